@@ -1,0 +1,22 @@
+"""RLHF you can see inside: train, probe and learn, on a hooked transformer with a value head."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_lab.config import RLHFArgs
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+__all__ = ["RLHFArgs", "RLHFTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for, so that the command line starts at once."""
+    if name == "RLHFArgs":
+        from rlhf_lab.config import RLHFArgs
+
+        return RLHFArgs
+    if name == "RLHFTrainer":
+        from rlhf_lab.training.trainer import RLHFTrainer
+
+        return RLHFTrainer
+    raise AttributeError(f"module 'rlhf_lab' has no attribute {name!r}")

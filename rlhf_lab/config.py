@@ -1,0 +1,259 @@
+"""RLHFArgs: every setting of a run in one frozen dataclass, with presets that are known to work."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
+
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+
+from rlhf_lab.errors import ConfigError
+
+Preset = Literal["reel", "smol", "gpt2-small", "gpt2-medium"]
+
+PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "reel": {
+            "base_model": "reel-nano",
+            "reward_model": "reel-sentiment",
+            "prefix": "this movie",
+            "gen_len": 26,
+            "stop_at_eos": True,
+            "top_k": None,
+            "total_phases": 20,
+            "batch_size": 128,
+            "base_lr": 3e-4,
+            "head_lr": 3e-3,
+            "warmup_steps": 2,
+            "advantages": "gae",
+            "kl_coef": 0.2,
+        },
+        "smol": {
+            "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "direction": "neg",
+            "prefix": "This movie was really",
+            "prepend_bos": False,
+            "gen_len": 20,
+            "total_phases": 30,
+            "batch_size": 16,
+            "base_lr": 2e-5,
+            "warmup_steps": 2,
+            "kl_coef": 0.2,
+            "save_every": 5,
+        },
+        "gpt2-small": {"base_model": "gpt2"},
+        "gpt2-medium": {},
+    }
+)
+
+
+def _preset_first(cls: type) -> type:
+    """Let the fields of the chosen preset stand in for defaults that the caller does not give."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, **given: Any) -> None:
+        unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ConfigError(f"RLHFArgs has no field {unknown[0]!r}; see `help(RLHFArgs)`.")
+        preset = given.get("preset", cls.preset)
+        if not isinstance(preset, str) or preset not in PRESETS:
+            raise ConfigError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
+        init(self, **(PRESETS[preset] | given))
+
+    cls.__init__ = __init__
+    return cls
+
+
+@_preset_first
+@dataclass(frozen=True, kw_only=True)
+class RLHFArgs:
+    """The settings of one run; fields not given take their preset's value, and all are checked."""
+
+    preset: Preset = "gpt2-medium"
+    """A coherent set of values for all fields below, each of which can still be overridden."""
+
+    seed: int = 1
+    """Seeds the value head, the sampling noise and the order of the minibatches."""
+    device: str = "auto"
+    """Where to run: auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:0 or mps."""
+
+    total_phases: int = 200
+    """Phases in the run; one phase is one rollout phase and one learning phase."""
+    batch_size: int = 32
+    """Sequences sampled per phase."""
+    num_minibatches: int = 4
+    """Minibatches per pass over the batch; divides batch_size."""
+    batches_per_learning_phase: int = 2
+    """Passes over the batch in one learning phase, each in a fresh random order."""
+
+    base_lr: float = 2e-5
+    """Peak learning rate of the transformer."""
+    head_lr: float = 5e-4
+    """Peak learning rate of the value head, which starts untrained."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm before every optimiser step."""
+    warmup_steps: int = 20
+    """Phases of linear warm-up of the learning rates; smaller than total_phases."""
+    final_scale: float = 0.1
+    """The learning rates decay linearly to this fraction of their peak in the last phase."""
+
+    clip_coef: float = 0.2
+    """PPO's epsilon: the probability ratio is clipped to [1 - clip_coef, 1 + clip_coef]."""
+    vf_coef: float = 0.15
+    """Weight of the value loss in the objective."""
+    vf_clip: float | None = None
+    """Clip the value prediction to this distance from the rollout's value (PPO2); off when None."""
+    ent_coef: float = 0.001
+    """Weight of the entropy bonus in the objective."""
+    advantages: Literal["one_step", "gae"] = "one_step"
+    """Advantage estimator: one-step temporal difference, or generalised advantage estimation."""
+    gamma: float = 1.0
+    """Discount per token, used by gae."""
+    gae_lambda: float = 0.95
+    """Lambda of gae: 0 is the one-step estimate, 1 is the return minus the value."""
+    normalize_advantages: bool = True
+    """Whiten the advantages within each minibatch."""
+
+    base_model: str = "gpt2-medium"
+    """The policy before training: a bundled name (reel-nano), a local Hugging Face directory or a
+    hub id.
+    """
+    prefix: str = "This is"
+    """The prompt that every sequence starts with."""
+    prepend_bos: bool = True
+    """Put the beginning-of-sequence token before the prompt."""
+    gen_len: int = 50
+    """Tokens to generate per sequence."""
+    stop_at_eos: bool = False
+    """Mask everything after the first end-of-sequence token; when off, text runs on past it."""
+    temperature: float = 1.0
+    """Logits are divided by this, in sampling and in every log-probability alike."""
+    top_k: int | None = 10
+    """Sample from the k likeliest tokens only; off when None."""
+    top_p: float | None = None
+    """Sample from the smallest set of tokens with this much probability; off when None."""
+
+    kl_coef: float = 2.5
+    """Weight of the exact KL divergence from the reference (nats per token) in the objective."""
+    reward_fn: str = "sentiment"
+    """What is rewarded: sentiment, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind,
+    bagsum, length.
+    """
+    reward_model: str = "lvwerra/distilbert-imdb"
+    """The classifier behind reward_fn=sentiment: a bundled name (reel-sentiment), a directory or a
+    hub id.
+    """
+    direction: Literal["pos", "neg"] = "pos"
+    """Which class of the classifier is rewarded."""
+    normalize_reward: bool = True
+    """Standardise the rewards within each batch before they become advantages."""
+
+    wandb_mode: Literal["disabled", "online", "offline"] = "disabled"
+    """Mirror metrics and samples to Weights & Biases."""
+    wandb_project_name: str = "rlhf_transformers"
+    """The Weights & Biases project."""
+    wandb_entity: str | None = None
+    """The Weights & Biases user or team; the account's default when None."""
+    save_every: int = 1
+    """Phases between saves of the full training state, from which a killed run goes on."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            is_flag_for_number = isinstance(value, bool) and hint is not bool
+            numbers_widen = BeartypeConf(is_pep484_tower=True)
+            if is_flag_for_number or not is_bearable(value, hint, conf=numbers_widen):
+                raise ConfigError(
+                    f"{name}={value!r} is not allowed here; it must be {_spoken(hint)}."
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name}={value!r} is not a finite number; give a finite one.")
+            if hint in (float, float | None) and isinstance(value, int):
+                object.__setattr__(self, name, float(value))
+        for name, (holds, remedy) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise ConfigError(f"{name}={value!r} is out of range; it must be {remedy}.")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.batch_size % self.num_minibatches:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by "
+                f"num_minibatches={self.num_minibatches}; choose a divisor."
+            )
+        if self.warmup_steps >= self.total_phases:
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps} must be smaller than "
+                f"total_phases={self.total_phases}; shorten the warm-up or train longer."
+            )
+        if self.normalize_reward and self.batch_size == 1:
+            raise ConfigError(
+                "normalize_reward=True with batch_size=1 turns every reward into 0; "
+                "raise batch_size or set normalize_reward=False."
+            )
+        if self.reward_fn == "count:":
+            raise ConfigError("reward_fn='count:' names no text; write for example count:great.")
+
+    @property
+    def minibatch_size(self) -> int:
+        """Sequences per minibatch."""
+        return self.batch_size // self.num_minibatches
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "RLHFArgs":
+        """The inverse of `to_dict`; unknown fields are refused."""
+        return cls(**fields)
+
+
+def _spoken(hint: Any) -> str:
+    """A type as a reader would say it."""
+    names = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+    return names.get(hint, str(hint).removeprefix("typing.").replace("Literal", "one of "))
+
+
+_POSITIVE = (lambda v: v > 0, "greater than 0")
+_AT_LEAST_0 = (lambda v: v >= 0, "0 or greater")
+_AT_LEAST_1 = (lambda v: v >= 1, "1 or greater")
+_UNIT = (lambda v: 0 <= v <= 1, "between 0 and 1")
+_RANGES = MappingProxyType(
+    {
+        "seed": _AT_LEAST_0,
+        "total_phases": _AT_LEAST_1,
+        "batch_size": _AT_LEAST_1,
+        "num_minibatches": _AT_LEAST_1,
+        "batches_per_learning_phase": _AT_LEAST_1,
+        "base_lr": _AT_LEAST_0,
+        "head_lr": _AT_LEAST_0,
+        "weight_decay": _AT_LEAST_0,
+        "max_grad_norm": _POSITIVE,
+        "warmup_steps": _AT_LEAST_0,
+        "final_scale": _UNIT,
+        "clip_coef": _POSITIVE,
+        "vf_coef": _AT_LEAST_0,
+        "vf_clip": _POSITIVE,
+        "ent_coef": _AT_LEAST_0,
+        "gamma": _UNIT,
+        "gae_lambda": _UNIT,
+        "gen_len": _AT_LEAST_1,
+        "temperature": _POSITIVE,
+        "top_k": _AT_LEAST_1,
+        "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),
+        "kl_coef": _AT_LEAST_0,
+        "save_every": _AT_LEAST_1,
+        "base_model": (bool, "a name, not empty"),
+        "reward_fn": (bool, "a name, not empty"),
+        "reward_model": (bool, "a name, not empty"),
+        "wandb_project_name": (bool, "a name, not empty"),
+    }
+)

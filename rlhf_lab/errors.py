@@ -1,0 +1,21 @@
+"""The errors a user can mend: each carries one sentence that names the field, the value and the
+remedy.
+"""
+
+
+class LabError(Exception):
+    """Something the user can put right; the command line prints it as one sentence and exits with
+    status 2.
+    """
+
+
+class ConfigError(LabError):
+    """A wrong value, or a wrong combination of values, in the arguments."""
+
+
+class LoadError(LabError):
+    """A model, tokenizer or reward that could not be found or read."""
+
+
+class RunError(LabError):
+    """A run directory or checkpoint that is missing, occupied, corrupt or cannot be written."""

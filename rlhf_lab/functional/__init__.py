@@ -1,0 +1,72 @@
+"""The maths of RLHF as pure, typed, differentiable, masked functions."""
+
+from rlhf_lab.functional.advantages import (
+    compute_advantages,
+    compute_gae,
+    compute_returns,
+    explained_variance,
+    grpo_advantages,
+    rloo_advantages,
+    token_rewards,
+)
+from rlhf_lab.functional.entropy import calc_entropy_bonus, entropy_per_token
+from rlhf_lab.functional.kl import calc_kl_penalty, kl_estimate, kl_per_sequence, kl_per_token
+from rlhf_lab.functional.logprobs import generated_logits, generated_values, get_logprobs
+from rlhf_lab.functional.masks import (
+    at_least_float32,
+    last_real_token,
+    last_token_mask,
+    masked_mean,
+    masked_std,
+    masked_var,
+    response_mask,
+    sequence_sum,
+    truncate_at_stop,
+    whiten,
+    zero_masked,
+)
+from rlhf_lab.functional.policy_loss import (
+    calc_clipped_surrogate_objective,
+    clip_fraction,
+    policy_ratio,
+)
+from rlhf_lab.functional.preference import bradley_terry_loss, dpo_loss
+from rlhf_lab.functional.rewards import normalize_reward
+from rlhf_lab.functional.value_loss import calc_value_function_loss
+
+__all__ = [
+    "at_least_float32",
+    "bradley_terry_loss",
+    "calc_clipped_surrogate_objective",
+    "calc_entropy_bonus",
+    "calc_kl_penalty",
+    "calc_value_function_loss",
+    "clip_fraction",
+    "compute_advantages",
+    "compute_gae",
+    "compute_returns",
+    "dpo_loss",
+    "entropy_per_token",
+    "explained_variance",
+    "generated_logits",
+    "generated_values",
+    "get_logprobs",
+    "grpo_advantages",
+    "kl_estimate",
+    "kl_per_sequence",
+    "kl_per_token",
+    "last_real_token",
+    "last_token_mask",
+    "masked_mean",
+    "masked_std",
+    "masked_var",
+    "normalize_reward",
+    "policy_ratio",
+    "response_mask",
+    "rloo_advantages",
+    "sequence_sum",
+    "token_rewards",
+    "truncate_at_stop",
+    "whiten",
+    "zero_masked",
+]

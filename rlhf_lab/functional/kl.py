@@ -1,0 +1,98 @@
+"""How far the policy has moved from the reference: exact KL, and estimates from sampled tokens."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.functional.masks import (
+    Denominator,
+    at_least_float32,
+    masked_mean,
+    sequence_sum,
+    zero_masked,
+)
+
+
+def kl_per_token(
+    logits: Float[Tensor, "batch gen d_vocab"], ref_logits: Float[Tensor, "batch gen d_vocab"]
+) -> Float[Tensor, "batch gen"]:
+    """Compute KL(policy || reference) at each generated token, exactly, over the whole vocabulary.
+
+    1. Take the log-softmax of both.
+    2. Keep the tokens with positive probability under the policy, since 0 * log 0 is 0.
+    3. Sum probability times difference of log-probabilities over the vocabulary.
+
+    In nats per token; identical logits give exactly 0.0. Filtered tokens (logit -inf) are allowed
+    on either side; where the policy can say what the reference cannot, the KL is inf.
+
+    KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
+    """
+    logprobs = at_least_float32(logits).log_softmax(dim=-1)
+    ref_logprobs = at_least_float32(ref_logits).log_softmax(dim=-1)
+    possible = logprobs.exp() > 0
+    logprobs, ref_logprobs = zero_masked(logprobs, possible), zero_masked(ref_logprobs, possible)
+    return zero_masked(logprobs.exp() * (logprobs - ref_logprobs), possible).sum(dim=-1)
+
+
+def kl_per_sequence(
+    kl: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"] | None = None
+) -> Float[Tensor, " batch"]:
+    """Sum the KL of each sequence's real tokens, in nats per sequence.
+
+    1. Sum `kl` (exact or estimated) over the real tokens: the chain rule makes this the KL of the
+       whole response.
+    """
+    return sequence_sum(kl, mask)
+
+
+def calc_kl_penalty(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    ref_logits: Float[Tensor, "batch gen d_vocab"],
+    kl_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Average the exact KL over the real generated tokens, times its coefficient.
+
+    1. Blank the logits at masked tokens.
+    2. Take the exact KL at each generated token (prompt positions do not belong in the input, see
+       `generated_logits`).
+    3. Average over the real tokens, and multiply by `kl_coef`.
+
+    The penalty is subtracted from the objective. `denominator` as in `masked_mean`. Raises
+    ValueError if the mask has another shape than `[batch gen]`.
+
+    kl_coef * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))   (Ziegler et al. 2019, equation 2)
+    """
+    kl = kl_per_token(zero_masked(logits, mask), zero_masked(ref_logits, mask))
+    return kl_coef * masked_mean(kl, mask, denominator=denominator)
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    kind: Literal["k1", "k2", "k3"],
+) -> Float[Tensor, "batch gen"]:
+    """Estimate the KL of each token from the log-probabilities of the token that was sampled.
+
+    1. Take d = log pi - log pi_ref.
+    2. k1 = d: unbiased, high variance, may be negative.
+    3. k2 = d^2 / 2: biased, low variance.
+    4. k3 = exp(-d) - 1 + d: unbiased and never negative; inf where the reference holds the token
+       e^88 times likelier than the policy, beyond float32.
+
+    In nats per token, unbiased when the tokens were sampled from the policy. Raises ValueError for
+    another kind.
+
+    Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
+    """
+    log_ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
+    if kind == "k1":
+        return log_ratio
+    if kind == "k2":
+        return log_ratio.square() / 2
+    if kind == "k3":
+        return torch.expm1(-log_ratio) + log_ratio
+    raise ValueError(f"kind is {kind!r}; give 'k1', 'k2' or 'k3'.")

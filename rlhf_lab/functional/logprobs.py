@@ -1,0 +1,84 @@
+"""From logits and values over whole sequences to what belongs to each generated token."""
+
+import torch
+from eindex import eindex
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rlhf_lab.functional.masks import at_least_float32
+
+
+def get_logprobs(
+    logits: Float[Tensor, "batch seq d_vocab"],
+    tokens: Int[Tensor, "batch seq"],
+    prefix_len: int | None = None,
+    temperature: float = 1.0,
+) -> Float[Tensor, "batch gen"]:
+    """Give the log-probability of each generated token under the logits that predicted it.
+
+    1. Keep logits and tokens from position `prefix_len - 1` on, the state before the first
+       generated token. Without a `prefix_len`, every token after the first counts as generated.
+    2. Divide the logits by the temperature, and take the log-softmax over the vocabulary.
+    3. For each position s, pick the entry of the token at s + 1.
+
+    The result is in nats, with gen = seq - prefix_len columns; half-precision logits are turned
+    into float32 first. Raises ValueError unless 1 <= prefix_len < seq and temperature > 0.
+
+    log pi(a_t | s_t) = z[a_t] / T - log sum_v exp(z[v] / T), z the logits at prefix_len - 1 + t
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
+    start = _state_before_generation(1 if prefix_len is None else prefix_len, logits.shape[1])
+    logits, tokens = logits[:, start:], tokens[:, start:]
+    logprobs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
+    with _ListIndexAsTuple():
+        return eindex(logprobs, tokens, "b s [b s+1]")
+
+
+def generated_values(
+    values: Float[Tensor, "batch seq"], prefix_len: int
+) -> Float[Tensor, "batch gen"]:
+    """Keep the value of the state before each generated token.
+
+    1. Drop the positions before `prefix_len - 1`, along the sequence axis.
+    2. Drop the last position, after which nothing is generated.
+
+    Raises ValueError unless 1 <= prefix_len < seq.
+    """
+    return values[:, _state_before_generation(prefix_len, values.shape[1]) : -1]
+
+
+def generated_logits(
+    logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
+) -> Float[Tensor, "batch gen d_vocab"]:
+    """Keep the logits that each generated token was drawn from.
+
+    1. Drop the positions before `prefix_len - 1`, along the sequence axis.
+    2. Drop the last position, whose logits predict a token that is not there.
+
+    Raises ValueError unless 1 <= prefix_len < seq.
+    """
+    return logits[:, _state_before_generation(prefix_len, logits.shape[1]) : -1]
+
+
+def _state_before_generation(prefix_len: int, seq: int) -> int:
+    """Return the position of the state before the first generated token, or refuse."""
+    if not 1 <= prefix_len < seq:
+        raise ValueError(
+            f"prefix_len is {prefix_len} but the sequences have {seq} tokens; give a prefix_len of "
+            "at least 1 (the BOS token) that leaves at least one generated token."
+        )
+    return prefix_len - 1
+
+
+class _ListIndexAsTuple(TorchFunctionMode):
+    """Reads x[[i, j]] as x[i, j], as eindex means it, so that torch has nothing to warn about.
+
+    The mode belongs to the thread that enters it, and leaves the warning filters alone.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], list):
+            args = (args[0], tuple(args[1]))
+        return func(*args, **(kwargs or {}))
