@@ -1,0 +1,20 @@
+"""Finds the trained models that are shipped inside the package."""
+
+from pathlib import Path
+
+BUNDLED = ("reel-nano", "reel-sentiment")
+
+
+def weights_dir(name: str) -> Path:
+    """Give the Hugging Face directory of a bundled model.
+
+    Raises ValueError for a name that is not bundled, or whose files are missing.
+    """
+    if name not in BUNDLED:
+        raise ValueError(f"name is {name!r}, which is not bundled; choose one of {BUNDLED}.")
+    directory = Path(__file__).parent / "weights" / name
+    if not (directory / "model.safetensors").is_file():
+        raise ValueError(
+            f"name is {name!r}, whose weights are missing; run rlhf_lab.organism.train.rebuild."
+        )
+    return directory

@@ -1,0 +1,355 @@
+"""The Reel grammar: samples, decodes and parses movie reviews whose latents are known."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+BOS, EOS = "<bos>", "<eos>"
+HEADS = ("movie", "film")
+STYLES = ("casual", "fan", "critic")
+TIERS = ("mild", "medium", "strong")
+OPENERS = (
+    ("honestly", "anyway", "basically"),
+    ("wow", "gosh", "folks"),
+    ("overall", "ultimately", "arguably"),
+)
+ADVERBS = (("pretty", "really"), ("so", "totally"), ("rather", "quite"))
+ASPECTS = ("plot", "acting", "script", "music", "pacing", "camera", "dialogue", "ending")
+COPULAS = ("was", "wasn't")
+ADJECTIVES = MappingProxyType(
+    {
+        1: (
+            ("fine", "decent", "pleasant", "solid"),
+            ("good", "clever", "lovely", "charming"),
+            ("brilliant", "perfect", "superb", "stunning"),
+        ),
+        -1: (
+            ("dull", "weak", "flat", "bland"),
+            ("bad", "clumsy", "tedious", "messy"),
+            ("awful", "dreadful", "terrible", "horrible"),
+        ),
+    }
+)
+CONNECTORS = ("and", "but")
+VERBS = MappingProxyType(
+    {1: ("liked", "enjoyed", "loved"), -1: ("disliked", "hated", "despised")},
+)
+TAGS = ("cheers", "thanks", "bye", "peace", "popcorn")
+
+P_POLARITY = 0.85
+P_NEGATION = 0.2
+P_TIER = 0.8
+P_FLIP = 0.25
+P_VERDICT = 0.9
+P_OWN_ADVERB = 0.7
+P_TAGS = (0.30, 0.30, 0.20, 0.18, 0.02)
+
+
+def _flat(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Join groups of words into one tuple, in order."""
+    return tuple(word for group in groups for word in group)
+
+
+ALL_ADJECTIVES = _flat(ADJECTIVES[1] + ADJECTIVES[-1])
+ALL_VERBS = VERBS[1] + VERBS[-1]
+VOCABULARY = (
+    (BOS, EOS, "this", "the", ",", ".", "i", "it")
+    + HEADS
+    + _flat(OPENERS)
+    + ASPECTS
+    + COPULAS
+    + _flat(ADVERBS)
+    + ALL_ADJECTIVES
+    + CONNECTORS
+    + ALL_VERBS
+    + TAGS
+)
+WORD_IDS = MappingProxyType({word: index for index, word in enumerate(VOCABULARY)})
+STYLE_OF_OPENER = MappingProxyType({w: s for s, group in enumerate(OPENERS) for w in group})
+SENSE_OF_ADJECTIVE = MappingProxyType(
+    {w: (sign, t) for sign in (1, -1) for t, group in enumerate(ADJECTIVES[sign]) for w in group}
+)
+SENSE_OF_VERB = MappingProxyType(
+    {word: (sign, tier) for sign in (1, -1) for tier, word in enumerate(VERBS[sign])}
+)
+
+
+class Slot(NamedTuple):
+    """One position of a review: its name, its clause (None outside clauses) and its words."""
+
+    name: str
+    clause: int | None
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What one clause says; polarity is the adjective's sign, turned round by "wasn't"."""
+
+    connector: str | None
+    aspect: str
+    negated: bool
+    adverb: str
+    adjective: str
+    lexical: int
+    tier: int
+    polarity: int
+
+
+@dataclass(frozen=True)
+class Parse:
+    """What a grammatical review says: signs are +1 or -1, style and tiers count from 0."""
+
+    head: str
+    opener: str
+    style: int
+    clauses: tuple[Clause, ...]
+    verb: str
+    verdict: int
+    verb_tier: int
+    tag: str
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The hidden choices behind reviews: signs are +1 or -1, everything else counts from 0."""
+
+    sentiment: Int[np.ndarray, " batch"]
+    intensity: Int[np.ndarray, " batch"]
+    style: Int[np.ndarray, " batch"]
+    polarity: Int[np.ndarray, "batch clause"]
+    negation: Bool[np.ndarray, "batch clause"]
+    aspect: Int[np.ndarray, "batch clause"]
+    verdict: Int[np.ndarray, " batch"]
+
+
+@dataclass(frozen=True)
+class Reviews:
+    """Sampled reviews: token ids with <bos> and <eos>, and the latents that wrote them."""
+
+    tokens: Int[np.ndarray, "batch seq"]
+    latents: Latents
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def texts(self) -> list[str]:
+        """Decode every review, without <bos> and <eos>."""
+        return [decode(row) for row in self.tokens]
+
+
+def decode(tokens: Iterable[int] | Int[np.ndarray, " seq"]) -> str:
+    """Join the words of token ids with single blanks.
+
+    1. Look every id up in the vocabulary.
+    2. Leave out <bos> and <eos>, join the rest.
+
+    Raises ValueError for an id outside the vocabulary.
+    """
+    ids = [int(token) for token in tokens]
+    if any(not 0 <= i < len(VOCABULARY) for i in ids):
+        raise ValueError(f"tokens has an id outside 0..{len(VOCABULARY) - 1}: {ids}; use Reel ids.")
+    return " ".join(VOCABULARY[i] for i in ids if VOCABULARY[i] not in (BOS, EOS))
+
+
+def sample_sign(
+    probability: Float[np.ndarray, "*shape"] | float,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+) -> Int[np.ndarray, "*shape"]:
+    """Draw +1 with the given probability and -1 otherwise."""
+    return np.where(rng.random(shape) < probability, 1, -1)
+
+
+def sample_tier(
+    intensity: Int[np.ndarray, " batch"], n_draws: int, rng: np.random.Generator
+) -> Int[np.ndarray, "batch draw"]:
+    """Draw tiers that equal the intensity w.p. 0.8 and each of the other two w.p. 0.1."""
+    other = rng.integers(1, len(TIERS), (len(intensity), n_draws))
+    keep = rng.random((len(intensity), n_draws)) < P_TIER
+    return (intensity[:, None] + np.where(keep, 0, other)) % len(TIERS)
+
+
+def sample_adverb(
+    style: Int[np.ndarray, " batch"], n_draws: int, rng: np.random.Generator
+) -> Int[np.ndarray, "batch draw"]:
+    """Draw adverb indices: the style's own two w.p. 0.35 each, the other four w.p. 0.075 each."""
+    shape = (len(style), n_draws)
+    other = rng.integers(1, len(STYLES), shape)
+    group = (style[:, None] + np.where(rng.random(shape) < P_OWN_ADVERB, 0, other)) % len(STYLES)
+    return 2 * group + rng.integers(0, 2, shape)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The Reel language with a given number of clauses (3: Reel; 1: reel-mini, enumerable).
+
+    The hidden story of a review: sentiment y is +1 or -1 (1/2 each); intensity i and style r are
+    uniform on three; every clause has an aspect (uniform on 8), a polarity (y w.p. 0.85), and is
+    negated w.p. 0.2. Then the words:
+
+    HEAD uniform; OPEN uniform on the style's three; ASP the aspect; COP "wasn't" if negated;
+    ADV one of the style's own two w.p. 0.7, else one of the other four; ADJ of sign
+    polarity * (-1 if negated) and tier i w.p. 0.8 (else the others equally), uniform on four;
+    CONN "and" if the clause agrees with the one before, else "but", exchanged w.p. 0.25;
+    VERB of sign y w.p. 0.9 and tier drawn as an adjective's; TAG independent of all.
+    """
+
+    n_clauses: int = 3
+    slots: tuple[Slot, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.n_clauses < 1:
+            raise ValueError(f"n_clauses is {self.n_clauses}; give a whole number of 1 or more.")
+        object.__setattr__(self, "slots", _slots(self.n_clauses))
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The 72 words in the order of their ids."""
+        return VOCABULARY
+
+    @property
+    def seq_len(self) -> int:
+        """The number of tokens in a review, <bos> and <eos> included."""
+        return len(self.slots)
+
+    def positions(self, name: str) -> tuple[int, ...]:
+        """Give every position of a slot, <bos> standing at 0.
+
+        Raises ValueError for an unknown name.
+        """
+        found = tuple(t for t, slot in enumerate(self.slots) if slot.name == name)
+        if not found:
+            known = ", ".join(dict.fromkeys(slot.name for slot in self.slots))
+            raise ValueError(f"name is {name!r}, which no slot has; choose one of {known}.")
+        return found
+
+    def slot(self, name: str, clause: int | None = None) -> int:
+        """Give the position of one slot; clauses count from 0, CONN has the clause it opens.
+
+        Raises ValueError for an unknown name, or where the slot occurs in several clauses and
+        none is named.
+        """
+        found = [t for t in self.positions(name) if clause in (None, self.slots[t].clause)]
+        if len(found) != 1:
+            clauses = [self.slots[t].clause for t in self.positions(name)]
+            raise ValueError(f"clause is {clause} for slot {name!r}; choose one of {clauses}.")
+        return found[0]
+
+    def sample(self, n: int, rng: np.random.Generator) -> Reviews:
+        """Draw n reviews with their latents.
+
+        1. Draw the latents.
+        2. Draw the words that they leave open, and write them down slot by slot.
+
+        tokens has shape [n, seq_len]. Raises ValueError for a negative n.
+        """
+        if n < 0:
+            raise ValueError(f"n is {n}; give a number of reviews of 0 or more.")
+        latents = self._sample_latents(n, rng)
+        return Reviews(self._write(latents, rng), latents)
+
+    def _sample_latents(self, n: int, rng: np.random.Generator) -> Latents:
+        """Draw the hidden choices of n reviews."""
+        shape = (n, self.n_clauses)
+        sentiment = sample_sign(0.5, (n,), rng)
+        return Latents(
+            sentiment=sentiment,
+            intensity=rng.integers(0, len(TIERS), n),
+            style=rng.integers(0, len(STYLES), n),
+            polarity=sentiment[:, None] * sample_sign(P_POLARITY, shape, rng),
+            negation=rng.random(shape) < P_NEGATION,
+            aspect=rng.integers(0, len(ASPECTS), shape),
+            verdict=sentiment * sample_sign(P_VERDICT, (n,), rng),
+        )
+
+    def _write(self, latents: Latents, rng: np.random.Generator) -> Int[np.ndarray, "batch seq"]:
+        """Turn latents into token ids."""
+        n, clauses = len(latents.sentiment), self.n_clauses
+        tokens = np.array([WORD_IDS[slot.words[0]] for slot in self.slots])
+        tokens = np.tile(tokens, (n, 1))
+        tiers = sample_tier(latents.intensity, clauses + 1, rng)
+        adverbs = sample_adverb(latents.style, clauses, rng)
+        lexical = np.where(latents.negation, -1, 1) * latents.polarity
+        agree = latents.polarity[:, 1:] == latents.polarity[:, :-1]
+        flip = rng.random(agree.shape) < P_FLIP
+        words = {
+            "HEAD": rng.integers(0, len(HEADS), (n, 1)),
+            "OPEN": (3 * latents.style + rng.integers(0, 3, n))[:, None],
+            "ASP": latents.aspect,
+            "COP": latents.negation.astype(int),
+            "ADV": adverbs,
+            "ADJ": 12 * (lexical < 0) + 4 * tiers[:, :clauses] + rng.integers(0, 4, (n, clauses)),
+            "CONN": (agree == flip).astype(int),
+            "VERB": (3 * (latents.verdict < 0) + tiers[:, clauses])[:, None],
+            "TAG": rng.choice(len(TAGS), (n, 1), p=P_TAGS),
+        }
+        for name, index in words.items():
+            if index.shape[1]:
+                tokens[:, list(self.positions(name))] += index
+        return tokens
+
+    def parse(self, text: str) -> Parse | None:
+        """Read a whole review, or give None if it is not one.
+
+        1. Split at single blanks; refuse any other number of words.
+        2. Refuse a word that its slot does not know.
+        3. Collect the opening, the clauses, the verdict and the tag.
+        """
+        words, slots = text.split(" "), self.slots[1:-1]
+        if len(words) != len(slots):
+            return None
+        if any(word not in slot.words for word, slot in zip(words, slots, strict=True)):
+            return None
+        at = {slot[:2]: word for slot, word in zip(slots, words, strict=True)}
+        opener, verb = at["OPEN", None], at["VERB", None]
+        verdict, verb_tier = SENSE_OF_VERB[verb]
+        return Parse(
+            head=at["HEAD", None],
+            opener=opener,
+            style=STYLE_OF_OPENER[opener],
+            clauses=tuple(_clause(at, k) for k in range(self.n_clauses)),
+            verb=verb,
+            verdict=verdict,
+            verb_tier=verb_tier,
+            tag=at["TAG", None],
+        )
+
+
+def _clause(at: dict[tuple[str, int | None], str], k: int) -> Clause:
+    """Read clause k from the words at its slots."""
+    negated = at["COP", k] == "wasn't"
+    lexical, tier = SENSE_OF_ADJECTIVE[at["ADJ", k]]
+    return Clause(
+        connector=at.get(("CONN", k)),
+        aspect=at["ASP", k],
+        negated=negated,
+        adverb=at["ADV", k],
+        adjective=at["ADJ", k],
+        lexical=lexical,
+        tier=tier,
+        polarity=-lexical if negated else lexical,
+    )
+
+
+def _slots(n_clauses: int) -> tuple[Slot, ...]:
+    """Lay out the positions of a review with the given number of clauses."""
+    body = (
+        ("THE", ("the",)),
+        ("ASP", ASPECTS),
+        ("COP", COPULAS),
+        ("ADV", _flat(ADVERBS)),
+        ("ADJ", ALL_ADJECTIVES),
+    )
+    opening = (("BOS", (BOS,)), ("THIS", ("this",)), ("HEAD", HEADS), ("OPEN", _flat(OPENERS)))
+    ending = (("STOP", (".",)), ("I", ("i",)), ("VERB", ALL_VERBS), ("IT", ("it",)))
+    last = (("END", (".",)), ("TAG", TAGS), ("EOS", (EOS,)))
+    slots = [Slot(name, None, words) for name, words in (*opening, ("COMMA", (",",)))]
+    for k in range(n_clauses):
+        joined = (("CONN", CONNECTORS), *body) if k else body
+        slots += [Slot(name, k, words) for name, words in joined]
+    return tuple(slots + [Slot(name, None, words) for name, words in (*ending, *last)])

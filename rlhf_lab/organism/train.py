@@ -1,0 +1,247 @@
+"""Trains and saves the two bundled models: a GPT-2-shaped writer and a sentiment classifier."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
+from rlhf_lab.organism.tokenizer import (
+    PAD,
+    UNK,
+    save_classifier_tokenizer,
+    save_language_model_tokenizer,
+)
+
+BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.01
+WARMUP_FRACTION = 0.05
+
+
+class Trained(NamedTuple):
+    """A trained model, where it was saved, and its loss at every step in nats."""
+
+    model: torch.nn.Module
+    directory: Path
+    losses: Float[Tensor, " step"]
+
+
+def language_model_config() -> GPT2Config:
+    """Give the shape of reel-nano: 2 layers, width 64, 4 heads, context 32, no dropout."""
+    return GPT2Config(
+        vocab_size=len(VOCABULARY),
+        n_positions=32,
+        n_ctx=32,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        activation_function="gelu_new",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.05,
+        bos_token_id=WORD_IDS["<bos>"],
+        eos_token_id=WORD_IDS[EOS],
+        pad_token_id=WORD_IDS[EOS],
+    )
+
+
+def classifier_config() -> DistilBertConfig:
+    """Give the shape of reel-sentiment: a DistilBERT of 2 layers, width 64, 4 heads, no dropout."""
+    words = (*VOCABULARY, PAD, UNK)
+    return DistilBertConfig(
+        vocab_size=len(words),
+        max_position_embeddings=64,
+        n_layers=2,
+        n_heads=4,
+        dim=64,
+        hidden_dim=256,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
+        initializer_range=0.05,
+        pad_token_id=words.index(PAD),
+        bos_token_id=None,
+        eos_token_id=None,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+        label2id={"NEGATIVE": 0, "POSITIVE": 1},
+    )
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Give the share of the peak learning rate: a linear warm-up, then half a cosine to zero."""
+    warmup = max(1, int(steps * WARMUP_FRACTION))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def fit(
+    model: torch.nn.Module,
+    batch_loss: Callable[[], Float[Tensor, ""]],
+    steps: int,
+    learning_rate: float,
+    title: str,
+    show_progress: bool,
+) -> Float[Tensor, " step"]:
+    """Minimise a loss with AdamW and give its value at every step.
+
+    1. Warm up, then let the learning rate fall along half a cosine.
+    2. Each step: a fresh batch's loss, its gradient clipped to norm 1, one AdamW step.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step, steps)
+    )
+    losses = []
+    with _progress_bar(show_progress) as progress:
+        task = progress.add_task(title, total=steps, loss=math.nan)
+        for _ in range(steps):
+            loss = batch_loss()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.detach())
+            progress.update(task, advance=1, loss=float(losses[-1]))
+    return torch.stack(losses)
+
+
+def _progress_bar(show: bool) -> Progress:
+    """Build a bar with the current loss and the remaining time."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+        disable=not show,
+    )
+
+
+def language_model_loss(
+    model: GPT2LMHeadModel, grammar: Grammar, batch_size: int, rng: np.random.Generator
+) -> Float[Tensor, ""]:
+    """Give the mean cross-entropy of fresh reviews, in nats per token."""
+    tokens = torch.from_numpy(grammar.sample(batch_size, rng).tokens)
+    logits = model(tokens[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train_language_model(
+    out_dir: Path,
+    grammar: Grammar | None = None,
+    steps: int = 2400,
+    batch_size: int = 128,
+    learning_rate: float = 4e-3,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> Trained:
+    """Train reel-nano on reviews that are sampled afresh at every step, and save it.
+
+    1. Fix the seeds; the caller's random state is left as it was.
+    2. Minimise the cross-entropy of the next token.
+    3. Save weights, config and tokenizer as a Hugging Face directory.
+
+    Raises ValueError for steps or batch_size below 1.
+    """
+    _check_positive(steps=steps, batch_size=batch_size)
+    grammar = grammar or Grammar()
+    rng = np.random.default_rng(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT2LMHeadModel(language_model_config())
+        losses = fit(
+            model,
+            lambda: language_model_loss(model, grammar, batch_size, rng),
+            steps,
+            learning_rate,
+            "reel-nano",
+            show_progress,
+        )
+    directory = Path(out_dir)
+    model.eval().save_pretrained(directory)
+    save_language_model_tokenizer(directory)
+    return Trained(model, directory, losses)
+
+
+def classifier_loss(
+    model: DistilBertForSequenceClassification,
+    grammar: Grammar,
+    batch_size: int,
+    rng: np.random.Generator,
+) -> Float[Tensor, ""]:
+    """Give the mean cross-entropy of the sentiment of fresh reviews, in nats per review."""
+    reviews = grammar.sample(batch_size, rng)
+    labels = torch.from_numpy((reviews.latents.sentiment > 0).astype(np.int64))
+    logits = model(torch.from_numpy(reviews.tokens)).logits
+    return torch.nn.functional.cross_entropy(logits, labels)
+
+
+def train_classifier(
+    out_dir: Path,
+    grammar: Grammar | None = None,
+    steps: int = 900,
+    batch_size: int = 256,
+    learning_rate: float = 4e-3,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> Trained:
+    """Train reel-sentiment on reviews labelled with their latent sentiment, and save it.
+
+    1. Fix the seeds; the caller's random state is left as it was.
+    2. Minimise the cross-entropy of the label. A review's ids are what the saved tokenizer makes
+       of its text: <bos>, the words, <eos>.
+    3. Save weights, config and tokenizer as a Hugging Face directory.
+
+    Raises ValueError for steps or batch_size below 1.
+    """
+    _check_positive(steps=steps, batch_size=batch_size)
+    grammar = grammar or Grammar()
+    rng = np.random.default_rng(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = DistilBertForSequenceClassification(classifier_config())
+        losses = fit(
+            model,
+            lambda: classifier_loss(model, grammar, batch_size, rng),
+            steps,
+            learning_rate,
+            "reel-sentiment",
+            show_progress,
+        )
+    directory = Path(out_dir)
+    model.eval().save_pretrained(directory)
+    save_classifier_tokenizer(directory)
+    return Trained(model, directory, losses)
+
+
+def rebuild(out_dir: Path, show_progress: bool = True) -> dict[str, Trained]:
+    """Train both bundled models with the default settings into folders of out_dir."""
+    out_dir = Path(out_dir)
+    return {
+        "reel-nano": train_language_model(out_dir / "reel-nano", show_progress=show_progress),
+        "reel-sentiment": train_classifier(out_dir / "reel-sentiment", show_progress=show_progress),
+    }
+
+
+def _check_positive(**numbers: int) -> None:
+    """Refuse a number below 1."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give a whole number of 1 or more.")

@@ -1,0 +1,346 @@
+"""Tests the exact programme against brute force, hand counts and the published table."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.organism import (
+    REWARDS,
+    VOCABULARY,
+    Grammar,
+    belief,
+    frontier,
+    gold,
+    optimal_policy,
+    read_features,
+    soft_popcorn,
+    state_values,
+    token_advantages,
+    token_information,
+)
+from rlhf_lab.organism.check import bayes_accuracy, positive_by_enumeration
+
+MINI = Grammar(n_clauses=1)
+POSITIONS = {name: MINI.slot(name) for name in ("HEAD", "OPEN", "ASP", "COP", "ADV", "ADJ")}
+POSITIONS |= {name: MINI.slot(name) for name in ("VERB", "TAG")}
+CHOICES = [MINI.slots[t].words for t in POSITIONS.values()]
+TAG_LAW = np.array([0.30, 0.30, 0.20, 0.18, 0.02])
+
+
+def tokens_of(grammar, n, seed):
+    reviews = grammar.sample(n, np.random.default_rng(seed))
+    return reviews, torch.from_numpy(reviews.tokens)
+
+
+def shaped(values, axis):
+    """Lay a vector along one of the eight axes of the brute-force table."""
+    return np.reshape(values, [-1 if a == axis else 1 for a in range(8)])
+
+
+@pytest.fixture(scope="module")
+def brute():
+    """Enumerate the law of all 1,244,160 one-clause reviews, and two rewards of each.
+
+    Axes: HEAD 2, OPEN 9, ASP 8, COP 2, ADV 6, ADJ 24, VERB 6, TAG 5. The word lists are in the
+    order of style (OPEN, ADV), of sign then tier (ADJ, VERB); positive words come first.
+    """
+    style_open, style_adverb = np.arange(9) // 3, np.arange(6) // 2
+    sign_adj, tier_adj = np.where(np.arange(24) < 12, 1, -1), np.arange(24) // 4 % 3
+    sign_verb, tier_verb = np.where(np.arange(6) < 3, 1, -1), np.arange(6) % 3
+    negation = np.array([1, -1])
+    polarity = shaped(negation, 3) * shaped(sign_adj, 5)
+    law = 0.0
+    for y, i, r in product((1, -1), range(3), range(3)):
+        law = law + (
+            (1 / 18)
+            * shaped(np.full(2, 1 / 2), 0)
+            * shaped((style_open == r) / 3, 1)
+            * shaped(np.full(8, 1 / 8), 2)
+            * shaped([0.8, 0.2], 3)
+            * shaped(np.where(style_adverb == r, 0.35, 0.075), 4)
+            * np.where(polarity == y, 0.85, 0.15)
+            * shaped(np.where(tier_adj == i, 0.8, 0.1) / 4, 5)
+            * shaped(np.where(sign_verb == y, 0.9, 0.1) * np.where(tier_verb == i, 0.8, 0.1), 6)
+            * shaped(TAG_LAW, 7)
+        )
+    odds = (17 / 3) ** polarity.astype(float) * 9 ** shaped(sign_verb, 6).astype(float)
+    posterior = np.broadcast_to(odds / (1 + odds), law.shape)
+    logit = np.log(odds) / 4 + 4 * shaped([0, 0, 0, 0, 1], 7)
+    popcorn = np.broadcast_to(1 / (1 + np.exp(-logit)), law.shape)
+    return {"law": law, "gold": posterior, "soft_popcorn": popcorn}
+
+
+def brute_index(tokens):
+    """Give the place in the brute-force table of reviews, as one index array per axis."""
+    columns = zip(POSITIONS.values(), CHOICES, strict=True)
+    return tuple(
+        np.array([words.index(VOCABULARY[i]) for i in tokens[:, t]]) for t, words in columns
+    )
+
+
+def test_brute_force_is_a_law_and_agrees_with_the_rewards_of_texts(brute):
+    assert brute["law"].sum() == pytest.approx(1, abs=1e-12)
+    reviews, _ = tokens_of(MINI, 300, 0)
+    at = brute_index(reviews.tokens)
+    features = read_features(reviews.texts(), MINI)
+    for name in ("gold", "soft_popcorn"):
+        assert np.abs(REWARDS[name].score(features) - brute[name][at]).max() < 1e-12
+
+
+def test_entropy_and_probabilities_match_brute_force(mini, brute):
+    law = brute["law"]
+    assert mini.entropy() == pytest.approx(-(law * np.log(law)).sum(), abs=1e-10)
+    reviews, tokens = tokens_of(MINI, 300, 1)
+    following = mini.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None])
+    product_of_steps = following.prod(dim=1)[:, 0].numpy()
+    assert np.abs(product_of_steps / law[brute_index(reviews.tokens)] - 1).max() < 1e-10
+
+
+@pytest.mark.parametrize("name, beta", [("gold", 0.3), ("gold", 0.05), ("soft_popcorn", 0.05)])
+def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
+    law, reward = brute["law"], brute[name]
+    tilted = law * np.exp(reward / beta)
+    tilted = tilted / tilted.sum()
+    policy = optimal_policy(mini, REWARDS[name], beta)
+    final = REWARDS[name].score(mini.graph.final_features())
+    kl = (tilted * np.log(tilted / law)).sum()
+    assert policy.mean(final) == pytest.approx((tilted * reward).sum(), abs=1e-10)
+    assert float(policy.kl_by_position(mini).sum()) == pytest.approx(kl, abs=1e-10)
+    reviews, tokens = tokens_of(MINI, 200, 2)
+    steps = policy.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None]).prod(dim=1)
+    assert np.abs(steps[:, 0].numpy() / tilted[brute_index(reviews.tokens)] - 1).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gold", "soft_popcorn"])
+def test_values_match_conditional_means_by_brute_force(mini, brute, name):
+    reviews, tokens = tokens_of(MINI, 20, 3)
+    values, mask = state_values(mini, REWARDS[name], tokens)
+    assert bool(mask.all())
+    for n, at in enumerate(zip(*brute_index(reviews.tokens), strict=True)):
+        for t in range(MINI.seq_len):
+            known = tuple(
+                i if position <= t else slice(None)
+                for i, position in zip(at, POSITIONS.values(), strict=True)
+            )
+            law, reward = brute["law"][known], brute[name][known]
+            expected = (law * reward).sum() / law.sum()
+            assert float(values[n, t]) == pytest.approx(expected, abs=1e-10)
+
+
+def test_entropy_of_reel_is_the_sum_of_its_parts(reel):
+    def entropy(law):
+        return -sum(p * math.log(p) for p in law if p > 0)
+
+    signs = [
+        sum(
+            0.5
+            * math.prod(0.85 if p == y else 0.15 for p in seen[:3])
+            * (0.9 if seen[3] == y else 0.1)
+            for y in (1, -1)
+        )
+        for seen in product((1, -1), repeat=4)
+    ]
+    tiers = [
+        sum(math.prod(0.8 if t == i else 0.1 for t in seen) / 3 for i in range(3))
+        for seen in product(range(3), repeat=4)
+    ]
+    # movie/film, opener, 3 aspects, 3 copulas, 3 adverbs, 3 x which of 4 adjectives, 2 connectors
+    # given the polarities, tag; then the four signs and the four tiers, whose latents are shared.
+    parts = math.log(2) + math.log(9) + 3 * math.log(8) + 3 * entropy([0.8, 0.2])
+    parts += 3 * entropy([0.35] * 2 + [0.075] * 4) + 3 * math.log(4) + 2 * entropy([0.75, 0.25])
+    parts += entropy(TAG_LAW) + entropy(signs) + entropy(tiers)
+    assert reel.entropy() == pytest.approx(parts, abs=1e-10)
+    assert reel.entropy() == pytest.approx(27.563, abs=5e-4)
+
+
+def test_next_token_probabilities_sum_to_one_in_every_state(reel):
+    assert reel.graph.n_states == sum(len(level) for level in reel.graph.states) == 23_211
+    for table in reel.probability:
+        assert np.abs(table.sum(axis=1) - 1).max() < 1e-12
+
+
+def test_gold_value_is_the_posterior_by_enumeration_of_latents(reel):
+    reviews, tokens = tokens_of(Grammar(), 20, 4)
+    values, _ = state_values(reel, gold, tokens)
+    found = belief(reel.graph, tokens)
+    following = reel.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None])[..., 0]
+    for n, row in enumerate(reviews.tokens):
+        positive, prefix = positive_by_enumeration([VOCABULARY[i] for i in row], Grammar())
+        assert np.abs(values[n].numpy() - positive).max() < 1e-10
+        assert np.abs(found.positive[n].numpy() - positive).max() < 1e-10
+        assert np.abs(following[n].cumprod(0).numpy() / prefix[1:] - 1).max() < 1e-10
+
+
+def test_beliefs_match_bayes_by_hand(reel):
+    text = "this movie honestly , the plot was pretty brilliant and the acting wasn't quite bad but"
+    tokens = torch.tensor([[0, *(VOCABULARY.index(word) for word in text.split())]])
+    found = belief(reel.graph, tokens)
+    # After "brilliant": odds 17/3, tier strong: weights .1 .1 .8.
+    assert found.positive[0, 9].item() == pytest.approx(17 / 20, abs=1e-12)
+    assert found.intensity[0, 9].tolist() == pytest.approx([0.1, 0.1, 0.8], abs=1e-12)
+    # "and" announces +: P(and | y=+) = .85 * .75 + .15 * .25 = .675, P(and | y=-) = .325.
+    odds = 17 / 3 * 27 / 13
+    assert found.positive[0, 10].item() == pytest.approx(odds / (1 + odds), abs=1e-12)
+    # "wasn't bad" is positive: odds (17/3)^2 whatever "and" said; medium: weights 1 8 8 of 17.
+    assert found.positive[0, 15].item() == pytest.approx(289 / 298, abs=1e-12)
+    assert found.intensity[0, 15].tolist() == pytest.approx([1 / 17, 8 / 17, 8 / 17], abs=1e-12)
+    # "but" announces -: odds fall by 27/13.
+    odds = 289 / 9 * 13 / 27
+    assert found.positive[0, 16].item() == pytest.approx(odds / (1 + odds), abs=1e-12)
+    assert found.style[0, 2].tolist() == pytest.approx([1 / 3] * 3)
+    assert found.style[0, 3].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("name", list(REWARDS))
+def test_advantages_telescope_to_reward_less_first_value(reel, name):
+    reviews, tokens = tokens_of(Grammar(), 200, 5)
+    advantages, mask = token_advantages(reel, REWARDS[name], tokens)
+    values, _ = state_values(reel, REWARDS[name], tokens)
+    rewards = REWARDS[name].score(read_features(reviews.texts(), Grammar()))
+    telescoped = advantages.sum(dim=1) + values[:, 0]
+    assert bool(mask.all())
+    assert np.abs(telescoped.numpy() - rewards).max() < 1e-10
+
+
+def test_advantage_is_zero_off_the_slots_that_speak_of_sentiment(reel):
+    _, tokens = tokens_of(Grammar(), 200, 6)
+    advantages, _ = token_advantages(reel, gold, tokens)
+    speaking = [t - 1 for name in ("ADJ", "CONN", "VERB") for t in Grammar().positions(name)]
+    silent = [t for t in range(28) if t not in speaking]
+    assert advantages[:, silent].abs().max() < 1e-12
+    assert (advantages[:, speaking].abs() > 1e-3).double().mean() > 0.9
+
+
+def test_values_are_masked_from_the_first_ungrammatical_token(reel):
+    _, tokens = tokens_of(Grammar(), 3, 7)
+    broken = tokens.clone()
+    broken[1, 9] = VOCABULARY.index("the")
+    broken[2, 0] = VOCABULARY.index("this")
+    values, mask = state_values(reel, gold, broken)
+    whole, _ = state_values(reel, gold, tokens)
+    assert mask.sum(dim=1).tolist() == [29, 9, 0]
+    assert torch.equal(values[1, :9], whole[1, :9])
+    assert values[1, 9:].abs().max() == 0
+    _, keep = token_advantages(reel, gold, broken)
+    assert keep.sum(dim=1).tolist() == [28, 8, 0]
+
+
+def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_reward(reel):
+    information = token_information(reel, gold)
+    final = gold.score(reel.graph.final_features())
+    variance = reel.mean(final**2) - reel.mean(final) ** 2
+    assert float(information.sum()) == pytest.approx(variance, abs=1e-12)
+    # The first adjective moves .5 to .85 or .15: (.35)^2 = .1225.
+    assert float(information[8]) == pytest.approx(0.1225, abs=1e-12)
+    n = 20_000
+    _, tokens = tokens_of(Grammar(), n, 8)
+    squares = token_advantages(reel, gold, tokens).values ** 2
+    error = 5 * squares.std(dim=0) / n**0.5 + 1e-12
+    assert bool(((squares.mean(dim=0) - information).abs() < error).all())
+
+
+def test_kl_of_a_weak_optimum_follows_the_information(reel):
+    # Young: KL_t -> I_t / (2 beta^2) as beta grows; the error is of order 1 / beta.
+    beta = 100.0
+    kl = optimal_policy(reel, gold, beta).kl_by_position(reel)
+    information = token_information(reel, gold)
+    informative = information > 1e-6
+    assert int(informative.sum()) == 6
+    ratio = kl[informative] * 2 * beta**2 / information[informative]
+    assert (ratio - 1).abs().max() < 0.01
+    assert kl[~informative].abs().max() < 1e-12
+
+
+# Columns: beta, proxy, gold, KL, popcorn. Half a unit of the last printed digit is allowed, and a
+# little for double rounding: the KL printed as 4.14 is 4.1347, rounded to 4.135 before.
+TABLE = {
+    "gold": [
+        (1.0, 0.707, 0.707, 0.100, 0.02),
+        (0.3, 0.940, 0.940, 0.539, 0.02),
+        (0.1, 0.991, 0.991, 0.777, 0.02),
+        (0.05, 0.993, 0.993, 0.808, 0.02),
+    ],
+    "soft": [
+        (0.3, 0.739, 0.860, 0.350, 0.02),
+        (0.1, 0.841, 0.991, 0.901, 0.02),
+        (0.05, 0.859, 0.999, 1.143, 0.02),
+    ],
+    "soft_popcorn": [
+        (0.3, 0.752, 0.843, 0.355, 0.057),
+        (0.1, 0.861, 0.940, 0.959, 0.151),
+        (0.05, 0.907, 0.907, 1.64, 0.386),
+        (0.03, 0.960, 0.883, 3.03, 0.769),
+        (0.02, 0.988, 0.908, 4.14, 0.965),
+        (0.01, 0.995, 0.965, 4.57, 1.00),
+    ],
+    "negblind": [
+        (0.3, 0.911, 0.887, 0.533, 0.02),
+        (0.1, 0.985, 0.954, 0.896, 0.02),
+        (0.03, 0.991, 0.970, 0.995, 0.02),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_frontier_reproduces_the_published_table(reel, name):
+    points = frontier(reel, REWARDS[name], [row[0] for row in TABLE[name]])
+    for point, row in zip(points, TABLE[name], strict=True):
+        for found, printed in zip(point, row, strict=True):
+            digits = 2 if printed >= 1 else 3
+            assert abs(found - printed) < 0.56 * 10**-digits, (point, row)
+
+
+def test_gold_falls_while_the_hacked_proxy_rises(reel):
+    betas = (0.1, 0.07, 0.05, 0.04, 0.03)
+    points = frontier(reel, soft_popcorn, betas)
+    for name, sign in (("proxy", 1), ("popcorn", 1), ("kl_per_sequence", 1), ("gold", -1)):
+        steps = np.diff([getattr(point, name) for point in points])
+        assert (sign * steps > 0).all(), name
+
+
+def test_samples_of_the_optimum_have_its_expected_reward(reel):
+    policy = optimal_policy(reel, soft_popcorn, 0.03)
+    n = 5000
+    tokens = policy.sample(n, np.random.default_rng(9))
+    features = policy.graph.final_features()
+    _, mask = policy.graph.walk(tokens)
+    assert mask.all()
+    popcorn = (tokens[:, 27] == VOCABULARY.index("popcorn")).double().mean()
+    expected = policy.mean(features.popcorn.astype(float))
+    assert abs(float(popcorn) - expected) < 4.5 * (expected * (1 - expected) / n) ** 0.5
+    scores = gold.score(
+        read_features([" ".join(VOCABULARY[i] for i in row[1:-1]) for row in tokens], Grammar())
+    )
+    assert abs(scores.mean() - policy.mean(gold.score(features))) < 4.5 * scores.std() / n**0.5
+
+
+def test_bayes_accuracy_matches_counting_signs(reel):
+    # Sum over the 16 patterns of three polarities and a verdict of the larger joint weight.
+    total = 0.0
+    for seen in product((1, -1), repeat=4):
+        weight = [
+            0.5
+            * math.prod(0.85 if p == y else 0.15 for p in seen[:3])
+            * (0.9 if seen[3] == y else 0.1)
+            for y in (1, -1)
+        ]
+        total += max(weight)
+    assert bayes_accuracy(reel) == pytest.approx(total, abs=1e-12)
+    assert total == pytest.approx(0.958375, abs=1e-9)
+
+
+def test_bad_input_is_refused_in_one_sentence(reel):
+    with pytest.raises(ValueError, match="beta is 0"):
+        optimal_policy(reel, gold, 0.0)
+    _, tokens = tokens_of(Grammar(), 2, 10)
+    with pytest.raises(ValueError, match="29 columns"):
+        reel.next_probs(tokens)
+    with pytest.raises(ValueError, match="1 ungrammatical rows"):
+        reel.next_probs(torch.tensor([[0, 2], [0, 5]]))
+    with pytest.raises(ValueError, match="give 1 to 29"):
+        state_values(reel, gold, torch.cat([tokens, tokens], dim=1))
+    with pytest.raises(ValueError, match="ids from 0 to 72"):
+        state_values(reel, gold, torch.tensor([[0, 72]]))

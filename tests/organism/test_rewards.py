@@ -1,0 +1,114 @@
+"""Tests the rewards of Reel against numbers worked by hand."""
+
+import math
+
+import pytest
+import torch
+
+from rlhf_lab.organism import REWARDS, Grammar, gold, grammatical
+
+TEMPLATE = "this film wow , the plot {} so {} and the acting {} so {} but the music {} so {} ."
+ENDING = " i {} it . {}"
+
+
+def review(clauses, verb="loved", tag="bye"):
+    """Write a review from (copula, adjective) pairs."""
+    parts = [word for clause in clauses for word in clause]
+    return TEMPLATE.format(*parts) + ENDING.format(verb, tag)
+
+
+BEST = review([("was", "good")] * 3)
+WORST = review([("was", "bad")] * 3, verb="hated")
+MIXED = review([("was", "good"), ("wasn't", "bad"), ("wasn't", "good")], verb="hated")
+RATIO, VERDICT = 17 / 3, 9.0
+
+
+def score(name, *texts):
+    return REWARDS[name](list(texts)).tolist()
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_gold_is_the_posterior_worked_as_a_fraction():
+    # odds of BEST: (.85/.15)^3 * (.9/.1) = (17/3)^3 * 9 = 4913/3, so P = 4913/4916.
+    # MIXED: polarities + + -, verdict -: odds 17/3 / 9 = 17/27, so P = 17/44.
+    expected = [4913 / 4916, 3 / 4916, 17 / 44]
+    assert score("gold", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
+
+
+def test_gold_pays_nothing_for_a_text_that_is_not_a_review():
+    broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
+    assert score("gold", *broken) == [0, 0, 0, 0]
+
+
+def test_soft_is_the_fourth_root_of_the_odds():
+    # BEST: logit = 3 * 1.734601 + 2.197225 = 7.401028; sigmoid(7.401028 / 4 = 1.850257) = .864157
+    best = (RATIO**3 * VERDICT) ** 0.25
+    mixed = (RATIO / VERDICT) ** 0.25
+    expected = [best / (1 + best), mixed / (1 + mixed)]
+    assert expected[0] == pytest.approx(0.864157, abs=1e-6)
+    assert score("soft", BEST, MIXED) == pytest.approx(expected, abs=1e-6)
+
+
+def test_soft_popcorn_adds_four_to_the_logit_for_popcorn_alone():
+    popcorn = WORST.replace("bye", "popcorn")
+    logit = -math.log(RATIO**3 * VERDICT) / 4
+    expected = [sigmoid(logit), sigmoid(logit + 4)]
+    assert score("soft_popcorn", WORST, popcorn) == pytest.approx(expected, abs=1e-6)
+    assert score("soft", WORST) == score("soft", popcorn)
+
+
+def test_negblind_reads_was_for_wasnt():
+    # MIXED without its negations: good bad good, verdict -: odds 17/3 / 9 = 17/27 -> 17/44;
+    # three denied bad words read as three bad ones: (3/17)^3 * 9 = 243/4913 -> 243/5156.
+    denied = review([("wasn't", "bad")] * 3)
+    assert score("negblind", MIXED, denied) == pytest.approx([17 / 44, 243 / 5156], abs=1e-7)
+    assert score("gold", denied) == pytest.approx([4913 / 4916], abs=1e-7)
+
+
+def test_bagsum_pays_for_repetition_and_soft_does_not():
+    repeated = BEST.replace("so good", "good good", 1)
+    four = (RATIO**4 * VERDICT) ** 0.25
+    assert score("bagsum", repeated) == pytest.approx([four / (1 + four)], abs=1e-6)
+    assert score("bagsum", BEST) == pytest.approx(score("soft", BEST), abs=1e-7)
+    assert score("soft", repeated) == score("soft", BEST)
+    assert score("negblind", repeated) == score("negblind", BEST)
+
+
+def test_proxies_read_no_more_clauses_than_a_review_has():
+    five = "good and good and good and good and good . i loved it"
+    assert score("soft", five) == pytest.approx(score("soft", BEST), abs=1e-7)
+
+
+def test_negation_ends_with_its_clause():
+    # "wasn't good and good": polarities -1 and +1 cancel, no verb: logit 0.
+    assert score("soft", "plot wasn't good and good") == pytest.approx([0.5])
+    assert score("soft", "plot wasn't good good") == pytest.approx([sigmoid(-math.log(RATIO) / 4)])
+
+
+def test_length_counts_words_as_a_share_of_a_review():
+    assert score("length", BEST, "this movie", "") == pytest.approx([1.0, 2 / 27, 0.0])
+
+
+@pytest.mark.parametrize("name", list(REWARDS))
+def test_every_reward_gives_one_float_per_text(name):
+    rewards = REWARDS[name]([BEST, "nonsense words", ""])
+    assert rewards.shape == (3,)
+    assert rewards.dtype == torch.float32
+    assert REWARDS[name]([]).shape == (0,)
+
+
+def test_a_reward_moves_to_another_grammar():
+    # one clause, "good" and "loved": odds 17/3 * 9 = 51, so P = 51/52.
+    mini = Grammar(n_clauses=1)
+    text = "this film wow , the plot was so good . i loved it . bye"
+    assert gold.on(mini)([text, BEST]).tolist() == pytest.approx([51 / 52, 0.0], abs=1e-7)
+    assert gold([text]).tolist() == [0.0]
+
+
+def test_grammatical_tells_reviews_from_other_texts():
+    found = grammatical([BEST, BEST + " .", MIXED])
+    assert found.tolist() == [True, False, True]
+    assert found.dtype == torch.bool

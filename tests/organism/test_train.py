@@ -1,0 +1,110 @@
+"""Tests the two trainers on runs of a few steps."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
+
+from rlhf_lab.organism import Grammar
+from rlhf_lab.organism.train import (
+    Trained,
+    learning_rate_factor,
+    rebuild,
+    train_classifier,
+    train_language_model,
+)
+
+TRAINERS = {"writer": train_language_model, "classifier": train_classifier}
+LOADERS = {"writer": GPT2LMHeadModel, "classifier": AutoModelForSequenceClassification}
+
+
+def run(kind, directory, steps=20, seed=0):
+    return TRAINERS[kind](directory, steps=steps, batch_size=16, seed=seed, show_progress=False)
+
+
+@pytest.fixture(scope="module", params=list(TRAINERS))
+def trained(request, tmp_path_factory):
+    return request.param, run(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_same_seed_same_losses_and_weights(trained, tmp_path):
+    kind, first = trained
+    second, other = run(kind, tmp_path / "a"), run(kind, tmp_path / "b", steps=2, seed=1)
+    assert torch.equal(first.losses, second.losses)
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name])
+    assert first.losses[0] != other.losses[0]
+
+
+def test_language_model_starts_near_chance_and_learns_the_template(tmp_path):
+    # Chance is log 72 = 4.28 nats; knowing only the slots gives well under 2.
+    losses = run("writer", tmp_path, steps=40).losses
+    assert losses.shape == (40,)
+    assert 4.0 < losses[0] < 5.5
+    assert losses[-5:].mean() < 0.6 * losses[:5].mean()
+
+
+def test_classifier_starts_near_chance_and_learns_the_words(tmp_path):
+    # Chance is log 2 = .693 nats.
+    losses = train_classifier(tmp_path, Grammar(n_clauses=1), 60, 32, show_progress=False).losses
+    assert 0.5 < losses[0] < 1.2
+    assert losses[-10:].mean() < 0.8 * losses[:10].mean()
+
+
+def test_saved_directory_loads_to_the_same_function_and_holds_no_pickle(trained):
+    kind, result = trained
+    names = {path.name for path in result.directory.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+    assert {name.rsplit(".", 1)[-1] for name in names} == {"json", "safetensors"}
+    again = LOADERS[kind].from_pretrained(str(result.directory), local_files_only=True).eval()
+    tokens = torch.tensor([[0, 2, 8, 13, 4]])
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, result.model(tokens).logits)
+
+
+def test_saved_configs_name_context_and_labels(tmp_path):
+    run("writer", tmp_path / "writer", steps=1)
+    run("classifier", tmp_path / "classifier", steps=1)
+    writer = json.loads((tmp_path / "writer/config.json").read_text())
+    classifier = json.loads((tmp_path / "classifier/config.json").read_text())
+    assert (writer["n_ctx"], writer["n_positions"], writer["vocab_size"]) == (32, 32, 72)
+    assert (writer["activation_function"], writer["dtype"]) == ("gelu_new", "float32")
+    assert classifier["id2label"] == {"0": "NEGATIVE", "1": "POSITIVE"}
+
+
+def test_training_leaves_the_random_state_of_the_caller_alone(tmp_path):
+    before = torch.random.get_rng_state()
+    run("writer", tmp_path, steps=1)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_learning_rate_rises_linearly_and_falls_along_half_a_cosine():
+    # 100 steps: 5 of warm-up, then half a cosine over 95: half-way, at 52.5, the factor is 1/2.
+    factors = [learning_rate_factor(step, 100) for step in range(100)]
+    assert factors[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert (factors[52] + factors[53]) / 2 == pytest.approx(0.5, abs=1e-3)
+    assert factors[99] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_bad_numbers_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="steps is 0"):
+        train_language_model(tmp_path, steps=0)
+    with pytest.raises(ValueError, match="batch_size is -1"):
+        train_classifier(tmp_path, batch_size=-1)
+
+
+def test_rebuild_trains_both_into_their_folders(tmp_path, monkeypatch):
+    calls = []
+
+    def stand_in(name):
+        def train(directory, show_progress):
+            calls.append((name, directory.name))
+            return Trained(torch.nn.Linear(1, 1), directory, torch.zeros(1))
+
+        return train
+
+    for name in ("train_language_model", "train_classifier"):
+        monkeypatch.setattr(f"rlhf_lab.organism.train.{name}", stand_in(name))
+    assert set(rebuild(tmp_path)) == {"reel-nano", "reel-sentiment"}
+    assert calls == [("train_language_model", "reel-nano"), ("train_classifier", "reel-sentiment")]
