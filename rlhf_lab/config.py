@@ -24,12 +24,14 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "stop_at_eos": True,
             "top_k": None,
             "total_phases": 20,
-            "batch_size": 128,
+            "batch_size": 256,
+            "num_minibatches": 8,
             "base_lr": 3e-4,
             "head_lr": 3e-3,
             "warmup_steps": 2,
+            "ent_coef": 0.0,
             "advantages": "gae",
-            "kl_coef": 0.2,
+            "kl_coef": 0.3,
         },
         "smol": {
             "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -41,6 +43,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "batch_size": 16,
             "base_lr": 2e-5,
             "warmup_steps": 2,
+            "advantages": "gae",
             "kl_coef": 0.2,
             "save_every": 5,
         },
@@ -121,9 +124,7 @@ class RLHFArgs:
     """Whiten the advantages within each minibatch."""
 
     base_model: str = "gpt2-medium"
-    """The policy before training: a bundled name (reel-nano), a local Hugging Face directory or a
-    hub id.
-    """
+    """The policy before training: a bundled name (reel-nano), a local directory or a hub id."""
     prefix: str = "This is"
     """The prompt that every sequence starts with."""
     prepend_bos: bool = True
@@ -146,9 +147,7 @@ class RLHFArgs:
     bagsum, length.
     """
     reward_model: str = "lvwerra/distilbert-imdb"
-    """The classifier behind reward_fn=sentiment: a bundled name (reel-sentiment), a directory or a
-    hub id.
-    """
+    """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id."""
     direction: Literal["pos", "neg"] = "pos"
     """Which class of the classifier is rewarded."""
     normalize_reward: bool = True
@@ -197,6 +196,11 @@ class RLHFArgs:
             raise ConfigError(
                 "normalize_reward=True with batch_size=1 turns every reward into 0; "
                 "raise batch_size or set normalize_reward=False."
+            )
+        if not self.prefix and not self.prepend_bos:
+            raise ConfigError(
+                "prefix='' with prepend_bos=False leaves nothing to start from; "
+                "give a prefix or set prepend_bos=True."
             )
         if self.reward_fn == "count:":
             raise ConfigError("reward_fn='count:' names no text; write for example count:great.")

@@ -1,12 +1,8 @@
-"""The errors a user can mend: each carries one sentence that names the field, the value and the
-remedy.
-"""
+"""The errors a user can mend: one sentence each, with the field, the value and the remedy."""
 
 
 class LabError(Exception):
-    """Something the user can put right; the command line prints it as one sentence and exits with
-    status 2.
-    """
+    """Something the user can put right; the command line prints its sentence, with status 2."""
 
 
 class ConfigError(LabError):

@@ -1,0 +1,14 @@
+"""Hooked models: the loader, the value head hung on a hook, the frozen reference."""
+
+from rlhf_lab.models.load import load_model
+from rlhf_lab.models.reference import final_residuals, frozen_copy, read_out
+from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
+
+__all__ = [
+    "TransformerWithValueHead",
+    "final_residuals",
+    "frozen_copy",
+    "load_model",
+    "make_value_head",
+    "read_out",
+]

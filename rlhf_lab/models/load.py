@@ -1,0 +1,209 @@
+"""One loader for every policy: bundled, a local directory, a hub id or a loaded model."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import transformer_lens.loading_from_pretrained as conversion
+from safetensors import SafetensorError
+from transformer_lens import HookedTransformer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from rlhf_lab.errors import LoadError
+from rlhf_lab.organism.bundled import BUNDLED, weights_dir
+
+SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", "LlamaForCausalLM")
+HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
+
+
+def locate(name: str) -> tuple[str, bool]:
+    """Say where a model's files are: `(path, True)` on this disk, or `(hub id, False)`.
+
+    A bundled name comes first, then an existing directory, then the hub.
+
+    Raises:
+        LoadError: the name looks like a path but no model directory is there.
+    """
+    if name in BUNDLED:
+        return str(weights_dir(name)), True
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{name!r} has no config.json; give a Hugging Face model directory.")
+        return str(path), True
+    if name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name:
+        raise LoadError(
+            f"there is no model directory {name!r}; give an existing directory, a hub id, "
+            f"or a bundled name ({', '.join(BUNDLED)})."
+        )
+    return HUB_NAMES.get(name, name), False
+
+
+def from_files(loader: type, name: str, what: str, **options: object) -> object:
+    """Call `loader.from_pretrained`; for a bundled or local name, without touching the network.
+
+    Raises:
+        LoadError: one sentence on what was looked for, and where.
+    """
+    place, on_disk = locate(name)
+    try:
+        with _quiet(on_disk):
+            return loader.from_pretrained(place, local_files_only=on_disk, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        where = (
+            f"the directory {place!r}"
+            if on_disk
+            else f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
+        )
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LoadError(f"no {what} {name!r}: looked in {where} ({reason})") from error
+
+
+def model_from_files(loader: type, name: str, what: str, **options: object) -> PreTrainedModel:
+    """`from_files` for a model, refusing files that lack weights, which transformers would make up.
+
+    Raises:
+        LoadError: see `from_files`; or some weights are not in the files.
+    """
+    model, report = from_files(loader, name, what, output_loading_info=True, **options)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise LoadError(
+            f"the files of {name!r} are not a {what}: they lack {len(missing)} weights, "
+            f"{missing[0]} among them."
+        )
+    return model
+
+
+def tokenizer_from_files(name: str) -> PreTrainedTokenizerBase:
+    """`from_files` for a tokenizer, refusing the empty one that transformers makes without files.
+
+    Raises:
+        LoadError: see `from_files`; or no tokenizer file is there.
+    """
+    tokenizer = from_files(AutoTokenizer, name, "tokenizer")
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise LoadError(f"no tokenizer {name!r}: no tokenizer files are there; put them beside it.")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _quiet(on_disk: bool) -> Iterator[None]:
+    """Hide the progress bars of a load that takes no time; downloads keep theirs."""
+    shown = logging.is_progress_bar_enabled()
+    if on_disk:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def load_model(
+    source: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> HookedTransformer:
+    """Load a causal language model as a `HookedTransformer` with its weights as trained.
+
+    1. Find the Hugging Face model and its tokenizer (nothing is fetched for a bundled or local
+       one).
+    2. Convert the configuration and the weights, without folding or centring: the norms stay
+       trainable, and `ln_final.hook_normalized` is the activation before the norm's gain in every
+       architecture.
+    3. Move the model, `cfg.device` included.
+
+    Args:
+        source: a bundled name, a local directory, a hub id, or a loaded Hugging Face model.
+        tokenizer: needed with a loaded model only; otherwise it is read beside the weights.
+
+    Raises:
+        LoadError: nothing was found, or the architecture is not supported.
+    """
+    if isinstance(source, str):
+        hf_model = model_from_files(AutoModelForCausalLM, source, "language model", dtype=dtype)
+        tokenizer = tokenizer or tokenizer_from_files(source)
+        name = source
+    else:
+        hf_model, name = source, source.config.name_or_path or type(source).__name__
+        if tokenizer is None:
+            raise LoadError(
+                f"a loaded model ({name}) comes without its tokenizer; pass tokenizer=."
+            )
+    try:
+        model = _to_hooked(hf_model, tokenizer, dtype)
+    except (AssertionError, AttributeError, KeyError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
+    _check_same_logits(model, hf_model, name)
+    model.cfg.model_name = name
+    return model.to(str(device), print_details=False)
+
+
+def _to_hooked(
+    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> HookedTransformer:
+    """Convert through TransformerLens, which reads the architecture from a directory.
+
+    The configuration is written to a directory with a neutral name, because TransformerLens
+    guesses the architecture from names such as "llama" or "gemma" anywhere in the path.
+    """
+    architecture = type(hf_model).__name__
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise LoadError(
+            f"the architecture {architecture} is not supported; "
+            f"choose a model of one of {', '.join(SUPPORTED_ARCHITECTURES)}."
+        )
+    with tempfile.TemporaryDirectory(prefix="hf_config_") as directory:
+        given = hf_model.config.to_dict() | {"architectures": [architecture]}
+        if "n_positions" in given:
+            given.setdefault("n_ctx", given["n_positions"])
+        config = type(hf_model.config).from_dict(given)
+        config.save_pretrained(directory)
+        cfg = conversion.get_pretrained_model_config(
+            directory, hf_cfg=config.to_dict(), device="cpu", dtype=dtype, fold_ln=False
+        )
+        weights = conversion.get_pretrained_state_dict(directory, cfg, hf_model, dtype=dtype)
+        if "name_or_path" not in tokenizer.init_kwargs:
+            tokenizer.save_pretrained(directory)
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        model = HookedTransformer(cfg, tokenizer, move_to_device=False)
+    model.load_and_process_state_dict(
+        weights,
+        fold_ln=False,
+        center_writing_weights=False,
+        center_unembed=False,
+        fold_value_biases=False,
+    )
+    return model
+
+
+@torch.no_grad()
+def _check_same_logits(model: HookedTransformer, hf_model: PreTrainedModel, name: str) -> None:
+    """Refuse a conversion that lost something (biases, a rope scaling): its logits differ.
+
+    Raises:
+        LoadError: they do.
+    """
+    n = min(8, model.cfg.n_ctx)
+    tokens = torch.arange(n)[None] % model.cfg.d_vocab
+    was_training = hf_model.training
+    expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)
+    hf_model.train(was_training)
+    found = model(tokens, attention_mask=torch.ones_like(tokens)).float()
+    if (found - expected).norm() > 1e-2 * expected.norm():
+        raise LoadError(
+            f"{name!r} cannot be converted to a hooked model: its logits come out different; "
+            "choose a model without unusual settings such as extra biases or a rope scaling."
+        )

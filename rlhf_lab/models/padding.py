@@ -1,0 +1,44 @@
+"""Left-padded prompts: run a model on them as if there were no padding."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+
+def rotate_padding(
+    x: Shaped[Tensor, "batch seq *rest"],
+    attention_mask: Bool[Tensor, "batch seq"],
+    to: str,
+) -> Shaped[Tensor, "batch seq *rest"]:
+    """Move each row's left padding to its right end, or back to its left, by rotating it.
+
+    Args:
+        x: any per-position tensor.
+        attention_mask: False on left padding, as the rows stand when padded on the left.
+        to: "left" or "right".
+    """
+    seq = x.shape[1]
+    n_pad = (~attention_mask).sum(1, keepdim=True)
+    offset = n_pad if to == "right" else -n_pad
+    source = (torch.arange(seq, device=x.device) + offset) % seq
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
+    return x[rows, source]
+
+
+def run_left_padded(
+    run: Callable[[Int[Tensor, "batch seq"]], tuple[Tensor, ...]],
+    input_ids: Int[Tensor, "batch seq"],
+    attention_mask: Bool[Tensor, "batch seq"] | None,
+) -> tuple[Tensor, ...]:
+    """Call `run` on rows whose padding was moved to the right, and move its outputs back.
+
+    Causal attention never looks to the right, so padding there changes nothing, and position 0 is
+    the first real token. Left padding that is masked instead attends to nothing, and NaN runs
+    through the backward pass of its softmax.
+    """
+    if attention_mask is None or bool(attention_mask.all()):
+        return run(input_ids)
+    outputs = run(rotate_padding(input_ids, attention_mask, "right"))
+    return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)

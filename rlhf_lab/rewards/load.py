@@ -1,0 +1,66 @@
+"""From the name in RLHFArgs to a function from texts to rewards."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.rewards.rules import CountReward, zero
+from rlhf_lab.rewards.sentiment import SentimentReward
+
+RewardFn = Callable[[list[str]], Float[Tensor, " batch"]]
+
+
+def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
+    """The reward that `args.reward_fn` names.
+
+    Raises:
+        ConfigError: no reward of this name.
+        LoadError: the classifier of the sentiment reward was not found.
+    """
+    if args.reward_fn == "sentiment":
+        return SentimentReward(args.reward_model, args.direction, device)
+    if args.reward_fn.startswith("count:"):
+        return CountReward(args.reward_fn.removeprefix("count:"))
+    rules = {"zero": zero, **REWARDS}
+    if args.reward_fn not in rules:
+        raise ConfigError(
+            f"reward_fn={args.reward_fn!r} is unknown; "
+            f"choose sentiment, count:TEXT, {', '.join(rules)}."
+        )
+    return rules[args.reward_fn]
+
+
+def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"]:
+    """Call a reward function and refuse anything but one finite number per text.
+
+    Raises:
+        ConfigError: the function returned something else.
+    """
+    returned = reward_fn(texts)
+    try:
+        rewards = torch.as_tensor(returned).detach()
+    except (TypeError, ValueError, RuntimeError):
+        rewards = None
+    if rewards is None or rewards.is_complex():
+        raise ConfigError(
+            f"reward_fn returned {type(returned).__name__}, which is not one real number per text; "
+            "return a list of numbers or a tensor."
+        )
+    rewards = rewards.float()
+    if rewards.shape != (len(texts),):
+        raise ConfigError(
+            f"reward_fn returned shape {tuple(rewards.shape)} for {len(texts)} texts; "
+            "return one number per text."
+        )
+    if not rewards.isfinite().all():
+        worst = int((~rewards.isfinite()).nonzero()[0])
+        raise ConfigError(
+            f"reward_fn returned {rewards[worst]} for the text {texts[worst]!r}; "
+            "return finite numbers."
+        )
+    return rewards

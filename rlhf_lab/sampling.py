@@ -1,0 +1,327 @@
+"""How the policy writes: one SamplingSpec for the sampler and for the scorer of its log-probs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import response_mask, truncate_at_stop
+from rlhf_lab.models import TransformerWithValueHead
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """Everything that decides which token comes next, given logits.
+
+    The same object filters the logits that a token is drawn from and, through `Support`, the
+    logits that its log-probability is read from, so that the policy that samples is the policy
+    that is trained.
+
+    Args:
+        gen_len: tokens to generate.
+        temperature: logits are divided by it.
+        top_k: keep the k likeliest tokens; all when None.
+        top_p: keep the smallest set of tokens whose probability reaches it; all when None.
+        stop_at_eos: the tokenizer's end-of-sequence token ends a sequence.
+        stop_tokens: further token ids that end a sequence.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    gen_len: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    stop_at_eos: bool = False
+    stop_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gen_len < 1:
+            raise ConfigError(f"gen_len={self.gen_len} is too small; generate at least 1 token.")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"temperature={self.temperature} must be finite and greater than 0.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k={self.top_k} must be 1 or greater, or None for all tokens.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} must be greater than 0 and at most 1, or None.")
+
+    @classmethod
+    def from_args(cls, args: RLHFArgs) -> "SamplingSpec":
+        """The spec that a run's arguments describe."""
+        return cls(args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+    def filter(self, logits: Float[Tensor, "*batch d_vocab"]) -> Float[Tensor, "*batch d_vocab"]:
+        """Logits at this temperature, with -inf at every token that top-k or top-p removes."""
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            logits = top_k_filter(logits, self.top_k)
+        if self.top_p is not None:
+            logits = top_p_filter(logits, self.top_p)
+        return logits
+
+    def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+        """All token ids that end a sequence."""
+        if not self.stop_at_eos:
+            return self.stop_tokens
+        if tokenizer is None or tokenizer.eos_token_id is None:
+            raise ConfigError(
+                "stop_at_eos=True needs a tokenizer with an end-of-sequence token; "
+                "name the tokens in stop_tokens instead."
+            )
+        return (*self.stop_tokens, tokenizer.eos_token_id)
+
+
+def top_k_filter(
+    logits: Float[Tensor, "*batch d_vocab"], k: int
+) -> Float[Tensor, "*batch d_vocab"]:
+    """Set all but the k largest logits to -inf (Fan et al. 2018, arXiv 1805.04833).
+
+    1. Find the k largest entries of each row; of equal ones, exactly k stay in all.
+    2. Copy these into a row of -inf.
+    """
+    values, indices = logits.topk(min(k, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
+
+
+def top_p_filter(
+    logits: Float[Tensor, "*batch d_vocab"], p: float
+) -> Float[Tensor, "*batch d_vocab"]:
+    """Set to -inf all but the smallest set of tokens whose probability reaches p (Holtzman et al.
+    2020).
+
+    1. Sort the probabilities, largest first.
+    2. Keep a token while the probability before it is below p: the token that crosses p stays.
+    """
+    values, indices = logits.sort(dim=-1, descending=True)
+    probs = values.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    kept = values.masked_fill(before >= p, -torch.inf)
+    return torch.full_like(logits, -torch.inf).scatter(-1, indices, kept)
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens that truncation left at each step, kept so that training sees the same set.
+
+    The policy that sampled is a distribution over these tokens. Were the set drawn again from the
+    new logits, a token that was sampled could fall outside it and its log-probability be -inf (the
+    "keep sampling mask" of DeepSeek-V3.2).
+
+    Args:
+        tokens: token ids, distinct within a step.
+        kept: False where a step kept fewer tokens than the widest step.
+    """
+
+    tokens: Int[Tensor, "batch gen width"]
+    kept: Bool[Tensor, "batch gen width"]
+
+    def __getitem__(self, rows: Int[Tensor, " rows"]) -> "Support":
+        """The support of some of the sequences."""
+        return Support(self.tokens[rows], self.kept[rows])
+
+    def restrict(
+        self, logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
+    ) -> Float[Tensor, "batch seq d_vocab"]:
+        """Logits with -inf outside the support, at the states before the generated tokens."""
+        inside = torch.zeros_like(logits[:, prefix_len - 1 : -1], dtype=torch.bool)
+        inside = inside.scatter(-1, self.tokens, self.kept)
+        removed = torch.zeros_like(logits, dtype=torch.bool)
+        removed[:, prefix_len - 1 : -1] = ~inside
+        return logits.masked_fill(removed, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the policy wrote, and what was noted while it wrote.
+
+    Args:
+        tokens: prompts, padded on the left to one length, then the generated tokens; padding after
+            a stop token.
+        prompt_mask: False on the padding of shorter prompts.
+        mask: True on generated tokens up to and including the first stop token.
+        logprobs: of each generated token, under the distribution it was drawn from.
+        values: the value head's estimate of the state before each generated token.
+        support: the tokens that top-k or top-p left, when either is on.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    prompt_mask: Bool[Tensor, "batch prefix"]
+    mask: Bool[Tensor, "batch gen"]
+    logprobs: Float[Tensor, "batch gen"]
+    values: Float[Tensor, "batch gen"]
+    support: Support | None
+
+    @property
+    def prefix_len(self) -> int:
+        """Prompt tokens per row, padding and BOS included."""
+        return self.prompt_mask.shape[1]
+
+    @property
+    def attention_mask(self) -> Bool[Tensor, "batch seq"]:
+        """False on the left padding; what `TransformerWithValueHead.forward` takes."""
+        return torch.cat([self.prompt_mask, torch.ones_like(self.mask)], dim=1)
+
+    def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Prompt and response as text, without special tokens or what follows a stop token."""
+        real = torch.cat([self.prompt_mask, self.mask], dim=1)
+        rows = [ids[keep].tolist() for ids, keep in zip(self.tokens, real, strict=True)]
+        return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def tokenize_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], prepend_bos: bool
+) -> list[list[int]]:
+    """Token ids of each prompt, with BOS in front when asked and no other special token.
+
+    Raises:
+        ConfigError: no BOS token to prepend, or a word that a closed vocabulary does not have.
+    """
+    bos = []
+    if prepend_bos:
+        if tokenizer.bos_token_id is None:
+            raise ConfigError("prepend_bos=True, but the tokenizer has no BOS token; set it False.")
+        bos = [tokenizer.bos_token_id]
+    encoded = []
+    for prompt in prompts:
+        try:
+            encoded.append(bos + tokenizer.encode(prompt, add_special_tokens=False))
+        except Exception as error:
+            raise ConfigError(
+                f"the prompt {prompt!r} has a word outside the model's vocabulary ({error}); "
+                "use words that it knows."
+            ) from None
+    return encoded
+
+
+def pad_left(
+    prompts: Sequence[Sequence[int]], pad_token: int, device: torch.device
+) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
+    """Prompts as one tensor, padded on the left, and the mask that is False on the padding."""
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) == 0:
+        raise ConfigError("a prompt is empty; give it some text or set prepend_bos=True.")
+    width = max(lengths)
+    rows = [[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[False] * (width - n) + [True] * n for n in lengths]
+    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
+
+
+@torch.no_grad()
+def sample(
+    policy: TransformerWithValueHead,
+    prompts: Sequence[Sequence[int]],
+    spec: SamplingSpec,
+    generator: torch.Generator | None = None,
+) -> Samples:
+    """Let the policy continue each prompt, with a key-value cache.
+
+    1. Run each distinct prompt once and copy its keys and values to all rows that start with it.
+    2. Filter the last logits by the spec, draw a token, note its log-probability and the state's
+       value.
+    3. Feed the token, and repeat from 2; rows that have stopped are fed padding and masked.
+
+    Args:
+        prompts: token ids (see `tokenize_prompts`), of any lengths.
+        generator: the source of all randomness, on the policy's device; torch's global one when
+            None.
+
+    Raises:
+        ConfigError: an empty prompt, or prompt and response together longer than the model's
+        context.
+    """
+    tokenizer = policy.base_model.tokenizer
+    stops = spec.stops(tokenizer)
+    pad_token = _pad_token(tokenizer, stops)
+    prompt_tokens, prompt_mask = pad_left(prompts, pad_token, policy.device)
+    check_context(policy.base_model, prompt_tokens.shape[1], spec.gen_len)
+
+    cache, logits, value = _prefill(policy, prompt_tokens, prompt_mask)
+    tokens, logprobs, values, supports = [], [], [], []
+    running = torch.ones(len(prompts), dtype=torch.bool, device=policy.device)
+    for step in range(spec.gen_len):
+        filtered = spec.filter(logits.float())
+        drawn = torch.multinomial(filtered.softmax(-1), 1, generator=generator)
+        token = drawn.masked_fill(~running[:, None], pad_token)
+        tokens.append(token)
+        logprobs.append(filtered.log_softmax(-1).gather(-1, drawn))
+        values.append(value)
+        supports.append(filtered.isfinite() if spec.truncates else None)
+        running = running & ~torch.isin(token[:, 0], torch.tensor(stops, device=policy.device))
+        if step < spec.gen_len - 1:
+            fed = torch.ones_like(token, dtype=torch.bool)
+            step_logits, value = policy(token, attention_mask=fed, past_kv_cache=cache)
+            logits = step_logits[:, -1]
+
+    generated = truncate_at_stop(torch.cat(tokens, 1), stops, pad_token)
+    return Samples(
+        tokens=torch.cat([prompt_tokens, generated], 1),
+        prompt_mask=prompt_mask,
+        mask=response_mask(generated, stops),
+        logprobs=torch.cat(logprobs, 1),
+        values=torch.cat(values, 1).float(),
+        support=_gather_support(supports) if spec.truncates else None,
+    )
+
+
+def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:
+    """A token to fill gaps with; any will do, since masks say where it stands."""
+    if tokenizer is not None and tokenizer.pad_token_id is not None:
+        return tokenizer.pad_token_id
+    return stops[0] if stops else 0
+
+
+def check_context(model: HookedTransformer, prefix_len: int, gen_len: int) -> None:
+    """Refuse prompts and responses that are together longer than the model's context.
+
+    Raises:
+        ConfigError: they are.
+    """
+    n_ctx = model.cfg.n_ctx
+    if prefix_len + gen_len > n_ctx:
+        room = n_ctx - prefix_len
+        remedy = f"set gen_len to at most {room}" if room > 0 else "shorten the prompt"
+        raise ConfigError(
+            f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the model's context "
+            f"of {n_ctx}; {remedy}."
+        )
+
+
+def _prefill(
+    policy: TransformerWithValueHead,
+    tokens: Int[Tensor, "batch prefix"],
+    mask: Bool[Tensor, "batch prefix"],
+) -> tuple[TransformerLensKeyValueCache, Float[Tensor, "batch d_vocab"], Float[Tensor, "batch 1"]]:
+    """Run each distinct prompt once; return the cache, last logits and last value of every row."""
+    labelled = torch.stack([tokens, mask.long()], dim=1)
+    distinct, row_of = labelled.unique(dim=0, return_inverse=True)
+    tokens, mask = distinct[:, 0], distinct[:, 1].bool()
+    cache = TransformerLensKeyValueCache.init_cache(
+        policy.base_model.cfg, policy.device, len(distinct)
+    )
+    logits, values = policy(tokens, attention_mask=mask, past_kv_cache=cache)
+    for entry in cache.entries:
+        entry.past_keys = entry.past_keys[row_of]
+        entry.past_values = entry.past_values[row_of]
+    cache.previous_attention_mask = cache.previous_attention_mask[row_of]
+    return cache, logits[row_of, -1], values[row_of, -1:]
+
+
+def _gather_support(steps: list[Bool[Tensor, "batch d_vocab"]]) -> Support:
+    """The kept tokens of all steps as indices, as wide as the widest step."""
+    width = max(int(step.sum(-1).max()) for step in steps)
+    kept, tokens = zip(*(step.to(torch.uint8).topk(width, dim=-1) for step in steps), strict=True)
+    return Support(torch.stack(tokens, 1), torch.stack(kept, 1).bool())
