@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: train test lint clean
+.PHONY: train test lint course clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -14,6 +14,10 @@ test: $(INSTALLED) lint
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+course: $(INSTALLED)
+	$(BIN)/python -m rlhf_lab course build
+	$(BIN)/python -m rlhf_lab course check
 
 # torch goes first and alone, so that a CPU build that is at hand is taken and nothing else decides its version.
 $(INSTALLED): requirements.txt pyproject.toml

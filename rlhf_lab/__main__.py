@@ -1,0 +1,304 @@
+"""RLHF you can see inside: train a policy, look at it, go on with it."""
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import OmitSubcommandPrefixes, Positional, subcommand
+
+from rlhf_lab.config import PRESETS, RLHFArgs
+from rlhf_lab.errors import ConfigError, LabError
+
+DEFAULT_PRESET = "reel"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy; the defaults run the bundled Reel language in under a minute."""
+
+    args: Annotated[RLHFArgs, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """The run's directory, new or empty; runs/PRESET-seedN when not given."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.train(self.args, self.out)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was stopped or killed; it ends as if it had never been interrupted."""
+
+    directory: Positional[Path]
+    """The run's directory."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.resume(self.directory)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Let a model write: a trained run, a bundled model, a directory or a hub id."""
+
+    model: Positional[str]
+    """A run's directory, a bundled name (reel-nano), a Hugging Face directory or a hub id."""
+    prompt: str | None = None
+    """What to continue; the run's own prefix when not given."""
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 5
+    """How many samples."""
+    gen_len: int | None = None
+    """Tokens to generate; the run's own, or 26."""
+    temperature: float | None = None
+    """Logits are divided by this; the run's own, or 1."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens; the run's own, or all."""
+    seed: int = 0
+    """Seeds the sampling noise."""
+    checkpoint: str = "last"
+    """Of a run: last, best, or a number of learning phases (0, 1, 2, 4, 8, ...)."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.write_samples(**vars(self))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Print the reward of texts, given as arguments or one per line on standard input."""
+
+    texts: Positional[tuple[str, ...]] = ()
+    """Texts to score."""
+    reward_fn: str = "sentiment"
+    """sentiment, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length.
+    """
+    reward_model: str = "reel-sentiment"
+    """The classifier behind sentiment: a bundled name, a Hugging Face directory or a hub id."""
+    direction: Literal["pos", "neg"] = "pos"
+    """Which class is rewarded."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.score(**vars(self))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one HTML page about a run: curves, samples, probes and their checks."""
+
+    directory: Positional[Path]
+    """The run's directory; the run may still be in progress."""
+    out: Path | None = None
+    """The file to write; report.html in the run's directory when not given."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.report(self.directory, self.out)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show versions and devices, compare each device with the CPU, and say what can be reached."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab.doctor import examine
+
+        return examine()
+
+
+@dataclass(frozen=True)
+class OrganismTrain:
+    """Rebuild the bundled Reel models from the grammar, with a fixed seed."""
+
+    out: Path = Path("runs/organism")
+    """Where the two model directories are written."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.organism_train(self.out)
+
+
+@dataclass(frozen=True)
+class OrganismCheck:
+    """Check Reel: exact identities, and the bundled models against the grammar."""
+
+    reviews: int = 4000
+    """Fresh reviews to measure the models on."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.organism_check(self.reviews)
+
+
+@dataclass(frozen=True)
+class Organism:
+    """The bundled movie-review language: rebuild it, check it."""
+
+    do: OmitSubcommandPrefixes[
+        Annotated[OrganismTrain, subcommand("train")]
+        | Annotated[OrganismCheck, subcommand("check")]
+    ]
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        return self.do.run()
+
+
+@dataclass(frozen=True)
+class CourseBuild:
+    """Write both notebooks of each lesson from its master; what is up to date stays as it is."""
+
+    lessons: Positional[tuple[str, ...]] = ()
+    """Names of lessons, such as 05_the_objective; all when none is given."""
+    again: bool = False
+    """Execute solutions even if their cells have not changed."""
+    root: Path = Path(".")
+    """The repository's root."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.course_build(self.lessons, self.again, self.root)
+
+
+@dataclass(frozen=True)
+class CourseCheck:
+    """Prove that each exercise and lesson is complete, and that no wrong answer passes."""
+
+    root: Path = Path(".")
+    """The repository's root."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.course_check(self.root)
+
+
+@dataclass(frozen=True)
+class Course:
+    """For authors of the course: build the notebooks, check that they are complete."""
+
+    do: OmitSubcommandPrefixes[
+        Annotated[CourseBuild, subcommand("build")] | Annotated[CourseCheck, subcommand("check")]
+    ]
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        return self.do.run()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Show how far you are in the course."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import commands
+
+        return commands.show_progress()
+
+
+Command = (
+    Annotated[Train, subcommand("train")]
+    | Annotated[Resume, subcommand("resume")]
+    | Annotated[Sample, subcommand("sample")]
+    | Annotated[Score, subcommand("score")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Doctor, subcommand("doctor")]
+    | Annotated[Organism, subcommand("organism")]
+    | Annotated[Course, subcommand("course")]
+    | Annotated[Progress, subcommand("progress")]
+)
+
+
+def parse(arguments: list[str]) -> Command:
+    """Read the command line; for `train`, the defaults are those of the preset that it names.
+
+    Raises:
+        ConfigError: a preset that does not exist, or values that do not go together.
+    """
+    if arguments[:1] != ["train"]:
+        return _read(Command, "rlhf_lab", arguments, description=__doc__)
+    preset = _named_preset(arguments[1:])
+    description = f"{Train.__doc__} Presets: {', '.join(PRESETS)}."
+    default = Train(RLHFArgs(preset=preset))
+    return _read(Train, "rlhf_lab train", arguments[1:], description=description, default=default)
+
+
+def _read(form: Any, prog: str, arguments: list[str], **options: Any) -> Any:
+    """Let tyro read the arguments, and turn its panel about a mistake into one sentence."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(form, prog=prog, args=arguments, **options)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()]
+        said = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
+        raise ConfigError(f"{' '.join(said).rstrip('.')}; see `{prog} --help`.") from None
+
+
+def _named_preset(arguments: list[str]) -> str:
+    """The value of --preset, which decides the other defaults."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--preset="):
+            return argument.removeprefix("--preset=")
+        if argument == "--preset":
+            if i + 1 == len(arguments):
+                raise ConfigError(f"--preset needs a name; choose one of {', '.join(PRESETS)}.")
+            return arguments[i + 1]
+    return DEFAULT_PRESET
+
+
+def _show_warning(message: Warning | str, *where: Any) -> None:
+    """A warning as one line, without the line of code that gave it."""
+    print(f"rlhf_lab: warning: {message}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status, 2 when something is for the user to mend."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.showwarning = _show_warning
+    try:
+        return parse(sys.argv[1:] if arguments is None else arguments).run()
+    except LabError as error:
+        print(f"rlhf_lab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("rlhf_lab: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

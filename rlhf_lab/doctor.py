@@ -1,0 +1,108 @@
+"""A look at this machine: versions, devices against the CPU, and what can be reached."""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import NamedTuple
+
+import torch
+from huggingface_hub import HfApi
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_lab.errors import LabError
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.organism.bundled import BUNDLED, weights_dir
+from rlhf_lab.organism.tokenizer import load_tokenizer
+
+PACKAGES = ("rlhf_lab", "torch", "transformer_lens", "transformers", "numpy", "wandb")
+LOGIT_TOLERANCE = 1e-3
+
+
+class Finding(NamedTuple):
+    """One thing the doctor looked at; `ok` is None where it is only for information."""
+
+    subject: str
+    found: str
+    ok: bool | None
+
+
+def examine() -> int:
+    """Print all findings; status 1 when one of them is wrong."""
+    table = Table("what", "found", "", box=None)
+    marks = {True: "ok", False: "WRONG", None: ""}
+    findings = list(_findings())
+    for finding in findings:
+        table.add_row(finding.subject, finding.found, marks[finding.ok])
+    Console().print(table)
+    return 1 if any(finding.ok is False for finding in findings) else 0
+
+
+def _findings() -> Iterator[Finding]:
+    yield Finding("python", platform.python_version(), None)
+    for package in PACKAGES:
+        yield Finding(package, version(package), None)
+    yield Finding("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None)
+    free = shutil.disk_usage(".").free / 1e9
+    yield Finding("disk", f"{free:.1f} GB free here", free > 1)
+    yield from _bundled()
+    yield from _devices()
+    yield _hub()
+    yield _wandb()
+
+
+def _bundled() -> Iterator[Finding]:
+    for name in BUNDLED:
+        try:
+            load_tokenizer(weights_dir(name))
+            yield Finding(name, "bundled", True)
+        except (LabError, ValueError, OSError) as error:
+            yield Finding(name, str(error), False)
+
+
+def _devices() -> Iterator[Finding]:
+    """Compare the logits and values of every accelerator with the CPU's, once."""
+    others = [
+        *(f"cuda:{i}" for i in range(torch.cuda.device_count())),
+        *(["mps"] if torch.backends.mps.is_available() else []),
+    ]
+    if not others:
+        yield Finding("device", "cpu; there is no other to compare with it", None)
+    for name in others:
+        gap = device_gap(name)
+        found = f"logits and values differ from the CPU's by at most {gap:.1e}"
+        yield Finding(name, found, gap < LOGIT_TOLERANCE)
+
+
+def device_gap(device: str) -> float:
+    """The largest gap of logits or values between a device and the CPU, on the bundled policy."""
+    policy = TransformerWithValueHead(load_model("reel-nano")).eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(policy.base_model.cfg.d_vocab, (8, 29), generator=generator)
+    with torch.no_grad():
+        on_cpu = policy(tokens)
+        there = policy.to(device)(tokens.to(device))
+    return max((a - b.cpu()).abs().max().item() for a, b in zip(on_cpu, there, strict=True))
+
+
+def _hub() -> Finding:
+    try:
+        HfApi().model_info("gpt2", timeout=3)
+    except Exception as error:
+        return Finding(
+            "model hub",
+            f"not reachable ({type(error).__name__}); bundled and local models work",
+            None,
+        )
+    return Finding("model hub", "reachable", None)
+
+
+def _wandb() -> Finding:
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    logged_in = wandb.login(prompt=False, verify=False)
+    found = "logged in" if logged_in else "not logged in; wandb_mode=offline works"
+    return Finding("wandb", found, None)

@@ -1,0 +1,41 @@
+"""Probes: what to record of a run, when, and how much of it; and how to read it back."""
+
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.probes.defaults import default_suite
+from rlhf_lab.probes.direction import Direction
+from rlhf_lab.probes.kl_by_position import KLByPosition
+from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
+from rlhf_lab.probes.probe import Check, Cost, EvalText, Observation, Probe, Record, RunShape
+from rlhf_lab.probes.reel_truth import ReelTruth
+from rlhf_lab.probes.run import Run
+from rlhf_lab.probes.run_health import RunHealth
+from rlhf_lab.probes.suite import Attachment, Suite, attach
+from rlhf_lab.probes.text_heatmap import TextHeatmap
+from rlhf_lab.probes.value_lens import ValueLens, value_lens
+from rlhf_lab.probes.weight_delta import WeightDelta
+
+__all__ = [
+    "Attachment",
+    "Budget",
+    "Check",
+    "Cost",
+    "Direction",
+    "EvalText",
+    "KLByPosition",
+    "LogitShift",
+    "Observation",
+    "Probe",
+    "Record",
+    "ReelTruth",
+    "Run",
+    "RunHealth",
+    "RunShape",
+    "Suite",
+    "TextHeatmap",
+    "ValueLens",
+    "WeightDelta",
+    "attach",
+    "attribute_logits",
+    "default_suite",
+    "value_lens",
+]

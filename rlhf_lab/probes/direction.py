@@ -1,0 +1,231 @@
+"""Direction: is a label a direction in the residual stream, what does it decide, does it move?"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
+
+LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
+Method = Literal["mean", "lda"]
+
+
+class Fitted(NamedTuple):
+    """A direction of length 1 per site, and the projection above which the label is True."""
+
+    direction: Float[Tensor, "*site d_model"]
+    threshold: Float[Tensor, "*site"]
+
+
+def fit_direction(
+    x: Float[Tensor, "*site n d_model"],
+    labels: Bool[Tensor, " n"],
+    method: Method = "mean",
+    ridge: float = 1e-4,
+) -> Fitted:
+    """The direction that separates two classes, at each site by itself.
+
+    1. "mean": the difference of the class means.
+    2. "lda": that difference divided by the covariance within the classes (with a ridge of a share
+       of its mean variance): the best direction for two Gaussians of one covariance.
+    3. Scale to length 1; put the threshold half-way between the class means.
+
+    Raises ValueError unless both labels occur.
+
+    d = mu+ - mu-  (Marks and Tegmark 2024, arXiv 2310.06824);  d = S^-1 (mu+ - mu-)  (Fisher 1936)
+    """
+    if bool(labels.all()) or not bool(labels.any()):
+        raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
+    positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
+    direction = (positive - negative).double()
+    if method == "lda":
+        centred = x - torch.where(labels[:, None], positive[..., None, :], negative[..., None, :])
+        covariance = (centred.mT @ centred).double() / len(labels)
+        variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)
+        identity = torch.eye(x.shape[-1], dtype=variance.dtype, device=x.device)
+        covariance = covariance + ridge * variance[..., None, None] * identity
+        direction = torch.linalg.solve(covariance, direction[..., None])[..., 0]
+    direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    threshold = ((positive + negative).double() / 2 * direction).sum(-1)
+    return Fitted(direction, threshold)
+
+
+def project(
+    x: Float[Tensor, "*site n d_model"], direction: Float[Tensor, "*site d_model"]
+) -> Float[Tensor, "*site n"]:
+    """The length of each activation along a direction."""
+    return (x @ direction.to(x.dtype)[..., None])[..., 0].double()
+
+
+def ablate(
+    x: Float[Tensor, "*site n d_model"], direction: Float[Tensor, "*site d_model"]
+) -> Float[Tensor, "*site n d_model"]:
+    """Take a direction of length 1 out of activations: h - (h . d) d.
+
+    Source: Arditi et al. 2024, arXiv 2406.11717, section 2.4.
+    """
+    along = project(x, direction).to(x.dtype)[..., None]
+    return x - along * direction.to(x.dtype)[..., None, :]
+
+
+def accuracy(
+    projection: Float[Tensor, "*site n"],
+    threshold: Float[Tensor, "*site"],
+    labels: Bool[Tensor, " n"],
+) -> Float[Tensor, "*site"]:
+    """The share of sequences on the right side of the threshold."""
+    return ((projection > threshold[..., None]) == labels).double().mean(-1)
+
+
+def auc(projection: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:
+    """The chance that a positive sequence projects further than a negative one; ties count half.
+
+    1. Compare every positive with every negative sequence.
+    2. Average: 1 where the positive is further, 1/2 where they are equal (Mann and Whitney 1947).
+    """
+    positive, negative = projection[..., labels], projection[..., ~labels]
+    gap = positive[..., :, None] - negative[..., None, :]
+    return ((gap > 0).double() + 0.5 * (gap == 0).double()).mean((-2, -1))
+
+
+def paired_excess(
+    decided: Bool[Tensor, "*site n"], best: Bool[Tensor, "*site n"], labels: Bool[Tensor, " n"]
+) -> tuple[Float[Tensor, "*site"], Float[Tensor, "*site"]]:
+    """By how much decisions beat the best possible rule on the same sequences, and its standard
+    error.
+
+    1. Only sequences on which the two differ count: +1 where the decision is right, -1 where not.
+    2. Average over all sequences; the standard error is that of the mean (McNemar 1947).
+    """
+    gain = (decided == labels).double() - (best == labels).double()
+    n = gain.shape[-1]
+    error = (gain.var(-1, unbiased=n > 1) / n).sqrt()
+    return gain.mean(-1), error
+
+
+class Direction(Probe):
+    """The direction of a label in the residual stream, by layer and position.
+
+    It stores held-out accuracy and AUC; the accuracy with shuffled labels and along a random
+    direction; the projection of both classes on the reference's direction (does the text move?)
+    and the cosine with it (does the axis turn?). On Reel, the accuracy of Bayes' rule on the same
+    sequences is beside it, which no probe can beat but by luck.
+
+    Checks: after ablation nothing is left along the direction; on Reel, Bayes' rule is not beaten
+    by more than 4 standard errors (a leak would).
+
+    Args:
+        label: what the eval labels mean.
+        method: "mean" or "lda".
+        sites: hook names.
+
+    Raises:
+        ConfigError: another method.
+    """
+
+    name = "direction"
+    text = "eval"
+    sites = LAYER_SITES
+    every = 5
+
+    def __init__(
+        self,
+        label: str = "sentiment",
+        method: str = "lda",
+        sites: tuple[str, ...] = LAYER_SITES,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name or f"direction_{label}")
+        if method not in ("mean", "lda"):
+            raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
+        self.label, self.method, self.sites = label, method, sites
+
+    def cost(self, shape: RunShape) -> Cost:
+        """Covariances at every site, three times over: labels, shuffled labels, reference."""
+        sites = shape.n_layers + 1
+        passes = 3 if self.method == "lda" else 1
+        flops = sites * shape.eval_tokens * 2 * passes * shape.d_model**2
+        stored = sites * (shape.prefix_len + shape.gen_len) * (shape.d_model * 4 + 100)
+        return Cost(flops=flops, bytes=stored)
+
+    def observe(self, seen: Observation) -> Record:
+        """Fit on the first two thirds of the sequences, look at the last third."""
+        text = seen.need_text(self.name)
+        if text.labels is None:
+            raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
+        sites = list(seen.acts)
+        x = torch.stack([seen.acts[site] for site in sites]).transpose(1, 2)
+        reference_x = torch.stack([seen.reference_acts[site] for site in sites]).transpose(1, 2)
+        labels = text.labels.to(x.device)
+        cut = 2 * len(labels) // 3
+        fitted = fit_direction(x[:, :, :cut], labels[:cut], self.method)
+        held, held_labels = x[:, :, cut:], labels[cut:]
+        found = project(held, fitted.direction)
+        reference = fit_direction(reference_x[:, :, :cut], labels[:cut], self.method)
+        values = {
+            "sites": sites,
+            "accuracy": decimals(accuracy(found, fitted.threshold, held_labels), 4),
+            "auc": decimals(auc(found, held_labels), 4),
+            "cosine_with_reference": decimals((fitted.direction * reference.direction).sum(-1), 4),
+        }
+        values |= _controls(x[:, :, :cut], labels[:cut], held, held_labels, self.method)
+        along = project(held, reference.direction)
+        values["positive_projection"] = decimals(along[..., held_labels].mean(-1), 4)
+        values["negative_projection"] = decimals(along[..., ~held_labels].mean(-1), 4)
+        left = project(ablate(held.double(), fitted.direction), fitted.direction).abs().max().item()
+        checks = [Check.at_most("nothing is left along an ablated direction", left, 1e-6)]
+        decided = found > fitted.threshold[..., None]
+        if seen.truth is not None:
+            bayes, check = _against_bayes(seen, decided, held_labels, cut)
+            values |= bayes
+            checks.append(check)
+        return Record(values, {"direction": fitted.direction.float()}, checks)
+
+
+def _controls(
+    x: Float[Tensor, "site seq fit d_model"],
+    labels: Bool[Tensor, " fit"],
+    held: Float[Tensor, "site seq test d_model"],
+    held_labels: Bool[Tensor, " test"],
+    method: Method,
+) -> dict[str, list]:
+    """Accuracies that a probe should beat: of shuffled labels, and of a random direction."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=generator).to(labels.device)
+    shuffled = fit_direction(x, labels[order], method)
+    noise = torch.randn(x.shape[-1], generator=generator).to(x.device)
+    noise = (noise / noise.norm()).expand(*x.shape[:2], -1).double()
+    along = project(x, noise)
+    threshold = (along[..., labels].mean(-1) + along[..., ~labels].mean(-1)) / 2
+    by_shuffled = accuracy(project(held, shuffled.direction), shuffled.threshold, held_labels)
+    by_random = accuracy(project(held, noise), threshold, held_labels)
+    return {
+        "accuracy_shuffled": decimals(by_shuffled, 4),
+        "accuracy_random": decimals(by_random, 4),
+    }
+
+
+def _against_bayes(
+    seen: Observation,
+    decided: Bool[Tensor, "site seq test"],
+    labels: Bool[Tensor, " test"],
+    cut: int,
+) -> tuple[dict[str, list], Check]:
+    """The accuracy of Bayes' rule at each position, and the check that it is not beaten."""
+    tokens = seen.text.tokens
+    belief, mask = seen.truth.beliefs(tokens)
+    best = (belief[cut:] > 0.5).T.to(labels.device)
+    excess, error = paired_excess(decided, best.expand_as(decided), labels)
+    informed = ((belief[cut:] - 0.5).abs() > 1e-9).any(0) & mask[cut:].all(0)
+    beaten = ((excess - 4 * error)[:, informed.to(excess.device)]).max().clamp(min=0).item()
+    bayes = (best == labels).double().mean(-1)
+    values = {
+        "bayes_accuracy": decimals(bayes, 4),
+        "informed": informed.tolist(),
+        "slots": seen.truth.slot_names(tokens.shape[1]),
+    }
+    return values, Check.at_most("Bayes' rule is not beaten", beaten, 0.0)

@@ -1,0 +1,139 @@
+"""KLByPosition: where in the text the policy leaves the reference, exactly and by estimators."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import final_residuals, read_out
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
+from rlhf_lab.training import Rollout
+
+KINDS = ("k1", "k2", "k3")
+
+
+def mean_by_position(
+    x: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"]
+) -> Float[Tensor, " gen"]:
+    """The mean over the sequences that have a real token at each position; 0 where none has."""
+    return F.masked_mean(x, mask, dim=0)
+
+
+def estimates_by_position(
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+) -> tuple[Float[Tensor, "kind gen"], Float[Tensor, "kind gen"]]:
+    """Mean and variance of k1, k2 and k3 at each position, in nats per token.
+
+    1. Estimate the KL of each token from the one that was sampled (see `kl_estimate`).
+    2. Take mean and unbiased variance over the sequences that have that token.
+    """
+    estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
+    means = torch.stack([F.masked_mean(e, mask, dim=0) for e in estimates])
+    return means, torch.stack([F.masked_var(e, mask, dim=0) for e in estimates])
+
+
+def enumeration_error(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    ref_logits: Float[Tensor, "batch gen d_vocab"],
+    mask: Bool[Tensor, "batch gen"],
+) -> dict[str, float]:
+    """How far the expectations of k1 and k3 over the whole vocabulary are from the exact KL.
+
+    1. Take k1 and k3 of every token of the vocabulary.
+    2. Weigh them by the policy's probabilities: sum_v pi(v) k1(v) = sum_v pi(v) k3(v) = KL.
+    3. Return the largest miss of each over the real tokens.
+
+    Source: Schulman, "Approximating KL Divergence", 2020.
+    """
+    logprobs = logits.double().log_softmax(-1)
+    ref_logprobs = ref_logits.double().log_softmax(-1)
+    exact = F.kl_per_token(logits, ref_logits).double()
+    log_ratio = logprobs - ref_logprobs
+    per_token = {"k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}
+    return {
+        kind: ((logprobs.exp() * k).sum(-1) - exact)[mask].abs().max().item()
+        for kind, k in per_token.items()
+    }
+
+
+class KLByPosition(Probe):
+    """The exact KL at each generated position, averaged over the batch, and what k1, k2 and k3
+    would have estimated from `n` of its sequences.
+
+    On Reel it stores slot names, and the information I_t that each position carries about the
+    reward: where KL is spent follows it (Young 2026, arXiv 2603.04851).
+
+    Checks: k1 and k3 summed over the vocabulary give the exact KL; the positions sum to the KL per
+    sequence.
+
+    Args:
+        n: sequences for the estimators.
+
+    Raises:
+        ConfigError: n below 2.
+    """
+
+    name = "kl_by_position"
+    moments = ("after_score",)
+
+    def __init__(self, n: int = 32, every: int | None = None, name: str | None = None) -> None:
+        super().__init__(every, name)
+        self.n = n
+        if n < 2:
+            raise ConfigError(f"n={n} of {self.name} must be 2 or greater.")
+
+    def cost(self, shape: RunShape) -> Cost:
+        """A forward of the policy over `n` sequences, and a read-out of the reference's."""
+        seq = shape.prefix_len + shape.gen_len
+        read_out_flops = 2 * self.n * shape.gen_len * shape.d_model * shape.d_vocab
+        return Cost(self.n * seq, read_out_flops, bytes=shape.gen_len * 100)
+
+    def observe(self, seen: Observation) -> Record:
+        """Average the trainer's exact KL, and estimate it again from sampled tokens."""
+        rollout: Rollout = seen.ctx.rollout
+        samples, n = rollout.samples, min(self.n, len(rollout.texts))
+        kl, mask = rollout.kl, samples.mask
+        logits, ref_logits = _both_logits(rollout, n, seen)
+        tokens = samples.tokens[:n, samples.prefix_len :, None]
+        logprobs, ref_logprobs = (
+            x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (logits, ref_logits)
+        )
+        means, variances = estimates_by_position(logprobs, ref_logprobs, mask[:n])
+        by_position = mean_by_position(kl, mask)
+        values = {"kl": decimals(by_position), "tokens_at": mask.sum(0).tolist()}
+        values |= {f"{kind}_mean": decimals(row) for kind, row in zip(KINDS, means, strict=True)}
+        values |= {f"{kind}_var": decimals(row) for kind, row in zip(KINDS, variances, strict=True)}
+        if seen.truth is not None:
+            values |= _truth(seen, samples.prefix_len, kl.shape[1])
+        total = (by_position * mask.sum(0)).sum() / len(mask)
+        gap = abs(total.item() - F.kl_per_sequence(kl, mask).mean().item())
+        missed = enumeration_error(logits[:4], ref_logits[:4], mask[:4])
+        checks = [
+            Check.at_most(f"{kind} over the vocabulary gives the exact KL", miss, 1e-4)
+            for kind, miss in missed.items()
+        ]
+        checks.append(Check.at_most("positions sum to the KL per sequence", gap, 1e-4))
+        return Record(values, checks=checks)
+
+
+def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, Tensor]:
+    """Logits of policy and reference before each generated token of n rows, at temperature."""
+    samples, temperature = rollout.samples, seen.args.temperature
+    states = slice(samples.prefix_len - 1, -1)
+    model = seen.ctx.policy.base_model
+    residuals = final_residuals(model, samples.tokens[:n], samples.attention_mask[:n])[:, states]
+    logits = read_out(model, residuals).float() / temperature
+    return logits, read_out(seen.ctx.reference, rollout.ref_residuals[:n]).float() / temperature
+
+
+def _truth(seen: Observation, prefix_len: int, gen_len: int) -> dict[str, list]:
+    """Slot names, and what each position tells about the reward."""
+    seq = prefix_len + gen_len
+    information = torch.nn.functional.pad(seen.truth.information(), (0, seq))[:seq]
+    return {
+        "slots": seen.truth.slot_names(seq)[prefix_len:],
+        "information": decimals(information[prefix_len:], 9),
+    }

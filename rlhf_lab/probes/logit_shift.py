@@ -1,0 +1,210 @@
+"""LogitShift: which parts of the model changed its mind between two words, summed exactly."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.probe import (
+    Check,
+    Cost,
+    Observation,
+    Probe,
+    Record,
+    RunShape,
+    decimals,
+    encode,
+)
+
+SITES = (
+    "hook_embed",
+    "hook_pos_embed",
+    "blocks.*.attn.hook_z",
+    "blocks.*.hook_mlp_out",
+    "ln_final.hook_scale",
+    "logits",
+)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """A logit difference as a sum over the parts of the model.
+
+    Args:
+        components: embed, pos_embed, each head (L0H1), each attention bias (L0 b_O), each MLP
+            (L0 mlp), and the two constants: norm bias and b_U.
+        rows: what each component adds.
+        logit_difference: what the model's own logits say; the rows sum to it.
+    """
+
+    components: list[str]
+    rows: Float[Tensor, "component batch"]
+    logit_difference: Float[Tensor, " batch"]
+
+    @property
+    def error(self) -> float:
+        """The largest difference between the sum of the rows and the model's logits."""
+        return (self.rows.sum(0) - self.logit_difference).abs().max().item()
+
+
+def residual_components(
+    model: HookedTransformer, acts: dict[str, Tensor]
+) -> tuple[list[str], Float[Tensor, "component batch d_model"]]:
+    """Everything that is added into the residual stream at one position.
+
+    1. Token embedding, and position embedding where there is one.
+    2. Of each block: every head's z W_O, the output bias of its attention, its MLP.
+
+    They sum to the residual after the last block.
+    """
+    names, parts = ["embed"], [acts["hook_embed"].double()]
+    if "hook_pos_embed" in acts:
+        names.append("pos_embed")
+        parts.append(acts["hook_pos_embed"].double())
+    for layer, block in enumerate(model.blocks):
+        z = acts[f"blocks.{layer}.attn.hook_z"].double()
+        heads = torch.einsum("bhd,hdm->hbm", z, block.attn.W_O.double())
+        names += [f"L{layer}H{head}" for head in range(len(heads))]
+        parts += list(heads)
+        names += [f"L{layer} b_O", f"L{layer} mlp"]
+        parts.append(block.attn.b_O.double().expand_as(parts[0]))
+        parts.append(acts[f"blocks.{layer}.hook_mlp_out"].double())
+    return names, torch.stack(parts)
+
+
+@torch.no_grad()
+def attribute_logits(
+    model: HookedTransformer, acts: dict[str, Tensor], word: int, other: int
+) -> Attribution:
+    """Split logit(word) - logit(other) at one position exactly over the parts of the model.
+
+    1. Take the vectors that sum to the last residual.
+    2. LayerNorm is linear once its scale is known: subtract each vector's mean (RMSNorm: do not),
+       divide by the scale that the forward used, multiply by the gain.
+    3. Project on u = W_U[:, word] - W_U[:, other].
+    4. Add the two constants: the norm's bias along u, and the difference of b_U.
+
+    With a trainable norm the gain and the bias are part of the answer; attributions that take them
+    as folded away are wrong after the first optimiser step.
+
+    Args:
+        acts: at `SITES`, at one position: `[batch ...]`.
+
+    row_c = <g * (c - mean c) / sigma, u>;  constants <b, u> and b_U[word] - b_U[other]
+    (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", extended by the norm)
+    """
+    names, parts = residual_components(model, acts)
+    norm, unembed = model.ln_final, model.unembed
+    u = (unembed.W_U[:, word] - unembed.W_U[:, other]).double()
+    if model.cfg.normalization_type in ("LN", "LNPre"):
+        parts = parts - parts.mean(-1, keepdim=True)
+    gain = norm.w.double() if hasattr(norm, "w") else torch.ones_like(u)
+    rows = parts @ (gain * u) / acts["ln_final.hook_scale"].double()[:, 0]
+    norm_bias = (norm.b.double() @ u) if hasattr(norm, "b") else torch.zeros_like(u[0])
+    b_u = (unembed.b_U[word] - unembed.b_U[other]).double()
+    constants = torch.stack([norm_bias, b_u])[:, None].expand(-1, rows.shape[1])
+    logits = acts["logits"].double()
+    difference = logits[:, word] - logits[:, other]
+    return Attribution([*names, "norm bias", "b_U"], torch.cat([rows, constants]), difference)
+
+
+class LogitShift(Probe):
+    """How the logit difference of two words moved away from the reference's, part by part.
+
+    It is taken on the eval text behind position `pos`. On Reel the grammar's own log odds of the
+    two words stand beside it.
+
+    Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
+    measured shift.
+
+    Args:
+        word, other: single tokens of the tokenizer.
+        pos: the position before the word.
+        n: sequences to look at.
+    """
+
+    name = "logit_shift"
+    text = "eval"
+    sites = SITES
+    every = 5
+
+    def __init__(
+        self,
+        word: str = "loved",
+        other: str = "hated",
+        pos: int = -1,
+        n: int = 64,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.word, self.other, self.pos, self.n = word, other, pos, n
+
+    def cost(self, shape: RunShape) -> Cost:
+        """Per-head outputs at one position, for both models."""
+        parts = 2 * shape.n_layers * shape.d_model**2
+        return Cost(flops=2 * self.n * parts, bytes=20 * 60 * shape.n_layers)
+
+    def settings(self) -> dict:
+        """Also the two words."""
+        return super().settings() | {"word": self.word, "other": self.other}
+
+    def observe(self, seen: Observation) -> Record:
+        """Attribute both models, and subtract."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
+        now = attribute_logits(model, _rows(seen.acts, self.n), word, other)
+        before = attribute_logits(reference, _rows(seen.reference_acts, self.n), word, other)
+        shift = now.rows - before.rows
+        measured = now.logit_difference - before.logit_difference
+        values = {
+            "components": now.components,
+            "shift": decimals(shift.mean(1)),
+            "policy": decimals(now.rows.mean(1)),
+            "reference": decimals(before.rows.mean(1)),
+            "measured_shift": round(measured.mean().item(), 6),
+        }
+        if seen.truth is not None:
+            values |= _truth(seen, self.pos, word, other, self.n)
+        gap = (shift.sum(0) - measured).abs().max().item()
+        checks = [
+            Check.at_most("the policy's rows sum to its logit difference", now.error, 1e-4),
+            Check.at_most("the reference's rows sum to its logit difference", before.error, 1e-4),
+            Check.at_most("the rows of the shift sum to the measured shift", gap, 1e-4),
+        ]
+        return Record(values, {"shift": shift.float(), "measured": measured.float()}, checks)
+
+
+def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """The id of a text that is one token.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    ids = encode(tokenizer, text)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise ConfigError(f"{text!r} is not one token of this tokenizer; choose another word.")
+    return ids[0]
+
+
+def _rows(acts: dict[str, Tensor], n: int) -> dict[str, Tensor]:
+    return {site: activation[:n] for site, activation in acts.items()}
+
+
+def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, float | None]:
+    """The grammar's log odds of the two words, beside what the reference makes of them."""
+    tokens = seen.text.tokens[:n]
+    position = pos % tokens.shape[1]
+    odds, defined = seen.truth.next_word_odds(tokens, position, word, other)
+    if not bool(defined.any()):
+        return {"grammar_log_odds": None, "reference_error": None}
+    logits = seen.reference_acts["logits"][:n]
+    gap = (logits[:, word] - logits[:, other]).cpu() - odds
+    return {
+        "grammar_log_odds": round(odds[defined].mean().item(), 6),
+        "reference_error": round(gap[defined].abs().mean().item(), 6),
+    }

@@ -1,0 +1,215 @@
+"""What a probe is: it says what it needs, is shown it, and returns a record with its own checks."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.reel_truth import ReelTruth
+from rlhf_lab.training import Context, Moment
+
+ProbeText = Literal["eval", "rollout"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One identity that a record must satisfy, and by how much it misses.
+
+    Args:
+        name: the identity in words.
+        value: the size of the miss; nan when it cannot be computed, which counts as a failure.
+        tolerance: the largest miss that rounding explains.
+        ok: whether value <= tolerance.
+    """
+
+    name: str
+    value: float
+    tolerance: float
+    ok: bool
+
+    @classmethod
+    def at_most(cls, name: str, value: float | int, tolerance: float | int) -> "Check":
+        """A check that holds when the value is finite and not above the tolerance."""
+        value, tolerance = float(value), float(tolerance)
+        return cls(name, value, tolerance, math.isfinite(value) and value <= tolerance)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a probe found in one phase.
+
+    Args:
+        values: plain JSON values.
+        tensors: by name; small on purpose.
+        checks: at least one.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call of a probe costs.
+
+    Args:
+        forward_tokens: tokens that it sends through a model.
+        flops: of its other arithmetic.
+        bytes: that it stores.
+    """
+
+    forward_tokens: float | int = 0
+    flops: float | int = 0
+    bytes: float | int = 0
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The sizes of a run, from which costs are estimated before it begins."""
+
+    phases: int
+    batch: int
+    prefix_len: int
+    gen_len: int
+    passes: int
+    eval_tokens: int
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    n_parameters: int
+
+    @property
+    def phase_tokens(self) -> int:
+        """What a phase costs, in tokens of one forward.
+
+        Decoding token by token is counted as 4 per token, the comparison of policy and reference
+        as 2, forward and backward of each pass as 3 (Kaplan et al. 2020, arXiv 2001.08361,
+        section 2.1: a backward is two forwards).
+        """
+        seq = self.prefix_len + self.gen_len
+        return self.batch * (4 * self.gen_len + 2 * seq + 3 * self.passes * seq)
+
+
+@dataclass(frozen=True)
+class EvalText:
+    """The same sequences at every phase.
+
+    Args:
+        tokens: without padding.
+        labels: a class per sequence, for probes that need one.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    labels: Bool[Tensor, " batch"] | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that a probe is shown at a moment.
+
+    Args:
+        ctx: the moment's context.
+        args: the run's settings.
+        prefix_len: prompt tokens of the rollout's sequences.
+        own_parts: parts of the trainer that are the caller's own.
+        acts: activations of the policy at the probe's sites, on the probe's text.
+        reference_acts: those of the reference, on the eval text only.
+        text: the eval text, if there is one.
+        truth: Reel's exact truth, when the policy speaks Reel.
+    """
+
+    ctx: Context
+    args: RLHFArgs
+    prefix_len: int
+    own_parts: list[str]
+    acts: dict[str, Tensor]
+    reference_acts: dict[str, Tensor]
+    text: EvalText | None
+    truth: ReelTruth | None
+
+    def need_text(self, probe: str) -> EvalText:
+        """The eval text.
+
+        Raises:
+            ConfigError: the suite has none.
+        """
+        if self.text is None:
+            raise ConfigError(f"{probe} needs eval_tokens; give the suite eval_tokens=.")
+        return self.text
+
+
+class Probe:
+    """Looks at a run at named moments and returns records; subclasses fill in `observe`.
+
+    A probe holds no state between calls, so that a resumed run records what an uninterrupted one
+    does. `phase` counts the learning phases behind the weights: moments before learning
+    (after_rollout, after_score) and run_end show the weights of that phase.
+
+    Attributes:
+        name: names the probe's files.
+        moments: when it is called.
+        text: whose activations it wants: the eval text's, the rollout's, or none.
+        sites: hook names, wildcards allowed, or "logits" or "values".
+        pos: the position of these activations; all when None.
+        every: called each `every`-th phase, and at run_end.
+    """
+
+    name: str = "probe"
+    moments: tuple[Moment, ...] = ("after_score", "run_end")
+    text: ProbeText | None = None
+    sites: tuple[str, ...] = ()
+    pos: int | None = None
+    every: int = 1
+
+    def __init__(self, every: int | None = None, name: str | None = None) -> None:
+        self.every = type(self).every if every is None else every
+        self.name = type(self).name if name is None else name
+        if self.every < 1:
+            raise ConfigError(f"every={self.every} of {self.name} must be 1 or greater.")
+        if not self.name.replace("_", "").isalnum():
+            raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
+
+    def cost(self, shape: RunShape) -> Cost:
+        """Estimate what one call costs, its forwards over the eval text excepted.
+
+        Those are shared by all probes that look at it, and the suite counts them once.
+        """
+        return Cost()
+
+    def observe(self, seen: Observation) -> Record:
+        """Look, and say what was found.
+
+        Raises:
+            NotImplementedError: a subclass that does not say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
+
+    def settings(self) -> dict[str, Any]:
+        """What describes the probe in the run's store."""
+        kept = {"moments": list(self.moments), "sites": list(self.sites), "pos": self.pos}
+        return {"name": self.name, "kind": type(self).__name__, "every": self.every} | kept
+
+
+def decimals(x: Float[Tensor, "..."], digits: int = 6) -> Any:
+    """A tensor as nested lists of numbers, rounded so that records stay small."""
+    return [decimals(row, digits) for row in x] if x.ndim else round(x.item(), digits)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The token ids of a text, without special tokens.
+
+    Raises:
+        ConfigError: the tokenizer does not know a word and has no token for such words.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:
+        raise ConfigError(
+            f"the tokenizer cannot read {text!r} ({error}); use words of its vocabulary."
+        ) from None

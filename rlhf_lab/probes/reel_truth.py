@@ -1,0 +1,176 @@
+"""The bridge to the organism: what is exactly true of Reel text, in the shapes that probes use."""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.organism.exact import (
+    Graph,
+    GraphPolicy,
+    build_graph,
+    grammar_policy,
+    token_information,
+)
+from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.rewards import REWARDS, Reward, gold
+
+
+class Optimum(NamedTuple):
+    """The best policy at one price of KL: its expected reward, and its KL in nats per sequence."""
+
+    beta: float
+    reward: float
+    kl_per_sequence: float
+
+
+class ReelTruth:
+    """Exact values, advantages and beliefs about sequences of Reel tokens.
+
+    "Exact" is under the grammar, which the bundled policy was trained on and starts from: the
+    value of a prefix is the expected reward when the grammar writes the rest. The graph of states
+    is built on first use (a third of a second).
+
+    Args:
+        reward: whose expectation the values are; gold when None.
+    """
+
+    def __init__(self, reward: Reward | None = None) -> None:
+        self.reward = reward or gold
+        self.grammar = Grammar()
+
+    @classmethod
+    def of_reward(cls, reward_fn: str) -> "ReelTruth":
+        """The truth for the reward that `args.reward_fn` names.
+
+        The bundled classifier ("sentiment") and rewards without an exact form are measured
+        against gold, the posterior that the classifier was trained to give.
+        """
+        return cls(REWARDS.get(reward_fn, gold))
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The states of the grammar."""
+        return build_graph(self.grammar)
+
+    @cached_property
+    def policy(self) -> GraphPolicy:
+        """The grammar itself as a policy."""
+        return grammar_policy(self.graph)
+
+    @cached_property
+    def state_values(self) -> tuple[Float[np.ndarray, " _"], ...]:
+        """The value of every state at every position."""
+        return self.policy.values(self.reward.score(self.graph.final_features()))
+
+    @cached_property
+    def state_beliefs(self) -> tuple[Float[np.ndarray, " _"], ...]:
+        """P(sentiment is positive) in every state at every position.
+
+        The gold reward is the posterior of a whole review, so that its expectation is the
+        posterior of a prefix.
+        """
+        return self.policy.values(gold.score(self.graph.final_features()))
+
+    @cached_property
+    def final_rewards(self) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
+        """The reward of every whole review's state, and the grammar's probability of it."""
+        return self.reward.score(self.graph.final_features()), self.policy.occupancy()[-1]
+
+    def slot_names(self, seq: int) -> list[str]:
+        """A name per position, such as "CONN 2" (clauses counted from 1) or "VERB"."""
+        names = [
+            slot.name if slot.clause is None else f"{slot.name} {slot.clause + 1}"
+            for slot in self.grammar.slots
+        ]
+        return (names + [f"+{i}" for i in range(seq)])[:seq]
+
+    def values(
+        self, tokens: Int[Tensor, "batch seq"]
+    ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+        """The exact value of the state behind every token, and where it is defined.
+
+        It is not defined from the first token on that the grammar does not allow.
+        """
+        return self._look_up(self.state_values, tokens)
+
+    def beliefs(
+        self, tokens: Int[Tensor, "batch seq"]
+    ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+        """P(sentiment is positive | prefix) behind every token, and where it is defined."""
+        return self._look_up(self.state_beliefs, tokens)
+
+    def generated(
+        self, tokens: Int[Tensor, "batch seq"], prefix_len: int
+    ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
+        """Exact values and advantages in the trainer's shapes, and where both are defined.
+
+        1. The value before generated token t stands behind position prefix_len - 1 + t.
+        2. Its advantage is the value behind the token less the value before it.
+        """
+        values, mask = self.values(tokens)
+        before, behind = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
+        defined = mask[:, prefix_len:]
+        zero = torch.zeros_like(before)
+        return (
+            torch.where(defined, before, zero),
+            torch.where(defined, behind - before, zero),
+            defined,
+        )
+
+    def information(self) -> Float[Tensor, " seq"]:
+        """I_t, the variance of the reward that the token at each position settles; 0 for <bos>."""
+        behind_bos = token_information(self.policy, self.reward).float()
+        return torch.cat([torch.zeros(1), behind_bos])
+
+    def optimum(self, beta: float) -> Optimum:
+        """The policy that is best at this price of KL: its reward and its KL per sequence.
+
+        pi*(x) = ref(x) exp(r(x) / beta) / Z, so that both follow from the distribution of the
+        reward under the grammar: E[r] = sum ref r exp(r / beta) / Z, KL = E[r] / beta - log Z
+        (Korbak et al. 2022, arXiv 2205.11275).
+
+        Raises ValueError for a beta that is not above 0.
+        """
+        if not beta > 0:
+            raise ValueError(f"beta is {beta}; give a price of KL above 0.")
+        rewards, chances = self.final_rewards
+        highest = rewards.max() / beta
+        weight = chances * np.exp(rewards / beta - highest)
+        total = weight.sum()
+        reward = float((weight * rewards).sum() / total)
+        return Optimum(beta, reward, reward / beta - float(np.log(total)) - float(highest))
+
+    def next_word_odds(
+        self, tokens: Int[Tensor, "batch seq"], pos: int, word: int, other: int
+    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        """log P(word | prefix) - log P(other | prefix) by the grammar, behind position `pos`.
+
+        Not defined off the grammar, or where it gives one of the words no chance.
+        """
+        index, mask = self.graph.walk(tokens[:, : pos + 1])
+        rows = self.policy.probability[pos][index[:, pos]]
+        chances = torch.from_numpy(rows[:, [word, other]])
+        defined = torch.from_numpy(mask[:, pos]) & (chances > 0).all(-1)
+        odds = chances.clamp(min=1e-300).log()
+        return torch.where(defined, odds[:, 0] - odds[:, 1], 0.0).float(), defined
+
+    def reviews(self, n: int, seed: int) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
+        """Fresh reviews, and whether each one's hidden sentiment is positive."""
+        drawn = self.grammar.sample(n, np.random.default_rng(seed))
+        return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.latents.sentiment > 0)
+
+    def _look_up(
+        self, table: tuple[Float[np.ndarray, " _"], ...], tokens: Int[Tensor, "batch seq"]
+    ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+        """Numbers of states at the states behind every token."""
+        index, mask = self.graph.walk(tokens)
+        found = np.stack([table[t][index[:, t]] for t in range(tokens.shape[1])], axis=1)
+        found = np.where(mask, found, 0.0).astype(np.float32)
+        return (
+            torch.from_numpy(found).to(tokens.device),
+            torch.from_numpy(mask).to(tokens.device),
+        )

@@ -1,0 +1,109 @@
+"""A run read back from its directory, without its trainer."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore
+from rlhf_lab.training import RunDir
+from rlhf_lab.training.restore import load_policy
+
+
+@dataclass(frozen=True)
+class StoredCheck:
+    """A check as it was stored; see `Check`."""
+
+    phase: int
+    probe: str
+    name: str
+    value: float
+    tolerance: float
+    ok: bool
+
+
+class Run:
+    """Everything that a run left behind: finished, stopped, or still in progress.
+
+    Args:
+        path: the run's directory.
+
+    Raises:
+        RunError: there is no run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.directory = RunDir.open(path)
+        self.store = ProbeStore(self.directory)
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.directory.path
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The contents of run.json: arguments, versions, first and final figures."""
+        return self.directory.read_info()
+
+    @property
+    def args(self) -> RLHFArgs:
+        """The run's settings."""
+        return RLHFArgs.from_dict(self.info["args"])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dict per phase, as in `PhaseReport.to_dict`."""
+        return self.directory.read("metrics.jsonl")
+
+    def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
+        """What the policy wrote, in one phase or in all: text, reward, gold reward."""
+        samples = self.directory.read("samples.jsonl")
+        return [s for s in samples if phase is None or s["phase"] == phase]
+
+    def probes(self) -> list[str]:
+        """The probes that recorded something."""
+        return self.store.probes()
+
+    def records(self, probe: str) -> list[dict[str, Any]]:
+        """The records of a probe, in the order of phases.
+
+        Raises:
+            RunError: no such probe recorded anything.
+        """
+        return self.store.records(probe)
+
+    def phases(self, probe: str) -> list[int]:
+        """The phases in which a probe recorded something."""
+        return [record["phase"] for record in self.records(probe)]
+
+    def tensors(self, probe: str, phase: int) -> dict[str, Tensor]:
+        """The tensors of one probe in one phase.
+
+        Raises:
+            RunError: there are none.
+        """
+        return self.store.tensors(probe, phase)
+
+    def checks(self) -> list[StoredCheck]:
+        """Every identity check of every probe and phase, in the order in which they ran."""
+        stored = self.directory.read(CHECKS)
+        return [
+            StoredCheck(**check | {"value": math.nan if check["value"] is None else check["value"]})
+            for check in stored
+        ]
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What was thinned, refused or switched off, and when."""
+        return self.directory.read(NOTES)
+
+    def policy(self, which: str | int = "last") -> TransformerWithValueHead:
+        """The policy that the run saved: "last", "best", or a number of learning phases.
+
+        Raises:
+            RunError: no such checkpoint.
+        """
+        return load_policy(self.path, which)[0]

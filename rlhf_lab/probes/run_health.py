@@ -1,0 +1,91 @@
+"""RunHealth: is the run doing what PPO assumes, and what does KL really cost in it?"""
+
+import math
+from typing import Any
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.training import PhaseReport, Rollout
+
+COPIED = (
+    "mean_reward",
+    "reward_std",
+    "gold_reward",
+    "kl_per_sequence",
+    "entropy_per_token",
+    "explained_variance",
+    "clip_fraction",
+    "grad_norm",
+    "ratio_first_minibatch",
+)
+
+
+def effective_beta(
+    kl_coef: float, advantage_std: float, reward_std: float, args: RLHFArgs
+) -> float:
+    """What one nat of KL costs in units of the raw reward, at the first step of a phase.
+
+    1. Whitening divides the advantages by their standard deviation: multiply it back.
+    2. Normalising divides the rewards by theirs: multiply that back too.
+
+    The gradient of the objective at ratio 1 is mean_t E[A_t / sigma_A grad log pi] - kl_coef
+    mean_t grad KL_t with A_t in units of sigma_r. It leaves aside clipping, the entropy bonus, and
+    the part of the sequence KL's gradient that goes through the states visited.
+
+    beta_eff = kl_coef sigma_A sigma_r
+    """
+    beta = kl_coef
+    if args.normalize_advantages:
+        beta *= advantage_std
+    if args.normalize_reward:
+        beta *= reward_std
+    return beta
+
+
+class RunHealth(Probe):
+    """The figures that say whether a run is healthy; on Reel, the exact optimum beside them.
+
+    Checks: before the first step the ratio is 1 (the policy that is trained is the one that
+    sampled); the objective is the sum of its terms; KL per token and per sequence agree.
+    """
+
+    name = "run_health"
+    moments = ("after_phase",)
+
+    def observe(self, seen: Observation) -> Record:
+        """Sum up the phase."""
+        rollout: Rollout = seen.ctx.rollout
+        report: PhaseReport = seen.ctx.report
+        mask = rollout.samples.mask
+        advantage_std = F.masked_std(rollout.advantages, mask).item()
+        beta = effective_beta(seen.args.kl_coef, advantage_std, report.reward_std, seen.args)
+        values: dict[str, Any] = {name: getattr(report, name) for name in COPIED}
+        values |= {"advantage_std": advantage_std, "beta_eff": beta}
+        if seen.truth is not None:
+            values |= _optimum(beta, seen)
+        return Record(values, checks=_checks(rollout, report))
+
+
+def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
+    """The exact optimum at this price of KL; None where KL is free."""
+    if not beta > 1e-3 or not math.isfinite(beta):
+        return {"optimal_reward": None, "optimal_kl_per_sequence": None}
+    point = seen.truth.optimum(beta)
+    return {"optimal_reward": point.reward, "optimal_kl_per_sequence": point.kl_per_sequence}
+
+
+def _checks(rollout: Rollout, report: PhaseReport) -> list[Check]:
+    learning, mask = report.learning, rollout.samples.mask
+    terms = learning.clipped_surrogate - learning.value_loss
+    terms += learning.entropy_bonus - learning.kl_penalty
+    by_sequence = F.kl_per_sequence(rollout.kl, mask).sum() / mask.sum()
+    kl_gap = abs(by_sequence.item() - report.kl_per_token)
+    ratio_gap = abs(report.ratio_first_minibatch - 1)
+    return [
+        Check.at_most("the ratio is 1 before the first step", ratio_gap, 1e-4),
+        Check.at_most(
+            "the objective is the sum of its terms", abs(learning.objective - terms), 1e-5
+        ),
+        Check.at_most("KL per sequence over length is KL per token", kl_gap, 1e-5),
+    ]

@@ -1,0 +1,120 @@
+"""Where a run keeps what its probes found: JSON lines for records, safetensors for tensors."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlhf_lab.errors import RunError
+from rlhf_lab.probes.probe import Record
+from rlhf_lab.training import RunDir
+from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_lab.training.run_dir import replacing
+
+FOLDER = "probes"
+CHECKS = f"{FOLDER}/checks.jsonl"
+NOTES = f"{FOLDER}/notes.jsonl"
+
+
+class ProbeStore:
+    """The folder `probes/` of a run.
+
+    `records/PROBE.jsonl`, `checks.jsonl` and `notes.jsonl` only grow, a line at a time;
+    `tensors/PROBE/phase_000010.safetensors` has one file per phase; `suite.json` says which probes
+    there were. Everything can be read without this package.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.path = run.path / FOLDER
+
+    def write_suite(self, settings: dict[str, Any]) -> None:
+        """Note which probes are attached, beside those of other suites, and make the folders."""
+        names = {probe["name"] for probe in settings["probes"]}
+        others = [p for p in self.read_suite().get("probes", []) if p["name"] not in names]
+        settings = settings | {"probes": others + settings["probes"]}
+        (self.path / "records").mkdir(parents=True, exist_ok=True)
+        (self.path / "tensors").mkdir(exist_ok=True)
+        with replacing(self.path / "suite.json") as partial:
+            partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def read_suite(self) -> dict[str, Any]:
+        """What `write_suite` noted; empty when the run had no probes."""
+        path = self.path / "suite.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def write(self, probe: str, phase: int, record: Record) -> None:
+        """Store a record, its checks and its tensors.
+
+        The tensors go first, so that a record that is there is whole.
+        """
+        if record.tensors:
+            path = self.tensor_path(probe, phase)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(path, record.tensors, {"probe": probe, "phase": phase})
+        self.run.append(f"{FOLDER}/records/{probe}.jsonl", [{"phase": phase, **record.values}])
+        checks = [
+            {"phase": phase, "probe": probe, **dataclasses.asdict(check)}
+            | {"value": check.value if math.isfinite(check.value) else None}
+            for check in record.checks
+        ]
+        self.run.append(CHECKS, checks)
+
+    def note(self, phase: int, probe: str, note: str) -> None:
+        """Store something that was said about a probe."""
+        self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": note}])
+
+    def records(self, probe: str) -> list[dict[str, Any]]:
+        """The records of a probe, in the order of phases.
+
+        Raises:
+            RunError: no such probe recorded anything.
+        """
+        if probe not in self.probes():
+            there = ", ".join(self.probes()) or "none"
+            raise RunError(f"{self.run.path} has no records of probe {probe!r}; there are {there}.")
+        return self.run.read(f"{FOLDER}/records/{probe}.jsonl")
+
+    def probes(self) -> list[str]:
+        """The probes that recorded something."""
+        return sorted(path.stem for path in (self.path / "records").glob("*.jsonl"))
+
+    def tensor_path(self, probe: str, phase: int) -> Path:
+        """The file of one probe's tensors in one phase."""
+        return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
+
+    def tensors(self, probe: str, phase: int) -> dict[str, Tensor]:
+        """The tensors of one probe in one phase.
+
+        Raises:
+            RunError: there are none, or the file is corrupt.
+        """
+        return load_checkpoint(self.tensor_path(probe, phase))[0]
+
+    def rewind(self, phase: int, probes: list[str]) -> None:
+        """Drop what these probes stored from this phase on, which is about to be done again."""
+
+        def stays(record: dict[str, Any], probe: str | None = None) -> bool:
+            return record["phase"] < phase or (probe or record["probe"]) not in probes
+
+        self._filter(CHECKS, stays)
+        self._filter(NOTES, stays)
+        for probe in set(probes) & set(self.probes()):
+            self._filter(f"{FOLDER}/records/{probe}.jsonl", lambda r, p=probe: stays(r, p))
+            for path in self.path.glob(f"tensors/{probe}/phase_*.safetensors"):
+                if int(path.stem.removeprefix("phase_")) >= phase:
+                    path.unlink()
+
+    def _filter(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep some lines of a file; a file that is not there stays away."""
+        path = self.run.path / file
+        if not path.exists():
+            return
+        kept = [record for record in self.run.read(file) if stays(record)]
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")

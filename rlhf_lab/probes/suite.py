@@ -1,0 +1,357 @@
+"""A set of probes attached to a trainer: calls them, stores what they find, keeps to a budget."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.budget import Budget, Planned, fit_plan
+from rlhf_lab.probes.probe import EvalText, Observation, Probe, Record, RunShape, encode
+from rlhf_lab.probes.reel_truth import ReelTruth
+from rlhf_lab.probes.store import ProbeStore
+from rlhf_lab.training import Context, Moment, RLHFTrainer
+from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
+
+Acts = dict[str, Tensor]
+GRACE_SECONDS = 2.0
+ONCE = TRUTH, REFERENCE = "reel_truth", "reference"
+
+
+@dataclass
+class Timing:
+    """Measured seconds: of each probe's calls so far, of the fastest, and of the run without
+    probes.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    fastest: dict[str, float] = field(default_factory=dict)
+    this_phase: float = 0.0
+    run_seconds: float = 0.0
+    phases: int = 0
+
+    def note(self, probe: str, seconds: float) -> None:
+        """Add one call."""
+        self.seconds[probe] = self.seconds.get(probe, 0.0) + seconds
+        self.fastest[probe] = min(seconds, self.fastest.get(probe, seconds))
+        self.this_phase += seconds
+
+
+class Suite:
+    """Probes that look at one run together.
+
+    Args:
+        probes: with names of their own.
+        eval_tokens: the same sequences at every phase, BOS included, for probes that want them.
+        eval_text: texts of equal length in tokens, instead of `eval_tokens`.
+        labels: a class per eval sequence.
+        budget: what the suite may cost; probes over it are called less often or refused, with a
+            warning that is stored too.
+
+    Raises:
+        ConfigError: two probes of one name, or both kinds of eval text.
+    """
+
+    def __init__(
+        self,
+        *probes: Probe,
+        eval_tokens: Int[Tensor, "batch seq"] | None = None,
+        eval_text: Sequence[str] | None = None,
+        labels: Bool[Tensor, " batch"] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        names = [probe.name for probe in probes]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"two probes are named {twice[0]!r}; give one of them name=.")
+        if eval_tokens is not None and eval_text is not None:
+            raise ConfigError("eval_tokens and eval_text are both given; give one of them.")
+        self.probes = list(probes)
+        self.eval_tokens, self.eval_text, self.labels = eval_tokens, eval_text, labels
+        self.budget = budget or Budget()
+
+    def attach(self, trainer: RLHFTrainer) -> "Attachment":
+        """Look at this trainer's run from now on.
+
+        Raises:
+            ConfigError: a site that the model does not have, or eval text that does not fit.
+        """
+        return Attachment(self, trainer)
+
+
+def attach(trainer: RLHFTrainer, *probes: Suite | Probe, **options: Any) -> "Attachment":
+    """Attach a suite, or some probes as a suite with these options, to a trainer."""
+    if len(probes) == 1 and isinstance(probes[0], Suite):
+        return probes[0].attach(trainer)
+    return Suite(*probes, **options).attach(trainer)
+
+
+def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor, "batch seq"]:
+    """Token ids of texts of one length, with BOS in front when the run puts it there.
+
+    Raises:
+        ConfigError: no text, or texts of different lengths in tokens.
+    """
+    tokenizer = trainer.tokenizer
+    bos = [tokenizer.bos_token_id] if trainer.args.prepend_bos else []
+    rows = [bos + encode(tokenizer, text) for text in texts]
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) != 1 or lengths[0] == 0:
+        raise ConfigError(
+            f"eval_text has texts of {lengths} tokens; give at least one text, all of one length, "
+            "or eval_tokens."
+        )
+    return torch.tensor(rows)
+
+
+class Attachment:
+    """One suite on one run; made by `Suite.attach`.
+
+    Attributes:
+        plan: how often each probe is called, after thinning.
+        notes: what was thinned, refused or switched off, in words.
+    """
+
+    def __init__(self, suite: Suite, trainer: RLHFTrainer) -> None:
+        self.suite, self.budget = suite, suite.budget
+        self.probes = {probe.name: probe for probe in suite.probes}
+        self.text = self._eval_text(suite, trainer)
+        self.truth = ReelTruth.of_reward(trainer.args.reward_fn) if trainer.speaks_reel else None
+        self.prefix_len, self.own_parts = len(trainer.prompt), list(trainer.own_parts)
+        self.shape = self._shape(trainer)
+        self.notes: list[str] = []
+        self.timing = Timing()
+        self._untold: list[tuple[str, str]] = []
+        self._store: ProbeStore | None = None
+        self._reference_acts: Acts = {}
+        for probe in suite.probes:
+            resolve_sites(trainer.policy.base_model, probe.sites)
+        first = [
+            Planned(p.name, p.every, p.cost(self.shape), p.text == "eval") for p in suite.probes
+        ]
+        self.plan, notes = fit_plan(first, self.shape, self.budget)
+        for name, note in notes:
+            self._say(name, note)
+        self._register(trainer)
+
+    def _eval_text(self, suite: Suite, trainer: RLHFTrainer) -> EvalText | None:
+        tokens = suite.eval_tokens
+        if suite.eval_text is not None:
+            tokens = tokenize_eval_text(trainer, suite.eval_text)
+        if tokens is None:
+            needing = [probe.name for probe in suite.probes if probe.text == "eval"]
+            if needing:
+                raise ConfigError(f"{needing[0]} looks at eval text; give the suite eval_tokens=.")
+            return None
+        if tokens.shape[1] > trainer.policy.base_model.cfg.n_ctx:
+            raise ConfigError(
+                f"eval_tokens has {tokens.shape[1]} columns; the model's context ends at "
+                f"{trainer.policy.base_model.cfg.n_ctx}."
+            )
+        return EvalText(tokens.to(trainer.device), suite.labels)
+
+    def _shape(self, trainer: RLHFTrainer) -> RunShape:
+        args, cfg = trainer.args, trainer.policy.base_model.cfg
+        return RunShape(
+            phases=args.total_phases,
+            batch=args.batch_size,
+            prefix_len=self.prefix_len,
+            gen_len=args.gen_len,
+            passes=args.batches_per_learning_phase,
+            eval_tokens=0 if self.text is None else self.text.tokens.numel(),
+            n_layers=cfg.n_layers,
+            d_model=cfg.d_model,
+            d_vocab=cfg.d_vocab,
+            n_parameters=sum(p.numel() for p in trainer.policy.parameters()),
+        )
+
+    def _register(self, trainer: RLHFTrainer) -> None:
+        moments: dict[Moment, None] = {"run_start": None, "after_phase": None, "run_end": None}
+        for probe in self.suite.probes:
+            moments |= dict.fromkeys(probe.moments)
+        for moment in moments:
+            trainer.on(moment)(self._at)
+
+    def _at(self, ctx: Context) -> None:
+        """Everything that happens at one moment."""
+        if ctx.run is None:
+            return
+        if self._store is None or ctx.moment == "run_start":
+            self._begin(ctx)
+        due = [
+            self.probes[planned.name]
+            for planned in self.plan
+            if planned.every and planned.name in self.probes and self._is_due(planned, ctx)
+        ]
+        if due:
+            with undisturbed(ctx.policy, ctx.reference):
+                self._show(ctx, due)
+        if ctx.moment == "after_phase":
+            self._measure(ctx)
+
+    def _is_due(self, planned: Planned, ctx: Context) -> bool:
+        if ctx.moment not in self.probes[planned.name].moments:
+            return False
+        return ctx.moment in ("run_start", "run_end") or ctx.phase % planned.every == 0
+
+    def _begin(self, ctx: Context) -> None:
+        """Make the store of a new run, or rewind that of a resumed one."""
+        self._store = ProbeStore(ctx.run)
+        self._store.rewind(ctx.phase, [probe.name for probe in self.suite.probes])
+        every = {planned.name: planned.every for planned in self.plan}
+        probes = [probe.settings() | {"every": every[probe.name]} for probe in self.suite.probes]
+        budget = {"mb": self.budget.mb, "time_frac": self.budget.time_frac}
+        eval_shape = None if self.text is None else list(self.text.tokens.shape)
+        self._store.write_suite({"probes": probes, "budget": budget, "eval_tokens": eval_shape})
+        if self.truth is not None:
+            began = perf_counter()
+            _ = self.truth.graph
+            self.timing.note(TRUTH, perf_counter() - began)
+        for name, note in self._untold:
+            self._store.note(ctx.phase, name, note)
+        self._untold = []
+
+    def _show(self, ctx: Context, due: list[Probe]) -> None:
+        """Run the forwards that the due probes share, and call each of them."""
+        began, noted = perf_counter(), self.timing.this_phase
+        shared = {text: self._shared(ctx, due, text) for text in ("eval", "rollout")}
+        forward_seconds = perf_counter() - began - (self.timing.this_phase - noted)
+        looking = [probe for probe in due if probe.text is not None]
+        for probe in due:
+            began = perf_counter()
+            try:
+                self._store.write(probe.name, ctx.phase, self._call(ctx, probe, shared))
+            except Exception as error:
+                self._switch_off(ctx, probe, error)
+            own_share = forward_seconds / len(looking) if probe in looking else 0.0
+            self.timing.note(probe.name, perf_counter() - began + own_share)
+
+    def _shared(self, ctx: Context, due: list[Probe], text: str) -> tuple[Acts, Acts] | None:
+        """The activations that all due probes want; None when one of them spoils it for all."""
+        try:
+            return self._activations(ctx, [probe for probe in due if probe.text == text], text)
+        except Exception:
+            return None
+
+    def _call(
+        self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts] | None]
+    ) -> Record:
+        acts, reference_acts = {}, {}
+        if probe.text is not None:
+            sites = resolve_sites(ctx.policy.base_model, probe.sites)
+            found = shared[probe.text] or self._activations(ctx, [probe], probe.text)
+            all_acts, all_reference_acts = found
+            acts = {site: _at_pos(all_acts[site], probe.pos) for site in sites}
+            reference_acts = {
+                site: _at_pos(all_reference_acts[site], probe.pos)
+                for site in sites
+                if site in all_reference_acts
+            }
+        seen = Observation(
+            ctx=ctx,
+            args=ctx.args,
+            prefix_len=self.prefix_len,
+            own_parts=self.own_parts,
+            acts=acts,
+            reference_acts=reference_acts,
+            text=self.text,
+            truth=self.truth,
+        )
+        record = probe.observe(seen)
+        if not record.checks:
+            raise ConfigError(f"{probe.name} returned a record without a check; add one.")
+        return record
+
+    def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
+        """The policy's and the reference's activations at all sites that these probes want.
+
+        The reference's on the eval text never change and are captured once.
+        """
+        sites = [site for probe in probes for site in probe.sites]
+        if not sites:
+            return {}, {}
+        if text == "rollout":
+            tokens, mask = text_at(ctx)
+            return capture_activations(ctx.policy, tokens, sites, attention_mask=mask), {}
+        acts = capture_activations(ctx.policy, self.text.tokens, sites)
+        wanted = resolve_sites(ctx.reference, [site for site in sites if site != "values"])
+        missing = [site for site in wanted if site not in self._reference_acts]
+        if missing:
+            began = perf_counter()
+            new = capture_activations(ctx.reference, self.text.tokens, missing)
+            self._reference_acts |= new
+            self.timing.note(REFERENCE, perf_counter() - began)
+        return acts, self._reference_acts
+
+    def _switch_off(self, ctx: Context, probe: Probe, error: Exception) -> None:
+        """Drop a probe that raised; the run and the other probes go on."""
+        self.probes.pop(probe.name)
+        self._say(
+            probe.name,
+            f"raised {type(error).__name__} at {ctx.moment} of phase {ctx.phase} and is switched "
+            f"off: {error}",
+            ctx.phase,
+        )
+
+    def _say(self, probe: str, note: str, phase: int = 0) -> None:
+        """Warn, remember, and store it as soon as there is a store."""
+        warnings.warn(f"{probe}: {note}", stacklevel=2)
+        self.notes.append(f"{probe}: {note}")
+        if self._store is None:
+            self._untold.append((probe, note))
+        else:
+            self._store.note(phase, probe, note)
+
+    def _measure(self, ctx: Context) -> None:
+        """Project the measured time to the end of the run, and thin what is over budget.
+
+        1. Time per phase: what the trainer measured, less what the probes took of it.
+        2. Time of the probes: what they took so far, and the calls that are left at the pace of the
+           fastest, since the first call of each also warms up.
+        3. Under 2 seconds in all, nothing is thinned.
+        """
+        cost, timing = ctx.report.cost, self.timing
+        spent = cost.rollout_seconds + cost.learning_seconds - timing.this_phase
+        timing.run_seconds += max(spent, 0.0)
+        timing.phases, timing.this_phase = timing.phases + 1, 0.0
+        left = self.shape.phases - ctx.phase - 1
+        run = timing.run_seconds * (timing.phases + left) / timing.phases
+        projected = {p.name: self._projected(p, ctx.phase, left) for p in self.plan}
+        once = sum(timing.seconds.get(name, 0.0) for name in ONCE)
+        seconds = once + sum(projected.values())
+        share = seconds / run if run else 0.0
+        if share <= self.budget.time_frac or seconds < GRACE_SECONDS or not left:
+            return
+        worst = max(
+            (p for p in self.plan if p.every and p.name in self.probes),
+            key=lambda p: projected[p.name],
+            default=None,
+        )
+        if worst is None or worst.every >= self.shape.phases:
+            return
+        self.plan = [replace(p, every=p.every * 2) if p is worst else p for p in self.plan]
+        self._say(
+            worst.name,
+            f"every {worst.every} phases -> every {worst.every * 2}, because a projected "
+            f"{share:.0%} of the run's time is over time_frac={self.budget.time_frac}.",
+            ctx.phase,
+        )
+
+    def _projected(self, planned: Planned, phase: int, left: int) -> float:
+        """Seconds of a probe over the whole run, at its fastest call so far."""
+        gone = not planned.every or planned.name not in self.probes
+        if gone or planned.name not in self.timing.seconds:
+            return self.timing.seconds.get(planned.name, 0.0)
+        due_later = sum(p % planned.every == 0 for p in range(phase + 1, phase + 1 + left))
+        due_later += "run_end" in self.probes[planned.name].moments
+        return self.timing.seconds[planned.name] + self.timing.fastest[planned.name] * due_later
+
+
+def _at_pos(activation: Tensor, pos: int | None) -> Tensor:
+    """An activation at one position, or at all."""
+    return activation if pos is None else activation[:, pos]

@@ -1,0 +1,174 @@
+"""TextHeatmap: advantage, value, KL and surprise of every token of a few samples."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import read_out
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
+from rlhf_lab.training import Rollout
+
+FIELDS = ("advantage", "value", "return", "kl", "log_ratio", "entropy")
+
+
+def telescoping_error(
+    advantages: Float[Tensor, "batch gen"],
+    values: Float[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+    gamma: float,
+    lam: float,
+) -> float:
+    """How far the advantages are from telescoping to reward minus first value.
+
+    1. Undo the sum over later errors: delta_t = A_t - gamma lam A_{t+1}.
+    2. Sum the deltas, discounted: all values but the first cancel.
+    3. Compare with gamma^(T-1) r - V(s_0), and return the largest miss over the rows.
+
+    The one-step estimate is gamma = 1, lam = 0. The mask must be True up to a stop token.
+
+    sum_t gamma^t (A_t - gamma lam A_{t+1}) = gamma^(T-1) r - V(s_0)
+    (Schulman et al. 2016, arXiv 1506.02438, equations 11 and 16)
+    """
+    advantages = F.zero_masked(advantages.double(), mask)
+    ahead = torch.cat([advantages[:, 1:], torch.zeros_like(advantages[:, :1])], dim=1)
+    deltas = F.zero_masked(advantages - gamma * lam * ahead, mask)
+    steps = torch.arange(mask.shape[1], device=mask.device)
+    total = (deltas * gamma**steps).sum(1)
+    last = mask.sum(1) - 1
+    expected = rewards.double() * gamma ** last.double() - values[:, 0].double()
+    return (total - expected)[last >= 0].abs().max().item()
+
+
+def sampled_log_ratio(rollout: Rollout, rows: int, observation: Observation) -> Tensor:
+    """log pi - log pi_ref of each sampled token of the first rows `[rows gen]`.
+
+    pi is the distribution that was sampled from; the reference is taken at the same temperature,
+    over its whole vocabulary.
+    """
+    samples = rollout.samples
+    logits = read_out(observation.ctx.reference, rollout.ref_residuals[:rows])
+    ref_logprobs = (logits / observation.args.temperature).log_softmax(-1)
+    tokens = samples.tokens[:rows, samples.prefix_len :, None]
+    return samples.logprobs[:rows] - ref_logprobs.gather(-1, tokens)[..., 0]
+
+
+class TextHeatmap(Probe):
+    """Per-token numbers of the first `n` samples of a phase; on Reel, the exact ones beside them.
+
+    Checks: the advantages telescope to reward minus first value; KL is not negative; in phase 0
+    policy and reference agree; on Reel, the exact advantages telescope too.
+
+    Args:
+        fields: of advantage, value, return, kl, log_ratio, entropy.
+        n: samples per phase.
+
+    Raises:
+        ConfigError: an unknown field, or n below 1.
+    """
+
+    name = "text_heatmap"
+    moments = ("after_score",)
+
+    def __init__(
+        self,
+        fields: tuple[str, ...] = ("advantage", "value", "kl"),
+        n: int = 4,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.fields, self.n = fields, n
+        unknown = [field for field in fields if field not in FIELDS]
+        if unknown:
+            raise ConfigError(f"fields has {unknown[0]!r}; choose from {', '.join(FIELDS)}.")
+        if n < 1:
+            raise ConfigError(f"n={n} of {self.name} must be 1 or greater.")
+
+    def cost(self, shape: RunShape) -> Cost:
+        """A read-out of the reference's residuals, and two numbers of four bytes per token."""
+        tokens = self.n * shape.gen_len
+        stored = (len(self.fields) + 2) * 4 + 30
+        return Cost(flops=2 * tokens * shape.d_model * shape.d_vocab, bytes=tokens * stored)
+
+    def observe(self, seen: Observation) -> Record:
+        """Take the first samples as they are."""
+        rollout: Rollout = seen.ctx.rollout
+        samples, n = rollout.samples, min(self.n, len(rollout.texts))
+        tokenizer = seen.ctx.policy.base_model.tokenizer
+        everything = {
+            "advantage": rollout.advantages,
+            "value": samples.values,
+            "return": rollout.returns,
+            "kl": rollout.kl,
+            "entropy": rollout.entropy,
+        }
+        tensors = {name: everything[name][:n].float() for name in self.fields if name in everything}
+        if "log_ratio" in self.fields:
+            tensors["log_ratio"] = sampled_log_ratio(rollout, n, seen).float()
+        tensors["mask"] = samples.mask[:n]
+        checks = _checks(rollout, seen)
+        if seen.truth is not None:
+            truth_tensors, check = _truth(rollout, n, seen)
+            tensors |= truth_tensors
+            checks.append(check)
+        values = {
+            "tokens": [spell_tokens(tokenizer, row) for row in samples.tokens[:n]],
+            "prefix_len": samples.prefix_len,
+            "rewards": decimals(rollout.raw_rewards[:n]),
+        }
+        return Record(values, tensors, checks)
+
+
+def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
+    """Each token as it adds to the text, blanks included.
+
+    1. Decode the text up to each token.
+    2. Keep what is new; the parts put together are the whole text.
+    """
+    ids, texts = tokens.tolist(), [""]
+    for end in range(1, len(ids) + 1):
+        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=False))
+    return [
+        text[len(before) :] if text.startswith(before) else text.rsplit(" ", 1)[-1]
+        for before, text in zip(texts, texts[1:], strict=False)
+    ]
+
+
+def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
+    """The identities of what the trainer computed."""
+    args, samples = seen.args, rollout.samples
+    checks = []
+    if "advantages" not in seen.own_parts:
+        is_gae = args.advantages == "gae"
+        error = telescoping_error(
+            rollout.advantages,
+            samples.values,
+            rollout.rewards,
+            samples.mask,
+            args.gamma if is_gae else 1.0,
+            args.gae_lambda if is_gae else 0.0,
+        )
+        checks.append(Check.at_most("advantages telescope to r - V(s_0)", error, 1e-4))
+    kl = F.zero_masked(rollout.kl, samples.mask)
+    checks.append(Check.at_most("KL per token is not below 0", max(0.0, -kl.min().item()), 1e-5))
+    if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
+        checks.append(Check.at_most("KL is 0 before learning", kl.abs().max().item(), 1e-6))
+    return checks
+
+
+def _truth(rollout: Rollout, n: int, seen: Observation) -> tuple[dict[str, Tensor], Check]:
+    """Exact values and advantages of the first samples, and their identity."""
+    samples, truth = rollout.samples, seen.truth
+    values, advantages, defined = truth.generated(samples.tokens[:n], samples.prefix_len)
+    spans_review = samples.tokens.shape[1] == truth.grammar.seq_len
+    whole = defined.all(1) & spans_review
+    rewards = truth.reward(rollout.texts[:n]).to(values.device)
+    misses = (advantages.sum(1) - (rewards - values[:, 0])).abs()
+    error = misses[whole].max().item() if bool(whole.any()) else 0.0
+    check = Check.at_most("exact advantages telescope to the exact reward", error, 1e-5)
+    tensors = {"true_value": values, "true_advantage": advantages, "truth_mask": defined}
+    return tensors, check

@@ -1,0 +1,199 @@
+"""ValueLens: what the value head would say of every layer, and where value can be read linearly."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
+
+RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_mid", "blocks.*.hook_resid_post")
+
+
+def normalize_residual(
+    model: HookedTransformer, residual: Float[Tensor, "*batch d_model"]
+) -> Float[Tensor, "*batch d_model"]:
+    """What `ln_final.hook_normalized` would hold if this were the last residual.
+
+    1. LayerNorm: subtract the mean over d_model; RMSNorm: leave it.
+    2. Divide by the root of the mean square plus eps. Gain and bias come after that hook.
+    """
+    x = residual.float()
+    if model.cfg.normalization_type in ("LN", "LNPre"):
+        x = x - x.mean(-1, keepdim=True)
+    scale = (x.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+    return (x / scale).to(residual.dtype)
+
+
+@torch.no_grad()
+def value_lens(
+    policy: TransformerWithValueHead, residuals: Float[Tensor, "site batch seq d_model"]
+) -> Float[Tensor, "site batch seq"]:
+    """The value head's estimate from each layer's residual, as if the later layers did nothing.
+
+    v_l(s) = value_head(norm(h_l(s))), with the same point of the norm that the head listens to.
+    """
+    return policy.value_head(normalize_residual(policy.base_model, residuals))[..., 0]
+
+
+def fit_ridge(
+    x: Float[Tensor, "*site n d_model"],
+    y: Float[Tensor, "*site n"],
+    mask: Bool[Tensor, "*site n"],
+    ridge: float,
+) -> tuple[Float[Tensor, "*site d_model"], Float[Tensor, "*site"]]:
+    """Ridge regression of y on x over the rows where the mask is True, each site by itself.
+
+    1. Centre x and y on their masked means.
+    2. Penalise by `ridge` times the mean variance of x, so that it has the same meaning at every
+       site.
+    3. Solve the normal equations in float64; the intercept is not penalised.
+
+    (X'X + n ridge v I) w = X'y   (Hoerl and Kennard 1970)
+    """
+    x, y, weight = x.double(), y.double(), mask.double()
+    count = weight.sum(-1, keepdim=True).clamp(min=1)
+    x_mean = (x * weight[..., None]).sum(-2) / count
+    y_mean = (y * weight).sum(-1, keepdim=True) / count
+    x_centred = (x - x_mean[..., None, :]) * weight[..., None]
+    gram = x_centred.mT @ x_centred
+    variance = gram.diagonal(dim1=-2, dim2=-1).sum(-1) / x.shape[-1]
+    penalty = (ridge * variance).clamp(min=1e-12)[..., None, None]
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    moment = x_centred.mT @ ((y - y_mean) * weight)[..., None]
+    slope = torch.linalg.solve(gram + penalty * identity, moment)[..., 0]
+    return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)
+
+
+def r_squared(
+    predicted: Float[Tensor, "*site n"], y: Float[Tensor, "*site n"], mask: Bool[Tensor, "*site n"]
+) -> tuple[Float[Tensor, "*site"], Bool[Tensor, "*site"]]:
+    """The share of y's variance that is predicted, and where y varies at all.
+
+    R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2, over the rows where the mask is True; it
+    is below 0 for a prediction that is worse than the mean.
+    """
+    y, weight = y.double(), mask.double()
+    count = weight.sum(-1)
+    mean = (y * weight).sum(-1, keepdim=True) / count.clamp(min=1)[..., None]
+    total = ((y - mean).square() * weight).sum(-1)
+    error = ((y - predicted.double()).square() * weight).sum(-1)
+    defined = (count >= 2) & (total > 1e-8 * count.clamp(min=1))
+    return torch.where(defined, 1 - error / torch.where(defined, total, 1.0), 0.0), defined
+
+
+def readability(
+    residuals: Float[Tensor, "site batch seq d_model"],
+    target: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    ridge: float = 1e-6,
+    pooled: bool = False,
+) -> tuple[Float[Tensor, "site pos"], Bool[Tensor, "site pos"]]:
+    """How well a linear map reads the target from each layer at each position, held out.
+
+    1. Fit ridge regressions on the first two thirds of the sequences.
+    2. Take R2 on the last third, whose sequences the fit never saw.
+
+    Also says where R2 is defined: not where the target is the same for all sequences. Fits each
+    position by itself, or, `pooled`, all positions together as one.
+
+    Raises ValueError with fewer than 6 sequences.
+    """
+    n_sites, batch, _, _ = residuals.shape
+    if batch < 6:
+        raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")
+    cut = 2 * batch // 3
+    x = residuals.transpose(1, 2)
+    y, kept = (z.T.expand(n_sites, -1, -1) for z in (target, mask))
+    parts = [[z[:, :, rows] for z in (x, y, kept)] for rows in (slice(cut), slice(cut, None))]
+    if pooled:
+        parts = [[z.flatten(1, 2)[:, None] for z in part] for part in parts]
+    (x, y, kept), (x_test, y_test, kept_test) = parts
+    slope, intercept = fit_ridge(x, y, kept, ridge)
+    predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]
+    return r_squared(predicted, y_test, kept_test)
+
+
+class ValueLens(Probe):
+    """Value by layer: through the value head itself, and as far as a ridge regression can read it.
+
+    On eval text of Reel the target is the exact value; elsewhere, with `text="rollout"`, the
+    phase's returns, all positions pooled.
+
+    Check: the last layer's lens is the model's own value.
+
+    Args:
+        text: "eval" for exact values on Reel, "rollout" for returns.
+        keep: sequences whose lens is stored token by token.
+        ridge: penalty, as a share of the mean variance of the activations.
+
+    Raises:
+        ConfigError: another text.
+    """
+
+    name = "value_lens"
+    sites = (*RESIDUAL_SITES, "values")
+    every = 5
+
+    def __init__(
+        self,
+        text: str = "eval",
+        keep: int = 4,
+        ridge: float = 1e-6,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        if text not in ("eval", "rollout"):
+            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
+        self.text, self.keep, self.ridge = text, keep, ridge
+        if text == "rollout":
+            self.moments = ("after_score",)
+
+    def cost(self, shape: RunShape) -> Cost:
+        """Normal equations at every site; on rollouts, a forward of its own."""
+        sites = 2 * shape.n_layers + 1
+        seq = shape.prefix_len + shape.gen_len
+        tokens = shape.eval_tokens if self.text == "eval" else shape.batch * seq
+        flops = sites * tokens * 2 * shape.d_model**2
+        forward = 0 if self.text == "eval" else tokens
+        return Cost(forward, flops, bytes=sites * seq * (self.keep * 4 + 40))
+
+    def observe(self, seen: Observation) -> Record:
+        """Read values out of every layer."""
+        sites = [site for site in seen.acts if site != "values"]
+        residuals = torch.stack([seen.acts[site] for site in sites])
+        model_values = seen.acts["values"]
+        lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
+        gap = (lens[-1] - model_values[: self.keep]).abs().max().item()
+        scale = max(1.0, model_values.abs().max().item())
+        checks = [Check.at_most("the last layer's lens is the value", gap / scale, 1e-5)]
+        tensors = {"lens": lens.float()}
+        values: dict = {"sites": sites}
+        found = _target(seen, self.text)
+        if found is not None:
+            target, mask, pooled, slots = found
+            states = residuals if not pooled else residuals[:, :, seen.prefix_len - 1 : -1]
+            r2, defined = readability(states, target, mask, self.ridge, pooled)
+            tensors |= {"r2": r2.float(), "r2_defined": defined}
+            values |= {"slots": slots, "r2": decimals(r2, 4), "defined": defined.tolist()}
+            if not pooled:
+                head_r2, _ = r_squared(model_values.T, target.T, mask.T)
+                values["head_r2"] = decimals(head_r2, 4)
+        return Record(values, tensors, checks)
+
+
+def _target(
+    seen: Observation, text: str
+) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"], bool, list[str]] | None:
+    """What is to be read, where it is defined, whether positions are pooled, and their names."""
+    if text == "rollout":
+        rollout = seen.ctx.rollout
+        return rollout.returns, rollout.samples.mask, True, ["all"]
+    if seen.truth is None:
+        return None
+    tokens = seen.need_text("ValueLens").tokens
+    values, mask = seen.truth.values(tokens)
+    return values, mask, False, seen.truth.slot_names(tokens.shape[1])

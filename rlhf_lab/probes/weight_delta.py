@@ -1,0 +1,163 @@
+"""WeightDelta: how much each matrix changed, in how many directions, and towards what."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
+
+WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
+ENERGY = 0.9
+
+
+def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
+    """A parameter as a matrix: heads side by side, a vector as one row.
+
+    W_Q, W_K and W_V `[head d_model d_head]` become `[d_model head*d_head]`; W_O
+    `[head d_head d_model]` becomes `[head*d_head d_model]`; per-head biases one row.
+    """
+    if weight.ndim == 3:
+        if name.endswith("W_O"):
+            return weight.reshape(-1, weight.shape[-1])
+        return weight.transpose(0, 1).reshape(weight.shape[1], -1)
+    if weight.ndim == 2 and name.rsplit(".", 1)[-1].startswith("b_"):
+        return weight.reshape(1, -1)
+    return weight if weight.ndim == 2 else weight.reshape(1, -1)
+
+
+def spectrum(
+    matrix: Float[Tensor, "rows cols"],
+) -> tuple[Float[Tensor, " rank"], Float[Tensor, "side rank"]]:
+    """Singular values, largest first, and the singular vectors of the shorter side as columns.
+
+    1. Take the Gram matrix of the shorter side, in float64.
+    2. Its eigenvalues are the squared singular values.
+
+    It costs one product with the longer side, which makes embeddings of 50,000 rows affordable;
+    singular values below 1e-8 of the largest are lost to rounding, and come out as such.
+    """
+    matrix = matrix.double()
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp(min=0).sqrt().flip(0), vectors.flip(1)
+
+
+def describe_spectrum(s: Float[Tensor, " rank"]) -> tuple[float, int]:
+    """Stable rank, and how many directions hold 90 % of the energy; 0 and 0 of a zero delta.
+
+    stable rank = sum s^2 / max s^2   (Rudelson and Vershynin 2007)
+    """
+    energy = s.square()
+    total = energy.sum()
+    if total == 0:
+        return 0.0, 0
+    reached = energy.cumsum(0) >= ENERGY * total * (1 - 1e-12)
+    return (total / energy[0]).item(), int(reached.long().argmax()) + 1
+
+
+def unchanged_fraction(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """The share of entries that are equal, as they are and after rounding both to bfloat16."""
+    same = (before == after).double().mean().item()
+    return same, (before.bfloat16() == after.bfloat16()).double().mean().item()
+
+
+def describe_delta(
+    name: str, before: Tensor, after: Tensor, directions: dict[str, Float[Tensor, " d_model"]]
+) -> dict[str, Any]:
+    """One row of the table: sizes, spectrum, sparsity, and overlap with given directions.
+
+    1. delta = after - before, as a matrix.
+    2. Norms, spectrum, stable rank, directions that hold 90 % of the energy.
+    3. Where the matrix writes into the residual stream, the cosine of the delta's first singular
+       vector on that side with each direction, and the share of the delta's energy along it.
+    """
+    delta = as_matrix(name, after.double() - before.double())
+    s, _ = spectrum(delta)
+    stable_rank, k90 = describe_spectrum(s)
+    same, same_bf16 = unchanged_fraction(before, after)
+    row = {
+        "name": name,
+        "norm": delta.norm().item(),
+        "relative": delta.norm().item() / max(before.double().norm().item(), 1e-12),
+        "stable_rank": stable_rank,
+        "k90": k90,
+        "unchanged": same,
+        "unchanged_bf16": same_bf16,
+        "s": [round(value, 8) for value in s[:16].tolist()],
+        "energy_error": abs(s.square().sum() - delta.square().sum()).item()
+        / max(delta.square().sum().item(), 1e-30),
+    }
+    if name.endswith(WRITERS) and stable_rank:
+        top = top_output_vector(delta)
+        for label, direction in directions.items():
+            unit = (direction / direction.norm()).double().to(delta.device)
+            row[f"overlap_{label}"] = (top @ unit).abs().item()
+            row[f"energy_{label}"] = ((delta @ unit).square().sum() / delta.square().sum()).item()
+    return row
+
+
+def top_output_vector(delta: Float[Tensor, "rows d_model"]) -> Float[Tensor, " d_model"]:
+    """The direction of the residual stream that a delta writes to most."""
+    s, vectors = spectrum(delta)
+    if delta.shape[1] <= delta.shape[0]:
+        return vectors[:, 0]
+    return delta.T @ vectors[:, 0] / s[0]
+
+
+class WeightDelta(Probe):
+    """Policy minus reference, matrix by matrix.
+
+    Checks: the squared singular values sum to the squared norm; before learning nothing changed.
+
+    Args:
+        words: two words; the overlap of each delta with their difference of unembeddings is
+            stored.
+    """
+
+    name = "weight_delta"
+    every = 10
+
+    def __init__(
+        self,
+        words: tuple[str, str] | None = None,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.words = words
+
+    def cost(self, shape: RunShape) -> Cost:
+        """A Gram matrix and its eigenvalues per matrix."""
+        flops = 2 * shape.n_parameters * shape.d_model + 40 * 6 * shape.n_layers * shape.d_model**3
+        return Cost(flops=flops, bytes=600 * (16 * shape.n_layers + 4))
+
+    def observe(self, seen: Observation) -> Record:
+        """Compare every parameter with the reference's."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        directions = {}
+        if self.words is not None:
+            directions["unembedding"] = unembedding_difference(reference, *self.words)
+        before = dict(reference.named_parameters())
+        rows = [
+            describe_delta(name, before[name], after, directions)
+            for name, after in model.named_parameters()
+        ]
+        error = max(row.pop("energy_error") for row in rows)
+        total = sum(row["norm"] ** 2 for row in rows) ** 0.5
+        checks = [Check.at_most("squared singular values sum to the squared norm", error, 1e-9)]
+        if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
+            checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
+        return Record({"total_norm": total, "rows": rows}, checks=checks)
+
+
+def unembedding_difference(
+    model: HookedTransformer, word: str, other: str
+) -> Float[Tensor, " d_model"]:
+    """W_U[:, word] - W_U[:, other]."""
+    from rlhf_lab.probes.logit_shift import single_token
+
+    ids = [single_token(model.tokenizer, text) for text in (word, other)]
+    return model.unembed.W_U[:, ids[0]].detach() - model.unembed.W_U[:, ids[1]].detach()

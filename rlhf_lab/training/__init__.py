@@ -1,0 +1,29 @@
+"""Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
+
+from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
+from rlhf_lab.training.moments import Context, Moment
+from rlhf_lab.training.objective import Functions, ObjectiveTerms, objective_terms
+from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, lr_scale
+from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
+from rlhf_lab.training.run_dir import RunDir
+from rlhf_lab.training.trainer import RLHFTrainer
+
+__all__ = [
+    "Context",
+    "Cost",
+    "Functions",
+    "LearningStats",
+    "Moment",
+    "ObjectiveTerms",
+    "PhaseReport",
+    "RLHFTrainer",
+    "ReplayMemory",
+    "ReplayMinibatch",
+    "RolloutStats",
+    "Rollout",
+    "RunDir",
+    "get_optimizer",
+    "get_optimizer_and_scheduler",
+    "lr_scale",
+    "objective_terms",
+]

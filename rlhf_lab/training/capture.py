@@ -1,0 +1,234 @@
+"""Reading activations of the policy on finished sequences, without disturbing the run."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from transformer_lens import HookedTransformer
+from transformer_lens.hook_points import HookPoint
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.padding import rotate_padding
+from rlhf_lab.training.moments import Context, Moment
+
+OUTPUTS = ("logits", "values")
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
+ROWS_AT_ONCE = 64
+
+
+def resolve_sites(model: HookedTransformer, hook_names: Sequence[str]) -> list[str]:
+    """Spell out hook names with wildcards, in the order in which the model runs.
+
+    `blocks.*.hook_resid_post` stands for that hook of every block. "logits" and "values", the
+    policy's two outputs, count as names too.
+
+    Raises:
+        ConfigError: a name that the model does not have.
+    """
+    known = [*model.hook_dict, *OUTPUTS]
+    for name in hook_names:
+        if not any(fnmatchcase(site, name) for site in known):
+            raise ConfigError(
+                f"hook_names has {name!r}, which the model does not have; choose from "
+                "policy.base_model.hook_dict, such as 'blocks.0.hook_resid_post', or 'logits' "
+                "or 'values'."
+            )
+    return [site for site in known if any(fnmatchcase(site, name) for name in hook_names)]
+
+
+@torch.no_grad()
+def capture_activations(
+    policy: TransformerWithValueHead | HookedTransformer,
+    tokens: Int[Tensor, "batch seq"],
+    hook_names: Sequence[str],
+    pos: int | None = None,
+    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+) -> dict[str, Tensor]:
+    """Activations of a model on finished sequences, from forwards made for nothing else.
+
+    1. Spell out the names.
+    2. Run the model on some rows at a time, with a hook on every site that keeps its activation.
+    3. Keep all positions `[batch seq ...]`, or those at `pos` `[batch ...]`.
+
+    Args:
+        policy: the policy, or a bare HookedTransformer (which has no "values").
+        pos: a position, counted from the end when negative.
+        attention_mask: False on left padding.
+
+    Raises:
+        ConfigError: an unknown name, a position outside the sequences, or a site that did not fire.
+    """
+    model = policy if isinstance(policy, HookedTransformer) else policy.base_model
+    sites = resolve_sites(model, hook_names)
+    if pos is not None and not -tokens.shape[1] <= pos < tokens.shape[1]:
+        raise ConfigError(
+            f"pos={pos} lies outside sequences of {tokens.shape[1]} tokens; "
+            f"choose from {-tokens.shape[1]} to {tokens.shape[1] - 1}."
+        )
+    device = next(policy.parameters()).device
+    mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
+    parts = [
+        _run_once(policy, rows.to(device), row_mask.to(device), sites, pos)
+        for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True)
+    ]
+    return {site: torch.cat([part[site] for part in parts]) for site in sites}
+
+
+def _run_once(
+    policy: TransformerWithValueHead | HookedTransformer,
+    tokens: Int[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    sites: list[str],
+    pos: int | None,
+) -> dict[str, Tensor]:
+    """One forward; padding is moved to the right for it, and back in what was captured."""
+    kept: dict[str, Tensor] = {}
+    padded = not bool(mask.all())
+
+    def keep(activation: Tensor, hook: HookPoint) -> None:
+        kept[hook.name] = activation.detach()
+
+    model = policy if isinstance(policy, HookedTransformer) else policy.base_model
+    run_tokens = rotate_padding(tokens, mask, "right") if padded else tokens
+    hooks = [(site, keep) for site in sites if site not in OUTPUTS]
+    with model.hooks(fwd_hooks=hooks):
+        if isinstance(policy, HookedTransformer):
+            outputs = {"logits": policy(run_tokens, attention_mask=torch.ones_like(run_tokens))}
+        else:
+            outputs = dict(zip(OUTPUTS, policy(run_tokens), strict=True))
+    kept |= {name: outputs[name] for name in sites if name in outputs}
+    return {site: _place(site, kept.get(site), mask if padded else None, pos) for site in sites}
+
+
+def _place(
+    site: str, activation: Tensor | None, mask: Bool[Tensor, "batch seq"] | None, pos: int | None
+) -> Tensor:
+    """An activation at the positions of its tokens, or at one of them."""
+    if activation is None:
+        raise ConfigError(
+            f"the site {site!r} did not fire; it is switched off in this model's cfg, so choose "
+            "another site."
+        )
+    per_position = site in OUTPUTS or not site.endswith(("hook_pattern", "hook_attn_scores"))
+    if not per_position:
+        if pos is not None or mask is not None:
+            raise ConfigError(
+                f"the site {site!r} has no single position axis; capture it with pos=None and "
+                "without padding."
+            )
+        return activation
+    if mask is not None:
+        activation = rotate_padding(activation, mask, "left")
+    return activation if pos is None else activation[:, pos]
+
+
+@contextlib.contextmanager
+def undisturbed(*modules: nn.Module, keep_gradients: bool = False) -> Iterator[None]:
+    """Let code look at modules, and put everything that it may have touched back afterwards.
+
+    1. Note the global random states, the train/eval flags, the hooks and the gradients.
+    2. Take the gradients away, or, with `keep_gradients`, lend out copies of them.
+    3. Run the code without gradient tracking.
+    4. Put back what was noted, whether the code raised or not.
+    """
+    flags = [(module, module.training) for top in modules for module in top.modules()]
+    hooks = [_hooks(module) for top in modules for module in top.modules()]
+    gradients = [(p, p.grad) for top in modules for p in top.parameters()]
+    for parameter, gradient in gradients:
+        lent = gradient is not None and keep_gradients
+        parameter.grad = gradient.clone() if lent else None
+    try:
+        with _forked_random(modules), torch.no_grad():
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training
+        for put_back in hooks:
+            put_back()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def _hooks(module: nn.Module) -> Callable[[], None]:
+    """Note the hooks of a module; returns what puts them back."""
+    tables = {name: dict(getattr(module, name)) for name in HOOK_TABLES}
+    lists = {}
+    if isinstance(module, HookPoint):
+        lists = {name: list(getattr(module, name)) for name in ("fwd_hooks", "bwd_hooks")}
+    level = getattr(module, "context_level", None)
+
+    def put_back() -> None:
+        for name, table in tables.items():
+            there = getattr(module, name)
+            there.clear()
+            there.update(table)
+        for name, handles in lists.items():
+            setattr(module, name, handles)
+        if level is not None:
+            module.context_level = level
+
+    return put_back
+
+
+@contextlib.contextmanager
+def _forked_random(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Keep torch's, numpy's and Python's global random states as they are."""
+    places = {p.device for module in modules for p in module.parameters()}
+    devices = [place for place in places if place.type == "cuda"]
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """The sequences of the phase and their attention mask, at any moment that has them."""
+    samples = ctx.samples if ctx.moment == "after_rollout" else ctx.rollout.samples
+    return samples.tokens, samples.attention_mask
+
+
+def capturing(
+    function: Callable[[Context, Any], Any],
+    hook_names: str | Sequence[str],
+    pos: int | None,
+    tokens: Int[Tensor, "batch seq"] | None,
+) -> Callable[[Context], None]:
+    """Turn `function(ctx, acts)` into a listener that captures its activations first."""
+    names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
+    only_one = isinstance(hook_names, str) and "*" not in hook_names
+
+    def listen(ctx: Context) -> None:
+        with undisturbed(ctx.policy, ctx.reference):
+            text, mask = text_at(ctx) if tokens is None else (tokens, None)
+            acts = capture_activations(ctx.policy, text, names, pos, mask)
+            function(ctx, acts[names[0]] if only_one else acts)
+
+    listen.__name__ = getattr(function, "__name__", "capture")
+    return listen
+
+
+def check_request(
+    policy: TransformerWithValueHead,
+    hook_names: str | Sequence[str],
+    at: Moment,
+    tokens: Int[Tensor, "batch seq"] | None,
+) -> None:
+    """Refuse a capture that could never work.
+
+    Raises:
+        ConfigError: an unknown site, or a moment that has no text of its own.
+    """
+    resolve_sites(policy.base_model, [hook_names] if isinstance(hook_names, str) else hook_names)
+    if tokens is None and at in WITHOUT_TEXT:
+        raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")

@@ -1,0 +1,107 @@
+"""Checkpoints: weights and training state as safetensors with a checksum, never pickle."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlhf_lab.errors import RunError
+from rlhf_lab.training.run_dir import replacing
+
+OPTIMIZER = "optimizer."
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write tensors, and notes as JSON in the file's header, in one step that cannot be half done.
+
+    Raises:
+        RunError: the file cannot be written; an earlier one of that name is intact.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    written = json.dumps(notes)
+    header = {"notes": written, "crc32": str(_checksum(tensors, written))}
+    with replacing(path) as partial:
+        try:
+            save_file(tensors, partial, metadata=header)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        RunError: there is no such file, it is not a checkpoint, or its contents changed since it
+        was written.
+    """
+    if not path.is_file():
+        found = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+        there = f"there are {', '.join(found)}" if found else "there are none yet"
+        raise RunError(f"there is no checkpoint {path}; {there}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        written, checksum = header["notes"], int(header["crc32"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise RunError(
+            f"{path} is corrupt ({error}); use another checkpoint or a backup."
+        ) from None
+    if checksum != _checksum(tensors, written):
+        raise RunError(f"{path} is corrupt (checksum differs); use another checkpoint or a backup.")
+    return tensors, json.loads(written)
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters by name."""
+    return dict(module.named_parameters())
+
+
+def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy the checkpoint's weights into a module of the same shape.
+
+    Raises:
+        RunError: a parameter is missing or has another shape.
+    """
+    parameters = weights(module)
+    for name, parameter in parameters.items():
+        if name not in tensors or tensors[name].shape != parameter.shape:
+            raise RunError(f"{path} has no fitting {name!r}; it belongs to another model.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as flat tensors: optimizer.INDEX.NAME."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{OPTIMIZER}{index}.{name}": torch.as_tensor(value)
+        for index, values in state.items()
+        for name, value in values.items()
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back the state that `optimizer_tensors` took; learning rates are left as they are."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(OPTIMIZER):
+            index, field = name.removeprefix(OPTIMIZER).split(".", 1)
+            state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def _checksum(tensors: dict[str, Tensor], notes: str) -> int:
+    """CRC-32 over the notes, then names and bytes in the order of names."""
+    crc = zlib.crc32(notes.encode())
+    for name in sorted(tensors):
+        raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        crc = zlib.crc32(raw, zlib.crc32(name.encode(), crc))
+    return crc

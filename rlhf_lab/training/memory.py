@@ -1,0 +1,117 @@
+"""What one phase remembers: the rollout, and the minibatches it is learned from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.sampling import Samples, Support
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One batch of samples with everything that was computed about it before learning.
+
+    Args:
+        samples: tokens, masks, log-probabilities and values, as the sampler noted them.
+        texts: what the reward function read.
+        raw_rewards: as the reward function returned them.
+        rewards: what the advantages were computed from; standardised raw rewards, if so asked.
+        gold_rewards: the known truth beside the reward, where there is one (Reel).
+        grammatical: whether each text parses, where that is known (Reel).
+        kl: exact KL of the policy from the reference, in nats per token.
+        entropy: of the policy, in nats per token.
+        ref_residuals: the reference's final residual at the states before each generated token.
+        advantages: of each generated token, before any whitening.
+        returns: advantages + values, the value head's target.
+    """
+
+    samples: Samples
+    texts: list[str]
+    raw_rewards: Float[Tensor, " batch"]
+    rewards: Float[Tensor, " batch"]
+    gold_rewards: Float[Tensor, " batch"] | None
+    grammatical: Bool[Tensor, " batch"] | None
+    kl: Float[Tensor, "batch gen"]
+    entropy: Float[Tensor, "batch gen"]
+    ref_residuals: Float[Tensor, "batch gen d_model"]
+    advantages: Float[Tensor, "batch gen"]
+    returns: Float[Tensor, "batch gen"]
+
+
+@dataclass(frozen=True)
+class ReplayMinibatch:
+    """Some sequences of a rollout, with what the objective needs of them.
+
+    Args:
+        tokens: prompt and response.
+        attention_mask: False on left padding.
+        mask: True on the real generated tokens.
+        logprobs: of the generated tokens under the policy that sampled them.
+        values: of the states before them, by the value head of that time.
+        advantages, returns: see `Rollout`.
+        ref_residuals: see `Rollout`; the reference's logits are read out from them.
+        support: the tokens that truncated sampling left, if it was on.
+    """
+
+    tokens: Int[Tensor, "minibatch seq"]
+    attention_mask: Bool[Tensor, "minibatch seq"]
+    mask: Bool[Tensor, "minibatch gen"]
+    logprobs: Float[Tensor, "minibatch gen"]
+    values: Float[Tensor, "minibatch gen"]
+    advantages: Float[Tensor, "minibatch gen"]
+    returns: Float[Tensor, "minibatch gen"]
+    ref_residuals: Float[Tensor, "minibatch gen d_model"]
+    support: Support | None
+
+    @property
+    def prefix_len(self) -> int:
+        """Prompt tokens per row, padding and BOS included."""
+        return self.tokens.shape[1] - self.mask.shape[1]
+
+
+class ReplayMemory:
+    """The rollout of one phase, dealt out in shuffled minibatches.
+
+    Args:
+        rollout: what to learn from.
+        num_minibatches: minibatches per pass; divides the batch.
+        passes: how often the whole batch is dealt out.
+    """
+
+    def __init__(self, rollout: Rollout, num_minibatches: int, passes: int) -> None:
+        self.rollout = rollout
+        self.num_minibatches = num_minibatches
+        self.passes = passes
+
+    def get_minibatches(self, generator: torch.Generator) -> Iterator[ReplayMinibatch]:
+        """Deal out the batch `passes` times, each time in a fresh order.
+
+        1. Draw a random order of the sequences.
+        2. Cut it into `num_minibatches` equal parts.
+        3. Take these rows of every tensor; repeat for the next pass.
+
+        Args:
+            generator: on the CPU, so that the order is the same on every device.
+        """
+        batch = len(self.rollout.texts)
+        for _ in range(self.passes):
+            order = torch.randperm(batch, generator=generator)
+            for rows in order.reshape(self.num_minibatches, -1):
+                yield self._take(rows.to(self.rollout.samples.tokens.device))
+
+    def _take(self, rows: Int[Tensor, " rows"]) -> ReplayMinibatch:
+        samples = self.rollout.samples
+        return ReplayMinibatch(
+            tokens=samples.tokens[rows],
+            attention_mask=samples.attention_mask[rows],
+            mask=samples.mask[rows],
+            logprobs=samples.logprobs[rows],
+            values=samples.values[rows],
+            advantages=self.rollout.advantages[rows],
+            returns=self.rollout.returns[rows],
+            ref_residuals=self.rollout.ref_residuals[rows],
+            support=None if samples.support is None else samples.support[rows],
+        )

@@ -1,0 +1,150 @@
+"""The objective of one minibatch, put together from functions that the caller can replace."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, read_out
+from rlhf_lab.training.memory import ReplayMinibatch
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions that make advantages and objective; each can be the caller's own.
+
+    Args:
+        normalize_reward: `(rewards)`, used when `args.normalize_reward`.
+        advantages: `(values, rewards, mask)`; None takes the estimator that `args.advantages`
+            names.
+        logprobs: `(logits, tokens, prefix_len, temperature)`.
+        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`.
+        value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
+        entropy_bonus: `(logits, ent_coef, mask)`.
+        kl_penalty: `(logits, ref_logits, kl_coef, mask)`.
+    """
+
+    normalize_reward: Callable[..., Tensor] = F.normalize_reward
+    advantages: Callable[..., Tensor] | None = None
+    logprobs: Callable[..., Tensor] = F.get_logprobs
+    clipped_surrogate: Callable[..., Tensor] = F.calc_clipped_surrogate_objective
+    value_loss: Callable[..., Tensor] = F.calc_value_function_loss
+    entropy_bonus: Callable[..., Tensor] = F.calc_entropy_bonus
+    kl_penalty: Callable[..., Tensor] = F.calc_kl_penalty
+
+    @classmethod
+    def choose(cls, given: dict[str, Any]) -> "Functions":
+        """The defaults, with those that the caller gives in their place.
+
+        Raises:
+            ConfigError: a name that is no part of the trainer.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in names:
+                raise ConfigError(
+                    f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
+                )
+        return cls(**given)
+
+    def estimate_advantages(
+        self,
+        args: RLHFArgs,
+        values: Float[Tensor, "batch gen"],
+        rewards: Float[Tensor, " batch"],
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, "batch gen"]:
+        """Advantages by the caller's estimator, or by the one that `args.advantages` names."""
+        if self.advantages is not None:
+            return self.advantages(values, rewards, mask)
+        if args.advantages == "one_step":
+            return F.compute_advantages(values, rewards, mask)
+        token_rewards = F.token_rewards(rewards, mask)
+        return F.compute_gae(values, token_rewards, args.gamma, args.gae_lambda, mask)
+
+
+@dataclass(frozen=True)
+class ObjectiveTerms:
+    """The objective of a minibatch and what it is made of.
+
+    Args:
+        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, to be maximised.
+        logprobs: of the minibatch's tokens under the policy as it is now.
+        values: of the states before them.
+    """
+
+    objective: Float[Tensor, ""]
+    clipped_surrogate: Float[Tensor, ""]
+    value_loss: Float[Tensor, ""]
+    entropy_bonus: Float[Tensor, ""]
+    kl_penalty: Float[Tensor, ""]
+    logprobs: Float[Tensor, "minibatch gen"]
+    values: Float[Tensor, "minibatch gen"]
+
+
+def objective_terms(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    functions: Functions,
+) -> ObjectiveTerms:
+    """The objective of one minibatch, with gradients.
+
+    1. Run the policy once for logits and values; read the reference's logits out of its residuals.
+    2. Score the sampled tokens with the same temperature and truncation that sampled them.
+    3. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
+       and KL are of the whole next-token distribution at that temperature, at generated tokens
+       only.
+
+    Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
+    term of its own.
+    """
+    prefix_len, mask = minibatch.prefix_len, minibatch.mask
+    all_logits, all_values = policy(minibatch.tokens, minibatch.attention_mask)
+    values = F.generated_values(all_values, prefix_len)
+    logits = F.generated_logits(all_logits, prefix_len) / args.temperature
+    ref_logits = read_out(reference, minibatch.ref_residuals) / args.temperature
+
+    scored = all_logits
+    if minibatch.support is not None:
+        scored = minibatch.support.restrict(all_logits, prefix_len)
+    logprobs = functions.logprobs(scored, minibatch.tokens, prefix_len, args.temperature)
+
+    clipped_surrogate = functions.clipped_surrogate(
+        logprobs,
+        minibatch.logprobs,
+        minibatch.advantages,
+        args.clip_coef,
+        mask,
+        args.normalize_advantages,
+    )
+    value_loss = functions.value_loss(
+        values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
+    )
+    entropy_bonus = functions.entropy_bonus(logits, args.ent_coef, mask)
+    kl_penalty = functions.kl_penalty(logits, ref_logits, args.kl_coef, mask)
+    return ObjectiveTerms(
+        objective=clipped_surrogate - value_loss + entropy_bonus - kl_penalty,
+        clipped_surrogate=clipped_surrogate,
+        value_loss=value_loss,
+        entropy_bonus=entropy_bonus,
+        kl_penalty=kl_penalty,
+        logprobs=logprobs.detach(),
+        values=values.detach(),
+    )
+
+
+@torch.no_grad()
+def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> float:
+    """Of the probability ratios of the real tokens, the one that is furthest from 1."""
+    ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs)[minibatch.mask]
+    return ratio[(ratio - 1).abs().argmax()].item()

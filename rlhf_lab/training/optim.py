@@ -1,0 +1,56 @@
+"""The optimiser with two learning rates, and their schedule over the phases."""
+
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead
+
+
+def get_optimizer(
+    policy: TransformerWithValueHead, base_lr: float, head_lr: float, weight_decay: float = 0.01
+) -> AdamW:
+    """AdamW that maximises, with a learning rate for the transformer and one for the value head.
+
+    1. Make one parameter group of the transformer, with `base_lr`.
+    2. Make another of the value head, with `head_lr`: it starts untrained and has further to go.
+    3. Maximise, since the objective is something to have more of.
+    4. Update all moments of a parameter in one pass over memory (fused).
+
+    Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
+    """
+    groups = [
+        {"params": list(policy.base_model.parameters()), "lr": base_lr},
+        {"params": list(policy.value_head.parameters()), "lr": head_lr},
+    ]
+    return AdamW(groups, maximize=True, weight_decay=weight_decay, fused=True)
+
+
+def lr_scale(phase: int, warmup_steps: int, total_phases: int, final_scale: float) -> float:
+    """What the learning rates are multiplied by in a phase: a linear rise to 1, then a linear fall.
+
+    1. During warm-up, (phase + 1) / (warmup_steps + 1): the first phase already learns something.
+    2. Then fall from 1, in phase `warmup_steps`, to `final_scale`, in the last phase.
+    3. Stay at `final_scale` after that.
+    """
+    if phase < warmup_steps:
+        return (phase + 1) / (warmup_steps + 1)
+    decay_phases = total_phases - 1 - warmup_steps
+    progress = min(1.0, (phase - warmup_steps) / decay_phases) if decay_phases > 0 else 0.0
+    return 1 - (1 - final_scale) * progress
+
+
+def get_optimizer_and_scheduler(
+    args: RLHFArgs, policy: TransformerWithValueHead
+) -> tuple[AdamW, LambdaLR]:
+    """The optimiser and its schedule, which is stepped once per phase.
+
+    1. Make the optimiser with the peak learning rates.
+    2. Let the schedule multiply both by `lr_scale` of the phase.
+    """
+    optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
+
+    def scale(phase: int) -> float:
+        return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
+
+    return optimizer, LambdaLR(optimizer, lr_lambda=scale)

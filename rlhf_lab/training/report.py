@@ -1,0 +1,129 @@
+"""What one phase did, in numbers whose names say their units."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+
+@dataclass(frozen=True)
+class LearningStats:
+    """Means over the minibatches of one learning phase; every term is as it stood in the objective.
+
+    Args:
+        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, which is maximised.
+        clip_fraction: share of tokens whose probability ratio left the clip range.
+        approx_kl_per_token: k3 estimate of KL(old policy || policy), in nats per token.
+        ratio_first_minibatch: the probability ratio that is furthest from 1 before the first step;
+            1 when the policy that is trained is the policy that sampled.
+        grad_norm: global norm of the gradient before clipping.
+    """
+
+    objective: float
+    clipped_surrogate: float
+    value_loss: float
+    entropy_bonus: float
+    kl_penalty: float
+    clip_fraction: float
+    approx_kl_per_token: float
+    ratio_first_minibatch: float
+    grad_norm: float
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """What a batch of samples says about the policy that wrote it.
+
+    Args:
+        mean_reward, reward_std: of the raw rewards.
+        gold_reward, grammatical_fraction: the known truth on Reel; None elsewhere.
+        kl_per_token, kl_per_sequence: exact KL from the reference, in nats.
+        entropy_per_token: in nats.
+        response_length: mean number of real generated tokens, the stop token included.
+        explained_variance: of the returns by the values.
+    """
+
+    mean_reward: float
+    reward_std: float
+    gold_reward: float | None
+    grammatical_fraction: float | None
+    kl_per_token: float
+    kl_per_sequence: float
+    entropy_per_token: float
+    response_length: float
+    explained_variance: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a phase cost; the only numbers of a report that differ between two runs of one seed.
+
+    Args:
+        rollout_seconds, learning_seconds: of the two halves.
+        rollout_tokens_per_second: generated tokens over the time of the rollout phase.
+        learning_tokens_per_second: generated tokens times passes over the time of the learning
+            phase.
+        peak_memory_bytes: of the process on CPU, of the allocator on CUDA and MPS, since the run
+            began.
+    """
+
+    rollout_seconds: float
+    learning_seconds: float
+    rollout_tokens_per_second: float
+    learning_tokens_per_second: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """One line of metrics.jsonl.
+
+    The numbers of `rollout` and `learning` can be read straight from the report, as in
+    `report.mean_reward`.
+
+    Args:
+        phase: counted from 0; the rollout is of the weights after `phase` learning phases.
+        base_lr, head_lr: the learning rates of this phase.
+    """
+
+    phase: int
+    rollout: RolloutStats
+    learning: LearningStats
+    base_lr: float
+    head_lr: float
+    cost: Cost
+
+    def __getattr__(self, name: str) -> Any:
+        for part in ("rollout", "learning", "cost"):
+            stats = self.__dict__.get(part)
+            if stats is not None and name in {f.name for f in dataclasses.fields(stats)}:
+                return getattr(stats, name)
+        raise AttributeError(f"PhaseReport has no {name!r}; see `report.to_dict()`.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values: metrics flat, costs apart."""
+        return {
+            "phase": self.phase,
+            **dataclasses.asdict(self.rollout),
+            **dataclasses.asdict(self.learning),
+            "base_lr": self.base_lr,
+            "head_lr": self.head_lr,
+            "cost": dataclasses.asdict(self.cost),
+        }
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory in use so far: of the device's allocator, or of the process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    info = psutil.Process().memory_info()
+    if hasattr(info, "peak_wset"):
+        return info.peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if psutil.MACOS else peak * 1024

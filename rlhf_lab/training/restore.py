@@ -1,0 +1,39 @@
+"""The policy of a finished, running or broken-off run, without its trainer."""
+
+from pathlib import Path
+
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
+from rlhf_lab.training.run_dir import RunDir
+
+
+def load_policy(
+    path: str | Path, which: str | int = "last", device: str | torch.device = "cpu"
+) -> tuple[TransformerWithValueHead, RLHFArgs]:
+    """The policy that a run saved, and the run's arguments.
+
+    Args:
+        path: the run's directory.
+        which: "last", "best", or the number of learning phases behind the weights (0, 1, 2, 4, 8,
+            ...).
+
+    Raises:
+        RunError: no run, no such checkpoint, or a corrupt one.
+    """
+    run = RunDir.open(path)
+    info = run.read_info()
+    if "policy" in info.get("own_parts", []):
+        raise RunError(
+            f"{run.path} was trained with its own policy; build that model and use load_weights."
+        )
+    args = RLHFArgs.from_dict(info["args"])
+    name = f"phase_{which:06d}" if isinstance(which, int) else which
+    file = run.checkpoints / f"{name}.safetensors"
+    tensors, _ = load_checkpoint(file)
+    policy = TransformerWithValueHead(load_model(args.base_model, device=device))
+    load_weights(policy, tensors, file)
+    return policy, args

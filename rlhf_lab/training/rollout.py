@@ -1,0 +1,67 @@
+"""The pieces of a rollout phase after sampling: comparing with the reference, and summing up."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab import functional as F
+from rlhf_lab.models import final_residuals, read_out
+from rlhf_lab.sampling import Samples
+from rlhf_lab.training.memory import Rollout
+from rlhf_lab.training.report import RolloutStats
+
+
+@torch.no_grad()
+def compare_with_reference(
+    model: HookedTransformer,
+    reference: HookedTransformer,
+    samples: Samples,
+    temperature: float,
+    chunk_size: int,
+) -> tuple[
+    Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Float[Tensor, "batch gen d_model"]
+]:
+    """Exact KL and entropy of the policy at each generated token, and the reference's residuals.
+
+    Both models take the same path over the same chunks of sequences, so that equal weights give a
+    KL of exactly 0.
+
+    1. Run both models over finished sequences, as far as the last residual.
+    2. Keep the states before each generated token, and read out both logits.
+    3. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
+    """
+    kls, entropies, residuals = [], [], []
+    states = slice(samples.prefix_len - 1, -1)
+    for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
+        tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
+        residual = final_residuals(model, tokens, attention_mask)[:, states]
+        ref_residual = final_residuals(reference, tokens, attention_mask)[:, states]
+        logits = read_out(model, residual) / temperature
+        ref_logits = read_out(reference, ref_residual) / temperature
+        kls.append(F.kl_per_token(logits, ref_logits))
+        entropies.append(F.entropy_per_token(logits))
+        residuals.append(ref_residual)
+    return torch.cat(kls), torch.cat(entropies), torch.cat(residuals)
+
+
+def summarise(rollout: Rollout) -> RolloutStats:
+    """What the batch says about the policy that wrote it."""
+    mask = rollout.samples.mask
+    return RolloutStats(
+        mean_reward=rollout.raw_rewards.mean().item(),
+        reward_std=F.masked_std(rollout.raw_rewards).item(),
+        gold_reward=_mean(rollout.gold_rewards),
+        grammatical_fraction=_mean(rollout.grammatical),
+        kl_per_token=F.masked_mean(rollout.kl, mask).item(),
+        kl_per_sequence=F.kl_per_sequence(rollout.kl, mask).mean().item(),
+        entropy_per_token=F.masked_mean(rollout.entropy, mask).item(),
+        response_length=mask.float().sum(1).mean().item(),
+        explained_variance=F.explained_variance(
+            rollout.samples.values, rollout.returns, mask
+        ).item(),
+    )
+
+
+def _mean(x: Tensor | None) -> float | None:
+    return None if x is None else x.float().mean().item()

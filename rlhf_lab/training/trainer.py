@@ -1,0 +1,495 @@
+"""The trainer: rollout phase, learning phase, and a moment after each thing that happens."""
+
+import math
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.models import TransformerWithValueHead, frozen_copy, load_model
+from rlhf_lab.models.device import pick_device
+from rlhf_lab.organism.bundled import BUNDLED
+from rlhf_lab.organism.rewards import REWARDS, grammatical
+from rlhf_lab.rewards import RewardFn, load_reward, score_texts
+from rlhf_lab.sampling import Samples, SamplingSpec, check_context, sample, tokenize_prompts
+from rlhf_lab.training import checkpoint
+from rlhf_lab.training.capture import capturing, check_request
+from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
+from rlhf_lab.training.moments import Context, Moment, Moments
+from rlhf_lab.training.objective import Functions, ObjectiveTerms, furthest_ratio, objective_terms
+from rlhf_lab.training.optim import get_optimizer_and_scheduler
+from rlhf_lab.training.report import (
+    Cost,
+    LearningStats,
+    PhaseReport,
+    RolloutStats,
+    peak_memory_bytes,
+)
+from rlhf_lab.training.rollout import compare_with_reference, summarise
+from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
+from rlhf_lab.training.wandb_sink import WandbSink
+
+Stream = Literal["sampling", "minibatches", "evaluation"]
+STREAMS = ("sampling", "minibatches", "evaluation")
+EVALUATION_BATCHES = 4
+RATIO_TOLERANCE = 1e-3
+
+
+def phase_generator(
+    seed: int, phase: int, stream: Stream, device: str | torch.device = "cpu"
+) -> torch.Generator:
+    """The random numbers of one purpose in one phase, from nothing but the seed.
+
+    No random state runs through a training run, so a phase can be repeated from its weights alone,
+    and nothing that draws random numbers on the side changes it.
+    """
+    entropy = np.random.SeedSequence([seed, phase, STREAMS.index(stream)])
+    state = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return torch.Generator(device).manual_seed(state)
+
+
+class RLHFTrainer:
+    """Trains a policy with PPO against a reward, under a KL leash, and shows everything on the way.
+
+    Iterate over it for one `PhaseReport` per phase, or call `train()`. `rollout_phase()` and
+    `learning_phase()` work on their own, too.
+
+    Args:
+        args: the settings.
+        out: the run's directory, which must not hold a run yet; `runs/PRESET-seedN`, numbered on,
+            when None. It is made when the first phase begins.
+        policy: the model to train; the one that `args.base_model` names when None.
+        reference: what the KL is measured from; a frozen copy of the policy when None.
+        reward_fn: from texts to rewards; the one that `args.reward_fn` names when None.
+        gold_fn: a known truth to show beside the reward; on the bundled Reel policy, its gold
+            reward.
+        functions: the caller's own functions by name, such as `kl_penalty=my_kl`; see `Functions`.
+
+    Raises:
+        ConfigError, LoadError: see there; before anything is written.
+    """
+
+    def __init__(
+        self,
+        args: RLHFArgs,
+        *,
+        out: str | Path | None = None,
+        policy: TransformerWithValueHead | None = None,
+        reference: HookedTransformer | None = None,
+        reward_fn: RewardFn | None = None,
+        gold_fn: RewardFn | None = None,
+        **functions: Callable[..., Any],
+    ) -> None:
+        self.args = args
+        self.functions = Functions.choose(functions)
+        self.device = pick_device(args.device)
+        given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
+        given |= {"gold_fn": gold_fn, **functions}
+        self.own_parts = sorted(name for name, part in given.items() if part is not None)
+        if policy is None:
+            base_model = load_model(args.base_model, device=self.device)
+            policy = TransformerWithValueHead(base_model, seed=args.seed)
+        self.policy = policy.to(self.device)
+        self.reference = reference or frozen_copy(self.policy.base_model)
+        self.reward_fn = reward_fn or load_reward(args, self.device)
+        score_texts(self.reward_fn, [args.prefix, args.prefix])
+        self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
+        self.gold_fn = gold_fn or (REWARDS["gold"] if self.speaks_reel else None)
+        self.sampling_spec = SamplingSpec.from_args(args)
+        self.prompt = self._tokenize_prompt()
+        self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+        self.moments = Moments()
+        if args.wandb_mode != "disabled":
+            WandbSink(args, self.moments)
+        self.phase = 0
+        self.run: RunDir | None = None
+        self.best: dict[str, float] | None = None
+        self._out = out
+        self._started = False
+        self._stop_requested = False
+
+    def _tokenize_prompt(self) -> list[int]:
+        model, args = self.policy.base_model, self.args
+        if model.tokenizer is None:
+            raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
+        prompt = tokenize_prompts(model.tokenizer, [args.prefix], args.prepend_bos)[0]
+        if not prompt:
+            raise ConfigError(
+                "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
+            )
+        check_context(model, len(prompt), args.gen_len)
+        return prompt
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self.policy.base_model.tokenizer
+
+    def on(
+        self, moment: Moment, every: int = 1
+    ) -> Callable[[Callable[[Context], Any]], Callable[[Context], Any]]:
+        """Register the decorated callable for a moment of each `every`-th phase; see `Moments`."""
+        return self.moments.on(moment, every)
+
+    def capture(
+        self,
+        hook_names: str | Sequence[str],
+        pos: int | None = None,
+        at: Moment = "after_phase",
+        every: int = 1,
+        tokens: Int[Tensor, "batch seq"] | None = None,
+    ) -> Callable[[Callable[[Context, Any], Any]], Callable[[Context, Any], Any]]:
+        """Register the decorated `function(ctx, acts)` to look at activations of the policy.
+
+        The activations come from a forward made for nothing else, never from sampling: over the
+        phase's own sequences, or over `tokens`. One site gives a tensor `[batch seq d_model]`, or
+        `[batch d_model]` at a `pos`; several, or a name with wildcards, a dict of these by name.
+
+        Args:
+            hook_names: such as "blocks.1.hook_resid_post" or "blocks.*.hook_mlp_out", "logits" or
+                "values".
+            at, every: see `on`; after_phase comes after learning.
+        """
+        check_request(self.policy, hook_names, at, tokens)
+
+        def register(function: Callable[[Context, Any], Any]) -> Callable[[Context, Any], Any]:
+            self.on(at, every)(capturing(function, hook_names, pos, tokens))
+            return function
+
+        return register
+
+    def _emit(self, moment: Moment, **fields: Any) -> None:
+        always = {
+            "args": self.args,
+            "policy": self.policy,
+            "reference": self.reference,
+            "run": self.run,
+        }
+        self.moments.emit(moment, self.phase, **always, **fields)
+
+    def rollout_phase(self) -> Rollout:
+        """Sample a batch, score it, and compute everything that learning needs.
+
+        1. Let the policy continue the prompt.
+        2. Let the reward function read the texts; standardise the rewards if so asked.
+        3. Compare policy and reference on the finished sequences.
+        4. Estimate advantages and returns.
+        """
+        generator = phase_generator(self.args.seed, self.phase, "sampling", self.device)
+        prompts = [self.prompt] * self.args.batch_size
+        samples = sample(self.policy, prompts, self.sampling_spec, generator)
+        self._emit("after_rollout", samples=samples)
+        rollout = self._score(samples)
+        self._emit("after_score", samples=samples, rollout=rollout)
+        return rollout
+
+    def _score(self, samples: Samples) -> Rollout:
+        texts = samples.texts(self.tokenizer)
+        raw_rewards = score_texts(self.reward_fn, texts).to(self.device)
+        rewards = raw_rewards
+        if self.args.normalize_reward:
+            rewards = self.functions.normalize_reward(raw_rewards)
+        kl, entropy, ref_residuals = compare_with_reference(
+            self.policy.base_model,
+            self.reference,
+            samples,
+            self.args.temperature,
+            self.args.minibatch_size,
+        )
+        advantages = self.functions.estimate_advantages(
+            self.args, samples.values, rewards, samples.mask
+        )
+        return Rollout(
+            samples=samples,
+            texts=texts,
+            raw_rewards=raw_rewards,
+            rewards=rewards,
+            gold_rewards=score_texts(self.gold_fn, texts) if self.gold_fn else None,
+            grammatical=grammatical(texts) if self.speaks_reel else None,
+            kl=kl,
+            entropy=entropy,
+            ref_residuals=ref_residuals,
+            advantages=advantages,
+            returns=F.compute_returns(advantages, samples.values, samples.mask),
+        )
+
+    def learning_phase(self, rollout: Rollout) -> LearningStats:
+        """Improve the policy on a rollout.
+
+        1. Deal the batch out in minibatches, several times over.
+        2. On each, take one optimiser step up the objective.
+        3. Step the learning-rate schedule once.
+
+        Raises:
+            RunError: the objective is no longer finite; no step is taken with it.
+        """
+        memory = ReplayMemory(
+            rollout, self.args.num_minibatches, self.args.batches_per_learning_phase
+        )
+        generator = phase_generator(self.args.seed, self.phase, "minibatches")
+        stats, first_ratio = [], None
+        for minibatch in memory.get_minibatches(generator):
+            self._emit("before_minibatch", rollout=rollout, minibatch=minibatch)
+            terms, grad_norm = self._step(rollout, minibatch)
+            if first_ratio is None:
+                first_ratio = furthest_ratio(terms, minibatch)
+                self._warn_if_off_policy(first_ratio)
+            stats.append(_minibatch_stats(terms, minibatch, grad_norm, self.args.clip_coef))
+        self.scheduler.step()
+        means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
+        return LearningStats(ratio_first_minibatch=first_ratio, **means)
+
+    def _step(self, rollout: Rollout, minibatch: ReplayMinibatch) -> tuple[ObjectiveTerms, float]:
+        """One optimiser step up the objective; also returns the gradient norm before clipping."""
+        there = {"rollout": rollout, "minibatch": minibatch}
+        terms = objective_terms(self.policy, self.reference, minibatch, self.args, self.functions)
+        self._refuse_non_finite("objective", terms.objective.item())
+        self._emit("after_loss", terms=terms, **there)
+        self.optimizer.zero_grad()
+        terms.objective.backward()
+        self._emit("after_backward", terms=terms, **there)
+        grad_norm = torch.nn.utils.clip_grad_norm_(
+            self.policy.parameters(), self.args.max_grad_norm
+        ).item()
+        self._refuse_non_finite("gradient norm", grad_norm)
+        self.optimizer.step()
+        self._emit("after_step", terms=terms, grad_norm=grad_norm, **there)
+        return terms, grad_norm
+
+    def _refuse_non_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise RunError(
+                f"the {what} became {value} in phase {self.phase}; "
+                "lower the learning rates or raise kl_coef (what was saved before is intact)."
+            )
+
+    def _warn_if_off_policy(self, ratio: float) -> None:
+        if abs(ratio - 1) <= RATIO_TOLERANCE:
+            return
+        causes = [f"own part {part}" for part in self.own_parts if part in ("policy", "logprobs")]
+        if next(self.policy.parameters()).dtype != torch.float32:
+            causes.append("a policy in half precision")
+        if any(point.fwd_hooks for point in self.policy.base_model.hook_dict.values()):
+            causes.append(
+                "a hook on base_model that acts differently on one token than on a sequence"
+            )
+        warnings.warn(
+            f"phase {self.phase}: the policy that is trained is not the policy that sampled: "
+            f"a ratio of {ratio:.4g} on the first minibatch; "
+            f"look at {' and '.join(causes) or 'the sampling settings'}.",
+            stacklevel=3,
+        )
+
+    def run_phase(self) -> PhaseReport:
+        """One rollout phase and one learning phase, logged and saved."""
+        self._start()
+        began = perf_counter()
+        rollout = self.rollout_phase()
+        rolled_out = perf_counter()
+        stats = summarise(rollout)
+        self._save_best(stats.mean_reward)
+        base_lr, head_lr = self.scheduler.get_last_lr()
+        learning_began = perf_counter()
+        learning = self.learning_phase(rollout)
+        cost = self._cost(rollout, rolled_out - began, perf_counter() - learning_began)
+        report = PhaseReport(self.phase, stats, learning, base_lr, head_lr, cost)
+        self._log(report, rollout)
+        self._emit("after_phase", rollout=rollout, report=report)
+        self.phase += 1
+        self._save_due()
+        return report
+
+    def __iter__(self) -> Iterator[PhaseReport]:
+        """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""
+        self._start()
+        self._stop_requested = False
+        reports = []
+        while self.phase < self.args.total_phases and not self._stop_requested:
+            reports.append(self.run_phase())
+            yield reports[-1]
+        if self.phase < self.args.total_phases:
+            self._write_info(status="stopped")
+        elif self.run.read_info().get("final") is None:
+            self._write_info(status="finished", final=self.evaluate())
+        self._emit("run_end", reports=reports)
+
+    def train(self) -> list[PhaseReport]:
+        """Run all phases that are left."""
+        return list(self)
+
+    def request_stop(self) -> None:
+        """Finish the phase in progress, save, and end the iteration."""
+        self._stop_requested = True
+
+    def evaluate(self) -> dict[str, float | int | None]:
+        """Sample afresh from the policy as it is, and average over several batches."""
+        generator = phase_generator(self.args.seed, self.phase, "evaluation", self.device)
+        prompts = [self.prompt] * self.args.batch_size
+        stats: list[RolloutStats] = []
+        for _ in range(EVALUATION_BATCHES):
+            samples = sample(self.policy, prompts, self.sampling_spec, generator)
+            stats.append(summarise(self._score(samples)))
+        names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
+        means = {
+            name: None
+            if getattr(stats[0], name) is None
+            else _mean(getattr(s, name) for s in stats)
+            for name in names
+        }
+        return {**means, "samples": EVALUATION_BATCHES * self.args.batch_size}
+
+    @classmethod
+    def resume(cls, path: str | Path, **parts: Any) -> "RLHFTrainer":
+        """A trainer that goes on where the run in this directory was last saved.
+
+        Args:
+            parts: the run's own parts, if it had any; they are not stored.
+
+        Raises:
+            RunError: no run, a corrupt checkpoint, or an own part that is missing.
+        """
+        run = RunDir.open(path)
+        info = run.read_info()
+        missing = sorted(set(info.get("own_parts", [])) - parts.keys())
+        if missing:
+            raise RunError(
+                f"{run.path} was trained with its own {', '.join(missing)}; "
+                "resume it from Python with "
+                f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
+            )
+        trainer = cls(RLHFArgs.from_dict(info["args"]), out=run.path, **parts)
+        trainer.run = run
+        last = run.checkpoints / "last.safetensors"
+        if last.exists():
+            trainer._restore(last)
+        return trainer
+
+    def _restore(self, path: Path) -> None:
+        tensors, notes = checkpoint.load_checkpoint(path)
+        checkpoint.load_weights(self.policy, tensors, path)
+        checkpoint.load_optimizer(self.optimizer, tensors)
+        self.scheduler.load_state_dict(self.scheduler.state_dict() | notes["scheduler"])
+        for group, lr in zip(
+            self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True
+        ):
+            group["lr"] = lr
+        self.phase, self.best = notes["phase"], notes["best"]
+
+    def _start(self) -> None:
+        """Make the run's directory if it is a new run, and say that it begins; once."""
+        if self._started:
+            return
+        self._started = True
+        if self.run is None:
+            name = f"{self.args.preset}-seed{self.args.seed}"
+            self.run = (
+                RunDir.create_numbered(name) if self._out is None else RunDir.create(self._out)
+            )
+        else:
+            self.run.rewind(self.phase)
+        self._write_info(status="running")
+        self._emit("run_start")
+        if self.phase == 0:
+            self._save_due()
+
+    def _write_info(self, **changes: Any) -> None:
+        info = self.run.read_info() if self.run.info_path.exists() else {}
+        versions = {"rlhf_lab": version("rlhf_lab"), "python": platform.python_version()}
+        packages = ("torch", "transformer_lens", "transformers")
+        info |= {
+            "args": self.args.to_dict(),
+            "versions": versions | {name: version(name) for name in packages},
+            "device": str(self.device),
+            "own_parts": self.own_parts,
+            "phases_done": self.phase,
+        }
+        self.run.write_info(info | changes)
+
+    def _log(self, report: PhaseReport, rollout: Rollout) -> None:
+        self.run.append(METRICS, [report.to_dict()])
+        gold = rollout.gold_rewards
+        samples = [
+            {
+                "phase": self.phase,
+                "text": text,
+                "reward": rollout.raw_rewards[i].item(),
+                "gold_reward": None if gold is None else gold[i].item(),
+            }
+            for i, text in enumerate(rollout.texts)
+        ]
+        self.run.append(SAMPLES, samples)
+        if self.phase == 0:
+            self._write_info(initial=report.to_dict())
+
+    def _cost(self, rollout: Rollout, rollout_seconds: float, learning_seconds: float) -> Cost:
+        tokens = int(rollout.samples.mask.sum())
+        return Cost(
+            rollout_seconds=rollout_seconds,
+            learning_seconds=learning_seconds,
+            rollout_tokens_per_second=tokens / rollout_seconds,
+            learning_tokens_per_second=tokens
+            * self.args.batches_per_learning_phase
+            / learning_seconds,
+            peak_memory_bytes=peak_memory_bytes(self.device),
+        )
+
+    def _save_due(self) -> None:
+        """Save what is due now: weights after 0, 1, 2, 4, 8, ... phases, the state as asked."""
+        phase = self.phase
+        if phase & (phase - 1) == 0:
+            self._save(f"phase_{phase:06d}", checkpoint.weights(self.policy))
+        is_end = phase == self.args.total_phases or self._stop_requested
+        if is_end or phase % self.args.save_every == 0:
+            state = checkpoint.weights(self.policy) | checkpoint.optimizer_tensors(self.optimizer)
+            self._save("last", state)
+
+    def _save_best(self, mean_reward: float) -> None:
+        if self.best is None or mean_reward > self.best["mean_reward"]:
+            self.best = {"phase": self.phase, "mean_reward": mean_reward}
+            self._save("best", checkpoint.weights(self.policy))
+
+    def _save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        path = self.run.checkpoints / f"{name}.safetensors"
+        scheduler = {
+            key: value
+            for key, value in self.scheduler.state_dict().items()
+            if key in ("last_epoch", "_step_count", "_last_lr")
+        }
+        notes = {"phase": self.phase, "best": self.best, "scheduler": scheduler}
+        checkpoint.save_checkpoint(path, tensors, notes)
+        self._emit("checkpoint", checkpoint=path)
+
+
+@torch.no_grad()
+def _minibatch_stats(
+    terms: ObjectiveTerms, minibatch: ReplayMinibatch, grad_norm: float, clip_coef: float
+) -> dict[str, float]:
+    """The numbers of one minibatch that `LearningStats` averages."""
+    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
+    return {
+        "objective": terms.objective.item(),
+        "clipped_surrogate": terms.clipped_surrogate.item(),
+        "value_loss": terms.value_loss.item(),
+        "entropy_bonus": terms.entropy_bonus.item(),
+        "kl_penalty": terms.kl_penalty.item(),
+        "clip_fraction": F.clip_fraction(new, old, clip_coef, mask).item(),
+        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask).item(),
+        "grad_norm": grad_norm,
+    }
+
+
+def _mean(values: Any) -> float:
+    values = list(values)
+    return sum(values) / len(values)

@@ -1,0 +1,28 @@
+"""What a person looks at: live panel, coloured tokens, curves, the ledger of a step, reports."""
+
+from rlhf_lab.views.html import Html
+from rlhf_lab.views.ledger import Ledger, step_ledger
+from rlhf_lab.views.live import RunView
+from rlhf_lab.views.plots import Picture, bars, curves, heatmap
+from rlhf_lab.views.probe_pictures import probe_html
+from rlhf_lab.views.report import write_report
+from rlhf_lab.views.text import sample_table, sparkline
+from rlhf_lab.views.tokens import colour_key, tokens_html, tokens_text
+
+__all__ = [
+    "Html",
+    "Ledger",
+    "Picture",
+    "RunView",
+    "bars",
+    "colour_key",
+    "curves",
+    "heatmap",
+    "probe_html",
+    "sample_table",
+    "sparkline",
+    "step_ledger",
+    "tokens_html",
+    "tokens_text",
+    "write_report",
+]

@@ -1,0 +1,47 @@
+"""Colours for numbers, told apart by colour-blind readers, with text that is legible on them."""
+
+from typing import Literal
+
+Kind = Literal["diverging", "sequential"]
+Rgb = tuple[int, int, int]
+
+ORANGE, NEUTRAL, BLUE = (213, 94, 0), (242, 242, 242), (0, 114, 178)
+PALE, DEEP = (242, 242, 242), (0, 78, 124)
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+
+
+def blend(low: Rgb, high: Rgb, share: float) -> Rgb:
+    """The colour that lies a share of the way from one to the other."""
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def colour_of(value: float | int, limit: float | int, kind: Kind = "diverging") -> Rgb:
+    """The colour of a number.
+
+    1. Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).
+    2. Sequential: nearly white at 0, deep blue at limit.
+    3. Beyond the limit the colour stays that of the limit.
+    """
+    share = 0.0 if limit <= 0 else max(-1.0, min(1.0, value / limit))
+    if kind == "sequential":
+        return blend(PALE, DEEP, max(0.0, share))
+    return blend(NEUTRAL, BLUE if share > 0 else ORANGE, abs(share))
+
+
+def luminance(colour: Rgb) -> float:
+    """Relative luminance, from 0 for black to 1 for white (WCAG 2.2)."""
+    parts = [channel / 255 for channel in colour]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: Rgb, other: Rgb) -> float:
+    """The contrast ratio of two colours, from 1 to 21 (WCAG 2.2)."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink_on(background: Rgb) -> Rgb:
+    """Black or white, whichever can be read better on a background."""
+    return max((BLACK, WHITE), key=lambda ink: contrast(ink, background))

@@ -1,0 +1,84 @@
+"""Pieces of HTML that show themselves in a notebook and stand alone as a page."""
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #b8b8b8;
+  --faint: #5f5f5f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ececec; --paper: #16181b; --line: #565656; --faint: #a8a8a8; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.4rem; border-bottom: 1px solid var(--line); }
+figure { margin: 1rem 0; overflow-x: auto; } figcaption { color: var(--faint); }
+img { max-width: 100%; background: #ffffff; border-radius: 4px; }
+code { font-family: ui-monospace, monospace; }
+.scroll { overflow-x: auto; }
+"""
+TABLE_STYLE = """<style scoped>
+table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
+table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
+  font-variant-numeric: tabular-nums; }
+table.lab th.words, table.lab td.words { text-align: left; }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Html:
+    """A fragment of HTML.
+
+    Args:
+        fragment: what goes into a page's body; it needs nothing from outside.
+    """
+
+    fragment: str
+
+    def _repr_html_(self) -> str:
+        return self.fragment
+
+    def save(self, path: str | Path, title: str = "rlhf_lab") -> Path:
+        """Write the fragment as a page of its own."""
+        path = Path(path)
+        path.write_text(page(title, self.fragment), encoding="utf-8")
+        return path
+
+
+def page(title: str, body: str) -> str:
+    """A whole document around a body, legible on light and dark, loading nothing."""
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def table(columns: list[str], rows: list[list[object]], words: tuple[int, ...] = (0,)) -> str:
+    """A table; numbers are set to the right with four significant digits.
+
+    Args:
+        words: the columns that hold words, which are set to the left.
+    """
+
+    def cell(tag: str, column: int, value: object) -> str:
+        kind = ' class="words"' if column in words else ""
+        return f"<{tag}{kind}>{escape(spoken(value))}</{tag}>"
+
+    def line(tag: str, values: list[object]) -> str:
+        return "<tr>" + "".join(cell(tag, i, value) for i, value in enumerate(values)) + "</tr>"
+
+    body = "\n".join(line("td", row) for row in rows)
+    return (
+        f'{TABLE_STYLE}<div class="scroll"><table class="lab"><thead>{line("th", list(columns))}'
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def spoken(value: object) -> str:
+    """A value as a table shows it: a dash for None, four digits for a number."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,170 @@
+"""The view of a run in progress: a live panel on a terminal, plain lines elsewhere."""
+
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
+from rlhf_lab.views.text import sample_table, sparkline
+
+N_SAMPLES = 5
+CURVES = (
+    ("mean_reward", "reward"),
+    ("gold_reward", "gold"),
+    ("grammatical_fraction", "grammatical"),
+    ("kl_per_sequence", "KL nats/seq"),
+    ("entropy_per_token", "entropy nats/tok"),
+)
+
+
+def hours_minutes_seconds(seconds: float) -> str:
+    """A duration as 0:42 or 1:03:20."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class RunView:
+    """Shows a run while it happens; a context manager around `trainer.train()`.
+
+    On a terminal it draws a panel with progress, remaining time, curves and samples; elsewhere it
+    prints the first samples and a line per phase.
+    """
+
+    def __init__(self, trainer: RLHFTrainer, console: Console | None = None) -> None:
+        self.trainer = trainer
+        self.console = console or Console()
+        self.reports: list[PhaseReport] = []
+        self.rollout: Rollout | None = None
+        self.doing = "starting"
+        self._steps_done = 0
+        self._first_phase = trainer.phase
+        self._began = monotonic()
+        self._live: Live | None = None
+        trainer.on("run_start")(self._redraw)
+        trainer.on("after_rollout")(self._sampled)
+        trainer.on("after_score")(self._scored)
+        trainer.on("after_step")(self._stepped)
+        trainer.on("after_phase")(self._phase_done)
+        trainer.on("run_end")(self._redraw)
+
+    def __enter__(self) -> "RunView":
+        self._began = monotonic()
+        if self.console.is_terminal:
+            self._live = Live(self.panel(), console=self.console, refresh_per_second=4)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.panel(), refresh=True)
+            self._live.stop()
+
+    def remaining_seconds(self) -> float | None:
+        """Time left at the pace so far, or None before the first phase is done."""
+        done = len(self.reports)
+        if done == 0:
+            return None
+        left = self.trainer.args.total_phases - self._first_phase - done
+        return (monotonic() - self._began) / done * left
+
+    def _sampled(self, ctx: Context) -> None:
+        self.doing = "scoring"
+        self._redraw(ctx)
+
+    def _scored(self, ctx: Context) -> None:
+        self.rollout, self._steps_done = ctx.rollout, 0
+        self.doing = "learning"
+        self._redraw(ctx)
+        if self._live is None and ctx.phase == self._first_phase:
+            self._print_samples(f"samples of phase {ctx.phase}, before learning")
+
+    def _stepped(self, ctx: Context) -> None:
+        args = self.trainer.args
+        self._steps_done += 1
+        steps = args.num_minibatches * args.batches_per_learning_phase
+        self.doing = f"learning, step {self._steps_done}/{steps}"
+        self._redraw(ctx)
+
+    def _phase_done(self, ctx: Context) -> None:
+        self.reports.append(ctx.report)
+        self.doing = "sampling"
+        self._redraw(ctx)
+        if self._live is not None:
+            return
+        self.console.print(self._line(ctx.report), highlight=False, soft_wrap=True)
+        if ctx.phase + 1 == ctx.args.total_phases:
+            self._print_samples(f"samples of phase {ctx.phase}")
+
+    def _redraw(self, ctx: Context) -> None:
+        if self._live is not None:
+            self._live.update(self.panel())
+
+    def _print_samples(self, title: str) -> None:
+        self.console.print(f"{title}:", highlight=False)
+        rewards = self.rollout.raw_rewards.tolist()
+        for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:N_SAMPLES]:
+            flat = text.replace("\n", " ")
+            self.console.print(
+                f"  {reward:6.3f}  {flat}", markup=False, highlight=False, soft_wrap=True
+            )
+
+    def _line(self, report: PhaseReport) -> str:
+        numbers = [
+            f"{label} {getattr(report, name):.3f}"
+            for name, label in CURVES
+            if getattr(report, name) is not None
+        ]
+        remaining = self.remaining_seconds() or 0.0
+        number = f"phase {report.phase + 1}/{self.trainer.args.total_phases}"
+        return " | ".join([number, *numbers, f"{hours_minutes_seconds(remaining)} left"])
+
+    def panel(self) -> Panel:
+        """The whole picture as it is now."""
+        parts: list[RenderableType] = [self._progress(), self._curves()]
+        if self.rollout is not None:
+            rewards = self.rollout.raw_rewards[:N_SAMPLES].tolist()
+            prefix = self.trainer.args.prefix
+            parts += [Text(), sample_table(self.rollout.texts[:N_SAMPLES], rewards, prefix)]
+        args = self.trainer.args
+        reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
+        title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
+        where = None if self.trainer.run is None else str(self.trainer.run.path)
+        return Panel(Group(*parts), title=title, subtitle=where, border_style="blue")
+
+    def _progress(self) -> Table:
+        args, phase = self.trainer.args, self._first_phase + len(self.reports)
+        remaining = self.remaining_seconds()
+        left = "" if remaining is None else f"{hours_minutes_seconds(remaining)} left"
+        doing = "done" if phase >= args.total_phases else self.doing
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, min_width=19)
+        bar = ProgressBar(total=args.total_phases, completed=phase)
+        grid.add_row(f"phase {phase}/{args.total_phases}", bar, left, doing)
+        return grid
+
+    def _curves(self) -> Table:
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        table.add_column(min_width=17)
+        table.add_column(justify="right", min_width=15)
+        table.add_column(no_wrap=True, min_width=40)
+        for name, label in CURVES:
+            values = [getattr(report, name) for report in self.reports]
+            if values and values[-1] is not None:
+                first_and_last = f"{values[0]:.3f} to {values[-1]:.3f}"
+                table.add_row(label, first_and_last, Text(sparkline(values), style="blue"))
+        return table

@@ -1,0 +1,169 @@
+"""Curves and heatmaps as static pictures, drawn by matplotlib without a window."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.views.colour import BLUE, NEUTRAL, ORANGE, Kind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+Number = float | int
+Curve = tuple[Sequence[Number], Sequence[Number | None]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing as SVG.
+
+    Args:
+        svg: the whole document.
+        alt: what it shows, in words.
+    """
+
+    svg: str
+    alt: str
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self) -> str:
+        """An image element that holds the drawing itself."""
+        data = base64.b64encode(self.svg.encode()).decode()
+        return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
+
+    def save(self, path: str | Path) -> Path:
+        """Write the SVG file."""
+        path = Path(path)
+        path.write_text(self.svg, encoding="utf-8")
+        return path
+
+
+def curves(
+    series: Mapping[str, Curve], title: str, x_label: str = "phase", y_label: str = ""
+) -> Picture:
+    """Curves over phases, told apart by colour, line and mark.
+
+    Gaps are left where a value is None.
+
+    Raises ValueError without a curve.
+    """
+    if not series:
+        raise ValueError("series is empty; give at least one curve.")
+    figure, axes = _blank(6.4, 3.2)
+    for i, (name, (x, y)) in enumerate(series.items()):
+        numbers = [float("nan") if value is None else value for value in y]
+        look = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKS[i % len(MARKS)],
+            "linestyle": LINES[i % len(LINES)],
+        }
+        axes.plot(list(x), numbers, label=name, markersize=3.5, linewidth=1.5, **look)
+    _label(axes, title, x_label, y_label)
+    if len(series) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    return _finish(figure, f"{title}: {', '.join(series)} over {x_label}")
+
+
+def bars(
+    names: Sequence[str], series: Mapping[str, Sequence[Number]], title: str, y_label: str = ""
+) -> Picture:
+    """Groups of bars, one group per name.
+
+    Raises ValueError when a series has another length than the names.
+    """
+    for label, values in series.items():
+        if len(values) != len(names):
+            raise ValueError(
+                f"series {label!r} has {len(values)} values for {len(names)} names; give one each."
+            )
+    figure, axes = _blank(max(4.8, 0.3 * len(names) + 1.5), 3.2)
+    width = 0.8 / len(series)
+    for i, (label, values) in enumerate(series.items()):
+        places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(names))]
+        axes.bar(places, list(values), width, label=label, color=COLOURS[i % len(COLOURS)])
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    _label(axes, title, "", y_label)
+    if len(series) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    return _finish(figure, f"{title}: {', '.join(series)}")
+
+
+def heatmap(
+    values: Float[Tensor, "rows cols"] | Sequence[Sequence[Number | None]],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    title: str,
+    kind: Kind = "sequential",
+    limits: tuple[Number, Number] | None = None,
+) -> Picture:
+    """A grid of colours with a scale; entries that are None stay blank.
+
+    Args:
+        limits: the numbers at the ends of the scale; those of the data when None, symmetric about
+            0 when diverging.
+    """
+    grid = values.tolist() if isinstance(values, Tensor) else values
+    numbers = [[float("nan") if x is None else float(x) for x in row] for row in grid]
+    there = [x for row in numbers for x in row if x == x] or [0.0]
+    if limits is None:
+        reach = max(map(abs, there)) or 1.0
+        limits = (-reach, reach) if kind == "diverging" else (min(there), max(there))
+    figure, axes = _blank(max(4.8, 0.3 * len(cols) + 2.2), max(2.2, 0.3 * len(rows) + 1.3))
+    colours = "cividis" if kind == "sequential" else _diverging()
+    image = axes.imshow(numbers, aspect="auto", cmap=colours, vmin=limits[0], vmax=limits[1])
+    axes.set_xticks(range(len(cols)), cols, rotation=60, ha="right", fontsize=7)
+    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    _label(axes, title, "", "", grid=False)
+    figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
+    return _finish(figure, f"{title}: {len(rows)} rows, {len(cols)} columns")
+
+
+def _blank(width: float, height: float) -> tuple["Figure", "Axes"]:
+    """An empty white drawing with one pair of axes, bound to no window."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _diverging() -> "Colormap":
+    """The diverging scale of `colour_of` for matplotlib."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ends = [tuple(channel / 255 for channel in colour) for colour in (ORANGE, NEUTRAL, BLUE)]
+    return LinearSegmentedColormap.from_list("orange_blue", ends)
+
+
+def _label(axes: "Axes", title: str, x_label: str, y_label: str, grid: bool = True) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x_label, fontsize=8)
+    axes.set_ylabel(y_label, fontsize=8)
+    axes.tick_params(labelsize=7)
+    if grid:
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.25, linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _finish(figure: "Figure", alt: str) -> Picture:
+    """The drawing as an SVG whose bytes depend on nothing but its contents."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "rlhf_lab", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return Picture(buffer.getvalue(), alt)

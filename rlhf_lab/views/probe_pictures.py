@@ -1,0 +1,204 @@
+"""What the built-in probes recorded, as pictures; every other probe's records as a table."""
+
+from collections.abc import Callable, Mapping
+from html import escape
+from types import MappingProxyType
+from typing import Any
+
+from rlhf_lab.probes import Run
+from rlhf_lab.views import html
+from rlhf_lab.views.plots import Picture, bars, curves, heatmap
+from rlhf_lab.views.tokens import colour_key, largest, tokens_html
+
+Records = list[dict[str, Any]]
+SHOWN_SAMPLES = 3
+SHOWN_TOKENS = 60
+
+
+def short_site(site: str) -> str:
+    """A hook name as a label: blocks.1.hook_resid_post -> 1 post."""
+    return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
+
+
+def run_health(run: Run, name: str, records: Records) -> str:
+    """Reward, KL, the price of KL, and how far a phase may move."""
+    phases = [record["phase"] for record in records]
+
+    def over(names: Mapping[str, str]) -> dict[str, tuple]:
+        found = {label: [r.get(key) for r in records] for key, label in names.items()}
+        return {
+            label: (phases, values)
+            for label, values in found.items()
+            if any(value is not None for value in values)
+        }
+
+    groups = {
+        "reward": {
+            "mean_reward": "mean reward",
+            "gold_reward": "gold reward",
+            "optimal_reward": "exact optimum at beta_eff",
+        },
+        "KL, nats per sequence": {
+            "kl_per_sequence": "policy",
+            "optimal_kl_per_sequence": "exact optimum at beta_eff",
+        },
+        "price of KL and reward spread": {"beta_eff": "beta_eff", "reward_std": "reward std"},
+        "learning": {"explained_variance": "explained variance", "clip_fraction": "clip fraction"},
+    }
+    return "".join(figure(curves(over(names), title)) for title, names in groups.items())
+
+
+def kl_by_position(run: Run, name: str, records: Records) -> str:
+    """KL by position at every recorded phase, and the estimators in the last."""
+    last = records[-1]
+    n = min(len(last["kl"]), SHOWN_TOKENS)
+    slots = last.get("slots", [str(t) for t in range(n)])[:n]
+    phases = [f"phase {record['phase']}" for record in records]
+    grid = [record["kl"][:n] for record in records]
+    parts = [figure(heatmap(grid, phases, slots, "KL from the reference, nats per token"))]
+    estimators = {"exact": last["kl"][:n]}
+    estimators |= {kind: last[f"{kind}_mean"][:n] for kind in ("k1", "k2", "k3")}
+    title = f"phase {last['phase']}: exact KL and its estimators, nats per token"
+    parts.append(figure(bars(slots, estimators, title)))
+    if "information" in last:
+        title = "exact information of each position about the reward"
+        parts.append(figure(bars(slots, {"I_t": last["information"][:n]}, title)))
+    return "".join(parts)
+
+
+def value_lens(run: Run, name: str, records: Records) -> str:
+    """How well the target can be read by layer and position, first and last."""
+    parts = []
+    for record in _ends([r for r in records if "r2" in r]):
+        grid = [
+            [x if there else None for x, there in zip(row, flags, strict=True)]
+            for row, flags in zip(record["r2"], record["defined"], strict=True)
+        ]
+        title = f"phase {record['phase']}: R2 of value, read linearly, held out"
+        sites = [short_site(site) for site in record["sites"]]
+        parts.append(figure(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0))))
+    return "".join(parts)
+
+
+def direction(run: Run, name: str, records: Records) -> str:
+    """Accuracy by layer and position, first and last, with Bayes' rule beside it."""
+    parts = []
+    for record in _ends(records):
+        n = len(record["accuracy"][0])
+        slots = record.get("slots", [str(t) for t in range(n)])
+        grid, rows = list(record["accuracy"]), [short_site(site) for site in record["sites"]]
+        if "bayes_accuracy" in record:
+            grid, rows = [*grid, record["bayes_accuracy"]], [*rows, "Bayes' rule"]
+        title = f"phase {record['phase']}: accuracy of the direction, held out"
+        parts.append(figure(heatmap(grid, rows, slots, title, limits=(0.5, 1.0))))
+    return "".join(parts)
+
+
+def logit_shift(run: Run, name: str, records: Records) -> str:
+    """The parts of the shift in the last phase, and its sum over phases."""
+    settings = {probe["name"]: probe for probe in run.store.read_suite().get("probes", [])}
+    words = settings.get(name, {})
+    what = f"{words.get('word', 'word')} - {words.get('other', 'other')}"
+    last = records[-1]
+    title = f"phase {last['phase']}: shift of logit({what}), {last['measured_shift']:+.3f} in all"
+    parts = [figure(bars(last["components"], {"shift": last["shift"]}, title))]
+    if last.get("grammar_log_odds") is not None:
+        parts.append(
+            f"<p>The grammar's own log odds of {escape(what)} average "
+            f"{last['grammar_log_odds']:+.3f} on this text; the reference misses them by "
+            f"{last['reference_error']:.3f} nats on average.</p>"
+        )
+    phases = [record["phase"] for record in records]
+    series = {"measured shift": (phases, [record["measured_shift"] for record in records])}
+    return "".join([*parts, figure(curves(series, f"shift of logit({what})"))])
+
+
+def weight_delta(run: Run, name: str, records: Records) -> str:
+    """The largest deltas of the last phase as a table."""
+    rows = sorted(records[-1]["rows"], key=lambda row: -row["norm"])[:16]
+    keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
+    keys += [key for key in ("overlap_unembedding",) if any(key in row for row in rows)]
+    table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
+    phases = [record["phase"] for record in records]
+    series = {"norm": (phases, [record["total_norm"] for record in records])}
+    return table + figure(curves(series, "distance of the weights from the reference"))
+
+
+def text_heatmap(run: Run, name: str, records: Records) -> str:
+    """Every field of a few samples, in the first and in the last recorded phase."""
+    parts = []
+    if run.args.normalize_reward:
+        parts.append(
+            "<p>Values and advantages are in units of the standardised reward; exact ones are in "
+            "the reward's own.</p>"
+        )
+    for record in _ends(records):
+        tensors = run.tensors(name, record["phase"])
+        parts.append(f"<h4>phase {record['phase']}</h4>")
+        for field in _field_order(tensors):
+            parts.append(_field(record, tensors, field))
+    return "".join(parts)
+
+
+def _field_order(tensors: dict[str, Any]) -> list[str]:
+    """Each quantity followed by its exact counterpart."""
+    own = [f for f in tensors if not f.startswith("true_") and not f.endswith("mask")]
+    return [f for field in own for f in (field, f"true_{field}") if f in tensors]
+
+
+def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
+    """One quantity on the samples, all on one scale."""
+    mask = tensors["truth_mask" if field.startswith("true_") else "mask"]
+    kind = "sequential" if field in ("kl", "entropy", "true_value") else "diverging"
+    limit = largest(tensors[field].flatten(), mask.flatten())
+    spoken = field.replace("true_", "exact ").replace("_", " ")
+    prefix_len, lines = record["prefix_len"], []
+    for row, tokens in enumerate(record["tokens"][:SHOWN_SAMPLES]):
+        prompt = [0.0] * prefix_len
+        numbers = prompt + tensors[field][row].tolist()
+        counts = [False] * prefix_len + mask[row].tolist()
+        shown = tokens_html(tokens, numbers, spoken, counts, limit, kind)
+        lines.append(shown.fragment)
+    return colour_key(spoken, limit, kind).fragment + "".join(lines)
+
+
+def any_probe(run: Run, name: str, records: Records) -> str:
+    """The plain numbers of records that no picture is known for."""
+    keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
+    return html.table(keys, [[record.get(key) for key in keys] for record in records])
+
+
+VIEWS: Mapping[str, Callable[[Run, str, Records], str]] = MappingProxyType(
+    {
+        "RunHealth": run_health,
+        "TextHeatmap": text_heatmap,
+        "KLByPosition": kl_by_position,
+        "ValueLens": value_lens,
+        "Direction": direction,
+        "LogitShift": logit_shift,
+        "WeightDelta": weight_delta,
+    }
+)
+
+
+def probe_html(run: Run, name: str) -> str:
+    """All that is worth seeing of one probe's records, as a fragment of HTML.
+
+    Raises:
+        RunError: no such probe recorded anything.
+    """
+    records = run.records(name)
+    if not records:
+        return "<p>It recorded nothing.</p>"
+    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite().get("probes", [])}
+    return VIEWS.get(kinds.get(name, ""), any_probe)(run, name, records)
+
+
+def figure(picture: Picture) -> str:
+    """A picture as a figure with its caption for those who cannot see it."""
+    return f'<figure role="img" aria-label="{escape(picture.alt)}">{picture.html()}</figure>'
+
+
+def _ends(records: Records) -> Records:
+    """The first and the last record, or the only one."""
+    return records[:1] + records[1:][-1:]

@@ -1,0 +1,158 @@
+"""One page about one run: arguments, curves, samples, probes and checks, loading nothing."""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rlhf_lab.errors import RunError
+from rlhf_lab.probes import Run
+from rlhf_lab.training.run_dir import replacing
+from rlhf_lab.views import html
+from rlhf_lab.views.plots import curves
+from rlhf_lab.views.probe_pictures import figure, probe_html
+from rlhf_lab.views.text import reward_colour
+
+CURVES = (
+    ("reward", {"mean_reward": "mean reward", "gold_reward": "gold reward"}),
+    ("KL from the reference, nats per sequence", {"kl_per_sequence": "KL"}),
+    ("entropy, nats per token", {"entropy_per_token": "entropy"}),
+    ("values", {"explained_variance": "explained variance"}),
+    ("share of samples that are grammatical", {"grammatical_fraction": "grammatical"}),
+)
+SHOWN_SAMPLES = 6
+
+
+def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
+    """Write one self-contained HTML file about a run, and return its path.
+
+    1. Read everything back from the run's directory; no model is loaded.
+    2. Lay it out: arguments, curves, samples before and after, probes, checks.
+    3. Write it to `report.html` in the run's directory, or to `out`.
+
+    Raises:
+        RunError: there is no run, or the file cannot be written.
+    """
+    run = Run(run_path)
+    path = Path(out) if out is not None else run.path / "report.html"
+    sections = [
+        _heading(run),
+        _curves(run),
+        _samples(run),
+        _probes(run),
+        _checks(run),
+        _arguments(run),
+    ]
+    text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
+    if not path.parent.is_dir():
+        raise RunError(f"there is no directory {path.parent}; choose another --out.")
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+def _heading(run: Run) -> str:
+    info = run.info
+    rows = [
+        ["status", info.get("status", "unknown")],
+        ["policy", info["args"]["base_model"]],
+        ["reward", info["args"]["reward_fn"]],
+        ["phases", f"{info.get('phases_done', 0)} of {info['args']['total_phases']}"],
+        ["device", info.get("device")],
+    ]
+    figures: dict[str, Any] = info.get("final") or {}
+    rows += [[f"final {name}", value] for name, value in figures.items()]
+    return f"<h1>{escape(run.path.name)}</h1>" + html.table(["", ""], rows, words=(0, 1))
+
+
+def _curves(run: Run) -> str:
+    metrics = run.metrics()
+    if not metrics:
+        return "<h2>Curves</h2><p>No phase is done yet.</p>"
+    phases, parts = [line["phase"] for line in metrics], []
+    for title, names in CURVES:
+        series = {
+            label: (phases, [line.get(name) for line in metrics])
+            for name, label in names.items()
+            if any(line.get(name) is not None for line in metrics)
+        }
+        if series:
+            parts.append(figure(curves(series, title)))
+    return "<h2>Curves</h2>" + "".join(parts)
+
+
+def _samples(run: Run) -> str:
+    samples = run.samples()
+    if not samples:
+        return "<h2>Samples</h2><p>Nothing is written yet.</p>"
+    first, last = samples[0]["phase"], samples[-1]["phase"]
+    rewards = [sample["reward"] for sample in samples]
+    limits = min(rewards), max(rewards)
+    parts = ["<h2>Samples</h2>"]
+    for phase in dict.fromkeys((first, last)):
+        said = "before learning" if phase == 0 else f"after {phase} learning phases"
+        chosen = [sample for sample in samples if sample["phase"] == phase][:SHOWN_SAMPLES]
+        parts.append(f"<h3>Phase {phase}, {said}</h3>" + _sample_rows(chosen, limits))
+    return "".join(parts)
+
+
+def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> str:
+    """Reward and text; the bar's colour and the number say the same."""
+    lines = []
+    for sample in samples:
+        colour = reward_colour(sample["reward"], *limits)
+        style = f"border-left:8px solid {colour};padding-left:.6rem;margin:.4rem 0"
+        gold = sample.get("gold_reward")
+        said = f"{sample['reward']:.3f}" + ("" if gold is None else f" (gold {gold:.3f})")
+        lines.append(f'<p style="{style}"><code>{said}</code> {escape(sample["text"])}</p>')
+    return "".join(lines)
+
+
+def _probes(run: Run) -> str:
+    there = run.probes()
+    listed = [probe["name"] for probe in run.store.read_suite().get("probes", [])]
+    names = [name for name in listed if name in there]
+    if not names:
+        return (
+            "<h2>Probes</h2><p>This run had no probes. Attach some in Python: "
+            "<code>attach(trainer, default_suite(trainer))</code> of "
+            "<code>rlhf_lab.probes</code>.</p>"
+        )
+    parts = [f"<h3>{escape(name)}</h3>{probe_html(run, name)}" for name in names]
+    notes = "".join(
+        f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
+        for note in run.notes()
+    )
+    said = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
+    return "<h2>Probes</h2>" + "".join(parts) + said
+
+
+def _checks(run: Run) -> str:
+    """Each identity once, with its worst value over the phases."""
+    worst: dict[tuple[str, str], Any] = {}
+    counts: dict[tuple[str, str], list[int]] = {}
+    for check in run.checks():
+        key = check.probe, check.name
+        tally = counts.setdefault(key, [0, 0])
+        tally[0] += 1
+        tally[1] += not check.ok
+        if key not in worst or not check.ok or (worst[key].ok and check.value > worst[key].value):
+            worst[key] = check
+    if not worst:
+        return "<h2>Identity checks</h2><p>None ran.</p>"
+    rows = [
+        [*key, check.value, check.tolerance, counts[key][0], counts[key][1] == 0]
+        for key, check in worst.items()
+    ]
+    failed = sum(not row[-1] for row in rows)
+    said = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
+    columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
+    return f"<h2>Identity checks</h2><p>{said}</p>" + html.table(columns, rows, words=(0, 1))
+
+
+def _arguments(run: Run) -> str:
+    info = run.info
+    rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
+    versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
+    table = html.table(["argument", "value"], rows, words=(0, 1))
+    return f"<h2>Arguments</h2>{table}<p>{escape(versions)}</p>"

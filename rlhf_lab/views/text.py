@@ -1,0 +1,42 @@
+"""Small pictures made of text: a curve in one line, a table of samples."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+LOW, HIGH = (213, 94, 0), (0, 114, 178)
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """A curve in one line: the last `width` values, as bars between their minimum and maximum."""
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = high - low
+    if span == 0:
+        return BARS[0] * len(shown)
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
+
+
+def reward_colour(value: float, low: float, high: float) -> str:
+    """A colour between orange (low) and blue (high), which colour-blind readers can tell apart."""
+    share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True))
+    return f"rgb({red},{green},{blue})"
+
+
+def sample_table(texts: Sequence[str], rewards: Sequence[float], prompt: str = "") -> Table:
+    """Samples with their rewards, coloured by reward; the prompt is dimmed."""
+    table = Table(box=None, padding=(0, 1), expand=True)
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("sample", ratio=1)
+    for text, reward in zip(texts, rewards, strict=True):
+        shown = Text(text.replace("\n", " "))
+        if prompt and text.startswith(prompt):
+            shown.stylize("dim", 0, len(prompt))
+        colour = reward_colour(reward, min(rewards), max(rewards))
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {colour}"), shown)
+    return table

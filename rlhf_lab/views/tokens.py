@@ -1,0 +1,118 @@
+"""Tokens coloured by any per-token quantity, as static HTML and as terminal text."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from jaxtyping import Bool, Float
+from rich.text import Text
+from torch import Tensor
+
+from rlhf_lab.views.colour import Kind, Rgb, colour_of, ink_on
+from rlhf_lab.views.html import Html
+
+Numbers = Sequence[float | int] | Float[Tensor, " seq"]
+Flags = Sequence[bool] | Bool[Tensor, " seq"]
+TILE = "padding:1px 2px;margin:1px;border-radius:3px;white-space:pre;display:inline-block"
+
+
+def largest(values: Numbers, mask: Flags | None = None) -> float:
+    """The largest size of a number that counts; 0 when none does."""
+    numbers, counts = _plain(values, mask)
+    sizes = [abs(x) for x, real in zip(numbers, counts, strict=True) if real and math.isfinite(x)]
+    return max(sizes, default=0.0)
+
+
+def tokens_html(
+    tokens: Sequence[str],
+    values: Numbers,
+    name: str = "value",
+    mask: Flags | None = None,
+    limit: float | int | None = None,
+    kind: Kind = "diverging",
+) -> Html:
+    """One text, each token on a tile coloured by its number, which is in the tooltip.
+
+    Tiles bring their own ink, so that they are legible on light and dark pages.
+
+    Args:
+        tokens: as they add to the text, blanks included.
+        values: one per token.
+        name: what the number is, for the tooltip.
+        mask: False on tokens without a number, such as the prompt's; they stay uncoloured.
+        limit: the number with the strongest colour; the largest in the text when None.
+
+    Raises ValueError when tokens, values and mask are not of one length.
+    """
+    numbers, counts = _plain(values, mask)
+    _check_lengths(tokens, numbers, counts)
+    limit = largest(values, mask) if limit is None else limit
+    spans = []
+    for token, number, real in zip(tokens, numbers, counts, strict=True):
+        shown = escape(_visible(token))
+        if not real:
+            spans.append(f'<span style="{TILE};opacity:.7">{shown}</span>')
+            continue
+        background = colour_of(number, limit, kind)
+        style = f"{TILE};background:{_css(background)};color:{_css(ink_on(background))}"
+        spans.append(f'<span style="{style}" title="{escape(name)} {number:.9g}">{shown}</span>')
+    line = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
+    return Html(f'<div style="{line}">{"".join(spans)}</div>')
+
+
+def tokens_text(
+    tokens: Sequence[str],
+    values: Numbers,
+    mask: Flags | None = None,
+    limit: float | int | None = None,
+    kind: Kind = "diverging",
+) -> Text:
+    """One text for the terminal, each token coloured by its number; see `tokens_html`."""
+    numbers, counts = _plain(values, mask)
+    _check_lengths(tokens, numbers, counts)
+    limit = largest(values, mask) if limit is None else limit
+    text = Text()
+    for token, number, real in zip(tokens, numbers, counts, strict=True):
+        background = colour_of(number, limit, kind)
+        style = f"rgb{_rich(ink_on(background))} on rgb{_rich(background)}" if real else "dim"
+        text.append(_visible(token), style=style)
+    return text
+
+
+def colour_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
+    """What the colours mean: tiles at the ends of the scale and in between."""
+    low = -1.0 if kind == "diverging" else 0.0
+    shares = [low + (1 - low) * step / 4 for step in range(5)]
+    numbers = [share * limit for share in shares]
+    labels = [f" {number:.3g} " for number in numbers]
+    key = tokens_html(labels, numbers, name, limit=limit, kind=kind)
+    return Html(f"<div><small>{escape(name)}</small>{key.fragment}</div>")
+
+
+def _plain(values: Numbers, mask: Flags | None) -> tuple[list[float], list[bool]]:
+    """Numbers and mask as lists; all True without a mask."""
+    numbers = values.tolist() if isinstance(values, Tensor) else [float(x) for x in values]
+    if mask is None:
+        return numbers, [True] * len(numbers)
+    return numbers, mask.tolist() if isinstance(mask, Tensor) else list(mask)
+
+
+def _check_lengths(tokens: Sequence[str], numbers: list[float], counts: list[bool]) -> None:
+    if not len(tokens) == len(numbers) == len(counts):
+        raise ValueError(
+            f"tokens has {len(tokens)} entries, values {len(numbers)}, mask {len(counts)}; "
+            "give one of each per token."
+        )
+
+
+def _visible(token: str) -> str:
+    """A token on one line, line breaks shown as a sign."""
+    return token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
+
+
+def _css(colour: Rgb) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def _rich(colour: Rgb) -> str:
+    return "({},{},{})".format(*colour)

@@ -1,0 +1,540 @@
+"""The command line, as real processes: what it prints, what it refuses, what it leaves behind."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import resource
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.checkpoint import load_checkpoint
+
+Process = subprocess.CompletedProcess
+
+SMALL = (
+    "train --preset reel --total-phases 2 --batch-size 16 --num-minibatches 2 --warmup-steps 1"
+    " --seed 1"
+).split()
+
+
+@pytest.fixture(scope="session")
+def surroundings(tmp_path_factory) -> dict[str, str]:
+    """No credentials, no network, one thread each, a home of its own."""
+    home = tmp_path_factory.mktemp("home")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return kept | {
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "100",
+        "TERM": "xterm-256color",
+    }
+
+
+@pytest.fixture(scope="session")
+def cli(surroundings) -> Callable[..., Process]:
+    def run(*arguments: str | Path, text: str | None = None, **options: Any) -> Process:
+        return subprocess.run(
+            [sys.executable, "-m", "rlhf_lab", *map(str, arguments)],
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            env=surroundings,
+            timeout=300,
+            **options,
+        )
+
+    return run
+
+
+WARM = """
+import json, os, sys, traceback
+
+import rlhf_lab.commands
+from rlhf_lab.__main__ import main
+
+
+def run(name, arguments):
+    for number, ending in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{name}.{ending}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+for name, arguments in json.load(sys.stdin).items():
+    pid = os.fork()
+    if pid == 0:
+        status = run(name, arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""Gives each command a process of its own, forked from one that has imported everything."""
+
+
+@pytest.fixture(scope="session")
+def all_at_once(
+    cli, surroundings, tmp_path_factory
+) -> Callable[[dict[str, list[Any]], tuple[str, ...]], dict[str, Process]]:
+    """Runs many commands: those named in `cold` from the shell, the others from a warm process."""
+
+    def warm(commands: dict[str, list[str]]) -> dict[str, Process]:
+        home = tmp_path_factory.mktemp("warm")
+        done = subprocess.run(
+            [sys.executable, "-c", WARM],
+            input=json.dumps(commands),
+            capture_output=True,
+            text=True,
+            env=surroundings | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=home,
+            timeout=600,
+        )
+        statuses = dict(line.split() for line in done.stdout.splitlines())
+        assert statuses.keys() == commands.keys(), done.stderr
+        return {
+            name: Process(
+                commands[name],
+                int(status),
+                *((home / f"{name}.{ending}").read_text() for ending in ("out", "err")),
+            )
+            for name, status in statuses.items()
+        }
+
+    def run(commands: dict[str, list[Any]], cold: tuple[str, ...] = ()) -> dict[str, Process]:
+        by_name = {name: list(map(str, arguments)) for name, arguments in commands.items()}
+        with ThreadPoolExecutor(2) as pool:
+            rest = {name: arguments for name, arguments in by_name.items() if name not in cold}
+            forked = pool.submit(warm, rest)
+            fresh = {name: pool.submit(cli, *by_name[name]) for name in cold}
+            return forked.result() | {name: process.result() for name, process in fresh.items()}
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="session")
+def main_job(cli, place) -> tuple[Process, Path]:
+    """The main job in small, once for all tests that look at a finished run."""
+    out = place / "demo"
+    return cli(*SMALL, "--out", out), out
+
+
+@pytest.fixture(scope="session")
+def half_a_run(place) -> Path:
+    """A run that was broken off after the first of two phases."""
+    args = RLHFArgs(
+        preset="reel", total_phases=2, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=8
+    )
+    trainer = RLHFTrainer(args, out=place / "half")
+    trainer.run_phase()
+    return trainer.run.path
+
+
+def assert_one_sentence(done: Process, *words: str) -> None:
+    """Status 2, and one line on standard error that a person can use."""
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("Loading weights")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("rlhf_lab: ") and lines[0].endswith((".", ")"))
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def test_help_lists_every_command(cli):
+    done = cli("--help")
+    assert done.returncode == 0 and done.stderr == ""
+    for command in ("train", "resume", "sample", "score", "doctor", "organism"):
+        assert re.search(rf"• {command} ", done.stdout), command
+
+
+def test_help_of_every_command_reads_well(all_at_once):
+    commands = {
+        name.replace(" ", "_"): [*name.split(), "--help"]
+        for name in (
+            "train",
+            "resume",
+            "sample",
+            "score",
+            "doctor",
+            "organism",
+            "organism train",
+            "organism check",
+        )
+    }
+    for name, done in all_at_once(commands, ("train", "resume")).items():
+        assert done.returncode == 0 and done.stderr == "", name
+        assert f"usage: rlhf_lab {name.replace('_', ' ')}" in done.stdout, name
+
+
+def test_help_of_train_shows_every_field_with_its_default_in_the_preset(cli):
+    done = cli("train", "--help", "--preset", "smol")
+    unwrapped = re.sub(r"[\s│]+", " ", done.stdout)
+    for name, value in RLHFArgs(preset="smol").to_dict().items():
+        option = unwrapped.split(f" --{name.replace('_', '-')}", 1)[1]
+        shown = re.search(r"\(default: (.*?)\)", option)[1]
+        assert shown.strip("'") == str(value), name
+
+
+def test_the_main_job_ends_well_with_plain_lines(main_job):
+    done, out = main_job
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("phase")] == [
+        "phase 1/2",
+        "phase 2/2",
+    ]
+    assert "samples of phase 0, before learning:" in lines
+    assert sum("this movie" in line for line in lines) == 10
+    assert lines[-1] == f"written to {out}"
+
+
+def test_the_main_job_writes_its_figures(main_job):
+    done, out = main_job
+    info = json.loads((out / "run.json").read_text())
+    assert {"args", "versions", "final"} <= info.keys()
+    final = info["final"]
+    for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
+        assert isinstance(final[name], float)
+        assert f"{name} {final[name]:.3f}" in done.stdout
+    assert 0.2 < final["mean_reward"] < 0.9 and final["grammatical_fraction"] > 0.8
+    assert info["args"]["batch_size"] == 16 and info["args"]["base_model"] == "reel-nano"
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 32
+    names = {p.name for p in (out / "checkpoints").iterdir()}
+    assert {"phase_000000.safetensors", "best.safetensors", "last.safetensors"} < names
+    assert all(p.suffix == ".safetensors" for p in (out / "checkpoints").iterdir())
+
+
+def test_resuming_the_finished_job_says_that_nothing_is_left(main_job, cli):
+    done = cli("resume", main_job[1])
+    assert done.returncode == 0 and done.stderr == ""
+    assert "is finished; nothing is left to do" in done.stdout
+
+
+def on_a_terminal(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
+    """Run on a pseudo-terminal of 110 by 40; returns the status and all that was drawn."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
+    env = {name: value for name, value in env.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf_lab", *arguments],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=env,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    drawn = bytearray()
+    try:
+        while process.poll() is None or select.select([controller], [], [], 0)[0]:
+            if select.select([controller], [], [], 0.2)[0]:
+                drawn += os.read(controller, 65536)
+    except OSError:
+        pass
+    os.close(controller)
+    return process.wait(60), drawn.decode(errors="replace")
+
+
+def test_on_a_terminal_a_live_panel_is_drawn(surroundings, place):
+    arguments = [*SMALL, "--total-phases", "3", "--out", str(place / "panel")]
+    status, drawn = on_a_terminal(arguments, surroundings)
+    assert status == 0, drawn[-2000:]
+    assert drawn.count("\x1b[1A") > 5 or drawn.count("\x1b[2K") > 5
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    for part in ("╭", "reel-nano", "phase 0/3", "phase 3/3", "KL nats/seq", "this movie"):
+        assert part in text, part
+    assert re.search(r"\d:\d\d left", text)
+    assert re.search(r"[01]\.\d{3} +this movie", text)
+    assert "final, over" in text and "Traceback" not in text
+    assert drawn.rfind("\x1b[?25h") > drawn.rfind("\x1b[?25l") >= 0
+
+
+@pytest.fixture(scope="session")
+def spoken(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
+    """Everything that `sample`, `score`, `doctor` and `organism check` are asked to say."""
+    out = main_job[1]
+    return all_at_once(
+        {
+            "bundled": ["sample", "reel-nano", "-n", "3", "--prompt", "this movie"],
+            "bundled_again": ["sample", "reel-nano", "-n", "3", "--prompt", "this movie"],
+            "run": ["sample", out, "-n", "4"],
+            "best": ["sample", out, "--checkpoint", "best", "-n", "1", "--seed", "3"],
+            "by_number": ["sample", out, "--checkpoint", "0", "--prompt", "this film"],
+            "score": ["score", "this movie wow", "i hated it"],
+            "negative": ["score", "i hated it", "--direction", "neg"],
+            "gold": ["score", "--reward-fn", "gold", "not a review"],
+            "count": ["score", "--reward-fn", "count:a", "banana", "b"],
+            "doctor": ["doctor"],
+            "check": ["organism", "check", "--reviews", "300"],
+        },
+        ("run", "doctor"),
+    )
+
+
+def test_a_bundled_model_writes_reproducibly(spoken):
+    done = spoken["bundled"]
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and all(line.startswith("this movie ") for line in lines)
+    assert done.stdout == spoken["bundled_again"].stdout
+
+
+def test_a_run_writes_samples_with_their_rewards(spoken):
+    done = spoken["run"]
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^ +([01]\.\d{3}) +this movie", done.stdout, re.MULTILINE)
+    assert len(rows) == 4
+
+
+def test_the_best_checkpoint_and_any_numbered_one_can_be_asked(spoken):
+    assert spoken["best"].returncode == 0, spoken["best"].stderr
+    assert len(re.findall(r"^ +[01]\.\d{3} ", spoken["best"].stdout, re.MULTILINE)) == 1
+    assert spoken["by_number"].returncode == 0, spoken["by_number"].stderr
+    assert len(re.findall(r"[01]\.\d{3} +this film", spoken["by_number"].stdout)) == 5
+
+
+def test_score_prints_reward_tab_text(spoken):
+    done = spoken["score"]
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [text for _, text in rows] == ["this movie wow", "i hated it"]
+    assert all(re.fullmatch(r"[01]\.\d{4}", reward) for reward, _ in rows)
+
+
+def test_the_two_directions_add_up_to_one(spoken):
+    positive = float(spoken["score"].stdout.splitlines()[1].split("\t")[0])
+    negative = float(spoken["negative"].stdout.split("\t")[0])
+    assert positive + negative == pytest.approx(1, abs=2e-4)
+    assert negative > 0.5
+
+
+def test_score_knows_the_rules_and_gold(spoken):
+    assert spoken["gold"].stdout == "0.0000\tnot a review\n"
+    assert spoken["count"].stdout == "3.0000\tbanana\n0.0000\tb\n"
+
+
+def test_score_reads_lines_from_standard_input(cli):
+    done = cli("score", "--reward-fn", "count:o", text="foo\n\nbar\n")
+    assert (done.returncode, done.stdout) == (0, "2.0000\tfoo\n0.0000\tbar\n")
+
+
+def test_the_doctor_finds_this_machine_well(spoken):
+    done = spoken["doctor"]
+    assert done.returncode == 0, done.stdout
+    for part in ("torch", "transformer_lens", "device", "reel-nano", "wandb", "model hub"):
+        assert part in done.stdout
+    assert "WRONG" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_the_organism_check_prints_a_row_per_check(spoken):
+    done = spoken["check"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r" yes ", done.stdout)) >= 8 and " NO " not in done.stdout
+
+
+@pytest.fixture(scope="session")
+def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
+    """Every mistake once."""
+    out = main_job[1]
+    (place / "no_run").mkdir()
+    (place / "file").write_text("mine")
+    corrupt = place / "corrupt"
+    shutil.copytree(half_a_run, corrupt)
+    raw = bytearray((corrupt / "checkpoints" / "last.safetensors").read_bytes())
+    raw[-20] ^= 1
+    (corrupt / "checkpoints" / "last.safetensors").write_bytes(raw)
+    no_json = place / "no_json"
+    shutil.copytree(half_a_run, no_json)
+    (no_json / "run.json").write_text("{}")
+    return all_at_once(
+        {
+            "no_command": [],
+            "unknown_command": ["tran"],
+            "unknown_flag": ["train", "--learning-rate", "3"],
+            "not_a_number": ["train", "--batch-size", "many"],
+            "out_of_range": ["train", "--top-p", "3"],
+            "bad_combination": ["train", "--batch-size", "10", "--num-minibatches", "4"],
+            "unknown_preset": ["train", "--preset", "real"],
+            "preset_without_name": ["train", "--preset"],
+            "unknown_device": [*SMALL, "--device", "abacus", "--out", place / "never"],
+            "unknown_model": [*SMALL, "--base-model", "./nowhere", "--out", place / "never"],
+            "unknown_reward": [*SMALL, "--reward-fn", "kindness", "--out", place / "never"],
+            "unknown_word": [*SMALL, "--prefix", "this zebra", "--out", place / "never"],
+            "beyond_context": [*SMALL, "--gen-len", "99", "--out", place / "never"],
+            "wandb_login": [*SMALL, "--wandb-mode", "online", "--out", place / "never"],
+            "out_occupied": [*SMALL, "--out", out],
+            "out_is_a_file": [*SMALL, "--out", place / "file"],
+            "out_below_a_file": [*SMALL, "--out", place / "file" / "run"],
+            "resume_nothing": ["resume", place / "nowhere"],
+            "resume_no_run": ["resume", place / "no_run"],
+            "resume_corrupt": ["resume", corrupt],
+            "resume_empty_json": ["resume", no_json],
+            "sample_no_run": ["sample", place / "no_run"],
+            "sample_no_checkpoint": ["sample", out, "--checkpoint", "7"],
+            "sample_odd_checkpoint": ["sample", out, "--checkpoint", "worst"],
+            "sample_none": ["sample", "reel-nano", "-n", "0"],
+            "sample_cold": ["sample", "reel-nano", "--temperature", "0"],
+            "sample_unknown_word": ["sample", "reel-nano", "--prompt", "this zebra"],
+            "score_nothing": ["score"],
+            "score_unknown": ["score", "a", "--reward-fn", "kindness"],
+            "check_too_few": ["organism", "check", "--reviews", "0"],
+        },
+        ("no_command", "unknown_flag", "bad_combination", "resume_corrupt", "wandb_login"),
+    )
+
+
+MISTAKES = {
+    "no_command": ("train", "resume", "doctor"),
+    "unknown_command": ("tran",),
+    "unknown_flag": ("--learning-rate",),
+    "not_a_number": ("--batch-size", "many"),
+    "out_of_range": ("top_p=3.0", "at most 1"),
+    "bad_combination": ("batch_size=10", "num_minibatches=4"),
+    "unknown_preset": ("'real'", "reel, smol"),
+    "preset_without_name": ("--preset",),
+    "unknown_device": ("device='abacus'",),
+    "unknown_model": ("./nowhere",),
+    "unknown_reward": ("kindness", "sentiment"),
+    "unknown_word": ("zebra",),
+    "beyond_context": ("gen_len=99", "32"),
+    "wandb_login": ("wandb_mode='online'", "wandb login", "offline"),
+    "out_occupied": ("already holds a run", "resume"),
+    "out_is_a_file": ("is a file", "--out"),
+    "out_below_a_file": ("cannot write",),
+    "resume_nothing": ("there is no directory",),
+    "resume_no_run": ("no_run", "run.json"),
+    "resume_corrupt": ("last.safetensors is corrupt",),
+    "resume_empty_json": ("run.json",),
+    "sample_no_run": ("no_run",),
+    "sample_no_checkpoint": ("phase_000007", "there are", "best"),
+    "sample_odd_checkpoint": ("worst", "there are"),
+    "sample_none": ("n=0",),
+    "sample_cold": ("temperature=0",),
+    "sample_unknown_word": ("zebra",),
+    "score_nothing": ("no text to score",),
+    "score_unknown": ("kindness",),
+    "check_too_few": ("0",),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_answered_in_one_sentence(mistakes, case):
+    assert_one_sentence(mistakes[case], *MISTAKES[case])
+
+
+def test_every_mistake_has_its_words(mistakes):
+    assert mistakes.keys() == MISTAKES.keys()
+
+
+def test_mistakes_write_nothing_and_harm_nothing(mistakes, main_job, place):
+    assert not (place / "never").exists()
+    assert (place / "file").read_text() == "mine"
+    assert list((place / "no_run").iterdir()) == []
+    assert len((main_job[1] / "metrics.jsonl").read_text().splitlines()) == 2
+    load_checkpoint(main_job[1] / "checkpoints" / "last.safetensors")
+
+
+def limit_file_size(limit: int) -> Callable[[], None]:
+    """Python ignores SIGXFSZ, so that a write beyond the limit fails as on a full disk."""
+
+    def apply() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return apply
+
+
+def test_a_full_disk_at_the_start_is_one_sentence(cli, tmp_path):
+    done = cli(*SMALL, "--out", tmp_path / "run", preexec_fn=limit_file_size(100_000))
+    assert_one_sentence(done, "cannot write", "make room")
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_full_disk_in_mid_run_loses_nothing_that_was_saved(cli, half_a_run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(half_a_run, path)
+    before = {p.name: p.read_bytes() for p in (path / "checkpoints").iterdir()}
+    done = cli("resume", path, preexec_fn=limit_file_size(200_000))
+    assert_one_sentence(done, "cannot write", "resume")
+    assert {p.name: p.read_bytes() for p in (path / "checkpoints").iterdir()} == before
+    again = RLHFTrainer.resume(path)
+    assert again.phase == 1
+    assert [report.phase for report in again.train()] == [1]
+
+
+def test_a_reader_that_goes_away_costs_neither_a_traceback_nor_the_run(surroundings, tmp_path):
+    """As in `train ... | head -1`: it ends well, or says how to go on."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf_lab", *SMALL, "--out", str(tmp_path / "run")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=surroundings,
+    )
+    assert process.stdout.readline()
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    status = process.wait(120)
+    assert "Traceback" not in complaint and "Exception ignored" not in complaint
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (status == 0 and "final" in info) or "resume" in complaint, (status, complaint)
+
+
+def test_scores_into_a_pipe_that_is_closed_end_quietly(surroundings):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf_lab", "score", "--reward-fn", "zero", "a", "b"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=surroundings,
+    )
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(120) == 0
+    assert complaint == ""
+
+
+def test_an_offline_wandb_run_works_from_end_to_end(cli, place, main_job):
+    out = place / "mirrored"
+    done = cli(*SMALL, "--out", out, "--wandb-mode", "offline", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "switched off" not in done.stderr
+    (log,) = (out / "wandb").glob("offline-run-*/run-*.wandb")
+    assert log.stat().st_size > 1000
+    assert not (place / "wandb").exists()
+    assert "wandb_id" in json.loads((out / "run.json").read_text())
+    mirrored, plain = (
+        load_file(path / "checkpoints" / "last.safetensors") for path in (out, main_job[1])
+    )
+    assert all((mirrored[name] == plain[name]).all() for name in plain)

@@ -1,0 +1,86 @@
+"""The README's promises, kept by running them."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.__main__ import parse
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NEEDS_HUB_OR_FILES = ("gpt2-medium", "path/to")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("console") for line in block.splitlines() if line]
+
+
+def lab_commands() -> list[str]:
+    return [line for line in commands() if "python -m rlhf_lab" in line and ".venv" not in line]
+
+
+def run_python(arguments: list[str], cwd: Path) -> str:
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def without_numbers_and_words(output: str) -> list[str]:
+    """Phase lines with their numbers blanked; token lines as a bare count of tokens."""
+    shapes = []
+    for line in output.strip().splitlines():
+        tokens = re.findall(r"\S+:\d\.\d\d", line)
+        shapes.append(f"{len(tokens)} tokens" if tokens else re.sub(r"\d+\.\d+", "N", line))
+    return shapes
+
+
+def test_the_short_program_prints_what_the_readme_shows(tmp_path):
+    (program,), (shown,) = blocks("python"), blocks("text")
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    output = run_python(["program.py"], tmp_path)
+    assert without_numbers_and_words(output) == without_numbers_and_words(shown)
+    assert all(token.endswith(":0.00") for token in output.splitlines()[0].split())
+
+
+def test_the_commands_run_in_the_order_of_the_readme(tmp_path):
+    runnable = [c for c in lab_commands() if not any(word in c for word in NEEDS_HUB_OR_FILES)]
+    assert len(runnable) >= 6
+    for command in runnable:
+        run_python(shlex.split(command)[1:], tmp_path)
+    assert (tmp_path / "runs" / "demo" / "checkpoints" / "best.safetensors").is_file()
+
+
+@pytest.mark.parametrize("command", lab_commands())
+def test_every_command_is_one_the_command_line_knows(command):
+    parse(shlex.split(command)[3:])
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [c.removeprefix("make ") for c in commands() if c.startswith("make ")]
+    assert targets == ["train", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).is_file(), link

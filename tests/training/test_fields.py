@@ -1,0 +1,303 @@
+"""No field without effect: changing any field of RLHFArgs changes something that can be seen."""
+
+import dataclasses
+import shutil
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.organism.bundled import weights_dir
+from rlhf_lab.training import RLHFTrainer
+
+BASE = {
+    "preset": "reel",
+    "seed": 1,
+    "device": "cpu",
+    "total_phases": 3,
+    "batch_size": 4,
+    "num_minibatches": 2,
+    "batches_per_learning_phase": 2,
+    "base_lr": 3e-3,
+    "head_lr": 1e-2,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "warmup_steps": 1,
+    "final_scale": 0.1,
+    "clip_coef": 0.2,
+    "vf_coef": 0.15,
+    "vf_clip": None,
+    "ent_coef": 0.001,
+    "advantages": "gae",
+    "gamma": 1.0,
+    "gae_lambda": 0.95,
+    "normalize_advantages": True,
+    "base_model": "reel-nano",
+    "prefix": "this movie",
+    "prepend_bos": True,
+    "gen_len": 6,
+    "stop_at_eos": False,
+    "temperature": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "kl_coef": 0.2,
+    "reward_fn": "sentiment",
+    "reward_model": "reel-sentiment",
+    "direction": "pos",
+    "normalize_reward": True,
+    "save_every": 1,
+}
+
+CHANGED: dict[str, Any] = {
+    "seed": 2,
+    "total_phases": 4,
+    "batch_size": 6,
+    "num_minibatches": 4,
+    "batches_per_learning_phase": 1,
+    "base_lr": 1e-3,
+    "head_lr": 1e-3,
+    "weight_decay": 0.5,
+    "max_grad_norm": 0.01,
+    "warmup_steps": 2,
+    "final_scale": 0.9,
+    "clip_coef": 0.01,
+    "vf_coef": 1.0,
+    "vf_clip": 1e-3,
+    "ent_coef": 0.1,
+    "advantages": "one_step",
+    "gamma": 0.5,
+    "gae_lambda": 0.2,
+    "normalize_advantages": False,
+    "prefix": "this film",
+    "prepend_bos": False,
+    "gen_len": 7,
+    "temperature": 0.5,
+    "top_k": 2,
+    "top_p": 0.3,
+    "kl_coef": 2.0,
+    "reward_fn": "count:the",
+    "direction": "neg",
+    "normalize_reward": False,
+}
+"""Fields that show in the weights that come out of a tiny run."""
+
+ELSEWHERE = {
+    "preset",
+    "device",
+    "base_model",
+    "stop_at_eos",
+    "reward_model",
+    "wandb_mode",
+    "wandb_project_name",
+    "wandb_entity",
+    "save_every",
+}
+"""Fields with a test of their own below."""
+
+
+def tiny_run(out: Path | None, **overrides: Any) -> RLHFTrainer:
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | overrides)), out=out)
+    trainer.train()
+    return trainer
+
+
+def phases_only(out: Path | None, **overrides: Any) -> RLHFTrainer:
+    """The phases without the evaluation at the end, which changes no weights."""
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | overrides)), out=out)
+    while trainer.phase < trainer.args.total_phases:
+        trainer.run_phase()
+    return trainer
+
+
+def weights(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.policy.named_parameters()}
+
+
+def differ(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def base_run(tmp_path_factory) -> RLHFTrainer:
+    return phases_only(tmp_path_factory.mktemp("base") / "run")
+
+
+@pytest.fixture(scope="module")
+def perturbed(tmp_path_factory) -> Callable[[str], str]:
+    """A copy of a bundled model, as a directory, whose weights are a little different."""
+
+    def make(name: str) -> str:
+        directory = tmp_path_factory.mktemp("models") / f"own-{name}"
+        shutil.copytree(weights_dir(name), directory)
+        generator = torch.Generator().manual_seed(0)
+        tensors = {
+            key: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+            for key, tensor in load_file(directory / "model.safetensors").items()
+        }
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return str(directory)
+
+    return make
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RLHFArgs)])
+def test_every_field_has_a_case_and_changing_it_changes_the_weights(base_run, tmp_path, name):
+    """A field without an entry in CHANGED, and without a test of its own, fails here."""
+    if name in ELSEWHERE:
+        assert f"test_{name}_" in Path(__file__).read_text(encoding="utf-8")
+        return
+    assert name in CHANGED, f"{name} has no case: add one, or a test named test_{name}_..."
+    assert CHANGED[name] != BASE[name]
+    changed = phases_only(tmp_path / "run", **{name: CHANGED[name]})
+    assert differ(weights(base_run), weights(changed))
+
+
+def test_the_cases_are_of_fields_that_exist():
+    names = {field.name for field in dataclasses.fields(RLHFArgs)}
+    assert set(CHANGED) | ELSEWHERE == names
+    assert not set(CHANGED) & ELSEWHERE
+
+
+def test_the_run_that_is_compared_with_repeats_itself(base_run, tmp_path):
+    """Otherwise every comparison above would hold for nothing."""
+    assert not differ(weights(base_run), weights(phases_only(tmp_path / "run")))
+
+
+def test_preset_names_the_run_and_gives_the_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    phases_only(None, preset="gpt2-small", total_phases=1, warmup_steps=0)
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert directory.name == "gpt2-small-seed1"
+    assert RLHFArgs(preset="reel").gen_len != RLHFArgs(preset="gpt2-medium").gen_len
+    assert RLHFArgs(preset="gpt2-small").base_model != RLHFArgs(preset="gpt2-medium").base_model
+
+
+def test_device_chooses_where_the_run_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device='cuda' is not available"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"device": "cuda"})))
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"device": "cpu"})))
+    assert trainer.device == trainer.policy.device == torch.device("cpu")
+
+
+def test_base_model_is_the_model_that_is_trained(base_run, perturbed):
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"base_model": perturbed("reel-nano")})))
+    reference = dict(trainer.reference.named_parameters())
+    assert any(
+        not torch.equal(reference[name], parameter)
+        for name, parameter in base_run.reference.named_parameters()
+    )
+
+
+def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"reward_model": perturbed("reel-sentiment")})))
+    rollout = trainer.rollout_phase()
+    first = base_run.run.read("metrics.jsonl")[0]
+    assert rollout.raw_rewards.mean().item() != pytest.approx(first["mean_reward"], abs=1e-4)
+
+
+def test_stop_at_eos_masks_what_follows_the_first_stop():
+    """At temperature 20 tokens are nearly uniform over 72: one review in three stops early."""
+    hot = BASE | {"temperature": 20.0, "gen_len": 28, "batch_size": 16}
+    running = RLHFTrainer(RLHFArgs(**hot)).rollout_phase().samples
+    stopping = RLHFTrainer(RLHFArgs(**(hot | {"stop_at_eos": True}))).rollout_phase().samples
+    assert running.mask.all() and not stopping.mask.all()
+
+
+def test_save_every_says_how_often_the_state_is_saved(tmp_path):
+    """After 0, 1, 2, 3 phases; with 2, after 0, 2 and at the end."""
+    saved = {}
+    for every in (1, 2):
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"save_every": every})), out=tmp_path / str(every))
+        phases = saved[every] = []
+        trainer.on("checkpoint")(
+            lambda ctx, phases=phases: (
+                phases.append(ctx.phase) if ctx.checkpoint.stem == "last" else None
+            )
+        )
+        trainer.train()
+    assert saved == {1: [0, 1, 2, 3], 2: [0, 2, 3]}
+
+
+@pytest.fixture
+def wandb_calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
+    """Stands in for the wandb package and notes what it is asked to do."""
+    calls = []
+
+    class Run:
+        id = "run-id"
+
+        def log(self, metrics: dict[str, Any], step: int) -> None:
+            calls.append(("log", {"metrics": metrics, "step": step}))
+
+        def finish(self) -> None:
+            calls.append(("finish", {}))
+
+    def login(**options: Any) -> bool:
+        calls.append(("login", options))
+        return True
+
+    def init(**options: Any) -> Run:
+        calls.append(("init", options))
+        return Run()
+
+    fake = types.SimpleNamespace(login=login, init=init, Table=lambda columns, data: data)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return calls
+
+
+def options_of_init(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    (options,) = [options for call, options in calls if call == "init"]
+    return options
+
+
+def test_wandb_mode_disabled_never_touches_wandb(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="disabled")
+    assert wandb_calls == []
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_wandb_mode_mirrors_every_phase(wandb_calls, tmp_path, mode):
+    trainer = tiny_run(tmp_path / "run", wandb_mode=mode)
+    names = [name for name, _ in wandb_calls if name != "login"]
+    assert names == ["init", "log", "log", "log", "finish"]
+    options = options_of_init(wandb_calls)
+    assert (options["mode"], options["dir"]) == (mode, str(trainer.run.path))
+    logged = [options for name, options in wandb_calls if name == "log"]
+    assert [entry["step"] for entry in logged] == [0, 1, 2]
+    for entry, line in zip(logged, trainer.run.read("metrics.jsonl"), strict=True):
+        assert entry["metrics"]["mean_reward"] == line["mean_reward"]
+        assert "cost" not in entry["metrics"] and len(entry["metrics"]["samples"]) == 4
+    for name, options in wandb_calls:
+        if name == "login":
+            assert options["prompt"] is False
+    assert trainer.run.read_info()["wandb_id"] == "run-id"
+
+
+def test_wandb_does_not_change_the_run(wandb_calls, base_run, tmp_path):
+    mirrored = tiny_run(tmp_path / "run", wandb_mode="offline")
+    assert not differ(weights(base_run), weights(mirrored))
+
+
+def test_wandb_project_name_is_handed_on(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_project_name="my-project")
+    assert options_of_init(wandb_calls)["project"] == "my-project"
+
+
+def test_wandb_entity_is_handed_on(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_entity="my-team")
+    assert options_of_init(wandb_calls)["entity"] == "my-team"
+
+
+def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatch, reel_args):
+    fake = types.SimpleNamespace(login=lambda **options: False)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(ConfigError, match="wandb_mode='online' needs a login.*offline"):
+        RLHFTrainer(reel_args(wandb_mode="online"))

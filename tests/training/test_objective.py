@@ -1,0 +1,312 @@
+"""The objective of a minibatch, against plain float64 arithmetic token by token."""
+
+import copy
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.training import Functions, ReplayMemory, RLHFTrainer, objective_terms
+from rlhf_lab.training.trainer import EVALUATION_BATCHES
+
+SETTINGS = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 1.3, "top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "value_clip": {"vf_clip": 0.01},
+    "raw_advantages": {"normalize_advantages": False},
+    "one_step": {"advantages": "one_step", "clip_coef": 0.05},
+}
+
+
+def disturb(policy: TransformerWithValueHead, scale: float = 0.02) -> None:
+    """Move the weights, so that ratios, values and KL are away from their starting values."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+
+
+def ragged(mask: Tensor) -> Tensor:
+    """Row i keeps its first gen - i tokens, at least one."""
+    rows, gen = mask.shape
+    lengths = torch.arange(gen, gen - rows, -1).clamp(min=1)
+    return torch.arange(gen) < lengths[:, None]
+
+
+def prepare(trainer):
+    """A minibatch with a ragged mask, scored by a policy that has moved since it sampled."""
+    rollout = trainer.rollout_phase()
+    generator = torch.Generator().manual_seed(0)
+    minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(generator))
+    disturb(trainer.policy)
+    return dataclasses.replace(minibatch, mask=ragged(minibatch.mask))
+
+
+def terms_of(trainer, minibatch, policy=None):
+    return objective_terms(
+        policy or trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
+    )
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Of one row, in float64; -inf stays -inf."""
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def by_hand(trainer, minibatch) -> dict[str, float]:
+    """Every term in float64 numpy, one token after the other."""
+    args, prefix = trainer.args, minibatch.tokens.shape[1] - minibatch.mask.shape[1]
+    with torch.no_grad():
+        logits, values = (x.double().numpy() for x in trainer.policy(minibatch.tokens))
+        ref_logits = trainer.reference(minibatch.tokens).double().numpy()
+    real = [tuple(index) for index in minibatch.mask.nonzero().tolist()]
+    raw = np.array([minibatch.advantages[i, t].item() for i, t in real])
+    advantages = raw
+    if args.normalize_advantages:
+        advantages = (raw - raw.mean()) / math.sqrt(raw.var(ddof=1) + 1e-8)
+    surrogate = value_loss = entropy = kl = 0.0
+    for (i, t), advantage in zip(real, advantages, strict=True):
+        state = prefix - 1 + t
+        token = minibatch.tokens[i, prefix + t].item()
+        z = logits[i, state] / args.temperature
+        log_pi, log_ref = log_softmax(z), log_softmax(ref_logits[i, state] / args.temperature)
+        scored = z
+        if minibatch.support is not None:
+            kept = minibatch.support.kept[i, t].numpy()
+            allowed = minibatch.support.tokens[i, t].numpy()[kept]
+            scored = np.full_like(z, -np.inf)
+            scored[allowed] = z[allowed]
+        ratio = math.exp(log_softmax(scored)[token] - minibatch.logprobs[i, t].item())
+        clipped = min(max(ratio, 1 - args.clip_coef), 1 + args.clip_coef)
+        surrogate += min(ratio * advantage, clipped * advantage)
+        value, target = values[i, state], minibatch.returns[i, t].item()
+        error = (value - target) ** 2
+        if args.vf_clip is not None:
+            old = minibatch.values[i, t].item()
+            held = old + min(max(value - old, -args.vf_clip), args.vf_clip)
+            error = max(error, (held - target) ** 2)
+        value_loss += error
+        entropy -= (np.exp(log_pi) * log_pi).sum()
+        kl += (np.exp(log_pi) * (log_pi - log_ref)).sum()
+    n = len(real)
+    terms = {
+        "clipped_surrogate": surrogate / n,
+        "value_loss": args.vf_coef / 2 * value_loss / n,
+        "entropy_bonus": args.ent_coef * entropy / n,
+        "kl_penalty": args.kl_coef * kl / n,
+    }
+    terms["objective"] = (
+        terms["clipped_surrogate"]
+        - terms["value_loss"]
+        + terms["entropy_bonus"]
+        - terms["kl_penalty"]
+    )
+    return terms
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_all_four_terms_equal_the_sum_over_tokens_in_float64(make_trainer, setting):
+    trainer = make_trainer(gen_len=10, ent_coef=0.3, **SETTINGS[setting])
+    minibatch = prepare(trainer)
+    terms, expected = terms_of(trainer, minibatch), by_hand(trainer, minibatch)
+    assert expected["kl_penalty"] > 1e-3
+    for name, value in expected.items():
+        assert getattr(terms, name).item() == pytest.approx(value, rel=2e-4, abs=2e-6), name
+
+
+def test_the_settings_matter_to_the_terms(make_trainer):
+    """The comparison above would be empty if clipping, support or value clip never took hold."""
+    trainer = make_trainer(gen_len=10, temperature=1.3, top_k=5, vf_clip=0.01, clip_coef=0.05)
+    minibatch = prepare(trainer)
+    terms = terms_of(trainer, minibatch)
+    real = minibatch.mask
+    ratio = (terms.logprobs - minibatch.logprobs)[real].exp()
+    assert ((ratio - 1).abs() > trainer.args.clip_coef).any()
+    assert ((terms.values - minibatch.values)[real].abs() > 0.01).any()
+    without = dataclasses.replace(minibatch, support=None)
+    gap = (terms_of(trainer, without).logprobs - terms.logprobs)[real]
+    assert (gap < -0.01).any()
+    assert not minibatch.mask.all()
+
+
+def test_the_objective_adds_surrogate_and_entropy_and_subtracts_value_loss_and_kl(make_trainer):
+    """1 - 10 + 100 - 1000 = -909."""
+    parts = {
+        "clipped_surrogate": lambda *_: torch.tensor(1.0),
+        "value_loss": lambda *_: torch.tensor(10.0),
+        "entropy_bonus": lambda *_: torch.tensor(100.0),
+        "kl_penalty": lambda *_: torch.tensor(1000.0),
+    }
+    trainer = make_trainer(parts)
+    assert terms_of(trainer, prepare(trainer)).objective.item() == -909.0
+
+
+class Spied(TransformerWithValueHead):
+    """Keeps its outputs, so that their gradients can be read; adds noise where it is told to."""
+
+    noise: Tensor | None = None
+
+    def forward(self, *args, **kwargs):
+        logits, values = super().forward(*args, **kwargs)
+        if self.noise is not None:
+            logits = logits + self.noise[..., None] * torch.randn_like(logits)
+            values = values + self.noise
+        self.logits, self.values = logits, values
+        logits.retain_grad()
+        values.retain_grad()
+        return logits, values
+
+
+def spy_on(policy: TransformerWithValueHead) -> Spied:
+    return Spied(policy.base_model, policy.value_head)
+
+
+def counted_states(minibatch) -> Tensor:
+    """True at the states before real generated tokens: position prefix_len - 1 + t."""
+    states = torch.zeros_like(minibatch.tokens, dtype=torch.bool)
+    states[:, minibatch.prefix_len - 1 : -1] = minibatch.mask
+    return states
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_only_states_before_real_generated_tokens_get_a_gradient(make_trainer, top_k):
+    """The seed notebook averaged KL and entropy over the prompt and the last position too."""
+    trainer = make_trainer(ent_coef=0.3, top_k=top_k)
+    minibatch = prepare(trainer)
+    spied = spy_on(trainer.policy)
+    terms_of(trainer, minibatch, spied).objective.backward()
+    counted = counted_states(minibatch)
+    for gradient in (spied.logits.grad.abs().sum(-1), spied.values.grad.abs()):
+        assert (gradient[~counted] == 0).all()
+        assert (gradient[counted] > 0).all()
+
+
+def test_noise_at_the_prompt_and_after_the_stop_changes_no_term(make_trainer):
+    trainer = make_trainer(ent_coef=0.3)
+    minibatch = prepare(trainer)
+    spied, counted = spy_on(trainer.policy), counted_states(minibatch)
+    before = terms_of(trainer, minibatch, spied)
+    spied.noise = 50.0 * (~counted).float()
+    residuals = minibatch.ref_residuals + 50.0 * (~minibatch.mask)[..., None].float()
+    stale = {
+        name: torch.where(minibatch.mask, getattr(minibatch, name), 7.0)
+        for name in ("advantages", "returns", "logprobs", "values")
+    }
+    noisy = dataclasses.replace(minibatch, ref_residuals=residuals, **stale)
+    after = terms_of(trainer, noisy, spied)
+    for name in ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"):
+        assert getattr(after, name).item() == getattr(before, name).item(), name
+    spied.noise = 50.0 * counted.float()
+    assert terms_of(trainer, minibatch, spied).kl_penalty > 2 * before.kl_penalty
+
+
+def test_the_gradient_goes_to_policy_and_value_head_and_not_to_the_reference(make_trainer):
+    trainer = make_trainer()
+    minibatch = prepare(trainer)
+    terms_of(trainer, minibatch).objective.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trainer.policy.parameters())
+    assert all(p.grad is None for p in trainer.reference.parameters())
+
+
+def test_logprobs_and_values_are_handed_on_without_a_graph(make_trainer):
+    trainer = make_trainer()
+    terms = terms_of(trainer, prepare(trainer))
+    assert not terms.logprobs.requires_grad and not terms.values.requires_grad
+    assert terms.objective.requires_grad
+
+
+def one_step(values, rewards, mask):
+    return F.compute_advantages(values, rewards, mask)
+
+
+DEFAULTS = {**{f.name: f.default for f in dataclasses.fields(Functions)}, "advantages": one_step}
+
+
+FUNCTION_RUN = {
+    "total_phases": 1,
+    "warmup_steps": 0,
+    "advantages": "one_step",
+    "normalize_advantages": False,
+    "ent_coef": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def unchanged_weights(tmp_path_factory, reel_args):
+    """The last weights of a run with the default functions."""
+    out = tmp_path_factory.mktemp("functions") / "run"
+    trainer = RLHFTrainer(reel_args(**FUNCTION_RUN), out=out)
+    trainer.train()
+    return copy.deepcopy(trainer.policy.state_dict())
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Functions)])
+def test_the_callers_own_function_is_called_and_drives_the_run(
+    make_trainer, unchanged_weights, name
+):
+    """Each function is doubled; the weights must come out otherwise."""
+    calls = []
+
+    def doubled(*given):
+        calls.append(given)
+        return 2 * DEFAULTS[name](*given)
+
+    trainer = make_trainer({name: doubled}, **FUNCTION_RUN)
+    trainer.train()
+    per_batch = name in ("advantages", "normalize_reward")
+    assert len(calls) == (1 + EVALUATION_BATCHES if per_batch else 4)
+    assert trainer.own_parts == [name]
+    weights = trainer.policy.state_dict()
+    assert any(not torch.equal(weights[key], unchanged_weights[key]) for key in weights)
+
+
+def test_an_own_function_that_repeats_the_default_changes_nothing(make_trainer, unchanged_weights):
+    own = {
+        name: lambda *given, default=default: default(*given) for name, default in DEFAULTS.items()
+    }
+    trainer = make_trainer(own, **FUNCTION_RUN)
+    trainer.train()
+    weights = trainer.policy.state_dict()
+    assert all(torch.equal(weights[key], unchanged_weights[key]) for key in weights)
+
+
+def test_own_advantages_and_rewards_are_what_the_rollout_holds(make_trainer):
+    """Rewards 3, ..., advantages 2 everywhere, so returns are 2 + values."""
+    parts = {
+        "normalize_reward": lambda rewards: torch.full_like(rewards, 3.0),
+        "advantages": lambda values, rewards, mask: 2.0 + 0 * values + (rewards - 3)[:, None],
+    }
+    rollout = make_trainer(parts).rollout_phase()
+    assert (rollout.rewards == 3.0).all()
+    assert (rollout.advantages == 2.0).all()
+    assert torch.equal(
+        rollout.returns[rollout.samples.mask], rollout.samples.values.add(2)[rollout.samples.mask]
+    )
+    assert not (rollout.raw_rewards == 3.0).any()
+
+
+def test_each_estimator_is_the_one_that_args_name(make_trainer, reel_args):
+    """Values 0.5, 0.25 and reward 1: one-step [-0.25, 0.75]; gae 1, 0.5: [-0.25 + 0.375, 0.75]."""
+    values, rewards = torch.tensor([[0.5, 0.25]]), torch.tensor([1.0])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    functions = Functions()
+    one = functions.estimate_advantages(reel_args(advantages="one_step"), values, rewards, mask)
+    assert one.tolist() == [[-0.25, 0.75]]
+    gae = functions.estimate_advantages(
+        reel_args(advantages="gae", gae_lambda=0.5), values, rewards, mask
+    )
+    assert gae.tolist() == [[0.125, 0.75]]
+
+
+def test_a_part_that_does_not_exist_is_refused_with_those_that_do(reel_args):
+    with pytest.raises(ConfigError, match="no part 'kl_penlty'; the parts are .*kl_penalty"):
+        RLHFTrainer(reel_args(), kl_penlty=F.calc_kl_penalty)

@@ -1,0 +1,423 @@
+"""Runs that are killed at exact points, as real processes, and resumed from the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf_lab.errors import RunError
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="needs signals and fork, which this system does not have"
+)
+
+RUN = {
+    "preset": "reel",
+    "total_phases": 5,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "warmup_steps": 1,
+    "gen_len": 8,
+    "top_k": 12,
+}
+
+POINTS: dict[str, dict[str, Any]] = {
+    "before_the_first_checkpoint": {"moment": "run_start", "phase": 0},
+    "rollout_half_of_phase_0": {"moment": "after_rollout", "phase": 0},
+    "rollout_half_of_phase_3": {"moment": "after_score", "phase": 3},
+    "first_step_of_phase_0": {"moment": "after_step", "phase": 0},
+    "learning_half_of_phase_2": {"moment": "after_backward", "phase": 2, "count": 3},
+    "between_metrics_and_checkpoint": {"moment": "after_phase", "phase": 1},
+    "during_a_checkpoint_write": {"write": "last", "phase": 3},
+    "during_the_write_of_run_json": {"write": "run.json", "phase": 0},
+    "during_a_line_of_metrics": {"write": "metrics.jsonl", "phase": 2},
+    "between_the_last_phase_and_the_end": {"moment": "checkpoint", "phase": 5},
+    "far_from_the_last_save": {"moment": "after_loss", "phase": 4, "args": {"save_every": 3}},
+    "before_the_first_of_rare_saves": {
+        "moment": "after_step",
+        "phase": 2,
+        "args": {"save_every": 3},
+    },
+}
+"""Where to kill: at the count-th call of a moment in a phase, or half-way through a write."""
+
+COLD = ("killed_by_time", "ctrl_c", "learning_half_of_phase_2", "during_a_checkpoint_write")
+"""Resumed by `python -m rlhf_lab resume`; the others by its main function in a forked process."""
+
+DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+
+from rlhf_lab.__main__ import main
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer, RunDir, checkpoint
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_moment(trainer, point):
+    left = [point.get("count", 1)]
+
+    def count_down(ctx):
+        if ctx.phase == point["phase"]:
+            left[0] -= 1
+            if left[0] == 0:
+                die()
+
+    trainer.on(point["moment"])(count_down)
+
+
+def die_in_write(trainer, point):
+    save_file, write_info, append = checkpoint.save_file, RunDir.write_info, RunDir.append
+
+    def half_save(tensors, path, metadata):
+        save_file(tensors, path, metadata=metadata)
+        if point["write"] in str(path) and trainer.phase == point["phase"]:
+            os.truncate(path, os.path.getsize(path) // 2)
+            die()
+
+    def half_info(run, info):
+        if point["write"] == "run.json" and "initial" in info:
+            Path(run.path, ".run.json.partial").write_text(json.dumps(info)[:40])
+            die()
+        write_info(run, info)
+
+    def half_append(run, file, records):
+        if point["write"] == file and trainer.phase == point["phase"]:
+            with open(run.path / file, "a") as out:
+                out.write(json.dumps(records[0])[:50])
+            die()
+        append(run, file, records)
+
+    checkpoint.save_file, RunDir.write_info, RunDir.append = half_save, half_info, half_append
+
+
+def run_until_killed(job):
+    trainer = RLHFTrainer(RLHFArgs(**job["args"]), out=job["out"])
+    (die_at_moment if "moment" in job["point"] else die_in_write)(trainer, job["point"])
+    trainer.train()
+
+
+def resume(job):
+    for number, ending in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{job['out']}.{ending}", os.O_CREAT | os.O_WRONLY), number)
+    code = main(["resume", job["out"]])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+for job in json.load(sys.stdin):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            (run_until_killed if "point" in job else resume)(job)
+        finally:
+            os._exit(99)
+    print(job["name"], os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+INTERRUPTED = """
+import os, signal, sys
+
+from rlhf_lab import commands
+from rlhf_lab.__main__ import main
+from rlhf_lab.training import RLHFTrainer
+
+moment, phase, presses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+
+class Interrupted(RLHFTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+        @self.on(moment)
+        def press(ctx):
+            if ctx.phase == phase:
+                for _ in range(presses):
+                    os.kill(os.getpid(), signal.SIGINT)
+
+
+commands.RLHFTrainer = Interrupted
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+def environment() -> dict[str, str]:
+    """One thread each: two of them run at a time."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def launch(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+        **options,
+    )
+
+
+def flags(**overrides: Any) -> list[str]:
+    """The run's arguments as the command line takes them."""
+    pairs = (RUN | overrides).items()
+    return [part for name, value in pairs for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def train(out: Path) -> list[str]:
+    return ["-m", "rlhf_lab", "train", *flags(), "--out", str(out)]
+
+
+def resume(out: Path) -> subprocess.CompletedProcess[str]:
+    return launch("-m", "rlhf_lab", "resume", out)
+
+
+def kill_after_the_first_line(out: Path) -> int:
+    """SIGKILL the real command line as soon as a phase was logged; returns its status."""
+    process = subprocess.Popen(
+        [sys.executable, *train(out)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    return process.wait()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    done = launch(*train(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+class Resumed(NamedTuple):
+    """What became of a run: how it was stopped, and how `resume` ended."""
+
+    out: Path
+    stopped: int | subprocess.CompletedProcess[str]
+    process: subprocess.CompletedProcess[str]
+
+
+def drive(script: Path, jobs: list[dict[str, Any]]) -> dict[str, int]:
+    """A process for each job, forked from one that has imported everything."""
+    done = launch(script, input=json.dumps(jobs))
+    statuses = [line.split() for line in done.stdout.splitlines()]
+    assert len(statuses) == len(jobs), done.stderr
+    return {name: int(status) for name, status in statuses}
+
+
+def resume_all(
+    home: Path, names: list[str], pool: ThreadPoolExecutor
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """By the command line; for most of them it starts from a process that is warm already."""
+    warm = [name for name in names if name not in COLD]
+    parts = (warm[::2], warm[1::2])
+    jobs = [[{"name": name, "out": str(home / name)} for name in part] for part in parts]
+    driven = [pool.submit(drive, home / "driver.py", part) for part in jobs]
+    cold = {name: pool.submit(resume, home / name) for name in COLD}
+    done = {name: process.result() for name, process in cold.items()}
+    for future in driven:
+        for name, status in future.result().items():
+            said = [(home / f"{name}.{ending}").read_text() for ending in ("out", "err")]
+            done[name] = subprocess.CompletedProcess(["resume"], status, *said)
+    return done
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(tmp_path_factory) -> dict[str, Resumed]:
+    """All runs stopped, then all resumed, two processes at a time."""
+    home = tmp_path_factory.mktemp("killed")
+    (home / "driver.py").write_text(DRIVER)
+    (home / "interrupted.py").write_text(INTERRUPTED)
+    jobs = [
+        {"name": name, "out": str(home / name), "args": RUN | point.get("args", {}), "point": point}
+        for name, point in POINTS.items()
+    ]
+
+    def interrupt(name: str, *press: str) -> subprocess.CompletedProcess[str]:
+        return launch(home / "interrupted.py", *press, *train(home / name)[2:])
+
+    with ThreadPoolExecutor(2) as pool:
+        driven = pool.submit(drive, home / "driver.py", jobs)
+        single = {
+            "killed_by_time": pool.submit(kill_after_the_first_line, home / "killed_by_time"),
+            "ctrl_c": pool.submit(interrupt, "ctrl_c", "after_rollout", "2", "1"),
+            "ctrl_c_twice": pool.submit(interrupt, "ctrl_c_twice", "after_backward", "2", "2"),
+            "ctrl_c_at_the_end": pool.submit(
+                interrupt, "ctrl_c_at_the_end", "after_rollout", "4", "1"
+            ),
+        }
+        stopped = driven.result() | {name: future.result() for name, future in single.items()}
+        again = resume_all(home, list(stopped), pool)
+    return {name: Resumed(home / name, stopped[name], again[name]) for name in stopped}
+
+
+def logged(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Weights, optimiser, metrics and samples, bit for bit."""
+    for name in ("last", "best", "phase_000001", "phase_000004"):
+        a, b = (load_file(p / "checkpoints" / f"{name}.safetensors") for p in (found, expected))
+        assert a.keys() == b.keys()
+        different = [key for key in a if not torch.equal(a[key], b[key])]
+        assert not different, f"{name}: {different[:3]}"
+    assert logged(found) == logged(expected)
+    assert (found / "samples.jsonl").read_bytes() == (expected / "samples.jsonl").read_bytes()
+    info, whole = (json.loads((p / "run.json").read_text()) for p in (found, expected))
+    assert info["status"] == "finished" and info["final"] == whole["final"]
+    assert info["phases_done"] == 5
+    assert not list(found.rglob("*.partial"))
+
+
+KILLED = [*POINTS, "killed_by_time"]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_run_ends_as_if_it_had_never_been_interrupted(
+    killed_and_resumed, uninterrupted, name
+):
+    resumed = killed_and_resumed[name]
+    assert resumed.stopped == -signal.SIGKILL
+    assert resumed.process.returncode == 0, resumed.process.stderr
+    assert "Traceback" not in resumed.process.stderr
+    assert_same_run(resumed.out, uninterrupted)
+
+
+def test_ctrl_c_finishes_the_phase_saves_and_says_how_to_go_on(killed_and_resumed, uninterrupted):
+    resumed = killed_and_resumed["ctrl_c"]
+    stopped = resumed.stopped
+    assert stopped.returncode == 130
+    assert f"stopped at phase 3; go on with: python -m rlhf_lab resume {resumed.out}" in (
+        stopped.stdout
+    )
+    assert "finishing this phase" in stopped.stdout
+    assert "phase 3/5" in stopped.stdout and "phase 4/5" not in stopped.stdout
+    assert "Traceback" not in stopped.stderr
+    assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
+    assert resumed.process.returncode == 0
+    assert_same_run(resumed.out, uninterrupted)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_loses_only_the_phase(killed_and_resumed, uninterrupted):
+    resumed = killed_and_resumed["ctrl_c_twice"]
+    stopped = resumed.stopped
+    assert stopped.returncode == 130
+    assert "stopped at phase 2; go on with: python -m rlhf_lab resume" in stopped.stdout
+    assert "phase 3/5" not in stopped.stdout
+    assert "Traceback" not in stopped.stderr
+    assert resumed.process.returncode == 0
+    assert_same_run(resumed.out, uninterrupted)
+
+
+def test_ctrl_c_in_the_last_phase_ends_without_a_traceback(killed_and_resumed, uninterrupted):
+    resumed = killed_and_resumed["ctrl_c_at_the_end"]
+    assert "Traceback" not in resumed.stopped.stderr
+    assert resumed.stopped.returncode in (0, 130)
+    assert resumed.process.returncode == 0, resumed.process.stderr
+    assert_same_run(resumed.out, uninterrupted)
+
+
+def test_resuming_a_finished_run_changes_nothing(uninterrupted):
+    files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
+    done = resume(uninterrupted)
+    assert done.returncode == 0 and "finished; nothing is left to do" in done.stdout
+    assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
+
+
+def first_phases(trainer: RLHFTrainer, phases: int) -> Path:
+    for _ in range(phases):
+        trainer.run_phase()
+    return trainer.run.path
+
+
+def test_a_run_with_own_parts_says_which_to_hand_in(make_trainer):
+    parts = {"reward_fn": lambda texts: torch.arange(len(texts)) + 0.0}
+    path = first_phases(make_trainer(parts), 1)
+    with pytest.raises(RunError, match="its own reward_fn; resume it from Python.*reward_fn="):
+        RLHFTrainer.resume(path)
+    assert RLHFTrainer.resume(path, **parts).phase == 1
+
+
+def test_a_run_with_its_own_gold_says_so_too(make_trainer):
+    """Resumed without it, the rest of its metrics would hold another gold reward."""
+    parts = {"gold_fn": lambda texts: torch.full((len(texts),), 0.125)}
+    path = first_phases(make_trainer(parts), 1)
+    with pytest.raises(RunError, match="its own gold_fn"):
+        RLHFTrainer.resume(path)
+
+
+def test_a_resumed_trainer_has_weights_optimiser_schedule_and_best(make_trainer, parameters_of):
+    trainer = make_trainer(total_phases=4)
+    again = RLHFTrainer.resume(first_phases(trainer, 2))
+    assert (again.phase, again.best, again.args) == (2, trainer.best, trainer.args)
+    assert again.scheduler.get_last_lr() == trainer.scheduler.get_last_lr()
+    assert [g["lr"] for g in again.optimizer.param_groups] == trainer.scheduler.get_last_lr()
+    ours, theirs = parameters_of(again.policy), parameters_of(trainer.policy)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for mine, other in zip(again.policy.parameters(), trainer.policy.parameters(), strict=True):
+        state, expected = again.optimizer.state[mine], trainer.optimizer.state[other]
+        assert state.keys() == expected.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(state[key], expected[key]) for key in expected)
+
+
+def test_resuming_writes_nothing_before_the_first_phase(make_trainer):
+    path = first_phases(make_trainer(total_phases=4, save_every=2), 3)
+    files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    assert RLHFTrainer.resume(path).phase == 2
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == files
+
+
+def corrupt(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-20] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flipped_bit": (lambda p: corrupt(p / "checkpoints/last.safetensors"), "is corrupt"),
+    "truncated": (lambda p: os.truncate(p / "checkpoints/last.safetensors", 999), "is corrupt"),
+    "run_json_cut": (lambda p: os.truncate(p / "run.json", 50), "run.json is unreadable"),
+    "run_json_gone": (lambda p: (p / "run.json").unlink(), "holds no run.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_refused_in_one_sentence(make_trainer, damage):
+    path = first_phases(make_trainer(), 1)
+    spoil, words = DAMAGE[damage]
+    spoil(path)
+    with pytest.raises(RunError, match=words) as error:
+        RLHFTrainer.resume(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_trainer):
+    path = first_phases(make_trainer(), 1)
+    other = load_file(path / "checkpoints" / "last.safetensors")
+    _, notes = load_checkpoint(path / "checkpoints" / "last.safetensors")
+    other["base_model.embed.W_E"] = torch.zeros(50, 64)
+    save_checkpoint(path / "checkpoints" / "last.safetensors", other, notes)
+    with pytest.raises(RunError, match="no fitting 'base_model.embed.W_E'.*another model"):
+        RLHFTrainer.resume(path)
