@@ -142,6 +142,12 @@ class RLHFArgs:
 
     kl_coef: float = 2.5
     """Weight of the exact KL divergence from the reference (nats per token) in the objective."""
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Keep kl_coef as it is, or steer it so that the KL settles at kl_target."""
+    kl_target: float = 6.0
+    """The KL that the adaptive controller steers towards, in nats per sequence."""
+    kl_horizon: int = 10_000
+    """Sequences over which the adaptive controller could change kl_coef by a fifth."""
     reward_fn: str = "sentiment"
     """What is rewarded: sentiment, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind,
     bagsum, length.
@@ -196,6 +202,11 @@ class RLHFArgs:
             raise ConfigError(
                 "normalize_reward=True with batch_size=1 turns every reward into 0; "
                 "raise batch_size or set normalize_reward=False."
+            )
+        if self.kl_controller == "adaptive" and self.batch_size > self.kl_horizon:
+            raise ConfigError(
+                f"batch_size={self.batch_size} exceeds kl_horizon={self.kl_horizon}, so that one "
+                "update could swing kl_coef by more than a fifth; raise kl_horizon."
             )
         if not self.prefix and not self.prepend_bos:
             raise ConfigError(
@@ -254,6 +265,8 @@ _RANGES = MappingProxyType(
         "top_k": _AT_LEAST_1,
         "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),
         "kl_coef": _AT_LEAST_0,
+        "kl_target": _POSITIVE,
+        "kl_horizon": _AT_LEAST_1,
         "save_every": _AT_LEAST_1,
         "base_model": (bool, "a name, not empty"),
         "reward_fn": (bool, "a name, not empty"),

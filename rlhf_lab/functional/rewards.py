@@ -10,12 +10,14 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
     """Shift and scale a batch of rewards to mean 0 and standard deviation 1.
 
     1. Turn half-precision rewards into float32.
-    2. Subtract the mean of the batch.
-    3. Divide by the unbiased standard deviation plus `eps` (outside the root).
+    2. Measure from the first reward, so that equal rewards are exactly 0 whatever rounding does.
+    3. Subtract the mean of the batch.
+    4. Divide by the unbiased standard deviation plus `eps` (outside the root).
 
     A single reward, or equal rewards, become 0.0 (not nan).
 
     r' = (r - mean(r)) / (std(r) + eps)
     """
     reward = at_least_float32(reward)
+    reward = reward - reward[:1]
     return (reward - masked_mean(reward)) / (masked_std(reward) + eps)

@@ -1,5 +1,6 @@
 """Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
 
+from rlhf_lab.training.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.moments import Context, Moment
 from rlhf_lab.training.objective import Functions, ObjectiveTerms, objective_terms
@@ -9,8 +10,10 @@ from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer
 
 __all__ = [
+    "AdaptiveKLController",
     "Context",
     "Cost",
+    "FixedKLController",
     "Functions",
     "LearningStats",
     "Moment",

@@ -96,8 +96,9 @@ def objective_terms(
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
     functions: Functions,
+    kl_coef: float | None = None,
 ) -> ObjectiveTerms:
-    """The objective of one minibatch, with gradients.
+    """The objective of one minibatch, with gradients; `args.kl_coef` counts unless one is given.
 
     1. Run the policy once for logits and values; read the reference's logits out of its residuals.
     2. Score the sampled tokens with the same temperature and truncation that sampled them.
@@ -131,7 +132,8 @@ def objective_terms(
         values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
     )
     entropy_bonus = functions.entropy_bonus(logits, args.ent_coef, mask)
-    kl_penalty = functions.kl_penalty(logits, ref_logits, args.kl_coef, mask)
+    kl_coef = args.kl_coef if kl_coef is None else kl_coef
+    kl_penalty = functions.kl_penalty(logits, ref_logits, kl_coef, mask)
     return ObjectiveTerms(
         objective=clipped_surrogate - value_loss + entropy_bonus - kl_penalty,
         clipped_surrogate=clipped_surrogate,

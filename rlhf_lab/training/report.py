@@ -86,6 +86,7 @@ class PhaseReport:
     Args:
         phase: counted from 0; the rollout is of the weights after `phase` learning phases.
         base_lr, head_lr: the learning rates of this phase.
+        kl_coef: the weight of the KL penalty in this phase.
     """
 
     phase: int
@@ -93,6 +94,7 @@ class PhaseReport:
     learning: LearningStats
     base_lr: float
     head_lr: float
+    kl_coef: float
     cost: Cost
 
     def __getattr__(self, name: str) -> Any:
@@ -110,6 +112,7 @@ class PhaseReport:
             **dataclasses.asdict(self.learning),
             "base_lr": self.base_lr,
             "head_lr": self.head_lr,
+            "kl_coef": self.kl_coef,
             "cost": dataclasses.asdict(self.cost),
         }
 

@@ -26,6 +26,7 @@ from rlhf_lab.rewards import RewardFn, load_reward, score_texts
 from rlhf_lab.sampling import Samples, SamplingSpec, check_context, sample, tokenize_prompts
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.capture import capturing, check_request
+from rlhf_lab.training.kl_control import get_kl_controller
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.moments import Context, Moment, Moments
 from rlhf_lab.training.objective import Functions, ObjectiveTerms, furthest_ratio, objective_terms
@@ -110,6 +111,7 @@ class RLHFTrainer:
         self.sampling_spec = SamplingSpec.from_args(args)
         self.prompt = self._tokenize_prompt()
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+        self.kl_controller = get_kl_controller(args)
         self.moments = Moments()
         if args.wandb_mode != "disabled":
             WandbSink(args, self.moments)
@@ -254,7 +256,14 @@ class RLHFTrainer:
     def _step(self, rollout: Rollout, minibatch: ReplayMinibatch) -> tuple[ObjectiveTerms, float]:
         """One optimiser step up the objective; also returns the gradient norm before clipping."""
         there = {"rollout": rollout, "minibatch": minibatch}
-        terms = objective_terms(self.policy, self.reference, minibatch, self.args, self.functions)
+        terms = objective_terms(
+            self.policy,
+            self.reference,
+            minibatch,
+            self.args,
+            self.functions,
+            self.kl_controller.kl_coef,
+        )
         self._refuse_non_finite("objective", terms.objective.item())
         self._emit("after_loss", terms=terms, **there)
         self.optimizer.zero_grad()
@@ -304,7 +313,9 @@ class RLHFTrainer:
         learning_began = perf_counter()
         learning = self.learning_phase(rollout)
         cost = self._cost(rollout, rolled_out - began, perf_counter() - learning_began)
-        report = PhaseReport(self.phase, stats, learning, base_lr, head_lr, cost)
+        kl_coef = self.kl_controller.kl_coef
+        report = PhaseReport(self.phase, stats, learning, base_lr, head_lr, kl_coef, cost)
+        self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
         self._log(report, rollout)
         self._emit("after_phase", rollout=rollout, report=report)
         self.phase += 1
@@ -386,6 +397,7 @@ class RLHFTrainer:
         ):
             group["lr"] = lr
         self.phase, self.best = notes["phase"], notes["best"]
+        self.kl_controller.kl_coef = notes["kl_coef"]
 
     def _start(self) -> None:
         """Make the run's directory if it is a new run, and say that it begins; once."""
@@ -467,7 +479,12 @@ class RLHFTrainer:
             for key, value in self.scheduler.state_dict().items()
             if key in ("last_epoch", "_step_count", "_last_lr")
         }
-        notes = {"phase": self.phase, "best": self.best, "scheduler": scheduler}
+        notes = {
+            "phase": self.phase,
+            "best": self.best,
+            "scheduler": scheduler,
+            "kl_coef": self.kl_controller.kl_coef,
+        }
         checkpoint.save_checkpoint(path, tensors, notes)
         self._emit("checkpoint", checkpoint=path)
 

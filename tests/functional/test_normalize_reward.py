@@ -70,3 +70,9 @@ def test_large_rewards_do_not_overflow(dtype):
 def test_gradient_agrees_with_finite_differences():
     reward = tensor([0.1, 0.9, -0.4], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(normalize_reward, reward)
+
+
+@pytest.mark.parametrize("value", [0.7, 1 / 3, -123.456, 1e-30])
+def test_equal_rewards_become_exactly_zero_although_their_mean_is_rounded(value):
+    """The float32 mean of eight 0.7 is 0.70000005, and 6e-8 over a spread of 0 + eps is 0.006."""
+    assert torch.equal(normalize_reward(torch.full((8,), value)), torch.zeros(8))

@@ -48,6 +48,9 @@ BASE = {
     "top_k": None,
     "top_p": None,
     "kl_coef": 0.2,
+    "kl_controller": "fixed",
+    "kl_target": 0.01,
+    "kl_horizon": 100,
     "reward_fn": "sentiment",
     "reward_model": "reel-sentiment",
     "direction": "pos",
@@ -82,6 +85,7 @@ CHANGED: dict[str, Any] = {
     "top_k": 2,
     "top_p": 0.3,
     "kl_coef": 2.0,
+    "kl_controller": "adaptive",
     "reward_fn": "count:the",
     "direction": "neg",
     "normalize_reward": False,
@@ -93,6 +97,8 @@ ELSEWHERE = {
     "device",
     "base_model",
     "stop_at_eos",
+    "kl_target",
+    "kl_horizon",
     "reward_model",
     "wandb_mode",
     "wandb_project_name",
@@ -301,3 +307,17 @@ def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with pytest.raises(ConfigError, match="wandb_mode='online' needs a login.*offline"):
         RLHFTrainer(reel_args(wandb_mode="online"))
+
+
+def changes_an_adaptive_run(tmp_path: Path, **change: Any) -> bool:
+    as_it_is = phases_only(tmp_path / "a", kl_controller="adaptive")
+    changed = phases_only(tmp_path / "b", kl_controller="adaptive", **change)
+    return differ(weights(as_it_is), weights(changed))
+
+
+def test_kl_target_changes_the_weights_of_an_adaptive_run(tmp_path):
+    assert changes_an_adaptive_run(tmp_path, kl_target=1e9)
+
+
+def test_kl_horizon_changes_the_weights_of_an_adaptive_run(tmp_path):
+    assert changes_an_adaptive_run(tmp_path, kl_horizon=10)

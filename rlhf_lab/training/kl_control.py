@@ -1,0 +1,56 @@
+"""What sets the weight of the KL penalty: a constant, or a controller with a target."""
+
+from dataclasses import dataclass
+
+from rlhf_lab.config import RLHFArgs
+
+MAX_ERROR = 0.2
+
+
+@dataclass
+class FixedKLController:
+    """The same coefficient throughout.
+
+    Args:
+        kl_coef: the coefficient.
+    """
+
+    kl_coef: float
+
+    def update(self, kl_per_sequence: float, n_sequences: int) -> float:
+        """Return the coefficient, whatever the KL was."""
+        return self.kl_coef
+
+
+@dataclass
+class AdaptiveKLController:
+    """Raises the coefficient while the KL is above its target, and lowers it while it is below.
+
+    1. Take the relative error of the measured KL, limited to 20 % either way.
+    2. Multiply the coefficient by 1 + error * n_sequences / horizon.
+
+    e = clip(KL / target - 1, -0.2, 0.2);  beta <- beta * (1 + e * n / horizon)
+    (Ziegler et al. 2019, arXiv 1909.08593, section 2.2)
+
+    Args:
+        kl_coef: the coefficient to start from; it is changed by `update`.
+        target: the KL to hold, in nats per sequence (not per token: that is another number).
+        horizon: sequences over which a full error would multiply the coefficient by 1.2 or 0.8.
+    """
+
+    kl_coef: float
+    target: float
+    horizon: int
+
+    def update(self, kl_per_sequence: float, n_sequences: int) -> float:
+        """Take in a batch's mean KL, in nats per sequence, and return the new coefficient."""
+        error = min(max(kl_per_sequence / self.target - 1, -MAX_ERROR), MAX_ERROR)
+        self.kl_coef *= 1 + error * n_sequences / self.horizon
+        return self.kl_coef
+
+
+def get_kl_controller(args: RLHFArgs) -> FixedKLController | AdaptiveKLController:
+    """The controller that `args.kl_controller` names, at `args.kl_coef`."""
+    if args.kl_controller == "fixed":
+        return FixedKLController(args.kl_coef)
+    return AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)
