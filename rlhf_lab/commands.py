@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import load_file
+from transformers.utils.logging import disable_progress_bar
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
@@ -162,6 +163,7 @@ def report(directory: Path, out: Path | None) -> int:
 def organism_train(out: Path) -> int:
     """Rebuild both bundled models, and say whether they are the ones that are shipped."""
     console = Console()
+    disable_progress_bar()
     for name, trained in rebuild(out).items():
         console.print(f"{name}: {trained.directory}", highlight=False, soft_wrap=True)
         console.print(f"  {_compared_with_bundled(name, trained.directory)}", highlight=False)
@@ -180,6 +182,7 @@ def _compared_with_bundled(name: str, directory: Path) -> str:
 def organism_check(reviews: int) -> int:
     """Print every check of the organism; status 1 when one fails."""
     table = Table("check", "value", "bound", "holds", box=None)
+    disable_progress_bar()
     try:
         checks = run_checks(reviews)
     except ValueError as error:
