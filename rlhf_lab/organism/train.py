@@ -15,6 +15,7 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
 )
 
 from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
@@ -160,24 +161,18 @@ def train_language_model(
 
     Raises ValueError for steps or batch_size below 1.
     """
-    _check_positive(steps=steps, batch_size=batch_size)
-    grammar = grammar or Grammar()
-    rng = np.random.default_rng(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = GPT2LMHeadModel(language_model_config())
-        losses = fit(
-            model,
-            lambda: language_model_loss(model, grammar, batch_size, rng),
-            steps,
-            learning_rate,
-            "reel-nano",
-            show_progress,
-        )
-    directory = Path(out_dir)
-    model.eval().save_pretrained(directory)
-    save_language_model_tokenizer(directory)
-    return Trained(model, directory, losses)
+    return _train(
+        Path(out_dir),
+        lambda: GPT2LMHeadModel(language_model_config()),
+        language_model_loss,
+        save_language_model_tokenizer,
+        grammar or Grammar(),
+        steps,
+        batch_size,
+        learning_rate,
+        seed,
+        "reel-nano" if show_progress else None,
+    )
 
 
 def classifier_loss(
@@ -211,23 +206,48 @@ def train_classifier(
 
     Raises ValueError for steps or batch_size below 1.
     """
+    return _train(
+        Path(out_dir),
+        lambda: DistilBertForSequenceClassification(classifier_config()),
+        classifier_loss,
+        save_classifier_tokenizer,
+        grammar or Grammar(),
+        steps,
+        batch_size,
+        learning_rate,
+        seed,
+        "reel-sentiment" if show_progress else None,
+    )
+
+
+def _train(
+    directory: Path,
+    make_model: Callable[[], PreTrainedModel],
+    loss: Callable[..., Float[Tensor, ""]],
+    save_tokenizer: Callable[[Path], None],
+    grammar: Grammar,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    progress_name: str | None,
+) -> Trained:
+    """Make a model, fit it to fresh reviews, and save it with its tokenizer."""
     _check_positive(steps=steps, batch_size=batch_size)
-    grammar = grammar or Grammar()
     rng = np.random.default_rng(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = DistilBertForSequenceClassification(classifier_config())
+        model = make_model()
         losses = fit(
             model,
-            lambda: classifier_loss(model, grammar, batch_size, rng),
+            lambda: loss(model, grammar, batch_size, rng),
             steps,
             learning_rate,
-            "reel-sentiment",
-            show_progress,
+            progress_name or "",
+            progress_name is not None,
         )
-    directory = Path(out_dir)
     model.eval().save_pretrained(directory)
-    save_classifier_tokenizer(directory)
+    save_tokenizer(directory)
     return Trained(model, directory, losses)
 
 

@@ -90,6 +90,48 @@ class ObjectiveTerms:
     values: Float[Tensor, "minibatch gen"]
 
 
+@dataclass(frozen=True)
+class ModelOutputs:
+    """What policy and reference say about the generated tokens of a minibatch.
+
+    Args:
+        logits, ref_logits: at the run's temperature, over the whole vocabulary.
+        logprobs: of the sampled tokens, under the truncation that sampled them.
+        values: of the states before them.
+    """
+
+    logits: Float[Tensor, "minibatch gen d_vocab"]
+    ref_logits: Float[Tensor, "minibatch gen d_vocab"]
+    logprobs: Float[Tensor, "minibatch gen"]
+    values: Float[Tensor, "minibatch gen"]
+
+
+def run_models(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    temperature: float,
+    logprobs: Callable[..., Tensor] = F.get_logprobs,
+) -> ModelOutputs:
+    """Run the policy once on a minibatch, with gradients.
+
+    1. Take logits and values at the states before the generated tokens.
+    2. Read the reference's logits out of its stored residuals.
+    3. Score the sampled tokens with the same temperature and truncation that sampled them.
+    """
+    prefix_len = minibatch.prefix_len
+    logits, values = policy(minibatch.tokens, minibatch.attention_mask)
+    scored = logits
+    if minibatch.support is not None:
+        scored = minibatch.support.restrict(logits, prefix_len)
+    return ModelOutputs(
+        logits=F.generated_logits(logits, prefix_len) / temperature,
+        ref_logits=read_out(reference, minibatch.ref_residuals) / temperature,
+        logprobs=logprobs(scored, minibatch.tokens, prefix_len, temperature),
+        values=F.generated_values(values, prefix_len),
+    )
+
+
 def objective_terms(
     policy: TransformerWithValueHead,
     reference: HookedTransformer,
@@ -100,28 +142,18 @@ def objective_terms(
 ) -> ObjectiveTerms:
     """The objective of one minibatch, with gradients; `args.kl_coef` counts unless one is given.
 
-    1. Run the policy once for logits and values; read the reference's logits out of its residuals.
-    2. Score the sampled tokens with the same temperature and truncation that sampled them.
-    3. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
+    1. Run the policy once, and read the reference's logits out of its residuals.
+    2. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
        and KL are of the whole next-token distribution at that temperature, at generated tokens
        only.
 
     Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
     term of its own.
     """
-    prefix_len, mask = minibatch.prefix_len, minibatch.mask
-    all_logits, all_values = policy(minibatch.tokens, minibatch.attention_mask)
-    values = F.generated_values(all_values, prefix_len)
-    logits = F.generated_logits(all_logits, prefix_len) / args.temperature
-    ref_logits = read_out(reference, minibatch.ref_residuals) / args.temperature
-
-    scored = all_logits
-    if minibatch.support is not None:
-        scored = minibatch.support.restrict(all_logits, prefix_len)
-    logprobs = functions.logprobs(scored, minibatch.tokens, prefix_len, args.temperature)
-
+    mask = minibatch.mask
+    out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs)
     clipped_surrogate = functions.clipped_surrogate(
-        logprobs,
+        out.logprobs,
         minibatch.logprobs,
         minibatch.advantages,
         args.clip_coef,
@@ -129,19 +161,19 @@ def objective_terms(
         args.normalize_advantages,
     )
     value_loss = functions.value_loss(
-        values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
+        out.values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
     )
-    entropy_bonus = functions.entropy_bonus(logits, args.ent_coef, mask)
+    entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
     kl_coef = args.kl_coef if kl_coef is None else kl_coef
-    kl_penalty = functions.kl_penalty(logits, ref_logits, kl_coef, mask)
+    kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
     return ObjectiveTerms(
         objective=clipped_surrogate - value_loss + entropy_bonus - kl_penalty,
         clipped_surrogate=clipped_surrogate,
         value_loss=value_loss,
         entropy_bonus=entropy_bonus,
         kl_penalty=kl_penalty,
-        logprobs=logprobs.detach(),
-        values=values.detach(),
+        logprobs=out.logprobs.detach(),
+        values=out.values.detach(),
     )
 
 

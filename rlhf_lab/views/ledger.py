@@ -11,9 +11,10 @@ from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead, read_out
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
+from rlhf_lab.training.objective import run_models
 from rlhf_lab.views.colour import colour_of, ink_on
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.html import table as html_table
@@ -113,33 +114,26 @@ def step_ledger(
 
     share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
     """
-    mask, prefix_len = minibatch.mask, minibatch.prefix_len
-    all_logits, all_values = policy(minibatch.tokens, minibatch.attention_mask)
-    values = F.generated_values(all_values, prefix_len)
-    logits = F.generated_logits(all_logits, prefix_len) / args.temperature
-    ref_logits = read_out(reference, minibatch.ref_residuals) / args.temperature
-    scored = all_logits
-    if minibatch.support is not None:
-        scored = minibatch.support.restrict(all_logits, prefix_len)
-    logprobs = F.get_logprobs(scored, minibatch.tokens, prefix_len, args.temperature)
-    ratio = F.policy_ratio(logprobs, minibatch.logprobs)
+    mask = minibatch.mask
+    out = run_models(policy, reference, minibatch, args.temperature)
+    ratio = F.policy_ratio(out.logprobs, minibatch.logprobs)
     advantages = minibatch.advantages
     whitened = F.whiten(advantages, mask) if args.normalize_advantages else advantages
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     surrogate = torch.minimum(ratio * whitened, clipped_ratio * whitened)
     entries = {
         "old_logprob": minibatch.logprobs,
-        "logprob": logprobs,
+        "logprob": out.logprobs,
         "ratio": ratio,
         "clipped": (clipped_ratio * whitened < ratio * whitened).to(ratio.dtype),
         "advantage": advantages,
         "whitened": whitened,
         "return": minibatch.returns,
-        "value": values,
-        "kl": F.kl_per_token(logits, ref_logits),
-        "entropy": F.entropy_per_token(logits),
+        "value": out.values,
+        "kl": F.kl_per_token(out.logits, out.ref_logits),
+        "entropy": F.entropy_per_token(out.logits),
         "surrogate": surrogate,
-        "value_loss": _value_losses(values, minibatch, args),
+        "value_loss": _value_losses(out.values, minibatch, args),
     }
     return _close(entries, minibatch, policy, args)
 

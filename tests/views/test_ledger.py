@@ -1,0 +1,119 @@
+import io
+import math
+from html import escape
+
+import pytest
+import torch
+from rich.console import Console
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.ledger import COLUMNS, step_ledger
+
+SMALL = {
+    "preset": "reel",
+    "reward_fn": "gold",
+    "total_phases": 2,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "warmup_steps": 0,
+    "base_lr": 3e-3,
+    "gen_len": 7,
+}
+
+
+def last_step(path, **overrides):
+    """The ledger of a run's last step, made at after_loss, with what the trainer computed."""
+    trainer, seen = RLHFTrainer(RLHFArgs(**(SMALL | overrides)), out=path), []
+
+    @trainer.on("after_loss")
+    def look(ctx):
+        ledger = step_ledger(ctx.policy, ctx.reference, ctx.minibatch, ctx.args)
+        seen.append((ledger, ctx.minibatch, ctx.terms))
+
+    trainer.train()
+    return seen[-1]
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    return last_step(tmp_path_factory.mktemp("ledger") / "run", ent_coef=0.01, clip_coef=0.02)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"vf_clip": 0.01, "ent_coef": 0.02, "normalize_advantages": False},
+        {"top_k": 5, "temperature": 0.7, "stop_at_eos": True, "gen_len": 26},
+    ],
+)
+def test_shares_add_up_to_the_objective_under_any_settings(tmp_path, overrides):
+    ledger, _, terms = last_step(tmp_path / "run", **overrides)
+    assert ledger.objective == pytest.approx(terms.objective.item(), abs=1e-5)
+
+
+def test_shares_add_up_to_the_objective_and_its_terms(step):
+    ledger, _, terms = step
+    assert ledger.objective == pytest.approx(terms.objective.item(), abs=1e-6)
+    sums = {name: ledger.entries[name].sum().item() for name in ("surrogate", "value_loss")}
+    assert sums["surrogate"] == pytest.approx(terms.clipped_surrogate.item(), abs=1e-6)
+    assert sums["value_loss"] == pytest.approx(terms.value_loss.item(), abs=1e-6)
+    n = ledger.mask.sum().item()
+    kl = 0.3 * ledger.entries["kl"].sum().item() / n
+    assert kl == pytest.approx(terms.kl_penalty.item(), abs=1e-6)
+
+
+def test_one_token_s_share_by_hand(step):
+    ledger, minibatch, terms = step
+    e = {name: column[1, 4].item() for name, column in ledger.entries.items()}
+    n = ledger.mask.sum().item()
+    ratio = math.exp(terms.logprobs[1, 4].item() - minibatch.logprobs[1, 4].item())
+    real = minibatch.advantages[minibatch.mask].double()
+    advantage = ((minibatch.advantages[1, 4].double() - real.mean()) / real.std()).item()
+    surrogate = min(ratio * advantage, min(max(ratio, 0.98), 1.02) * advantage)
+    value_loss = 0.15 / 2 * (terms.values[1, 4] - minibatch.returns[1, 4]).item() ** 2
+    expected = (surrogate - value_loss + 0.01 * e["entropy"] - 0.3 * e["kl"]) / n
+    assert e["ratio"] == pytest.approx(ratio, rel=1e-4)
+    assert e["whitened"] == pytest.approx(advantage, rel=1e-4)
+    assert e["share"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_clip_is_said_to_bind_exactly_where_it_lowers_the_surrogate(step):
+    e = step[0].entries
+    outside = ((e["ratio"] > 1.02) & (e["whitened"] > 0)) | (
+        (e["ratio"] < 0.98) & (e["whitened"] < 0)
+    )
+    assert bool(outside.any()) and not bool(outside.all())
+    assert torch.equal(e["clipped"].bool(), outside)
+
+
+def test_masked_tokens_have_no_entries_and_no_rows(tmp_path):
+    ledger, minibatch, _ = last_step(tmp_path / "run", stop_at_eos=True, gen_len=26, total_phases=1)
+    masked = ~minibatch.mask
+    for column in ledger.entries.values():
+        assert bool((column[masked] == 0).all())
+    assert len(ledger.rows(0)) == int(minibatch.mask[0].sum())
+
+
+def test_the_table_and_the_page_show_every_real_token_and_the_sum(step):
+    ledger = step[0]
+    rows = ledger.rows(0)
+    assert len(rows) == 7 and all(len(row) == 1 + len(COLUMNS) for row in rows)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(ledger.table(0))
+    shown = console.export_text()
+    page = ledger.html(0).fragment
+    assert all(row[0] in shown and f">{escape(row[0])}<" in page for row in rows)
+    assert page.count("<tr>") == 8
+    assert f"{ledger.objective:.6f}" in page
+
+
+def test_the_ledger_leaves_the_policy_alone(tmp_path):
+    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
+    minibatches = []
+    trainer.on("before_minibatch")(lambda ctx: minibatches.append(ctx.minibatch))
+    trainer.train()
+    before = {name: p.detach().clone() for name, p in trainer.policy.named_parameters()}
+    step_ledger(trainer.policy, trainer.reference, minibatches[-1], trainer.args)
+    for name, parameter in trainer.policy.named_parameters():
+        assert torch.equal(parameter, before[name])
