@@ -60,16 +60,24 @@ class RunDir:
             RunError: a run is there already, or the place cannot be written.
         """
         run = cls(Path(path))
-        if run.info_path.exists() or (run.path / METRICS).exists():
-            raise RunError(
-                f"{run.path} already holds a run; "
-                f"go on with `resume {run.path}` or choose another --out."
-            )
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{run.path} is a file; choose another --out.")
+        run.refuse_occupied()
         with _writing(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
         return run
+
+    def refuse_occupied(self) -> None:
+        """Say so if no new run can go here.
+
+        Raises:
+            RunError: a run is there already, or a file.
+        """
+        if self.info_path.exists() or (self.path / METRICS).exists():
+            raise RunError(
+                f"{self.path} already holds a run; "
+                f"go on with `resume {self.path}` or choose another --out."
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose another --out.")
 
     @classmethod
     def create_numbered(cls, name: str, parent: str | Path = "runs") -> "RunDir":

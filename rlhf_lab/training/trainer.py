@@ -80,6 +80,7 @@ class RLHFTrainer:
 
     Raises:
         ConfigError, LoadError: see there; before anything is written.
+        RunError: `out` holds a run already.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class RLHFTrainer:
         gold_fn: RewardFn | None = None,
         **functions: Callable[..., Any],
     ) -> None:
+        if out is not None:
+            RunDir(Path(out)).refuse_occupied()
         self.args = args
         self.functions = Functions.choose(functions)
         self.device = pick_device(args.device)
@@ -380,7 +383,7 @@ class RLHFTrainer:
                 "resume it from Python with "
                 f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
             )
-        trainer = cls(RLHFArgs.from_dict(info["args"]), out=run.path, **parts)
+        trainer = cls(RLHFArgs.from_dict(info["args"]), **parts)
         trainer.run = run
         last = run.checkpoints / "last.safetensors"
         if last.exists():
