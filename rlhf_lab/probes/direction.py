@@ -157,9 +157,10 @@ class Direction(Probe):
         text = seen.need_text(self.name)
         if text.labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
-        sites = list(seen.acts)
-        x = torch.stack([seen.acts[site] for site in sites]).transpose(1, 2)
-        reference_x = torch.stack([seen.reference_acts[site] for site in sites]).transpose(1, 2)
+        x, reference_x = (
+            torch.stack([acts[site] for site in seen.acts]).transpose(1, 2)
+            for acts in (seen.acts, seen.reference_acts)
+        )
         labels = text.labels.to(x.device)
         cut = 2 * len(labels) // 3
         fitted = fit_direction(x[:, :, :cut], labels[:cut], self.method)
@@ -167,23 +168,27 @@ class Direction(Probe):
         found = project(held, fitted.direction)
         reference = fit_direction(reference_x[:, :, :cut], labels[:cut], self.method)
         values = {
-            "sites": sites,
+            "sites": list(seen.acts),
             "accuracy": decimals(accuracy(found, fitted.threshold, held_labels), 4),
             "auc": decimals(auc(found, held_labels), 4),
             "cosine_with_reference": decimals((fitted.direction * reference.direction).sum(-1), 4),
         }
         values |= _controls(x[:, :, :cut], labels[:cut], held, held_labels, self.method)
-        along = project(held, reference.direction)
-        values["positive_projection"] = decimals(along[..., held_labels].mean(-1), 4)
-        values["negative_projection"] = decimals(along[..., ~held_labels].mean(-1), 4)
-        left = project(ablate(held.double(), fitted.direction), fitted.direction).abs().max().item()
-        checks = [Check.at_most("nothing is left along an ablated direction", left, 1e-6)]
+        values |= _class_means(project(held, reference.direction), held_labels)
+        checks = [_ablation_check(held, fitted.direction)]
         decided = found > fitted.threshold[..., None]
         if seen.truth is not None:
             bayes, check = _against_bayes(seen, decided, held_labels, cut)
             values |= bayes
             checks.append(check)
         return Record(values, {"direction": fitted.direction.float()}, checks)
+
+
+def _ablation_check(
+    held: Float[Tensor, "site seq test d_model"], direction: Float[Tensor, "site seq d_model"]
+) -> Check:
+    left = project(ablate(held.double(), direction), direction).abs().max().item()
+    return Check.at_most("nothing is left along an ablated direction", left, 1e-6)
 
 
 def _controls(
@@ -206,6 +211,16 @@ def _controls(
     return {
         "accuracy_shuffled": decimals(by_shuffled, 4),
         "accuracy_random": decimals(by_random, 4),
+    }
+
+
+def _class_means(
+    along: Float[Tensor, "site seq test"], labels: Bool[Tensor, " test"]
+) -> dict[str, list]:
+    """Where both classes lie along a direction, on average."""
+    return {
+        "positive_projection": decimals(along[..., labels].mean(-1), 4),
+        "negative_projection": decimals(along[..., ~labels].mean(-1), 4),
     }
 
 

@@ -198,7 +198,13 @@ class Probe:
 
 def decimals(x: Float[Tensor, "..."], digits: int = 6) -> Any:
     """A tensor as nested lists of numbers, rounded so that records stay small."""
-    return [decimals(row, digits) for row in x] if x.ndim else round(x.item(), digits)
+
+    def shorten(numbers: Any) -> Any:
+        if isinstance(numbers, list):
+            return [shorten(number) for number in numbers]
+        return round(numbers, digits)
+
+    return shorten(x.tolist())
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

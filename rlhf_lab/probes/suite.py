@@ -1,5 +1,6 @@
 """A set of probes attached to a trainer: calls them, stores what they find, keeps to a budget."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,14 @@ from rlhf_lab.training.capture import capture_activations, resolve_sites, text_a
 
 Acts = dict[str, Tensor]
 GRACE_SECONDS = 2.0
+INSIDE = (
+    "after_rollout",
+    "after_score",
+    "before_minibatch",
+    "after_loss",
+    "after_backward",
+    "after_step",
+)
 ONCE = TRUTH, REFERENCE = "reel_truth", "reference"
 
 
@@ -35,11 +44,11 @@ class Timing:
     run_seconds: float = 0.0
     phases: int = 0
 
-    def note(self, probe: str, seconds: float) -> None:
-        """Add one call."""
+    def note(self, probe: str, seconds: float, inside_phase: bool) -> None:
+        """Add one call; the trainer's own times count what happens inside a phase."""
         self.seconds[probe] = self.seconds.get(probe, 0.0) + seconds
         self.fastest[probe] = min(seconds, self.fastest.get(probe, seconds))
-        self.this_phase += seconds
+        self.this_phase += seconds if inside_phase else 0.0
 
 
 class Suite:
@@ -211,16 +220,17 @@ class Attachment:
         if self.truth is not None:
             began = perf_counter()
             _ = self.truth.graph
-            self.timing.note(TRUTH, perf_counter() - began)
+            self.timing.note(TRUTH, perf_counter() - began, ctx.moment in INSIDE)
         for name, note in self._untold:
             self._store.note(ctx.phase, name, note)
         self._untold = []
 
     def _show(self, ctx: Context, due: list[Probe]) -> None:
         """Run the forwards that the due probes share, and call each of them."""
-        began, noted = perf_counter(), self.timing.this_phase
+        began, noted = perf_counter(), self.timing.seconds.get(REFERENCE, 0.0)
         shared = {text: self._shared(ctx, due, text) for text in ("eval", "rollout")}
-        forward_seconds = perf_counter() - began - (self.timing.this_phase - noted)
+        reference_seconds = self.timing.seconds.get(REFERENCE, 0.0) - noted
+        forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
         for probe in due:
             began = perf_counter()
@@ -229,7 +239,8 @@ class Attachment:
             except Exception as error:
                 self._switch_off(ctx, probe, error)
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
-            self.timing.note(probe.name, perf_counter() - began + own_share)
+            seconds = perf_counter() - began + own_share
+            self.timing.note(probe.name, seconds, ctx.moment in INSIDE)
 
     def _shared(self, ctx: Context, due: list[Probe], text: str) -> tuple[Acts, Acts] | None:
         """The activations that all due probes want; None when one of them spoils it for all."""
@@ -285,7 +296,7 @@ class Attachment:
             began = perf_counter()
             new = capture_activations(ctx.reference, self.text.tokens, missing)
             self._reference_acts |= new
-            self.timing.note(REFERENCE, perf_counter() - began)
+            self.timing.note(REFERENCE, perf_counter() - began, ctx.moment in INSIDE)
         return acts, self._reference_acts
 
     def _switch_off(self, ctx: Context, probe: Probe, error: Exception) -> None:
@@ -322,11 +333,13 @@ class Attachment:
         left = self.shape.phases - ctx.phase - 1
         run = timing.run_seconds * (timing.phases + left) / timing.phases
         projected = {p.name: self._projected(p, ctx.phase, left) for p in self.plan}
-        once = sum(timing.seconds.get(name, 0.0) for name in ONCE)
-        seconds = once + sum(projected.values())
-        share = seconds / run if run else 0.0
-        if share <= self.budget.time_frac or seconds < GRACE_SECONDS or not left:
-            return
+        seconds = sum(timing.seconds.get(name, 0.0) for name in ONCE) + sum(projected.values())
+        share = seconds / run if run else math.inf
+        if share > self.budget.time_frac and seconds >= GRACE_SECONDS and left:
+            self._thin_slowest(projected, share, ctx.phase)
+
+    def _thin_slowest(self, projected: dict[str, float], share: float, phase: int) -> None:
+        """Call the probe that takes most time half as often from now on."""
         worst = max(
             (p for p in self.plan if p.every and p.name in self.probes),
             key=lambda p: projected[p.name],
@@ -339,7 +352,7 @@ class Attachment:
             worst.name,
             f"every {worst.every} phases -> every {worst.every * 2}, because a projected "
             f"{share:.0%} of the run's time is over time_frac={self.budget.time_frac}.",
-            ctx.phase,
+            phase,
         )
 
     def _projected(self, planned: Planned, phase: int, left: int) -> float:

@@ -1,0 +1,97 @@
+"""Small Reel runs with probes, and the pieces that they share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import ReelTruth, Run, Suite, attach, default_suite
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.training import RLHFTrainer
+
+SMALL = {
+    "preset": "reel",
+    "reward_fn": "gold",
+    "total_phases": 2,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "warmup_steps": 1,
+    "gen_len": 6,
+}
+NO_LIMIT = Budget(mb=1000, time_frac=1000)
+
+
+@pytest.fixture(scope="session")
+def model() -> HookedTransformer:
+    return load_model("reel-nano")
+
+
+@pytest.fixture
+def reel_policy(
+    model: HookedTransformer, randomise_weights: Callable[[nn.Module, int], None]
+) -> TransformerWithValueHead:
+    """The bundled policy with a value head whose estimates differ from state to state."""
+    policy = TransformerWithValueHead(model)
+    randomise_weights(policy.value_head, 3)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def truth() -> ReelTruth:
+    return ReelTruth()
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., RLHFTrainer]:
+    made = []
+
+    def make(parts: dict[str, Any] | None = None, **overrides: Any) -> RLHFTrainer:
+        made.append(tmp_path / f"run{len(made)}")
+        return RLHFTrainer(RLHFArgs(**(SMALL | overrides)), out=made[-1], **(parts or {}))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def weights_of() -> Callable[[nn.Module], dict[str, Tensor]]:
+    def copy(module: nn.Module) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def unlimited() -> Budget:
+    return NO_LIMIT
+
+
+@pytest.fixture(scope="session")
+def make_default_suite() -> Callable[[RLHFTrainer], Suite]:
+    return lambda trainer: default_suite(trainer, NO_LIMIT)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of three phases with the default suite, read back."""
+    path = tmp_path_factory.mktemp("probed") / "run"
+    trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"total_phases": 3, "gen_len": 26})), out=path)
+    attach(trainer, default_suite(trainer, NO_LIMIT))
+    trainer.train()
+    return Run(path)
+
+
+@pytest.fixture(scope="session")
+def reviews(truth: ReelTruth) -> tuple[Tensor, Tensor]:
+    """Reviews and their sentiment."""
+    return truth.reviews(12, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)

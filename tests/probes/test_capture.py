@@ -1,0 +1,188 @@
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.training.capture import capture_activations, resolve_sites, undisturbed
+
+POST = "blocks.1.hook_resid_post"
+
+
+def test_a_capture_is_what_the_model_computes(reel_policy, reviews):
+    tokens, _ = reviews
+    acts = capture_activations(reel_policy, tokens, [POST, "values", "logits"], pos=3)
+    _, cache = reel_policy.base_model.run_with_cache(tokens)
+    logits, values = reel_policy(tokens)
+    torch.testing.assert_close(acts[POST], cache[POST][:, 3])
+    torch.testing.assert_close(acts["values"], values[:, 3])
+    torch.testing.assert_close(acts["logits"], logits[:, 3])
+
+
+def test_rows_beyond_one_chunk_are_all_there_in_order(reel_policy, truth):
+    tokens, _ = truth.reviews(70, seed=1)
+    whole = capture_activations(reel_policy, tokens, [POST], pos=-1)[POST]
+    last = capture_activations(reel_policy, tokens[68:], [POST], pos=-1)[POST]
+    torch.testing.assert_close(whole[68:], last)
+
+
+def test_wildcards_are_spelt_out_in_the_order_of_the_model(model):
+    found = resolve_sites(model, ["blocks.*.hook_mlp_out", "hook_embed", "values"])
+    assert found == ["hook_embed", "blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out", "values"]
+
+
+def test_left_padding_changes_nothing_but_the_place(reel_policy, reviews):
+    row = reviews[0][:1, :10]
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), row], 1)
+    mask = torch.tensor([[False] * 4 + [True] * 10])
+    alone = capture_activations(reel_policy, row, [POST])[POST]
+    beside = capture_activations(reel_policy, padded, [POST], attention_mask=mask)[POST]
+    assert beside.shape[1] == 14
+    torch.testing.assert_close(beside[:, 4:], alone)
+
+
+def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
+    site = "blocks.0.attn.hook_pattern"
+    pattern = capture_activations(reel_policy, reviews[0], [site])[site]
+    assert pattern.shape == (12, 4, 29, 29)
+    with pytest.raises(ConfigError, match="no single position axis"):
+        capture_activations(reel_policy, reviews[0], [site], pos=0)
+
+
+@pytest.mark.parametrize(
+    "names, pos, said",
+    [
+        (["blocks.9.hook_resid_post"], None, "does not have"),
+        ([POST], 29, "outside sequences of 29"),
+        (["blocks.0.attn.hook_result"], None, "did not fire"),
+    ],
+)
+def test_a_capture_that_cannot_work_says_why(reel_policy, reviews, names, pos, said):
+    with pytest.raises(ConfigError, match=said):
+        capture_activations(reel_policy, reviews[0], names, pos)
+
+
+def test_the_decorated_function_is_shown_finished_sequences_once_per_phase(make_trainer):
+    trainer, shapes, grids = make_trainer(total_phases=3), [], []
+
+    @trainer.capture(POST, pos=5, every=2)
+    def last_layer(ctx, acts):
+        shapes.append((ctx.phase, tuple(acts.shape)))
+
+    @trainer.capture("blocks.*.hook_resid_post", at="after_score")
+    def all_layers(ctx, acts):
+        grids.append({name: tuple(a.shape) for name, a in acts.items()})
+
+    trainer.train()
+    assert shapes == [(0, (8, 64)), (2, (8, 64))]
+    both = {f"blocks.{layer}.hook_resid_post": (8, 9, 64) for layer in (0, 1)}
+    assert grids == [both] * 3
+
+
+def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews):
+    trainer, seen = make_trainer(), []
+
+    @trainer.capture(POST, at="run_end", tokens=reviews[0])
+    def look(ctx, acts):
+        seen.append(acts)
+
+    trainer.train()
+    expected = capture_activations(trainer.policy, reviews[0], [POST])[POST]
+    torch.testing.assert_close(seen[0], expected)
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"at": "run_end"}, "give tokens="),
+        ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
+    ],
+)
+def test_a_capture_is_refused_when_it_is_registered(make_trainer, asked, said):
+    with pytest.raises(ConfigError, match=said):
+        make_trainer().capture(**({"hook_names": POST} | asked))
+
+
+def test_a_capture_that_raises_is_switched_off_and_the_run_goes_on(make_trainer):
+    trainer, calls = make_trainer(), []
+
+    @trainer.capture(POST)
+    def broken(ctx, acts):
+        calls.append(ctx.phase)
+        raise KeyError("lost")
+
+    with pytest.warns(UserWarning, match="broken raised KeyError"):
+        trainer.train()
+    assert trainer.phase == 2 and calls == [0]
+
+
+def vandalise(policy: TransformerWithValueHead) -> None:
+    """Touch everything that a run depends on."""
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    policy.train()
+    policy.base_model.blocks[0].eval()
+    policy.base_model.reset_hooks(including_permanent=True)
+    policy.base_model.add_hook(POST, lambda act, hook: act * 2)
+    with torch.enable_grad():
+        policy(torch.zeros(1, 3, dtype=torch.long))[0].sum().backward()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_undisturbed_puts_everything_back(reel_policy, raises):
+    policy, model = reel_policy, reel_policy.base_model
+    policy.eval()
+    calls = []
+    model.add_hook("hook_embed", lambda act, hook: calls.append(act.shape))
+    gradient = torch.ones_like(model.embed.W_E)
+    model.embed.W_E.grad = gradient
+    random.seed(123), random.random()
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()[1][:-1]
+    try:
+        with undisturbed(policy):
+            vandalise(policy)
+            if raises:
+                raise RuntimeError
+    except RuntimeError:
+        assert raises
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+    # beartype draws from `random` too, which moves the last entry (the place in the state) only.
+    assert random.getstate()[1][:-1] == before[2]
+    assert not any(module.training for module in policy.modules())
+    assert model.embed.W_E.grad is gradient and bool((gradient == 1).all())
+    assert all(p.grad is None for p in policy.parameters() if p is not model.embed.W_E)
+    policy(torch.zeros(1, 3, dtype=torch.long))
+    assert calls[-1] == (1, 3, 64)
+    assert not model.hook_dict[POST].fwd_hooks
+    model.reset_hooks()
+    calls.clear()
+    policy(torch.zeros(1, 3, dtype=torch.long))
+    assert not calls
+    model.embed.W_E.grad = None
+
+
+def test_undisturbed_lends_copies_of_gradients_when_asked(reel_policy):
+    weight = reel_policy.base_model.embed.W_E
+    weight.grad = torch.ones_like(weight)
+    with undisturbed(reel_policy, keep_gradients=True):
+        assert bool((weight.grad == 1).all())
+        weight.grad.zero_()
+    assert bool((weight.grad == 1).all())
+    weight.grad = None
+
+
+def test_captures_leave_the_weights_bit_for_bit(make_trainer, weights_of):
+    plain, watched = make_trainer(), make_trainer()
+
+    @watched.capture("blocks.*.hook_resid_*", at="after_score")
+    def everything(ctx, acts):
+        vandalise(ctx.policy)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain.train(), watched.train()
+    found, expected = weights_of(watched.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -1,0 +1,54 @@
+import pytest
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import Run, attach, default_suite
+from rlhf_lab.training import RLHFTrainer
+
+
+def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(
+    model_dir, tmp_path, unlimited
+):
+    args = RLHFArgs(
+        base_model=str(model_dir),
+        reward_fn="count:w1",
+        prefix="w3 w4",
+        total_phases=2,
+        warmup_steps=1,
+        batch_size=8,
+        num_minibatches=2,
+        gen_len=5,
+        top_k=4,
+    )
+    trainer = RLHFTrainer(args, out=tmp_path / "run")
+    attachment = attach(trainer, default_suite(trainer, unlimited))
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert attachment.notes == []
+    assert run.probes() == [
+        "kl_by_position",
+        "run_health",
+        "text_heatmap",
+        "value_lens",
+        "weight_delta",
+    ]
+    assert [check for check in run.checks() if not check.ok] == []
+    assert "optimal_reward" not in run.records("run_health")[0]
+    assert "true_value" not in run.tensors("text_heatmap", 0)
+
+
+def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer, unlimited):
+    policy = TransformerWithValueHead(load_model("reel-nano"))
+    trainer = make_trainer({"policy": policy})
+    suite = default_suite(trainer, unlimited)
+    assert "logit_shift" in [probe.name for probe in suite.probes]
+    assert "direction_sentiment" not in [probe.name for probe in suite.probes]
+
+
+@pytest.mark.parametrize("phases, recorded", [(6, [0, 6]), (20, [0, 5, 10, 15, 20])])
+def test_on_reel_the_expensive_probes_are_spread_over_the_run(make_trainer, phases, recorded):
+    trainer = make_trainer(total_phases=phases, batch_size=256, gen_len=26)
+    attachment = attach(trainer, default_suite(trainer))
+    every = {planned.name: planned.every for planned in attachment.plan}["value_lens"]
+    assert [*range(0, phases, every), phases] == recorded
+    assert attachment.notes == []

@@ -1,0 +1,134 @@
+import math
+
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import Direction, Run, attach
+from rlhf_lab.probes.direction import (
+    LAYER_SITES,
+    ablate,
+    accuracy,
+    auc,
+    fit_direction,
+    paired_excess,
+    project,
+)
+from rlhf_lab.probes.planted import gaussian_accuracy, planted_classes
+from rlhf_lab.training.capture import capture_activations
+
+
+@pytest.mark.parametrize("method", ["mean", "lda"])
+def test_a_planted_direction_is_found_and_decides_as_well_as_can_be(method):
+    d = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    x, labels = planted_classes(12_000, d, distance=2.0, seed=1)
+    fitted = fit_direction(x[:8000], labels[:8000], method)
+    assert (fitted.direction.float() @ d / d.norm()).item() > 0.99
+    found = accuracy(project(x[8000:], fitted.direction), fitted.threshold, labels[8000:]).item()
+    # Phi(1) = 0.8413; the standard error of 4,000 held-out decisions is 0.0058.
+    assert gaussian_accuracy(2.0) == pytest.approx(0.8413, abs=1e-4)
+    assert abs(found - gaussian_accuracy(2.0)) < 3 * 0.0058 + 0.005
+
+
+def test_lda_allows_for_noise_that_the_mean_difference_falls_for():
+    d = torch.tensor([1.0, 0.0])
+    x, labels = planted_classes(4000, d, distance=2.0, seed=2)
+    x = x @ torch.tensor([[1.0, 3.0], [0.0, 1.0]])
+    by_mean, by_lda = (
+        accuracy(project(x, f.direction), f.threshold, labels).item()
+        for f in (fit_direction(x, labels, method) for method in ("mean", "lda"))
+    )
+    # The shear keeps both classes Gaussian; undoing it gives back Phi(1) = 0.841.
+    assert by_lda > 0.82
+    assert by_mean < by_lda + 1e-9
+
+
+def test_shuffled_labels_decide_by_chance():
+    x, labels = planted_classes(2000, torch.ones(256), distance=3.0, seed=3)
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+    shuffled = fit_direction(x[:1000], labels[:1000][order])
+    real = fit_direction(x[:1000], labels[:1000])
+    by_shuffled, by_real = (
+        accuracy(project(x[1000:], f.direction), f.threshold, labels[1000:]).item()
+        for f in (shuffled, real)
+    )
+    # A direction of noise has a cosine of about 0.11 (1 / 16, times the spread of both classes
+    # together) with the real one, and decides right with Phi(1.5 * 0.11) = 0.57: 3 such are 0.2.
+    assert abs(by_shuffled - 0.5) < 0.2
+    # The real one has a cosine of 0.95: Phi(1.5 * 0.95) = 0.92.
+    assert by_real > 0.88
+
+
+def test_ablation_takes_away_one_direction_and_nothing_else():
+    x = torch.tensor([[3.0, 4.0], [-1.0, 2.0]])
+    assert ablate(x, torch.tensor([1.0, 0.0])).tolist() == [[0.0, 4.0], [0.0, 2.0]]
+    d = torch.tensor([0.6, 0.8])
+    assert project(ablate(x, d), d).abs().max() < 1e-6
+
+
+def test_auc_counts_pairs_and_half_of_ties():
+    labels = torch.tensor([True, True, False, False])
+    # pairs: 1 > 0, 1 < 2, 3 > 0, 3 > 2 -> 3 of 4; then 1 = 1 counts half: 1 + 0.5 + 1 + 1 of 4
+    assert auc(torch.tensor([1.0, 3.0, 0.0, 2.0]), labels).item() == 0.75
+    assert auc(torch.tensor([1.0, 3.0, 0.0, 1.0]), labels).item() == 0.875
+
+
+def test_the_excess_over_the_best_rule_is_paired():
+    labels = torch.tensor([True, True, False, False])
+    decided, best = torch.tensor([1, 1, 0, 1]).bool(), torch.tensor([1, 0, 0, 0]).bool()
+    # gains 0, +1, 0, -1: mean 0, variance 2 / 3, standard error sqrt(2 / 3 / 4)
+    excess, error = paired_excess(decided, best, labels)
+    assert excess.item() == 0 and error.item() == pytest.approx(math.sqrt(1 / 6))
+
+
+def test_a_leaked_label_beats_bayes_by_far(truth):
+    tokens, positive = truth.reviews(400, seed=4)
+    best = truth.beliefs(tokens)[0][:, 10] > 0.5
+    excess, error = paired_excess(positive, best, positive)
+    assert excess > 4 * error
+
+
+def test_labels_of_one_class_are_refused():
+    with pytest.raises(ValueError, match="labels are all True"):
+        fit_direction(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+
+
+def test_no_layer_beats_bayes_and_the_last_reaches_it_where_the_verdict_is_due(model, truth):
+    tokens, positive = truth.reviews(1800, seed=21)
+    acts = capture_activations(model, tokens, LAYER_SITES)
+    x = torch.stack(list(acts.values())).transpose(1, 2)
+    fitted = fit_direction(x[:, :, :1200], positive[:1200], "lda")
+    decided = project(x[:, :, 1200:], fitted.direction) > fitted.threshold[..., None]
+    best = (truth.beliefs(tokens)[0][1200:] > 0.5).T
+    excess, error = paired_excess(decided, best.expand_as(decided), positive[1200:])
+    informed = slice(truth.grammar.slot("ADJ", 0), None)
+    assert bool((excess[:, informed] <= 4 * error[:, informed]).all())
+    assert excess[-1, truth.grammar.slot("VERB") - 1] > -0.02
+
+
+def test_a_run_stores_accuracy_beside_bayes_and_controls(finished):
+    record = finished.records("direction_sentiment")[0]
+    assert record["sites"] == [
+        "blocks.0.hook_resid_pre",
+        "blocks.0.hook_resid_post",
+        "blocks.1.hook_resid_post",
+    ]
+    for name in ("accuracy", "auc", "accuracy_shuffled", "accuracy_random"):
+        assert len(record[name]) == 3 and len(record[name][0]) == 29
+    assert len(record["bayes_accuracy"]) == 29
+    # Before learning the policy is the reference: the axis has not turned.
+    assert all(c == pytest.approx(1, abs=1e-3) for c in record["cosine_with_reference"][2][9:])
+    assert finished.tensors("direction_sentiment", 0)["direction"].shape == (3, 29, 64)
+
+
+def test_without_labels_there_is_no_direction(make_trainer, reviews, unlimited):
+    trainer = make_trainer()
+    attach(trainer, Direction(every=1), eval_tokens=reviews[0], budget=unlimited)
+    with pytest.warns(UserWarning, match="give the suite labels="):
+        trainer.train()
+    assert Run(trainer.run.path).probes() == []
+
+
+def test_another_method_is_refused():
+    with pytest.raises(ConfigError, match="'guess'"):
+        Direction(method="guess")

@@ -1,0 +1,63 @@
+import math
+
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import KLByPosition
+from rlhf_lab.probes.kl_by_position import (
+    enumeration_error,
+    estimates_by_position,
+    mean_by_position,
+)
+
+
+def test_means_by_position_leave_out_what_is_masked():
+    x = torch.tensor([[1.0, 5.0], [3.0, 100.0], [5.0, 100.0]])
+    mask = torch.tensor([[True, True], [True, False], [False, False]])
+    assert mean_by_position(x, mask).tolist() == [2.0, 5.0]
+
+
+def test_estimators_have_the_mean_and_variance_of_a_loop():
+    logprobs = torch.log(torch.tensor([[0.5, 0.2], [0.4, 0.1], [0.3, 0.9]]))
+    ref_logprobs = torch.log(torch.tensor([[0.25, 0.2], [0.8, 0.3], [0.3, 0.1]]))
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    means, variances = estimates_by_position(logprobs, ref_logprobs, mask)
+    for t, rows in ((0, (0, 1, 2)), (1, (0, 1))):
+        d = [(logprobs[r, t] - ref_logprobs[r, t]).item() for r in rows]
+        for k, column in enumerate((d, [x * x / 2 for x in d], [math.exp(-x) - 1 + x for x in d])):
+            mean = sum(column) / len(column)
+            spread = sum((x - mean) ** 2 for x in column) / (len(column) - 1)
+            assert means[k, t].item() == pytest.approx(mean, rel=1e-5)
+            assert variances[k, t].item() == pytest.approx(spread, rel=1e-5)
+
+
+def test_k1_and_k3_over_the_vocabulary_are_the_exact_kl():
+    generator = torch.Generator().manual_seed(0)
+    logits, ref_logits = torch.randn(2, 3, 4, 11, generator=generator) * 2
+    errors = enumeration_error(logits, ref_logits, torch.ones(3, 4, dtype=torch.bool))
+    assert errors.keys() == {"k1", "k3"} and max(errors.values()) < 1e-5
+
+
+def test_enumeration_notices_a_kl_that_is_not_the_exact_one(monkeypatch):
+    monkeypatch.setattr(
+        "rlhf_lab.functional.kl_per_token", lambda logits, ref_logits: torch.zeros(3, 4)
+    )
+    generator = torch.Generator().manual_seed(0)
+    logits, ref_logits = torch.randn(2, 3, 4, 11, generator=generator)
+    errors = enumeration_error(logits, ref_logits, torch.ones(3, 4, dtype=torch.bool))
+    assert min(errors.values()) > 0.1
+
+
+def test_a_run_stores_kl_by_slot_with_the_exact_information_beside_it(finished, truth):
+    before, after = finished.records("kl_by_position")
+    assert before["slots"][:2] == ["OPEN", "COMMA"] and before["slots"][-1] == "EOS"
+    assert before["kl"] == [0.0] * 26 and before["k3_mean"] == [0.0] * 26
+    assert after["phase"] == 2 and sum(after["kl"]) > 0
+    assert sum(after["kl"]) == pytest.approx(finished.metrics()[2]["kl_per_sequence"], rel=1e-2)
+    assert before["information"] == pytest.approx(truth.information()[3:].tolist(), abs=1e-8)
+
+
+def test_one_sequence_is_too_few_for_a_variance():
+    with pytest.raises(ConfigError, match="n=1"):
+        KLByPosition(n=1)

@@ -1,0 +1,107 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.logit_shift import (
+    SITES,
+    attribute_logits,
+    residual_components,
+    single_token,
+)
+from rlhf_lab.training.capture import capture_activations, resolve_sites
+
+
+def acts_of(model, tokens, pos=-1, extra=()):
+    there = [site for site in SITES if site in model.hook_dict or "*" in site or site == "logits"]
+    return capture_activations(model, tokens, [*resolve_sites(model, there), *extra], pos)
+
+
+def random_tokens(model):
+    return torch.randint(model.cfg.d_vocab, (4, 7), generator=torch.Generator().manual_seed(2))
+
+
+def test_rows_sum_to_the_logit_difference_with_layer_norm_and_rms_norm(policy):
+    # Every gain and bias of these models is random: nothing is folded away.
+    model = policy.base_model
+    found = attribute_logits(model, acts_of(model, random_tokens(model)), 3, 5)
+    assert found.error < 1e-4
+    assert found.logit_difference.abs().max() > 0.1
+
+
+def test_components_sum_to_the_last_residual(policy):
+    model = policy.base_model
+    last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    acts = acts_of(model, random_tokens(model), extra=(last,))
+    names, parts = residual_components(model, acts)
+    assert len(names) == len(parts)
+    torch.testing.assert_close(parts.sum(0).float(), acts[last], atol=1e-4, rtol=1e-4)
+
+
+def test_the_row_of_a_head_is_its_projection_through_the_norm(make_policy, gpt2_dir):
+    model = make_policy(gpt2_dir).base_model
+    acts = acts_of(model, random_tokens(model))
+    found = attribute_logits(model, acts, 3, 5)
+    z = acts["blocks.1.attn.hook_z"][:, 0].double().numpy()
+    head = z @ model.blocks[1].attn.W_O[0].detach().double().numpy()
+    head = (head - head.mean(1, keepdims=True)) / acts["ln_final.hook_scale"].double().numpy()
+    u = (model.W_U[:, 3] - model.W_U[:, 5]).detach().double().numpy()
+    expected = head @ (model.ln_final.w.detach().double().numpy() * u)
+    row = found.rows[found.components.index("L1H0")].numpy()
+    assert np.abs(row - expected).max() < 1e-6
+
+
+def test_a_planted_bias_shows_up_in_its_own_row_alone(model, reviews):
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.unembed.b_U[4] += 0.5
+    before, after = (
+        attribute_logits(m, acts_of(m, reviews[0], pos=8), 4, 7) for m in (model, changed)
+    )
+    shift = after.rows - before.rows
+    assert before.components[-2:] == ["norm bias", "b_U"]
+    assert shift[-1].tolist() == pytest.approx([0.5] * 12, abs=1e-6)
+    assert shift[:-1].abs().max() == 0
+
+
+def test_a_planted_norm_bias_and_gain_are_not_lost(model, reviews):
+    changed = copy.deepcopy(model)
+    u = changed.W_U[:, 4] - changed.W_U[:, 7]
+    with torch.no_grad():
+        changed.ln_final.b += 0.3 * u / (u @ u)
+    before, after = (
+        attribute_logits(m, acts_of(m, reviews[0], pos=8), 4, 7) for m in (model, changed)
+    )
+    # The bias moved by 0.3 u / |u|^2, which is 0.3 along u.
+    assert (after.rows - before.rows)[-2].tolist() == pytest.approx([0.3] * 12, abs=1e-5)
+    with torch.no_grad():
+        changed.ln_final.w *= 1.7
+    assert attribute_logits(changed, acts_of(changed, reviews[0], pos=8), 4, 7).error < 1e-4
+
+
+def test_words_must_be_single_tokens(model):
+    assert model.tokenizer.decode([single_token(model.tokenizer, "loved")]) == "loved"
+    with pytest.raises(ConfigError, match="'loved it' is not one token"):
+        single_token(model.tokenizer, "loved it")
+    with pytest.raises(ConfigError, match="cannot read 'adored'"):
+        single_token(model.tokenizer, "adored")
+
+
+def test_the_rows_of_a_run_sum_to_the_measured_shift(finished):
+    first, last = finished.records("logit_shift")
+    assert first["phase"] == 0 and last["phase"] == 3
+    assert set(first["shift"]) == {0.0} and first["measured_shift"] == 0
+    assert sum(last["shift"]) == pytest.approx(last["measured_shift"], abs=1e-4)
+    tensors = finished.tensors("logit_shift", 3)
+    assert (tensors["shift"].sum(0) - tensors["measured"]).abs().max() < 1e-4
+    assert tensors["measured"].abs().max() > 1e-3
+
+
+def test_the_grammar_s_log_odds_stand_beside_the_reference(finished):
+    record = finished.records("logit_shift")[0]
+    reference = sum(record["reference"])
+    # The bundled policy knows the verdict's odds: on average within a quarter of a nat per review.
+    assert abs(reference - record["grammar_log_odds"]) < 0.25
+    assert 0 < record["reference_error"] < 0.5

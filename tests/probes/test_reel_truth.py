@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.organism.exact import (
+    belief,
+    frontier,
+    optimal_policy,
+    state_values,
+)
+from rlhf_lab.organism.grammar import WORD_IDS
+from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.probes import ReelTruth
+
+
+def test_values_and_beliefs_are_the_organism_s(truth, reviews):
+    tokens = reviews[0].clone()
+    tokens[0, 7] = WORD_IDS["popcorn"]
+    expected = state_values(truth.policy, truth.reward, tokens)
+    values, mask = truth.values(tokens)
+    assert mask[0].sum() == 7 and bool(mask[1:].all())
+    torch.testing.assert_close(values, expected.values.float())
+    beliefs, defined = truth.beliefs(tokens)
+    assert torch.equal(defined, mask)
+    exact = belief(truth.graph, tokens).positive.float()
+    torch.testing.assert_close(beliefs[mask], exact[mask])
+
+
+def test_generated_values_stand_before_their_token_and_advantages_across_it(truth, reviews):
+    tokens, _ = reviews
+    at, _ = truth.values(tokens)
+    values, advantages, mask = truth.generated(tokens, prefix_len=3)
+    assert values.shape == (12, 26) and bool(mask.all())
+    for t in range(26):
+        torch.testing.assert_close(values[:, t], at[:, 2 + t])
+        torch.testing.assert_close(advantages[:, t], at[:, 3 + t] - at[:, 2 + t])
+
+
+def test_advantages_end_where_the_grammar_is_left(truth, reviews):
+    tokens = reviews[0].clone()
+    tokens[:, 9] = WORD_IDS["."]
+    _, advantages, mask = truth.generated(tokens, prefix_len=3)
+    assert bool(mask[:, :6].all()) and not bool(mask[:, 6:].any())
+    assert bool((advantages[:, 6:] == 0).all())
+
+
+@pytest.mark.parametrize("reward", ["gold", "soft_popcorn"])
+@pytest.mark.parametrize("beta", [0.03, 0.3, 1.0])
+def test_the_optimum_is_that_of_the_soft_dynamic_programme(reward, beta):
+    truth = ReelTruth.of_reward(reward)
+    expected = frontier(truth.policy, REWARDS[reward], [beta])[0]
+    found = truth.optimum(beta)
+    assert found.reward == pytest.approx(expected.proxy, abs=1e-9)
+    assert found.kl_per_sequence == pytest.approx(expected.kl_per_sequence, abs=1e-9)
+
+
+def test_an_optimum_without_a_price_of_kl_is_refused(truth):
+    with pytest.raises(ValueError, match="beta is 0"):
+        truth.optimum(0.0)
+
+
+def test_information_sums_to_the_variance_of_the_reward(truth):
+    rewards, chances = truth.final_rewards
+    variance = (chances * rewards**2).sum() - (chances * rewards).sum() ** 2
+    information = truth.information()
+    assert information.shape == (29,) and information[0] == 0
+    assert information.sum().item() == pytest.approx(variance, rel=1e-5)
+
+
+def test_kl_of_a_gentle_optimum_is_spent_where_the_information_is(truth):
+    # Young 2026: KL_t -> I_t / (2 beta^2) as beta grows.
+    beta, information = 30.0, truth.information()[1:].double()
+    kl = optimal_policy(truth.policy, truth.reward, beta).kl_by_position(truth.policy)
+    informative = information > 1e-3
+    ratio = kl[informative] * 2 * beta**2 / information[informative]
+    assert informative.sum() == 6
+    assert bool(((ratio > 0.99) & (ratio < 1.01)).all())
+
+
+def test_next_word_odds_are_the_grammar_s(truth, reviews):
+    tokens, _ = reviews
+    before_verb = truth.grammar.slot("VERB") - 1
+    loved, hated, the = (WORD_IDS[word] for word in ("loved", "hated", "the"))
+    probs = truth.policy.next_probs(tokens[:, : before_verb + 1])[:, -1]
+    odds, defined = truth.next_word_odds(tokens, before_verb, loved, hated)
+    assert bool(defined.all())
+    torch.testing.assert_close(odds, (probs[:, loved] / probs[:, hated]).log().float())
+    assert not bool(truth.next_word_odds(tokens, before_verb, loved, the)[1].any())
+
+
+def test_slots_are_named_with_their_clause_and_go_on_past_the_review(truth):
+    names = truth.slot_names(31)
+    assert [names[t] for t in (0, 9, 10, 24, 28, 29)] == [
+        "BOS",
+        "ADJ 1",
+        "CONN 2",
+        "VERB",
+        "EOS",
+        "+0",
+    ]
+
+
+def test_an_unknown_reward_is_measured_against_gold():
+    assert ReelTruth.of_reward("sentiment").reward is REWARDS["gold"]
+    assert ReelTruth.of_reward("negblind").reward is REWARDS["negblind"]
+
+
+def test_reviews_repeat_with_their_seed(truth):
+    (one, positive), (again, _), (other, _) = (truth.reviews(50, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert abs(positive.float().mean().item() - 0.5) < 3 * np.sqrt(0.25 / 50)

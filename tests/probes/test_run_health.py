@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+import pytest
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.organism.exact import frontier
+from rlhf_lab.organism.rewards import gold
+from rlhf_lab.probes import attach
+from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta
+
+
+@pytest.mark.parametrize(
+    "whitened, normalised, expected",
+    [(True, True, 0.06), (True, False, 0.15), (False, True, 0.12), (False, False, 0.3)],
+)
+def test_beta_eff_undoes_whitening_and_normalising(whitened, normalised, expected):
+    args = RLHFArgs(preset="reel", normalize_advantages=whitened, normalize_reward=normalised)
+    # 0.3 * 0.5 (advantages) * 0.4 (rewards) = 0.06
+    assert effective_beta(0.3, 0.5, 0.4, args) == pytest.approx(expected)
+
+
+def test_the_optimum_that_stands_beside_a_run_is_the_one_at_its_price_of_kl(finished, truth):
+    for record in finished.records("run_health"):
+        point = frontier(truth.policy, gold, [record["beta_eff"]])[0]
+        assert record["optimal_reward"] == pytest.approx(point.proxy)
+        assert record["optimal_kl_per_sequence"] == pytest.approx(point.kl_per_sequence)
+        assert record["mean_reward"] == finished.metrics()[record["phase"]]["mean_reward"]
+
+
+def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):
+    trainer, seen = make_trainer(total_phases=1, warmup_steps=0), []
+    attach(trainer, RunHealth())
+    trainer.on("after_phase")(lambda ctx: seen.append((ctx.rollout, ctx.report)))
+    trainer.train()
+    ((rollout, report),) = seen
+    assert [check.ok for check in _checks(rollout, report)] == [True, True, True]
+    learning = replace(report.learning, ratio_first_minibatch=1.01, objective=9.0)
+    spoilt = _checks(rollout, replace(report, learning=learning))
+    assert [check.ok for check in spoilt] == [False, False, True]

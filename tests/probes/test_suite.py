@@ -1,0 +1,346 @@
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.probes import (
+    Check,
+    Cost,
+    KLByPosition,
+    Probe,
+    Record,
+    Run,
+    RunHealth,
+    Suite,
+    TextHeatmap,
+    attach,
+)
+from rlhf_lab.probes.suite import tokenize_eval_text
+from rlhf_lab.training import RLHFTrainer
+
+FINE = Check.at_most("fine", 0, 0)
+
+
+class Counter(Probe):
+    """Records the phases it was called in."""
+
+    name = "counter"
+
+    def observe(self, seen):
+        return Record({"moment": seen.ctx.moment}, checks=[FINE])
+
+
+class Broken(Probe):
+    name = "broken"
+    moments = ("after_phase",)
+
+    def observe(self, seen):
+        raise ZeroDivisionError("nothing to divide by")
+
+
+class Unchecked(Probe):
+    name = "unchecked"
+
+    def observe(self, seen):
+        return Record({"x": 1})
+
+
+class Vandal(Probe):
+    """Touches everything that a run depends on."""
+
+    name = "vandal"
+
+    def observe(self, seen):
+        policy = seen.ctx.policy
+        torch.manual_seed(0)
+        policy.train()
+        policy.base_model.add_hook("hook_embed", lambda act, hook: act * 2)
+        with torch.enable_grad():
+            policy(torch.zeros(1, 3, dtype=torch.long))[0].sum().backward()
+        return Record(checks=[FINE])
+
+
+def test_the_default_suite_leaves_the_final_weights_bit_for_bit(
+    make_trainer, make_default_suite, weights_of, unlimited
+):
+    plain, probed = make_trainer(), make_trainer()
+    attachments = (
+        attach(probed, make_default_suite(probed)),
+        attach(probed, Vandal(), budget=unlimited),
+    )
+    plain.train(), probed.train()
+    assert [attachment.notes for attachment in attachments] == [[], []]
+    found, expected = weights_of(probed.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    plain_lines, probed_lines = (
+        [
+            {name: value for name, value in line.items() if name != "cost"}
+            for line in Run(trainer.run.path).metrics()
+        ]
+        for trainer in (plain, probed)
+    )
+    assert plain_lines == probed_lines
+
+
+def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer, unlimited):
+    trainer = make_trainer(total_phases=4)
+    attach(trainer, Counter(every=3), budget=unlimited)
+    trainer.train()
+    records = Run(trainer.run.path).records("counter")
+    assert [(r["phase"], r["moment"]) for r in records] == [
+        (0, "after_score"),
+        (3, "after_score"),
+        (4, "run_end"),
+    ]
+
+
+def test_a_probe_that_raises_is_disabled_with_one_warning_and_all_else_goes_on(
+    make_trainer, unlimited
+):
+    trainer = make_trainer(total_phases=3)
+    attachment = attach(trainer, Broken(), Counter(), budget=unlimited)
+    with pytest.warns(UserWarning) as caught:
+        trainer.train()
+    told = [str(w.message) for w in caught if "broken" in str(w.message)]
+    assert told == [
+        "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
+        "nothing to divide by"
+    ]
+    run = Run(trainer.run.path)
+    assert trainer.phase == 3
+    assert run.phases("counter") == [0, 1, 2, 3]
+    assert "broken" not in run.probes()
+    assert [f"{n['probe']}: {n['note']}" for n in run.notes()] == told == attachment.notes
+
+
+def test_a_site_that_does_not_fire_costs_only_the_probe_that_asked_for_it(
+    make_trainer, reviews, unlimited
+):
+    class Silent(Counter):
+        name = "silent"
+        text = "eval"
+        sites = ("blocks.0.attn.hook_result",)
+
+    class Looking(Counter):
+        name = "looking"
+        text = "eval"
+        sites = ("blocks.0.hook_resid_post",)
+
+    trainer = make_trainer()
+    attach(trainer, Silent(), Looking(), eval_tokens=reviews[0], budget=unlimited)
+    with pytest.warns(UserWarning, match="silent: raised ConfigError"):
+        trainer.train()
+    assert Run(trainer.run.path).phases("looking") == [0, 1, 2]
+
+
+def test_a_record_without_a_check_is_not_accepted(make_trainer):
+    trainer = make_trainer()
+    attach(trainer, Unchecked())
+    with pytest.warns(UserWarning, match="unchecked: .* without a check"):
+        trainer.train()
+    assert Run(trainer.run.path).probes() == []
+
+
+def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer, unlimited):
+    def probes():
+        return TextHeatmap(n=2), KLByPosition(n=4, every=2), RunHealth(), Counter()
+
+    whole = make_trainer(total_phases=3)
+    attach(whole, *probes(), budget=unlimited)
+    whole.train()
+    killed = make_trainer(total_phases=3)
+    attach(killed, *probes(), budget=unlimited)
+
+    @killed.on("after_step")
+    def pull_the_plug(ctx):
+        if ctx.phase == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    path = killed.run.path
+    assert Run(path).phases("counter") == [0, 1, 2]
+    resumed = RLHFTrainer.resume(path)
+    attach(resumed, *probes(), budget=unlimited)
+    resumed.train()
+    expected, found = Run(whole.run.path), Run(path)
+    assert found.probes() == expected.probes()
+    assert found.checks() == expected.checks()
+    for probe in expected.probes():
+        assert found.records(probe) == expected.records(probe)
+    for phase in expected.phases("text_heatmap"):
+        tensors = found.tensors("text_heatmap", phase)
+        for name, tensor in expected.tensors("text_heatmap", phase).items():
+            assert torch.equal(tensors[name], tensor)
+
+
+def test_rewinding_drops_the_tensors_of_phases_that_are_redone(make_trainer, unlimited):
+    trainer = make_trainer()
+    attach(trainer, TextHeatmap(n=1), budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    run.store.rewind(1, ["text_heatmap"])
+    assert run.phases("text_heatmap") == [0]
+    assert {check.phase for check in run.checks()} == {0}
+    with pytest.raises(RunError):
+        run.tensors("text_heatmap", 1)
+
+
+def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer, unlimited):
+    trainer = make_trainer()
+    attach(trainer, Counter(name="first"), budget=unlimited)
+
+    @trainer.on("after_rollout")
+    def join_later(ctx):
+        if ctx.phase == 1:
+            attach(trainer, Counter(name="second"), budget=unlimited)
+
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert run.phases("first") == [0, 1, 2] and run.phases("second") == [1, 2]
+    assert {p["name"] for p in run.store.read_suite()["probes"]} == {"first", "second"}
+
+
+def test_everything_stored_is_json_lines_or_safetensors(finished):
+    files = [p for p in (finished.path / "probes").rglob("*") if p.is_file()]
+    assert {p.suffix for p in files} == {".json", ".jsonl", ".safetensors"}
+    for path in files:
+        if path.suffix == ".jsonl":
+            assert all("phase" in json.loads(line) for line in path.read_text().splitlines())
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                assert list(file.keys())
+
+
+def test_every_probe_of_the_default_suite_stores_checks_that_hold(finished):
+    checked = {check.probe for check in finished.checks()}
+    assert checked == set(finished.probes()) and len(checked) == 7
+    assert [c for c in finished.checks() if not c.ok] == []
+
+
+def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
+    class Wrong(Probe):
+        name = "wrong"
+        every = 9
+
+        def observe(self, seen):
+            nan = float("nan")
+            return Record(checks=[Check.at_most("a", 2, 1), Check.at_most("b", nan, 1)])
+
+    trainer = make_trainer()
+    attach(trainer, Wrong())
+    trainer.train()
+    first, second = Run(trainer.run.path).checks()[:2]
+    assert (first.value, first.ok, second.ok) == (2, False, False)
+    assert second.value != second.value
+
+
+def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer):
+    class Costly(Counter):
+        name = "costly"
+
+        def cost(self, shape):
+            return Cost(forward_tokens=0.3 * shape.phase_tokens)
+
+    trainer = make_trainer(total_phases=8)
+    # 8 phases: every 1 -> 9 calls of 0.3 phases = 34 % of 8; every 2 -> 5 calls = 19 %;
+    # every 4 -> 3 calls = 11 %, under 15 %.
+    with pytest.warns(UserWarning, match="costly: every 2 phases -> every 4"):
+        attachment = attach(trainer, Costly())
+    assert [planned.every for planned in attachment.plan] == [4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    assert set(Run(trainer.run.path).phases("costly")) <= {0, 4, 8}
+    assert "34% of the run's time" in Run(trainer.run.path).notes()[0]["note"]
+
+
+def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer):
+    class Hopeless(Counter):
+        name = "hopeless"
+
+        def cost(self, shape):
+            return Cost(bytes=2**40)
+
+        def observe(self, seen):
+            raise AssertionError("it was called all the same")
+
+    trainer = make_trainer()
+    with pytest.warns(UserWarning, match="hopeless: refused"):
+        attach(trainer, Hopeless(), Counter())
+    trainer.train()
+    assert Run(trainer.run.path).probes() == ["counter"]
+
+
+def test_a_probe_that_turns_out_slow_is_thinned_while_the_run_goes_on(make_trainer, monkeypatch):
+    clock = iter(range(10**9))
+    # Every look at the clock takes a second: a call lasts 1 s, a phase without its calls 2 or 3 s.
+    for module in ("probes.suite", "training.trainer"):
+        monkeypatch.setattr(f"rlhf_lab.{module}.perf_counter", lambda: float(next(clock)))
+    trainer = make_trainer(total_phases=4)
+    attachment = attach(trainer, Counter())
+    with pytest.warns(UserWarning, match="counter: every 1 phases -> every 2, because a projected"):
+        trainer.train()
+    assert attachment.plan[0].every == 4
+
+
+def test_the_truth_and_the_reference_run_are_not_charged_to_every_call(
+    make_trainer, make_default_suite
+):
+    trainer = make_trainer()
+    attachment = attach(trainer, make_default_suite(trainer))
+    trainer.train()
+    assert {"reel_truth", "reference"} <= attachment.timing.seconds.keys()
+
+
+@pytest.mark.parametrize(
+    "build, said",
+    [
+        (lambda: Suite(Counter(), Counter()), "two probes are named 'counter'"),
+        (lambda: Suite(eval_tokens=torch.zeros(1, 2).long(), eval_text=["x"]), "both given"),
+        (lambda: Counter(every=0), "must be 1 or greater"),
+        (lambda: Counter(name="a/b"), "letters, digits"),
+    ],
+)
+def test_a_suite_that_makes_no_sense_is_refused(build, said):
+    with pytest.raises(ConfigError, match=said):
+        build()
+
+
+def test_eval_text_gets_the_run_s_bos_and_must_be_of_one_length(make_trainer):
+    trainer = make_trainer()
+    tokens = tokenize_eval_text(trainer, ["this movie", "this film"])
+    assert trainer.tokenizer.batch_decode(tokens) == ["<bos> this movie", "<bos> this film"]
+    with pytest.raises(ConfigError, match=r"texts of \[2, 3\] tokens"):
+        tokenize_eval_text(trainer, ["this", "this film"])
+
+
+def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
+    class Looking(Counter):
+        text = "eval"
+        sites = ("hook_embed",)
+
+    with pytest.raises(ConfigError, match="give the suite eval_tokens"):
+        attach(make_trainer(), Looking())
+    with pytest.raises(ConfigError, match="context ends at 32"):
+        attach(make_trainer(), Looking(), eval_tokens=torch.zeros(1, 33).long())
+
+
+def test_a_run_is_read_back_without_its_trainer(finished, model):
+    assert [line["phase"] for line in finished.metrics()] == [0, 1, 2]
+    assert finished.args.total_phases == 3
+    assert {s["phase"] for s in finished.samples()} == {0, 1, 2}
+    assert len(finished.samples(1)) == 8
+    base = finished.policy(0).base_model
+    assert torch.equal(base.embed.W_E, model.embed.W_E)
+    assert not torch.equal(finished.policy("last").base_model.embed.W_E, model.embed.W_E)
+    with pytest.raises(RunError, match="no records of probe 'dream'"):
+        finished.records("dream")
+
+
+def test_a_run_directory_that_is_none_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no run.json"):
+        Run(tmp_path)

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes import ValueLens
+from rlhf_lab.probes.value_lens import (
+    RESIDUAL_SITES,
+    fit_ridge,
+    normalize_residual,
+    r_squared,
+    readability,
+    value_lens,
+)
+from rlhf_lab.training.capture import capture_activations
+
+
+def random_tokens(policy, batch=3, seq=9):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(policy.base_model.cfg.d_vocab, (batch, seq), generator=generator)
+
+
+def test_the_norm_is_that_of_the_final_layer_norm_or_rms_norm(policy):
+    model, tokens = policy.base_model, random_tokens(policy)
+    _, cache = model.run_with_cache(tokens)
+    last = cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"]
+    torch.testing.assert_close(
+        normalize_residual(model, last), cache["ln_final.hook_normalized"], atol=1e-6, rtol=1e-5
+    )
+
+
+def test_the_last_layer_s_lens_is_the_model_s_value(policy):
+    tokens = random_tokens(policy)
+    acts = capture_activations(policy, tokens, [*RESIDUAL_SITES, "values"])
+    values = acts.pop("values")
+    lens = value_lens(policy, torch.stack(list(acts.values())))
+    assert lens.shape == (5, 3, 9)
+    torch.testing.assert_close(lens[-1], values, atol=1e-5, rtol=1e-5)
+    assert (lens[0] - values).abs().max() > 1e-2
+
+
+def test_a_planted_linear_head_reads_an_exact_projection(model):
+    head = nn.Linear(64, 1)
+    policy = TransformerWithValueHead(model, head)
+    residual = torch.randn(2, 3, 4, 64, generator=torch.Generator().manual_seed(2))
+    x = residual.double().numpy()
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + model.cfg.eps)
+    expected = x @ head.weight[0].detach().double().numpy() + head.bias.item()
+    found = value_lens(policy, residual).double().numpy()
+    assert np.abs(found - expected).max() < 1e-5
+
+
+def test_ridge_without_a_penalty_is_least_squares_and_masked_rows_do_not_count():
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(20, 3)), generator.normal(size=20)
+    design = np.concatenate([x, np.ones((20, 1))], 1)
+    expected = np.linalg.lstsq(design, y, rcond=None)[0]
+    wild = np.concatenate([x, np.full((5, 3), 1e3)])
+    labels = np.concatenate([y, np.full(5, -1e3)])
+    mask = torch.arange(25) < 20
+    slope, intercept = fit_ridge(torch.tensor(wild), torch.tensor(labels), mask, 0.0)
+    assert slope.numpy() == pytest.approx(expected[:3], abs=1e-9)
+    assert intercept.item() == pytest.approx(expected[3], abs=1e-9)
+
+
+def test_ridge_shrinks_by_hand():
+    x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([-3.0, 3.0])
+    # X'X = 2, which is also the variance times n: w = 6 / (2 + 0.5 * 2) = 2.
+    slope, intercept = fit_ridge(x, y, torch.tensor([True, True]), 0.5)
+    assert (slope.item(), intercept.item()) == pytest.approx((2.0, 0.0))
+
+
+def test_r_squared_by_hand_and_where_it_is_undefined():
+    y = torch.tensor([[0.0, 1.0, 2.0], [4.0, 4.0, 4.0]])
+    predicted = torch.tensor([[0.0, 1.0, 1.0], [4.0, 4.0, 4.0]])
+    # total 2, error 1
+    r2, defined = r_squared(predicted, y, torch.ones(2, 3, dtype=torch.bool))
+    assert r2.tolist() == [0.5, 0.0] and defined.tolist() == [True, False]
+
+
+def test_a_linear_target_is_read_and_noise_is_not_though_it_could_be_overfitted():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1, 90, 2, 40, generator=generator)
+    direction = torch.randn(40, generator=generator)
+    target = torch.stack([x[0, :, 0] @ direction, torch.randn(90, generator=generator)], 1)
+    r2, defined = readability(x, target, torch.ones(90, 2, dtype=torch.bool))
+    assert bool(defined.all())
+    assert r2[0, 0] > 0.999 and r2[0, 1] < 0.2
+
+
+def test_pooled_positions_share_one_fit():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2, 30, 5, 4, generator=generator)
+    target = x[0] @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+    mask = torch.rand(30, 5, generator=generator) < 0.8
+    r2, _ = readability(x, target, mask, pooled=True)
+    assert r2.shape == (2, 1)
+    assert r2[0, 0] > 0.999 and r2[1, 0] < 0.2
+
+
+def test_too_few_sequences_are_refused():
+    with pytest.raises(ValueError, match="batch is 5"):
+        readability(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
+
+
+def test_the_bundled_policy_holds_the_exact_value_where_it_needs_it(model, truth):
+    tokens, _ = truth.reviews(900, seed=11)
+    acts = capture_activations(model, tokens, RESIDUAL_SITES)
+    values, mask = truth.values(tokens)
+    r2, defined = readability(torch.stack(list(acts.values())), values, mask, 1e-4)
+    last, before_verb = r2[-1], truth.grammar.slot("VERB") - 1
+    assert last[before_verb] > 0.97
+    assert last[truth.grammar.slot("ADJ", 2)] < last[before_verb] - 0.05
+    assert r2[0, before_verb] < 0.05
+    # Nothing is known before the first adjective.
+    assert defined[0].tolist() == [False] * 9 + [True] * 20
+
+
+def test_a_run_stores_the_lens_and_what_can_be_read(finished):
+    record = finished.records("value_lens")[0]
+    assert record["phase"] == 0 and len(record["sites"]) == 5
+    tensors = finished.tensors("value_lens", 0)
+    assert tensors["lens"].shape == (5, 4, 29) and tensors["r2"].shape == (5, 29)
+
+
+def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimited):
+    from rlhf_lab.probes import Run, attach
+
+    trainer = make_trainer()
+    attach(trainer, ValueLens(text="rollout", every=1), budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert run.phases("value_lens") == [0, 1] and run.records("value_lens")[0]["slots"] == ["all"]
+    assert all(check.ok for check in run.checks())
+
+
+def test_another_text_is_refused():
+    with pytest.raises(ConfigError, match="'dreams'"):
+        ValueLens(text="dreams")

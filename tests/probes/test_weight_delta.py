@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.probes.planted import with_planted_delta
+from rlhf_lab.probes.weight_delta import (
+    as_matrix,
+    describe_delta,
+    describe_spectrum,
+    spectrum,
+    unchanged_fraction,
+)
+
+
+def describe(model, other, name, directions=None):
+    before, after = (dict(m.named_parameters())[name].detach() for m in (model, other))
+    return describe_delta(name, before, after, directions or {})
+
+
+@pytest.mark.parametrize("rank, k90", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("name", ["unembed.W_U", "blocks.0.attn.W_O", "blocks.1.mlp.W_in"])
+def test_a_planted_delta_is_recovered(model, name, rank, k90):
+    planted, delta = with_planted_delta(model, name, rank, size=2.0, seed=0)
+    row = describe(model, planted, name)
+    assert delta.norm().item() == pytest.approx(2.0, rel=1e-5)
+    assert row["norm"] == pytest.approx(2.0, rel=1e-4)
+    assert row["stable_rank"] == pytest.approx(rank, rel=1e-3) and row["k90"] == k90
+    # rank equal singular values, each 2 / sqrt(rank)
+    assert row["s"][:rank] == pytest.approx([2 / rank**0.5] * rank, rel=1e-4)
+    assert row["energy_error"] < 1e-9
+    untouched = describe(model, planted, "blocks.0.mlp.W_out")
+    assert (untouched["norm"], untouched["stable_rank"], untouched["unchanged"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (1, 4)])
+def test_spectra_are_those_of_a_full_decomposition(shape):
+    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    s, vectors = spectrum(matrix)
+    expected = np.linalg.svd(matrix.double().numpy(), compute_uv=False)
+    assert s.numpy() == pytest.approx(expected, rel=1e-6)
+    side = matrix.double() if shape[0] <= shape[1] else matrix.double().T
+    assert (side.T @ vectors[:, 0]).norm().item() == pytest.approx(expected[0], rel=1e-9)
+
+
+def test_stable_rank_and_energy_by_hand():
+    # energies 9, 1, 0: stable rank 10 / 9; the first holds exactly 90 %.
+    assert describe_spectrum(torch.tensor([3.0, 1.0, 0.0])) == (pytest.approx(10 / 9), 1)
+    # energies 4, 4, 4, 4: 90 % needs all four.
+    assert describe_spectrum(torch.full((4,), 2.0)) == (4.0, 4)
+    assert describe_spectrum(torch.zeros(3)) == (0.0, 0)
+
+
+def test_rounding_hides_small_changes():
+    before = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    after = torch.tensor([1.0, 1.0001, 1.1, 2.0])
+    # bfloat16 keeps 8 bits: 1.0001 rounds to 1.
+    assert unchanged_fraction(before, after) == (0.25, 0.5)
+
+
+def test_a_delta_that_writes_along_a_direction_overlaps_with_it_fully(model):
+    u = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    v = torch.randn(64, generator=torch.Generator().manual_seed(2))
+    v = v - (v @ u) / (u @ u) * u
+    before = model.blocks[1].mlp.W_out.detach()
+    after = before + torch.outer(torch.randn(256), u)
+    row = describe_delta("blocks.1.mlp.W_out", before, after, {"u": u, "v": v})
+    assert row["overlap_u"] == pytest.approx(1, abs=1e-4)
+    assert row["energy_u"] == pytest.approx(1, abs=1e-4)
+    assert row["overlap_v"] < 1e-3 and row["energy_v"] < 1e-6
+
+
+def test_heads_are_laid_side_by_side():
+    q = torch.arange(2 * 3 * 4.0).reshape(2, 3, 4)
+    assert as_matrix("blocks.0.attn.W_Q", q)[1].tolist() == [4, 5, 6, 7, 16, 17, 18, 19]
+    assert as_matrix("blocks.0.attn.W_O", q).shape == (6, 4)
+    assert as_matrix("blocks.0.attn.b_Q", q[0]).shape == (1, 12)
+    assert as_matrix("ln_final.w", q[0, 0]).shape == (1, 4)
+
+
+def test_a_parameter_that_cannot_be_planted_in_is_refused(model):
+    with pytest.raises(ValueError, match="W_Q"):
+        with_planted_delta(model, "blocks.0.attn.W_Q", 1, 1.0, 0)
+
+
+def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(finished):
+    first, last = finished.records("weight_delta")
+    assert first["total_norm"] == 0 and last["total_norm"] > 0
+    names = {row["name"] for row in last["rows"]}
+    assert "unembed.W_U" in names and "blocks.0.attn.W_Q" in names
+    moved = [row for row in last["rows"] if row["name"].endswith("W_out")]
+    assert all(0 < row["overlap_unembedding"] <= 1 for row in moved)

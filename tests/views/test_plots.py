@@ -1,0 +1,52 @@
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lab.views import plots
+from rlhf_lab.views.plots import bars, curves, heatmap
+
+HEAT = ([[0.0, None], [1.0, 2.0]], ["a", "b"], ["x", "y"], "grid")
+
+
+def draw_all():
+    return (
+        curves({"a": ([0, 1, 2], [1.0, None, 2.0]), "b": ([0, 1], [0.0, 1.0])}, "two curves"),
+        bars(["x", "y"], {"a": [1.0, -2.0], "b": [0.5, 0.5]}, "bars"),
+        heatmap(*HEAT),
+        heatmap(torch.tensor([[-1.0, 3.0]]), ["a"], ["x", "y"], "signed", kind="diverging"),
+    )
+
+
+def test_drawings_repeat_byte_for_byte_and_refer_to_nothing_outside():
+    for one, again in zip(draw_all(), draw_all(), strict=True):
+        assert one.svg == again.svg
+        links = re.findall(r'(?:href|src)="([^"#][^"]*)"', one.svg)
+        assert all(link.startswith("data:") for link in links)
+        assert one.html().startswith("<img alt=")
+
+
+def test_a_picture_says_in_words_what_it_shows():
+    assert draw_all()[0].alt == "two curves: a, b over phase"
+
+
+def test_a_picture_is_saved_as_it_is(tmp_path):
+    picture = draw_all()[1]
+    assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="series is empty"):
+        curves({}, "nothing")
+    with pytest.raises(ValueError, match="'a' has 1 values for 2 names"):
+        bars(["x", "y"], {"a": [1.0]}, "bars")
+
+
+def test_the_plotting_library_is_loaded_only_when_something_is_drawn():
+    for path in Path(plots.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            imported = getattr(node, "module", None) or ""
+            names = [alias.name for alias in getattr(node, "names", [])]
+            assert not any(name.startswith("matplotlib") for name in [imported, *names])

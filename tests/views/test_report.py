@@ -1,0 +1,134 @@
+import re
+from html import escape
+from html.parser import HTMLParser
+
+import pytest
+
+from rlhf_lab.__main__ import main
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
+from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views import html
+from rlhf_lab.views.report import write_report
+
+SMALL = {
+    "preset": "reel",
+    "reward_fn": "gold",
+    "total_phases": 2,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "warmup_steps": 1,
+}
+
+
+class Homemade(Probe):
+    name = "homemade"
+
+    def observe(self, seen):
+        check = Check.at_most("1 < 2 & so on", 0.5 if seen.ctx.phase else 3.0, 1.0)
+        return Record({"answer": 42.5}, checks=[check])
+
+
+class Links(HTMLParser):
+    """Collects whatever a page would load or run, and the tags that were not closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.loaded, self.open, self.images = [], [], 0
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.loaded += [attributes[name] for name in ("src", "href") if name in attributes]
+        self.images += tag == "img"
+        assert tag not in ("script", "link", "iframe")
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("report") / "run")
+    attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+    attach(trainer, Homemade(), budget=Budget(time_frac=1000))
+    trainer.train()
+    return trainer.run.path
+
+
+@pytest.fixture(scope="module")
+def page(probed):
+    return write_report(probed).read_text(encoding="utf-8")
+
+
+def test_the_page_loads_nothing_and_is_well_formed(page):
+    links = Links()
+    links.feed(page)
+    assert links.open == []
+    assert links.images >= 15
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in links.loaded)
+    assert "url(" not in page and "@import" not in page
+
+
+def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
+    run = Run(probed)
+    assert 'words">kl_coef</td><td class="words">0.3<' in page
+    assert "before learning" in page and "after 1 learning phases" in page
+    assert all(escape(run.samples(phase)[0]["text"]) in page for phase in (0, 1))
+    for name in run.probes():
+        assert f"<h3>{name}</h3>" in page
+    assert re.search(r'title="exact advantage -?\d', page)
+    assert "the rows of the shift sum to the measured shift" in page
+    assert "42.5" in page
+
+
+def test_a_check_that_failed_once_is_reported_as_failed(page):
+    assert "1 of " in page and "do not hold" in page
+    row = re.search(r"<tr><td class=\"words\">homemade</td>(.*?)</tr>", page).group(1)
+    assert "1 &lt; 2 &amp; so on" in row and ">3<" in row and ">no<" in row
+
+
+def test_a_run_without_probes_says_how_to_get_some(tmp_path):
+    trainer = RLHFTrainer(
+        RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0})), out=tmp_path / "run"
+    )
+    trainer.train()
+    page = write_report(trainer.run.path).read_text(encoding="utf-8")
+    assert "This run had no probes" in page and "None ran." in page
+
+
+def test_a_run_that_has_not_done_a_phase_can_be_reported(tmp_path):
+    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
+    trainer._start()
+    page = write_report(trainer.run.path).read_text(encoding="utf-8")
+    assert "No phase is done yet" in page
+
+
+def test_the_command_writes_where_it_is_told(probed, tmp_path, capsys):
+    assert main(["report", str(probed), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert "page.html" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no run.json" in capsys.readouterr().err
+    with pytest.raises(RunError, match="choose another --out"):
+        (tmp_path / "run.json").write_text('{"args": {"base_model": "m"}}')
+        trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
+        trainer._start()
+        write_report(trainer.run.path, tmp_path / "nowhere" / "page.html")
+
+
+def test_tables_escape_and_set_numbers():
+    table = html.table(["name", "x"], [["<a>", 0.123456], ["b", None], ["c", True]])
+    assert "&lt;a&gt;" in table and ">0.1235<" in table and ">–<" in table and ">yes<" in table
+
+
+def test_a_fragment_is_saved_as_a_page_of_its_own(tmp_path):
+    path = html.Html("<p>hello</p>").save(tmp_path / "p.html", title="a < b")
+    text = path.read_text(encoding="utf-8")
+    assert "<p>hello</p>" in text and "<title>a &lt; b</title>" in text

@@ -1,0 +1,95 @@
+import re
+
+import pytest
+import torch
+
+from rlhf_lab.views.colour import (
+    BLUE,
+    NEUTRAL,
+    ORANGE,
+    PALE,
+    colour_of,
+    contrast,
+    ink_on,
+    luminance,
+)
+from rlhf_lab.views.tokens import colour_key, largest, tokens_html, tokens_text
+
+WORDS = ["this", " was", " <b>&", " fine"]
+
+
+def test_the_scale_ends_and_its_middle():
+    assert [colour_of(x, 2.0) for x in (-2, 0, 2)] == [ORANGE, NEUTRAL, BLUE]
+    assert colour_of(9.0, 2.0) == BLUE and colour_of(-9.0, 2.0) == ORANGE
+    assert colour_of(0.0, 2.0, "sequential") == colour_of(-1.0, 2.0, "sequential") == PALE
+    assert colour_of(1.0, 0.0) == NEUTRAL
+
+
+def test_luminance_and_contrast_are_those_of_wcag():
+    assert luminance((255, 255, 255)) == pytest.approx(1) and luminance((0, 0, 0)) == 0
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    # (119, 119, 119) is the grey that just misses 4.5 on white.
+    assert contrast((119, 119, 119), (255, 255, 255)) == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["diverging", "sequential"])
+def test_text_is_legible_on_every_colour_of_the_scale(kind):
+    for step in range(-100, 101):
+        background = colour_of(step / 100, 1.0, kind)
+        assert contrast(ink_on(background), background) >= 4.5
+
+
+def test_both_ends_differ_in_lightness_direction_or_blue_channel_for_the_colour_blind():
+    # Red-green blindness leaves blue against the rest: the ends lie far apart there.
+    assert abs(ORANGE[2] - BLUE[2]) > 150
+
+
+def test_tooltips_hold_the_exact_number_and_the_words_are_escaped():
+    fragment = tokens_html(WORDS, [0.123456789, -2.0, 0.0, 1e-7], "kl").fragment
+    assert re.findall(r'title="([^"]*)"', fragment) == [
+        "kl 0.123456789",
+        "kl -2",
+        "kl 0",
+        "kl 1e-07",
+    ]
+    assert " &lt;b&gt;&amp;" in fragment and "<b>" not in fragment
+
+
+def test_tiles_bring_their_own_ink_so_that_dark_pages_do_not_matter():
+    fragment = tokens_html(WORDS, [1.0, -1.0, 0.0, 0.5]).fragment
+    assert fragment.count("background:#") == fragment.count(";color:#") == 4
+    assert "#0072b2;color:#ffffff" in fragment and "#f2f2f2;color:#000000" in fragment
+
+
+def test_masked_tokens_have_no_number_and_do_not_set_the_scale():
+    values = torch.tensor([99.0, 1.0, -1.0, 0.0])
+    mask = torch.tensor([False, True, True, True])
+    fragment = tokens_html(WORDS, values, "x", mask).fragment
+    assert largest(values, mask) == 1.0
+    assert fragment.count("title=") == 3 and "x 99" not in fragment
+    assert "#0072b2" in fragment
+
+
+def test_terminal_text_carries_the_same_colours():
+    text = tokens_text(WORDS, [1.0, -1.0, 0.0, 0.0], mask=[True, True, True, False])
+    assert text.plain == "this was <b>& fine"
+    styles = [str(span.style) for span in text.spans]
+    assert styles[0] == "rgb(255,255,255) on rgb(0,114,178)"
+    assert styles[1] == "rgb(0,0,0) on rgb(213,94,0)"
+    assert styles[3] == "dim"
+
+
+def test_line_breaks_become_signs():
+    assert tokens_text(["a\n", "b"], [0.0, 0.0]).plain == "a↵b"
+
+
+def test_a_key_names_both_ends():
+    fragment = colour_key("advantage", 0.5).fragment
+    assert "advantage -0.5" in fragment and "advantage 0.5" in fragment
+
+
+def test_lengths_that_disagree_are_refused():
+    with pytest.raises(ValueError, match="tokens has 4 entries, values 1, mask 1"):
+        tokens_html(WORDS, [0.0])
+    with pytest.raises(ValueError, match="mask 3"):
+        tokens_text(WORDS, [0.0] * 4, [True] * 3)
