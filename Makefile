@@ -3,13 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: train test lint course clean
+.PHONY: train test test-browser lint course clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
 
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest
+
+# Lessons in a real JupyterLab and reports, in headless Chromium, which has to be on PATH.
+test-browser: $(INSTALLED)
+	@command -v chromium chromium-browser >/dev/null || \
+		echo "There is no chromium on PATH, so these tests are skipped; Debian has it: apt-get install chromium."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
+	RLHF_LAB_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

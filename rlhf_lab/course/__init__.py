@@ -1,0 +1,7 @@
+"""The course: check a function you wrote, take a hint, see how far you are."""
+
+from rlhf_lab.course.learner import CheckNotPassed, check, hint, progress
+from rlhf_lab.course.predictions import Predictions
+from rlhf_lab.course.tables import show_table
+
+__all__ = ["CheckNotPassed", "Predictions", "check", "hint", "progress", "show_table"]

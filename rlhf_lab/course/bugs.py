@@ -1,0 +1,84 @@
+"""Runs with one wrong part each, for the bug hunt of lesson 06. The answers are in here."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.functional import calc_kl_penalty, compute_gae, token_rewards
+from rlhf_lab.models import TransformerWithValueHead, load_model
+
+Run = Literal["A", "B", "C"]
+SUSPECTS = (
+    "the learning rate is 0",
+    "the log-probabilities are off by one token",
+    "the advantages have the wrong sign",
+    "the advantages stand one token late",
+    "each sequence is given the reward of another one",
+    "the value loss has the wrong sign",
+    "the KL penalty has the wrong sign",
+    "the reference is not a copy: it learns along",
+)
+
+
+def _reference_that_learns(args: RLHFArgs) -> dict[str, Any]:
+    policy = TransformerWithValueHead(load_model(args.base_model), seed=args.seed)
+    return {"policy": policy, "reference": policy.base_model}
+
+
+def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
+    def advantages(
+        values: Float[Tensor, "batch gen"],
+        rewards: Float[Tensor, " batch"],
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, "batch gen"]:
+        shuffled = token_rewards(rewards.roll(1), mask)
+        return compute_gae(values, shuffled, args.gamma, args.gae_lambda, mask)
+
+    return {"advantages": advantages}
+
+
+def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
+    def kl_penalty(
+        logits: Float[Tensor, "batch gen d_vocab"],
+        ref_logits: Float[Tensor, "batch gen d_vocab"],
+        kl_coef: float,
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, ""]:
+        return calc_kl_penalty(logits, ref_logits, -kl_coef, mask)
+
+    return {"kl_penalty": kl_penalty}
+
+
+class _Bug(NamedTuple):
+    culprit: str
+    parts: Callable[[RLHFArgs], dict[str, Any]]
+
+
+_BUGS: MappingProxyType[str, _Bug] = MappingProxyType(
+    {
+        "A": _Bug(SUSPECTS[7], _reference_that_learns),
+        "B": _Bug(SUSPECTS[4], _rewards_of_others),
+        "C": _Bug(SUSPECTS[6], _paid_for_kl),
+    }
+)
+
+
+def broken_parts(run: Run, args: RLHFArgs) -> dict[str, Any]:
+    """The parts to hand to `RLHFTrainer(args, **parts)` for a run that is broken."""
+    return _BUGS[run].parts(args)
+
+
+def culprit(run: Run) -> str:
+    """Which of the suspects broke a run."""
+    return _BUGS[run].culprit
+
+
+def reveal(run: Run) -> str:
+    """The source of what broke a run."""
+    return textwrap.dedent(inspect.getsource(_BUGS[run].parts))

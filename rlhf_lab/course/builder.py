@@ -1,0 +1,211 @@
+"""From a lesson's master to its two notebooks: the learner's, and the solved and executed one.
+
+A master is a percent-format script in solutions/. Two kinds of lines become something else:
+
+- `from MODULE import NAME  # exercise`, alone in its cell, becomes a heading, the function as a
+  stub (or whole, in the solution) and a call of `check`.
+- `GUESS = VALUE  # predict: CHOICES` has its value left out for the learner.
+"""
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from rlhf_lab.course.exercise import Exercise
+from rlhf_lab.course.panels import dots
+from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.course.stub import bound_names, solution_source, stub_source
+from rlhf_lab.errors import LoadError
+
+EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
+PREDICTION = re.compile(r"^(\w+) = .+?  # predict: ", re.MULTILINE)
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+CELL_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a lesson: the files that changed, and whether the solution was executed."""
+
+    lesson: str
+    changed: tuple[Path, ...]
+    executed: bool
+
+
+def masters(root: Path) -> list[Path]:
+    """The lesson masters below a repository's root, in order.
+
+    Raises LoadError if there are none.
+    """
+    found = sorted((root / "solutions").glob("*.py"))
+    if not found:
+        raise LoadError(
+            f"{root / 'solutions'} holds no lesson; run this in the repository's root, or name it "
+            "with --root."
+        )
+    return found
+
+
+def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
+    """Write both notebooks of a lesson; what is up to date is left as it is.
+
+    1. Read the master, and make both notebooks of it.
+    2. Write the learner's, without outputs.
+    3. Execute the solution, if its cells have changed or `again`, and write it.
+
+    Raises LoadError if an exercise line or a cell's execution fails.
+    """
+    there = {name: root / name / f"{master.stem}.ipynb" for name in ("notebooks", "solutions")}
+    changed = [there["notebooks"]] if write(learner_notebook(master), there["notebooks"]) else []
+    solution = solution_notebook(master)
+    stale = again or not same_cells(solution, there["solutions"])
+    if stale and write(execute(solution, master.stem), there["solutions"]):
+        changed.append(there["solutions"])
+    return Built(master.stem, tuple(changed), stale)
+
+
+def learner_notebook(master: Path) -> NotebookNode:
+    """The notebook with stubs, without predictions and outputs."""
+    return _notebook(master, solved=False)
+
+
+def solution_notebook(master: Path) -> NotebookNode:
+    """The notebook with the functions' sources, not executed yet."""
+    return _notebook(master, solved=True)
+
+
+def _notebook(master: Path, solved: bool) -> NotebookNode:
+    read = jupytext.read(master, fmt="py:percent")
+    cells: list[NotebookNode] = []
+    bound: set[str] = set()
+    for cell in read.cells:
+        name = exercise_name(cell, master)
+        if name:
+            cells += _exercise_cells(find_exercise(name), bound, solved)
+        elif cell.cell_type == "code":
+            source = (
+                cell.source if solved else PREDICTION.sub(r"\1 = ...  # predict: ", cell.source)
+            )
+            cells.append(new_code_cell(source))
+        else:
+            cells.append(new_markdown_cell(cell.source))
+        for made in cells:
+            bound |= bound_names(made.source) if made.cell_type == "code" else set()
+    for number, cell in enumerate(cells):
+        cell["id"] = f"c{number:03}"
+    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def exercise_name(cell: NotebookNode, master: Path) -> str | None:
+    """The name in a cell's exercise line, or None.
+
+    Raises LoadError if such a line has company in its cell, or names several things.
+    """
+    if cell.cell_type != "code" or not re.search(r"# exercise\b", cell.source):
+        return None
+    line = EXERCISE.fullmatch(cell.source.strip())
+    if line is None:
+        raise LoadError(
+            f"{master.name} has a cell with `# exercise` that is more than one line `from MODULE "
+            "import NAME  # exercise`; give the line a cell of its own."
+        )
+    return line[1]
+
+
+def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[NotebookNode]:
+    heading = (
+        f"### Exercise: `{exercise.name}`\n\n"
+        f"difficulty {dots(exercise.difficulty)}, about {exercise.minutes} minutes; "
+        f"stuck? run `hint({exercise.name})`"
+    )
+    source = (solution_source if solved else stub_source)(exercise, bound)
+    check = f"check({exercise.name})"
+    return [new_markdown_cell(heading), new_code_cell(source), new_code_cell(check)]
+
+
+def write(notebook: NotebookNode, path: Path) -> bool:
+    """Write a notebook if the file does not hold it already; says whether it was written."""
+    text = nbformat.writes(notebook) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return True
+
+
+def same_cells(notebook: NotebookNode, path: Path) -> bool:
+    """Whether a file has the same cells, whatever their outputs."""
+    if not path.exists():
+        return False
+    there = nbformat.read(path, as_version=4)
+    return [(c.id, c.source) for c in there.cells] == [(c.id, c.source) for c in notebook.cells]
+
+
+def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
+    """Run all cells in a fresh kernel and directory, offline, and keep what is the same each time.
+
+    Raises LoadError if a cell fails.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": place}},
+        )
+        try:
+            executed = client.execute(env=_environment(place))
+        except CellExecutionError as error:
+            raise LoadError(
+                f"lesson {lesson} does not run: {error.ename}: {error.evalue}"
+            ) from error
+        return _steady(executed, place)
+
+
+def _environment(place: str) -> dict[str, str]:
+    """Offline, with a progress file of its own, and the same number of threads everywhere."""
+    own = {
+        "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "JUPYTER_COLUMNS": "100",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return {**os.environ, **own}
+
+
+def _steady(notebook: NotebookNode, place: str) -> NotebookNode:
+    """Leave out what differs from run to run: counts, warnings, addresses, temporary paths."""
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type != "code":
+            continue
+        cell.execution_count = None
+        cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = None
+            if "text" in output:
+                output.text = _steady_text(output.text, place)
+            for kind, content in output.get("data", {}).items():
+                if isinstance(content, str) and kind.startswith("text/"):
+                    output.data[kind] = _steady_text(content, place)
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    return notebook
+
+
+def _steady_text(text: str, place: str) -> str:
+    return ADDRESS.sub("0x...", text).replace(place, ".")

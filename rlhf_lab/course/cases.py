@@ -1,0 +1,109 @@
+"""Seeded arguments for a function, drawn from the shapes in its annotations."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from rlhf_lab.course.exercise import Case
+
+Sizes = Mapping[str, int]
+USUAL = {"batch": 3, "gen": 4, "d_vocab": 5}
+
+
+def standard_cases(
+    fn: Callable[..., Any],
+    *,
+    large: Mapping[str, float] | None = None,
+    sizes: Sizes | None = None,
+    one_token: Sizes | None = None,
+    **given: Any,
+) -> tuple[Case, ...]:
+    """The cases that every function over tokens must pass.
+
+    1. Two ordinary ones of different sizes, then batch 1, then one generated token.
+    2. With a mask over rows of different lengths, if the function takes one; and with a denominator
+       of its own, if it takes one.
+    3. With arguments scaled up as `large` says: large, but finite in float32.
+
+    Args:
+        sizes: of the axes, on top of `USUAL`; the second case has one more along each but d_model.
+        one_token: the sizes that make it one token; {"gen": 1} when None.
+        given: arguments that are not drawn.
+    """
+    usual = USUAL | dict(sizes or {})
+    bigger = {name: size + 1 for name, size in usual.items()}
+    shapes = {
+        "ordinary": usual,
+        "other sizes": bigger,
+        "batch of 1": usual | {"batch": 1},
+        "one token": usual | dict(one_token or {"gen": 1}),
+    }
+    if not axes_of(fn) & (one_token or {"gen": 1}).keys():
+        del shapes["one token"]
+    cases = [Case(name, draw(fn, s, seed, given)) for seed, (name, s) in enumerate(shapes.items())]
+    parameters = inspect.signature(fn).parameters
+    if "mask" in parameters:
+        cases.append(Case("masked", draw(fn, usual, 4, given, optional=("mask",))))
+    if "denominator" in parameters:
+        cases.append(Case("with a denominator", draw(fn, usual, 5, given | {"denominator": 7})))
+    if large:
+        arguments = draw(fn, usual, 6, given)
+        scaled = {name: arguments[name] * factor for name, factor in large.items()}
+        cases.append(Case("large numbers", arguments | scaled))
+    return tuple(cases)
+
+
+def draw(
+    fn: Callable[..., Any],
+    sizes: Sizes,
+    seed: int,
+    given: Mapping[str, Any] | None = None,
+    optional: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Draw each tensor argument in the shape that its annotation states.
+
+    1. Read the axes off the annotation, and their sizes out of `sizes`.
+    2. Draw normal floats, tokens below d_vocab, and masks that are True up to a random length.
+    3. Leave out arguments with a default, unless they are given or named in `optional`.
+
+    Raises ValueError for an axis without a size.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inner = inspect.unwrap(fn)
+    hints, arguments = get_type_hints(inner), {}
+    for name, parameter in inspect.signature(inner).parameters.items():
+        if given and name in given:
+            arguments[name] = given[name]
+        elif name in optional or parameter.default is inspect.Parameter.empty:
+            arguments[name] = _draw_one(name, _array_type(hints[name]), sizes, generator)
+    return arguments
+
+
+def axes_of(fn: Callable[..., Any]) -> set[str]:
+    """The names of all axes in a function's annotations."""
+    kinds = [_array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
+    return {axis for kind in kinds if kind for axis in kind.dim_str.split()}
+
+
+def _array_type(hint: Any) -> Any:
+    """The jaxtyping annotation in a hint, which may be optional; None if there is none."""
+    return next((c for c in (hint, *get_args(hint)) if hasattr(c, "dim_str")), None)
+
+
+def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) -> Tensor:
+    if kind is None:
+        raise ValueError(f"{name} states no shape to draw from; give this argument.")
+    unknown = [axis for axis in kind.dim_str.split() if axis not in sizes]
+    if unknown:
+        raise ValueError(f"{name} has the axis {unknown[0]!r} without a size; give it in sizes.")
+    shape = tuple(sizes[axis] for axis in kind.dim_str.split())
+    if kind.__name__.startswith("Int"):
+        return torch.randint(sizes["d_vocab"], shape, generator=generator)
+    if kind.__name__.startswith("Bool"):
+        lengths = torch.randint(1, shape[-1], shape[:-1], generator=generator)
+        lengths.view(-1)[0] = shape[-1]
+        return torch.arange(shape[-1]) < lengths[..., None]
+    return torch.randn(shape, generator=generator)

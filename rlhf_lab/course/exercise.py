@@ -1,0 +1,71 @@
+"""What an exercise is made of: a reference, cases to compare on, hints, and the slips it knows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of arguments to call both functions with.
+
+    Args:
+        label: what is special about it, as the learner reads it.
+        arguments: by parameter name; tensors are cloned before each call.
+    """
+
+    label: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A mistake that people make, as an edit of the reference's source that makes it.
+
+    Args:
+        says: the mistake in plain words, as the learner reads it.
+        edits: what stands in the reference, exactly once, and what stands there by mistake.
+    """
+
+    says: str
+    edits: Mapping[str, str]
+
+
+def call(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function with its arguments by name."""
+    return fn(**arguments)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One function or class that learners write.
+
+    Args:
+        lesson: the name of the lesson's master, such as "05_the_objective".
+        reference: the package's own function or class, which is the solution.
+        difficulty: from 1 to 5.
+        minutes: that most people need.
+        hints: three, from the idea over the shapes to the line.
+        cases: makes the cases, seeded.
+        slips: known mistakes, at least two.
+        gradients: the arguments whose gradient is compared.
+        methods: of a class, those that are the learner's to write; the others are given.
+        observe: from a function and arguments to what is compared: a tensor, a number, or facts by
+            name. It calls the function, once or more.
+    """
+
+    lesson: str
+    reference: Callable[..., Any]
+    difficulty: int
+    minutes: int
+    hints: tuple[str, str, str]
+    cases: Callable[[], tuple[Case, ...]]
+    slips: tuple[Slip, ...]
+    gradients: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
+
+    @property
+    def name(self) -> str:
+        """The function's or class's name, by which `check` finds the exercise."""
+        return self.reference.__name__

@@ -1,0 +1,1 @@
+"""The exercises of each lesson: cases, hints and slips, as data."""

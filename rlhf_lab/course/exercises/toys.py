@@ -1,0 +1,81 @@
+"""Small things to try the larger exercises on: a transformer, a rollout, a trainer."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.sampling import Samples
+from rlhf_lab.training import RLHFTrainer, Rollout
+
+CONTEXT = 12
+VOCABULARY = 11
+
+
+def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTransformer:
+    """One layer with random weights, the same for one seed; touches no other random state."""
+    cfg = HookedTransformerConfig(
+        n_layers=1,
+        d_model=8,
+        n_ctx=CONTEXT,
+        d_head=4,
+        n_heads=2,
+        d_mlp=16,
+        d_vocab=VOCABULARY,
+        act_fn="gelu",
+        normalization_type=normalization_type,
+        device="cpu",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = HookedTransformer(cfg)
+        for parameter in model.parameters():
+            parameter.data = 0.5 * torch.randn(parameter.shape)
+    return model
+
+
+def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2) -> Rollout:
+    """A rollout in which every number of sequence i is i, so that a row tells where it is from."""
+    row = torch.arange(batch)
+    per_token = row[:, None].expand(batch, gen).float()
+    samples = Samples(
+        tokens=row[:, None].expand(batch, prefix_len + gen),
+        prompt_mask=torch.ones(batch, prefix_len, dtype=torch.bool),
+        mask=torch.ones(batch, gen, dtype=torch.bool),
+        logprobs=per_token,
+        values=per_token,
+        support=None,
+    )
+    return Rollout(
+        samples=samples,
+        texts=[str(i) for i in range(batch)],
+        raw_rewards=row.float(),
+        rewards=row.float(),
+        gold_rewards=None,
+        grammatical=None,
+        kl=per_token,
+        entropy=per_token,
+        ref_residuals=per_token[..., None].expand(batch, gen, 2),
+        advantages=per_token,
+        returns=per_token,
+    )
+
+
+def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
+    """A trainer of a few short texts whose policy has already left its reference, for one seed."""
+    settings = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
+    args = RLHFArgs(**{"preset": "reel", "device": "cpu", "warmup_steps": 1} | settings | fields)
+    trainer = RLHFTrainer(args, reward_fn=_letters)
+    generator = torch.Generator().manual_seed(0)
+    policy = trainer.policy
+    for weight in (policy.base_model.unembed.W_U, policy.value_head[2].weight):
+        weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    trainer.phase = phase
+    return trainer
+
+
+def _letters(texts: list[str]) -> Float[Tensor, " batch"]:
+    return torch.tensor([float(len(text)) for text in texts])

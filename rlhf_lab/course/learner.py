@@ -1,0 +1,72 @@
+"""The three functions a learner calls: check, hint, progress."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from rlhf_lab.course.judge import judge
+from rlhf_lab.course.panels import hint_panel, progress_table, verdict_panel
+from rlhf_lab.course.registry import all_exercises, find_exercise
+from rlhf_lab.course.state import Record, note_attempt, note_hint, read_records
+from rlhf_lab.errors import LabError
+
+
+class CheckNotPassed(LabError):
+    """Ends a notebook's run at the first function that is not right; shown as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def check(fn: Callable[..., Any]) -> None:
+    """Compare your function with the package's own, on seeded cases, and show what differs.
+
+    1. Compare shape, dtype, values and gradients, and that the arguments are left untouched.
+    2. Show one line if all is well, or the first difference beside what was expected, and the
+       mistake behind it where it is a known one.
+    3. Note the result for `progress()`, unless it is the package's own function.
+
+    In a notebook a miss also raises CheckNotPassed, shown as one line, so that "run all" stops
+    there. Raises ValueError for a function that is no exercise.
+    """
+    exercise, console = find_exercise(fn), Console()
+    verdict = judge(exercise, fn)
+    console.print(verdict_panel(exercise, verdict))
+    if fn is not exercise.reference:
+        _tell(console, note_attempt(exercise.name, verdict.state))
+    if verdict.state != "passed" and _in_notebook():
+        said = "is not written yet" if verdict.state == "unwritten" else "differs"
+        raise CheckNotPassed(f"{exercise.name} {said}: the run stops here until its check passes.")
+
+
+def hint(fn: Callable[..., Any] | str) -> None:
+    """Show the next of the three hints for a function, given itself or by name; then all again.
+
+    Raises ValueError for a function that is no exercise.
+    """
+    exercise, console = find_exercise(fn), Console()
+    taken = read_records().get(exercise.name, Record()).hints
+    number = min(taken + 1, len(exercise.hints))
+    for shown in range(1 if taken >= len(exercise.hints) else number, number + 1):
+        console.print(hint_panel(exercise, shown))
+    _tell(console, note_hint(exercise.name, number))
+
+
+def progress() -> None:
+    """Show every exercise with its state, the checks and the hints it took."""
+    Console().print(progress_table(all_exercises(), read_records()))
+
+
+def _tell(console: Console, problem: str | None) -> None:
+    if problem:
+        console.print(problem, style="dim", highlight=False)
+
+
+def _in_notebook() -> bool:
+    """Whether an IPython shell runs this."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return get_ipython() is not None

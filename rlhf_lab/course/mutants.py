@@ -1,0 +1,89 @@
+"""Wrong answers on purpose: the slips of an exercise, and the mistakes that fit any exercise."""
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_lab.course.exercise import Exercise, Slip
+
+Function = Callable[..., Any]
+RETURNS_ZERO = "this returns 0, whatever it is given"
+DETACHED = "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"
+FLIPPED = "the sign is the other way round"
+SUMMED = "this is a sum where a mean is asked for"
+
+
+def source_of(reference: Function) -> str:
+    """The source of a function or class, starting at the left margin."""
+    return textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
+
+
+def mutant(reference: Function, slip: Slip) -> Function:
+    """The reference with a slip in it.
+
+    Raises ValueError if what the slip edits does not stand exactly once in the reference.
+    """
+    source = source_of(reference)
+    for old in slip.edits:
+        if source.count(old) != 1:
+            raise ValueError(
+                f"the slip {slip.says!r} edits {old!r}, which stands {source.count(old)} times in "
+                f"{reference.__name__}; choose text that stands there once."
+            )
+    places = re.compile("|".join(re.escape(old) for old in slip.edits))
+    return _compiled(reference, places.sub(lambda place: slip.edits[place[0]], source), {})
+
+
+def _compiled(reference: Function, source: str, instead: Mapping[str, Any]) -> Function:
+    """Run a definition where the reference is defined, with some names bound otherwise."""
+    namespace = {**vars(sys.modules[reference.__module__]), **instead}
+    exec(compile(source, f"<mutant of {reference.__name__}>", "exec"), namespace)
+    return namespace[reference.__name__]
+
+
+def generic_mutants(exercise: Exercise) -> dict[str, Function]:
+    """The mistakes that fit any exercise, by what they are called; only those that are wrong here.
+
+    1. `return 0` is wrong everywhere.
+    2. A flipped sign, where one tensor or number comes back, and a detached one, where its gradient
+       is asked for.
+    3. A sum in place of a mean, where the reference takes a mean over everything.
+    """
+    reference = exercise.reference
+    wrong = {RETURNS_ZERO: _returning(reference, _zero)}
+    if inspect.isclass(reference):
+        return wrong
+    case = exercise.cases()[0]
+    result = exercise.observe(reference, case.arguments)
+    if isinstance(result, (Tensor, float)):
+        wrong[FLIPPED] = _returning(reference, lambda out: -out)
+    if exercise.gradients:
+        wrong[DETACHED] = _returning(reference, lambda out: out.detach())
+    source = source_of(reference)
+    if "masked_mean(" in source and reference.__name__ != "masked_mean":
+        wrong[SUMMED] = _compiled(reference, source, {"masked_mean": _masked_sum})
+    return wrong
+
+
+def _returning(reference: Function, change: Callable[[Any], Any]) -> Function:
+    """The reference with its result changed."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        return change(reference(*args, **kwargs))
+
+    changed.__name__ = reference.__name__
+    return changed
+
+
+def _zero(out: Any) -> Any:
+    return torch.zeros_like(out) if isinstance(out, Tensor) else 0
+
+
+def _masked_sum(x: Tensor, mask: Tensor | None = None, **ignored: Any) -> Tensor:
+    return x.sum() if mask is None else x.masked_fill(~mask, 0.0).sum()

@@ -1,0 +1,98 @@
+"""What the course shows: the panel of a check, a hint, the table of progress."""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from rlhf_lab.course.exercise import Case, Exercise
+from rlhf_lab.course.judge import Verdict
+from rlhf_lab.course.state import Record
+
+GOOD, BAD, DIM = "#008a64", "#d55e00", "#808080"
+WIDTH = 88
+MARKS = {"passed": ("✓", GOOD), "differs": ("✗", BAD), "unwritten": ("○", DIM)}
+
+
+def dots(difficulty: int) -> str:
+    """A difficulty from 1 to 5 as filled and empty dots."""
+    return "●" * difficulty + "○" * (5 - difficulty)
+
+
+def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
+    """One line for a function that passes or is not written, a panel for one that differs."""
+    mark, colour = MARKS[verdict.state]
+    title = Text.assemble((f"{mark} ", f"bold {colour}"), (exercise.name, "bold"))
+    if verdict.state == "passed":
+        gradients = f", gradient of {' and '.join(exercise.gradients)}"
+        title.stylize(colour)
+        return title.append(
+            f"  {verdict.cases} cases{gradients if exercise.gradients else ''}", style="not bold"
+        )
+    if verdict.state == "unwritten":
+        more = f"  not written yet; a hint: hint({exercise.name})"
+        return title.append(more, style="not bold")
+    return Panel(_difference(verdict), title=title, border_style=colour, expand=False, width=WIDTH)
+
+
+def _difference(verdict: Verdict) -> Group:
+    miss = verdict.miss
+    if miss.kind == "error":
+        raised = Text(miss.rows[0][1])
+        return Group(Text(f"case: {described(miss.case)}"), Text(), raised)
+    table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in miss.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    parts: list[RenderableType] = [Text(f"case: {described(miss.case)}"), table]
+    if verdict.slip:
+        parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
+    return Group(*parts)
+
+
+def described(case: Case) -> str:
+    """A case as its label and arguments, tensors by their shapes."""
+    shown = [
+        f"{name}{list(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
+        for name, value in case.arguments.items()
+        if isinstance(value, (Tensor, int, float, str))
+    ]
+    return f"{case.label}: {', '.join(shown)}" if shown else case.label
+
+
+def hint_panel(exercise: Exercise, number: int) -> Panel:
+    """The hint of this number, from 1."""
+    left = len(exercise.hints) - number
+    more = f"{left} more" if left else "the last one"
+    title = f"{exercise.name}, hint {number} of {len(exercise.hints)} ({more})"
+    text = Text(exercise.hints[number - 1])
+    return Panel(text, title=title, border_style=GOOD, expand=False, width=WIDTH)
+
+
+def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Record]) -> Table:
+    """One row per exercise, lesson by lesson, and the sum below; fits into 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("exercise", "level", "min", "state", "checks", "hints"):
+        table.add_column(heading, justify="right" if heading in ("min", "checks") else "left")
+    lesson = None
+    for exercise in exercises:
+        if exercise.lesson != lesson:
+            table.add_row(Text(exercise.lesson, style="bold"))
+            lesson = exercise.lesson
+        record = records.get(exercise.name, Record())
+        mark, colour = MARKS[record.state]
+        table.add_row(
+            exercise.name,
+            dots(exercise.difficulty),
+            str(exercise.minutes),
+            Text(f"{mark} {record.state}", style=colour),
+            str(record.attempts),
+            f"{record.hints}/{len(exercise.hints)}",
+        )
+    done = sum(records.get(e.name, Record()).state == "passed" for e in exercises)
+    minutes = sum(e.minutes for e in exercises)
+    table.caption = f"{done} of {len(exercises)} passed; {minutes} minutes in all"
+    return table

@@ -1,0 +1,25 @@
+"""All exercises, in the order of the lessons, and how to find one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_lab.course.exercise import Exercise
+from rlhf_lab.course.exercises import changed, objective, ppo, start, value_head, watch
+
+
+def all_exercises() -> tuple[Exercise, ...]:
+    """Every exercise, lesson by lesson."""
+    lessons = (start, value_head, objective, ppo, watch, changed)
+    return tuple(exercise for lesson in lessons for exercise in lesson.EXERCISES)
+
+
+def find_exercise(fn: Callable[..., Any] | str) -> Exercise:
+    """The exercise of a function or class, by its name.
+
+    Raises ValueError for a name that is no exercise.
+    """
+    name = fn if isinstance(fn, str) else getattr(fn, "__name__", repr(fn))
+    exercises = {exercise.name: exercise for exercise in all_exercises()}
+    if name not in exercises:
+        raise ValueError(f"{name} is no exercise; the exercises are {', '.join(exercises)}.")
+    return exercises[name]

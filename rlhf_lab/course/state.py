@@ -1,0 +1,97 @@
+"""What a learner has done so far, kept in one small JSON file.
+
+It lies at `progress_path()`: in the user's data folder, so that notebooks and terminal see the same
+file wherever they are started, or where the environment variable RLHF_LAB_PROGRESS points.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+State = Literal["unwritten", "differs", "passed"]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One exercise: how it stands, how often it was checked, how many hints were taken."""
+
+    state: State = "unwritten"
+    attempts: int = 0
+    hints: int = 0
+
+
+def progress_path() -> Path:
+    """Where the progress file is; it need not exist."""
+    chosen = os.environ.get("RLHF_LAB_PROGRESS")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        home = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Application Support"
+    else:
+        home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return home / "rlhf_lab" / "progress.json"
+
+
+def read_records() -> dict[str, Record]:
+    """All records by the exercise's name; what cannot be understood is left out.
+
+    A file that is no progress file at all is put aside as progress.json.unreadable.
+    """
+    path = progress_path()
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))["exercises"]
+        return {name: record for name, r in stored.items() if (record := _record(r)) is not None}
+    except OSError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        _put_aside(path)
+        return {}
+
+
+def _record(stored: Any) -> Record | None:
+    try:
+        record = Record(stored["state"], int(stored["attempts"]), int(stored["hints"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return record if record.state in get_args(State) else None
+
+
+def _put_aside(path: Path) -> None:
+    try:
+        path.replace(path.with_name(path.name + ".unreadable"))
+    except OSError:
+        return
+
+
+def note_attempt(name: str, state: State) -> str | None:
+    """Note a check; an exercise that has passed once stays passed. Returns what went wrong."""
+    old = read_records().get(name, Record())
+    kept = "passed" if old.state == "passed" else state
+    return _write(name, replace(old, state=kept, attempts=old.attempts + 1))
+
+
+def note_hint(name: str, number: int) -> str | None:
+    """Note that hint `number`, from 1, was taken. Returns what went wrong."""
+    old = read_records().get(name, Record())
+    return _write(name, replace(old, hints=max(old.hints, number)))
+
+
+def _write(name: str, record: Record) -> str | None:
+    """Replace the file in one step; a full or read-only disk costs the note, not the check."""
+    path = progress_path()
+    records = read_records() | {name: record}
+    content = {"version": VERSION, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        return f"progress is not saved: {error.strerror or error}"
+    return None

@@ -1,0 +1,96 @@
+"""An exercise as source text: the function whole, or only what the learner starts from."""
+
+import ast
+import builtins
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_lab.course.exercise import Exercise
+from rlhf_lab.course.mutants import source_of
+
+UNWRITTEN = "raise NotImplementedError"
+
+
+def solution_source(exercise: Exercise, bound: set[str]) -> str:
+    """The reference's source, with the imports it needs on top.
+
+    Args:
+        bound: names that earlier cells define or import.
+    """
+    source = source_of(exercise.reference)
+    return _with_imports(exercise.reference, source, used_names(source) - bound)
+
+
+def stub_source(exercise: Exercise, bound: set[str]) -> str:
+    """Signature and docstring with nothing behind them, and the imports the solution would need.
+
+    Of a class, only the exercise's methods are emptied. Private helpers are not imported, since
+    they would give the solution away.
+    """
+    source = source_of(exercise.reference)
+    helpers = {name for name in used_names(source) if not name.startswith("_")}
+    return _with_imports(exercise.reference, emptied(source, exercise.methods), helpers - bound)
+
+
+def emptied(source: str, methods: tuple[str, ...] = ()) -> str:
+    """Source without the body of the function, or without those of some methods of the class."""
+    definition = ast.parse(source).body[0]
+    functions = [definition]
+    if isinstance(definition, ast.ClassDef):
+        functions = [node for node in definition.body if getattr(node, "name", None) in methods]
+    lines = source.splitlines()
+    for function in reversed(functions):
+        docstring = function.body[0]
+        indent = " " * docstring.col_offset
+        lines[docstring.end_lineno : function.end_lineno] = [indent + UNWRITTEN]
+    return "\n".join(lines)
+
+
+def used_names(source: str) -> set[str]:
+    """Names that a definition takes from around it."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    return {name for name in loaded - own if not hasattr(builtins, name)}
+
+
+def bound_names(source: str) -> set[str]:
+    """Names that a cell imports or defines at its top level."""
+    code = "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+    names: set[str] = set()
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def _with_imports(reference: Callable[..., Any], source: str, names: set[str]) -> str:
+    """A definition below the imports of some names, one line per module."""
+    wanted: dict[str, list[str]] = {}
+    for name in sorted(names):
+        module, imported = _origin(reference.__module__, name)
+        wanted.setdefault(module, []).append(imported)
+    lines = [f"import {name}" for name in wanted.pop("", [])]
+    for module, imported in sorted(wanted.items()):
+        lines.append(f"from {module} import {', '.join(sorted(imported))}")
+    return "\n".join([*lines, "", "", source]).strip()
+
+
+def _origin(module: str, name: str) -> tuple[str, str]:
+    """Where the reference's module gets a name from, and how the import names it.
+
+    The first is empty for `import name`, and the module itself if the name is its own.
+    """
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return getattr(node, "module", ""), ast.unparse(alias)
+    return module, name

@@ -1,0 +1,490 @@
+# %% [markdown]
+# # 02 The value head
+#
+# PPO wants to know, in the middle of a text, how well it is going. A language model does not say
+# that. But it may well know, and in this lesson you ask it: you hang a small network on the inside
+# of the transformer, train it to foresee the reward, and then look for the place where the
+# transformer knew it first.
+#
+# **Afterwards you can**
+# - find a hook point by its name, and say what goes through it, when, and in what shape,
+# - hang a value head on a transformer without changing anything that it says,
+# - say which of the 29 values of a review belongs to which of its 26 generated tokens,
+# - measure where in a network something can be read, without fooling yourself.
+#
+# **What to inspect** when values look wrong:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | logits change when the value head is on | what the hook returns | a hook that returns something replaces the activation |
+# | values pile up, or runs get slower | hooks that are still attached | `add_hook` stays until it is reset, `hooks(...)` and `run_with_hooks` clean up |
+# | the value moves one token too late | the slice of the values | a value belongs to the state *before* a token |
+# | first values are far from 0 | the size of the last layer | a random last layer makes the first advantages noise |
+# | explained variance does not leave 0 | `head_lr`, the hook, which reward goes with which row | the head does not learn, or cannot |
+# | a probe reads everything, everywhere | sequences that it was fitted on | score it on others |
+#
+# About 60 minutes of work. All cells together run in about 12 seconds on one core, without a network.
+# Cells that take more than 3 seconds say so.
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import tempfile
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.models import load_model
+from rlhf_lab.organism import (
+    Grammar,
+    build_graph,
+    gold,
+    grammar_policy,
+    state_values,
+    token_information,
+)
+from rlhf_lab.views import bars, sparkline, tokens_html
+
+SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
+place = Path(tempfile.mkdtemp())
+predictions = Predictions()
+
+# %% [markdown]
+# `SETTINGS` decides what this runs on: Reel, a tiny language of movie reviews, and a transformer of
+# two layers that speaks it. With `preset="gpt2-medium"`, on a GPU with a network, the same cells
+# run on GPT-2-medium; what is exactly known about Reel is then left out of the tables.
+#
+# ## Names for places
+#
+# A `HookedTransformer` computes what any transformer does, and at every step of the way passes the
+# activation through a *hook point*. By itself a hook point does nothing. Hang a function on it, and
+# the function gets to see (and may replace) what goes through.
+#
+# Hang one on all of them that notes the name and the shape, and let the model read a text. Hook
+# points are listed in the order in which they fire.
+
+# %%
+args = RLHFArgs(**SETTINGS)
+model = load_model(args.base_model)
+tokens = model.to_tokens("this movie honestly , the plot was really good but the ending was dull .")
+fired = []
+
+
+def note(activation: Tensor, hook: object) -> None:
+    """Remember who fired, and what went through."""
+    fired.append((hook.name, list(activation.shape)))
+
+
+with torch.no_grad():
+    model.run_with_hooks(tokens, fwd_hooks=[(lambda name: True, note)])
+print("tokens:", list(tokens.shape), "- layers:", model.cfg.n_layers, "- width:", model.cfg.d_model)
+last_block = f"blocks.{model.cfg.n_layers - 1}."
+in_last_block = [(name, shape) for name, shape in fired if name.startswith(last_block)]
+show_table(["hook point in the last block", "shape"], in_last_block)
+print(len(fired), "hook points fired, of", len(model.hook_dict))
+
+# %% [markdown]
+# The *residual stream* is what runs through all blocks: each attention layer reads it and adds to
+# it (`hook_resid_pre` is before that, `hook_resid_mid` after), then each MLP does (`hook_resid_post`
+# after). Behind the last block it is normalised and multiplied with the unembedding, and these are
+# the logits.
+#
+# We want the value head to read the same thing that the logits are read from: everything the model
+# has worked out, normalised, but not yet squeezed into words. Which hook point is that? (On another
+# model it has the same name.)
+
+# %%
+hook_point = "ln_final.hook_normalized"  # predict: "hook_embed", "ln_final.hook_scale", "ln_final.hook_normalized" or "unembed.hook_out"
+
+# %%
+behind_the_blocks = fired[fired.index(in_last_block[-1]) + 1 :]
+show_table(["fires behind the last block", "shape"], behind_the_blocks)
+has_width = [name for name, shape in behind_the_blocks if shape[-1] == model.cfg.d_model]
+predictions.compare("the value head belongs on", hook_point, has_width[0])
+
+# %% [markdown]
+# (`unembed.hook_in`, where the table has it, is the same activation after the norm's gain and bias.)
+#
+# Two ways to hang a hook on. `model.add_hook(name, function)` leaves it there until somebody calls
+# `model.reset_hooks()`, which removes the hooks of everybody else, too. `with
+# model.hooks(fwd_hooks=[(name, function)]):` takes its own hooks off at the end, and only those,
+# even if something fails in between. Prefer the second.
+#
+# A hook that returns nothing leaves the activation alone. Try what one does that returns something:
+
+# %%
+silenced = "different"  # predict: "the same" or "different"
+
+
+# %%
+def silence(activation: Tensor, hook: object) -> Tensor:
+    """Put zeros in place of an activation."""
+    return torch.zeros_like(activation)
+
+
+with torch.no_grad():
+    before = model(tokens)
+    with model.hooks(fwd_hooks=[(f"{last_block}hook_mlp_out", silence)]):
+        during = model(tokens)
+    after = model(tokens)
+predictions.compare(
+    "logits without the last MLP are", silenced, "the same" if during.equal(before) else "different"
+)
+print("and after the with block:", "as before" if after.equal(before) else "still changed")
+
+# %% [markdown]
+# ## A value head
+#
+# The value head is a small network from `d_model` numbers to one. Hang it on
+# `ln_final.hook_normalized`, and one forward pass gives both: logits, and a value at each position.
+# `__init__` is there. Write `forward`.
+#
+# Two helpers: `VALUE_HOOK` is the hook point's name, and `run_left_padded(run, input_ids,
+# attention_mask)` takes care of prompts of different lengths: it calls your `run(tokens)` with rows
+# that have no padding in front. In `run`, hand the model an `attention_mask` of its own:
+# `torch.ones_like(tokens)`, or the one that comes with the cache. With a `past_kv_cache`, which the
+# sampler uses, call `run(input_ids, attention_mask)` directly.
+
+# %%
+from rlhf_lab.models import TransformerWithValueHead  # exercise
+
+# %% [markdown]
+# Does the policy still say what the model said? And what are its first values, before any training:
+# about 0, about 1, or anything?
+
+# %%
+logits_with_head = "the same"  # predict: "the same" or "different"
+first_values = "about 0"  # predict: "about 0", "about 1" or "anything"
+
+# %%
+policy = TransformerWithValueHead(model, seed=args.seed)
+with torch.no_grad():
+    logits, values = policy(tokens)
+print("logits", list(logits.shape), "values", list(values.shape))
+print("largest value", f"{values.abs().max().item():.4f}")
+predictions.compare(
+    "the policy's logits are", logits_with_head, "the same" if logits.equal(before) else "different"
+)
+size = values.abs().max().item()
+kind = "about 0" if size < 0.1 else "about 1" if (values - 1).abs().max() < 0.1 else "anything"
+predictions.compare("the first values are", first_values, kind)
+
+# %% [markdown]
+# The last layer of a fresh value head is drawn very small, so that all values begin near 0. Then the
+# first advantages are the rewards themselves. With an ordinary random layer the policy would spend
+# its first phases chasing the noise of a value head that knows nothing.
+#
+# ## Which value belongs to which token?
+#
+# The policy gives a value at every position. A value stands at a token, but means the state *after*
+# reading it, in which the next token is to be chosen. PPO needs for each generated token the value
+# of the state before it.
+
+# %%
+from rlhf_lab.functional import generated_values  # exercise
+
+# %%
+trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(base_lr=0.0)), out=place / "head", policy=policy)
+rollout = trainer.rollout_phase()
+samples, prefix_len = rollout.samples, rollout.samples.prefix_len
+
+
+def words_of(row: Int[Tensor, " seq"]) -> list[str]:
+    """Each token as text."""
+    return [trainer.tokenizer.decode([token]) for token in row.tolist()]
+
+
+first_row = words_of(samples.tokens[0])
+with torch.no_grad():
+    _, all_values = policy(samples.tokens, samples.attention_mask)
+cut = generated_values(all_values, prefix_len)
+print("values of all positions", list(all_values.shape), "- of generated tokens", list(cut.shape))
+show_table(
+    ["t", "the state before it ends in", "position", "generated token"],
+    [
+        [t, first_row[prefix_len - 1 + t], prefix_len - 1 + t, first_row[prefix_len + t]]
+        for t in range(3)
+    ],
+)
+print("same as the sampler noted:", bool(torch.allclose(cut, samples.values, atol=1e-5)))
+
+# %% [markdown]
+# ## Train nothing but the head
+#
+# Your policy is in the trainer above. Its `base_lr` is 0: the transformer stays exactly as it is,
+# only the value head learns. What can it learn from a transformer that was trained to continue
+# reviews, and never heard of a reward?
+#
+# The *explained variance* says how much of the differences in outcome the values foresee: 0 is
+# nothing, 1 everything. Where will it be after eight phases?
+#
+# (5 s on one core)
+
+# %%
+explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"
+
+# %%
+reports = trainer.train()
+foreseen = [report.explained_variance for report in reports]
+print("reward            ", " ".join(f"{report.mean_reward:6.3f}" for report in reports))
+print("explained variance", " ".join(f"{ev:6.3f}" for ev in foreseen), sparkline(foreseen))
+bracket = (
+    "below 0.1" if foreseen[-1] < 0.1 else "0.1 to 0.7" if foreseen[-1] <= 0.7 else "above 0.7"
+)
+predictions.compare("explained variance after eight phases", explained, bracket)
+
+# %% [markdown]
+# The reward goes nowhere, as it should: nobody is learning to write. The explained variance leaves 0
+# without a single change to the transformer. So something about the outcome stood in its residual
+# stream already.
+#
+# ## Colour a review by its value
+#
+# Blue is above 0, orange below; hover for the numbers. Rewards are normalised to mean 0, and so are
+# the values. Find the words at which the value head changes its mind.
+
+# %%
+rollout = trainer.rollout_phase()
+best, worst = int(rollout.raw_rewards.argmax()), int(rollout.raw_rewards.argmin())
+# The value of the state after a token is the one before the next token.
+after_each = rollout.samples.values[:, 1:]
+print(f"reward {rollout.raw_rewards[best]:.2f}:", rollout.texts[best])
+words = [f" {word.strip()} " for word in words_of(rollout.samples.tokens[best])]
+tokens_html(words[prefix_len:-1], after_each[best], "value")
+
+# %%
+print(f"reward {rollout.raw_rewards[worst]:.2f}:", rollout.texts[worst])
+words = [f" {word.strip()} " for word in words_of(rollout.samples.tokens[worst])]
+tokens_html(words[prefix_len:-1], after_each[worst], "value")
+
+# %% [markdown]
+# ## Where does the transformer know it?
+#
+# The value head reads the end of the transformer. Was it known earlier? In which layer, and after
+# which word? To find out, take the residual stream at one place, and fit the simplest reader there
+# is: a linear one. If a linear map of the activations gives the value, the value stands there in
+# plain sight.
+#
+# ### The reader
+#
+# Ridge regression is least squares with a penalty on large slopes. With 64 dimensions and some
+# hundreds of reviews it needs one, or else it reads noise. The function fits many places at once:
+# `*site` in the shapes are any number of axes in front, or none.
+
+# %%
+from rlhf_lab.probes.value_lens import fit_ridge  # exercise
+
+# %% [markdown]
+# ### The truth
+#
+# On Reel we need not take the reward of the finished review for the truth about its middle. How a
+# review will end is partly decided by words that have not been said, and nobody can read those. But
+# the grammar of Reel is known, and with it the exact value of every prefix: the mean reward over all
+# the ways in which the grammar might go on.
+#
+# Sample 512 reviews from the transformer (which has not changed), keep its residual stream at five
+# places, and look the exact values up.
+
+# %%
+wide = RLHFArgs(**SETTINGS | dict(batch_size=512, seed=2))
+reviews = RLHFTrainer(wide, out=place / "reviews", policy=policy).rollout_phase()
+ids, speaks_reel = reviews.samples.tokens, args.preset == "reel"
+sites = {"embedding": "blocks.0.hook_resid_pre"}
+for layer in range(model.cfg.n_layers):
+    sites[f"attention {layer}"] = f"blocks.{layer}.hook_resid_mid"
+    sites[f"MLP {layer}"] = f"blocks.{layer}.hook_resid_post"
+with torch.no_grad():
+    _, cache = model.run_with_cache(ids, names_filter=list(sites.values()))
+    _, values = policy(ids)
+
+rewards = reviews.raw_rewards[:, None].double().expand(ids.shape)
+target, known, ridge = rewards, torch.ones_like(ids, dtype=torch.bool), 0.1
+columns = {f"position {t}": t for t in range(prefix_len, ids.shape[1], 6)}
+if speaks_reel:
+    grammar = grammar_policy(build_graph(Grammar()))
+    target, known = state_values(grammar, gold, ids)
+    ridge = 1e-6
+    columns = {"adj 1": 9, "conn 1": 10, "noun 2": 12, "adj 2": 15, "conn 2": 16, "noun 3": 18}
+    columns |= {"adj 3": 21, "i": 23, "verb": 24}
+show_table(
+    ["", *columns],
+    [
+        ["first review", *(words_of(ids[0])[t] for t in columns.values())],
+        ["value", *(f"{target[0, t]:.2f}" for t in columns.values())],
+        ["second review", *(words_of(ids[1])[t] for t in columns.values())],
+        ["value", *(f"{target[1, t]:.2f}" for t in columns.values())],
+    ],
+)
+
+# %% [markdown]
+# These are the values *after* the words in the table. They are P(positive | what has been said), and
+# so is the reward that the classifier gives for a whole review, nearly.
+#
+# Predict what the reader will find. The first adjective of a review, "good" or "dull", tells how the
+# reviewer feels, unless there is a "wasn't" two words before it. The word behind it, "and" or "but",
+# announces whether the next clause agrees. And the verb, "liked" or "hated", is the verdict.
+
+# %%
+embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
+embedding_at_the_connector = "nothing"  # predict: "nothing", "some of it" or "nearly all"
+last_layer_reads_best_at = "i"  # predict: "adj 1", "conn 1", "adj 3", "i" or "verb"
+
+
+# %%
+def readable(site: str, t: int, y: Tensor, score: slice = slice(340, None)) -> float:
+    """The share of y's variance at position t that is read off a site in the reviews of `score`.
+
+    The reader is fitted on the first 340 reviews.
+    """
+    x, y = cache[sites[site]][:, t].double(), y[:, t].double()
+    slope, intercept = fit_ridge(x[:340], y[:340], known[:340, t], ridge)
+    kept = known[score, t]
+    true, read = y[score][kept], (x[score] @ slope + intercept)[kept]
+    return (1 - (true - read).square().sum() / (true - true.mean()).square().sum()).item()
+
+
+share = {site: {name: readable(site, t, target) for name, t in columns.items()} for site in sites}
+show_table(["R2 at", *columns], [[site, *row.values()] for site, row in share.items()], digits=2)
+
+
+# %%
+def in_words(r2: float) -> str:
+    """How much of the variance is read."""
+    return "nothing" if r2 < 0.1 else "some of it" if r2 < 0.9 else "nearly all"
+
+
+if speaks_reel:
+    first, last = share["embedding"], share[list(sites)[-1]]
+    for question, guess, found in [
+        ("embedding, adj 1", embedding_at_the_adjective, in_words(first["adj 1"])),
+        ("embedding, conn 1", embedding_at_the_connector, in_words(first["conn 1"])),
+        ("the last layer reads best at", last_layer_reads_best_at, max(last, key=last.get)),
+    ]:
+        predictions.compare(question, guess, found)
+bars(list(columns), {site: list(share[site].values()) for site in sites}, "R2 of the exact value")
+
+# %% [markdown]
+# Read the table by rows:
+#
+# - The embedding knows nothing but the word. An adjective says something, if one overlooks
+#   "wasn't". "and" by itself says nothing about how good the movie was.
+# - Attention brings in the words before. After layer 0 the first adjective is understood, negation
+#   included.
+# - Of two clauses and three, layer 0 gives about half. To add clauses up takes layer 1.
+#
+# And by columns: in the last layer nothing is as readable as the value at "i", an empty word. The
+# *next* word after it is the verb, and to choose between "liked" and "hated" the model needs just
+# this number, all clauses added up. After the verb, a better-informed place, it is harder to read:
+# "it . cheers" can be written without it. A language model works out what its next words need, and
+# not what your reward needs. (This is an explanation that fits, not a proof of it. Lesson 08 looks
+# at the same places while the policy is trained.)
+#
+# ### Fooling yourself
+#
+# The reader has 64 slopes, and was scored on reviews that it had not seen. What if not? Give it
+# something that cannot be read: the values of other reviews, dealt out at random. What R2 does it get
+# on the reviews it was fitted on, and what on new ones?
+
+# %%
+nonsense_on_seen = "above 0.1"  # predict: "below 0", "about 0" or "above 0.1"
+nonsense_on_new = "below 0"  # predict: "below 0", "about 0" or "above 0.1"
+
+# %%
+shuffled = target[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+last_site, last_column = list(sites)[-1], list(columns.values())[0]
+scores = {
+    "seen": readable(last_site, last_column, shuffled, slice(340)),
+    "new": readable(last_site, last_column, shuffled),
+}
+print({where: round(score, 2) for where, score in scores.items()})
+for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
+    score = scores[where]
+    kind = "below 0" if score < -0.05 else "about 0" if score <= 0.1 else "above 0.1"
+    predictions.compare(f"R2 of nonsense on {where} reviews", guess, kind)
+
+# %% [markdown]
+# 64 slopes for 340 reviews explain about 64 / 340 of anything. On new reviews the same slopes are
+# worse than the mean. Whenever someone shows you a probe, ask for the reviews it was scored on.
+#
+# ## How well can anybody know?
+#
+# The value head is not trained on exact values, which nobody has outside Reel. It is trained on what
+# happened in the end. How much of *that* could be foreseen? After a prefix of exact value V, the
+# reward still varies, and what V explains of it is Var(V) / Var(reward). For Reel the grammar says
+# what that is. Could a perfect reader, after the first adjective, foresee the rewards with an R2 of
+# 0.9?
+
+# %%
+perfect_reader_after_adj_1 = "no"  # predict: "yes" or "no"
+
+# %%
+rows = [["last layer", *(readable(last_site, t, rewards) for t in columns.values())]]
+if speaks_reel:
+    settled = token_information(grammar, gold).cumsum(0)
+    ceiling = [(settled[t - 1] / settled[-1]).item() for t in columns.values()]
+    rows.append(["at most", *ceiling])
+    predictions.compare(
+        "0.9 is possible", perfect_reader_after_adj_1, "yes" if ceiling[0] > 0.9 else "no"
+    )
+show_table(["R2 at", *columns], rows, digits=2)
+
+# %% [markdown]
+# (The ceiling is for all reviews of the grammar; 172 reviews can come out a little above or below
+# it.) So an explained variance of 0.3 over all tokens is not a bad value head. Before the first
+# adjective the ceiling is 0, and over a whole review it is well below 1.
+#
+# ## Your value head against the reader
+#
+# The reader has one set of slopes for each position and was fitted to the truth. Your value head
+# serves all positions at once, and has seen nothing but rewards, in eight phases. How do its values
+# compare with the exact ones, and where is it best? (Squared correlation, since its values are of
+# normalised rewards.)
+
+# %%
+value_head_is_best_at = "i"  # predict: "adj 1", "conn 1", "adj 3", "i" or "verb"
+
+
+# %%
+def squared_correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> float:
+    """The R2 of the best line from one to the other."""
+    return torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1].square().item()
+
+
+head = [squared_correlation(values[:, t], target[:, t]) for t in columns.values()]
+show_table(
+    ["R2 at", *columns],
+    [["reader", *share[last_site].values()], ["value head", *head]],
+    digits=2,
+)
+best_place = list(columns)[head.index(max(head))]
+predictions.compare("your value head is best at", value_head_is_best_at, best_place)
+
+# %% [markdown]
+# Where the value stands in plain sight, at the nouns and above all at "i", the value head has found
+# it. At "conn 1" it knows nothing, although a reader of just that position finds most of it: what
+# means "good" there is another direction than elsewhere, and one head for all positions settles for
+# the directions that serve most of them. It also had eight phases, and a transformer that was not
+# allowed to come to meet it. In PPO it is: the value loss moves the transformer, too.
+
+# %% [markdown]
+# ## What surprised you
+
+# %%
+predictions.show()
+progress()
+
+# %% [markdown]
+# ## Try
+#
+# - `head_lr=1e-2`, or 20 phases: how far up does the explained variance go, with the transformer
+#   frozen? And when `base_lr` is what it was?
+# - Hand `TransformerWithValueHead` a linear head, `torch.nn.Linear(model.cfg.d_model, 1)`. What does
+#   the value head need its hidden layer for?
+# - Read the reward's *intensity* instead of its sign: `length` or `bagsum` in place of `gold` (from
+#   `rlhf_lab.organism`).
+#
+# Next: 05 the objective, where the value head gets its loss.

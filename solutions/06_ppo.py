@@ -1,0 +1,589 @@
+# %% [markdown]
+# # 06 PPO
+#
+# Lesson 05 was about one number, the objective. This one is about everything around it: who gets
+# the credit for a reward, how a batch becomes steps, and the two phases that make up a run. At the
+# end the trainer consists of your functions, and you debug broken ones from nothing but their
+# dashboards.
+#
+# **Afterwards you can**
+# - spread one reward at the end of a text over its tokens, and say what lambda trades for what,
+# - write a rollout phase and a learning phase that give the package's weights, bit for bit,
+# - choose a reward that tells in seconds which part of a trainer is wrong,
+# - read a dashboard, and name the bug.
+#
+# **What to inspect** when a run looks wrong:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | the ratio is not 1 on the first minibatch | log-probabilities, temperature | before the first step the policy *is* the one that sampled |
+# | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
+# | KL grows without end | sign and size of the KL penalty | something pays for leaving, or nothing charges for it |
+# | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
+# | reward stays flat, explained variance goes up | where the advantages stand | values and their targets agree, but the credit does not reach the tokens that earned it |
+# | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
+# | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
+# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
+#
+# About 150 minutes of work. All cells together run in about 55 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so.
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course.bugs import SUSPECTS, broken_parts, culprit, reveal
+from rlhf_lab.functional import get_logprobs, last_token_mask, token_rewards
+from rlhf_lab.training import PhaseReport
+from rlhf_lab.views import curves, sparkline, tokens_html
+
+SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
+place = Path(tempfile.mkdtemp())
+predictions = Predictions()
+
+# %% [markdown]
+# As in every lesson, `SETTINGS` decides what this runs on: Reel, the tiny language of movie reviews.
+# On a GPU with a network, `preset="gpt2-medium"` runs the same cells on GPT-2-medium (where eight
+# phases are too few to see much: raise `total_phases`, too).
+#
+# ## Who gets the credit?
+#
+# A review is 26 tokens long, and its reward comes once, at the end. Which of the tokens earned it?
+# The value head guesses, before each token, what the reward will be. If the guess rises over a
+# token, that token was good news. That difference is the one-step advantage.
+
+# %%
+from rlhf_lab.functional import compute_advantages  # exercise
+
+# %% [markdown]
+# Here is one review of four tokens. The value head starts out undecided, is pleased by the third
+# token, and the reward turns out even better. Add the four advantages up before you look: what is
+# their sum?
+
+# %%
+values, rewards = torch.tensor([[0.5, 0.4, 0.9, 0.8]]), torch.tensor([1.0])
+sum_of_advantages = "0.5"  # predict: "0.5", "1.0" or "2.6"
+
+# %%
+one_step = compute_advantages(values, rewards)
+show_table(
+    ["token", "value before it", "advantage"],
+    [[t, values[0, t].item(), one_step[0, t].item()] for t in range(4)],
+)
+predictions.compare("the four advantages add up to", sum_of_advantages, f"{one_step.sum():.1f}")
+
+# %% [markdown]
+# Every value in between is added once and subtracted once, and what is left is the reward less the
+# first value: how much better it went than expected at the beginning. (All of them together are
+# what there is to be learned; the value head only decides how it is shared out.)
+#
+# ### Further than one step
+#
+# If the value head is right, one step is all you need. If it is not, and in the beginning it
+# certainly is not, one step gives the credit to whoever stood where the value head changed its
+# mind. Generalised advantage estimation lets later surprises count for earlier tokens, too, each
+# step back by a factor `gamma * lam` less.
+
+# %%
+from rlhf_lab.functional import compute_gae  # exercise
+
+# %% [markdown]
+# An untrained value head says 0 everywhere. With a reward of 1 at the end of six tokens: how many
+# of the tokens have an advantage that is not 0, for `lam` 0 and for `lam` 1?
+
+# %%
+tokens_with_credit_at_lam_0 = 1  # predict: a number from 0 to 6
+tokens_with_credit_at_lam_1 = 6  # predict: a number from 0 to 6
+
+# %%
+six_tokens = torch.zeros(1, 6)
+reward_at_the_end = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
+credit = {
+    lam: compute_gae(six_tokens, reward_at_the_end, 1.0, lam) for lam in (0.0, 0.5, 0.95, 1.0)
+}
+show_table(
+    ["lam", *(f"token {t}" for t in range(6))],
+    [[lam, *advantage[0].tolist()] for lam, advantage in credit.items()],
+)
+for question, guess, lam in [
+    ("tokens with credit at lam 0", tokens_with_credit_at_lam_0, 0.0),
+    ("tokens with credit at lam 1", tokens_with_credit_at_lam_1, 1.0),
+]:
+    predictions.compare(question, guess, int((credit[lam] != 0).sum()))
+
+# %% [markdown]
+# So `lam` is a matter of trust. At 0 you trust the value head entirely, at 1 not at all: then each
+# token gets all that came after it, deserved or not, which is right on average and noisy. 0.95 is
+# in between, and the usual choice.
+#
+# ### What the value head should have said
+
+# %%
+from rlhf_lab.functional import compute_returns  # exercise
+
+# %% [markdown]
+# With `gamma` and `lam` at 1, what is the return of the third token above, of value 0.9 and with a
+# reward of 1 at the end? And does it depend on the values of the other tokens?
+
+# %%
+return_of_the_third = "1.0"  # predict: "0.1", "0.9", "1.0" or "1.9"
+
+# %%
+all_real = torch.ones_like(values, dtype=torch.bool)
+at_the_end = token_rewards(rewards, all_real)
+returns = {
+    lam: compute_returns(compute_gae(values, at_the_end, 1.0, lam), values)
+    for lam in (0.0, 0.95, 1.0)
+}
+show_table(
+    ["lam", *(f"token {t}" for t in range(4))],
+    [[lam, *row[0].tolist()] for lam, row in returns.items()],
+)
+predictions.compare("return of the third token", return_of_the_third, f"{returns[1.0][0, 2]:.1f}")
+
+# %% [markdown]
+# At `lam` 1 the target is the reward itself, whatever the value head believes. At `lam` 0 it is the
+# value head's own next guess, and it can only learn backwards, from the end to the beginning, a
+# token at a time.
+#
+# ## From a batch to steps
+#
+# A rollout is expensive, and so it is used more than once. `ReplayMemory` deals it out in
+# minibatches, and the optimiser takes a step with each. Most of the class is there. Write
+# `get_minibatches`.
+
+# %%
+from rlhf_lab.training import ReplayMemory  # exercise
+
+# %% [markdown]
+# `SETTINGS` says 128 reviews and 4 minibatches; each phase deals the batch out twice
+# (`batches_per_learning_phase`). How many optimiser steps is that per phase?
+
+# %%
+steps_per_phase = 8  # predict: a number
+
+# %%
+args = RLHFArgs(**SETTINGS)
+trainer = RLHFTrainer(args, out=place / "look")
+rollout = trainer.rollout_phase()
+memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
+dealt = list(memory.get_minibatches(torch.Generator().manual_seed(0)))
+print("minibatch of", tuple(dealt[0].tokens.shape), "tokens")
+predictions.compare("optimiser steps per phase", steps_per_phase, len(dealt))
+
+# %% [markdown]
+# A whole review stays in one minibatch; tokens are never dealt out one by one. Why? The policy has
+# to read the review from its beginning anyway to score any token of it.
+#
+# ## The optimiser
+#
+# Two things are trained, and they start from different places. The transformer knows its language
+# already, and should hardly move. The value head knows nothing, and has far to go.
+
+# %%
+from rlhf_lab.training import get_optimizer  # exercise
+
+# %% [markdown]
+# Adam divides each gradient by its own size, roughly. Take two weights of 1, one with a gradient of
+# 0.001 and one with a gradient of 1, and do a first step with learning rate 0.1 (upwards, and
+# without weight decay). How much further does the second weight move than the first?
+
+# %%
+second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
+
+# %%
+pair = torch.nn.Parameter(torch.ones(2))
+adam = torch.optim.AdamW([pair], lr=0.1, weight_decay=0.0, maximize=True)
+(pair * torch.tensor([0.001, 1.0])).sum().backward()
+adam.step()
+moves = (pair.detach() - 1).tolist()
+print("moves:", [round(move, 4) for move in moves])
+factor = min((1, 30, 1000), key=lambda f: abs(f - moves[1] / moves[0]))
+predictions.compare(
+    "the second weight moves", second_moves, "as far" if factor == 1 else f"{factor} times as far"
+)
+
+# %% [markdown]
+# This is why the learning rates matter so much, and the scale of the objective so little. A reward
+# of a thousandth moves the policy as fast as a reward of a thousand. It is also why the first
+# phases are dangerous: Adam takes full-sized steps on gradients that are mostly noise. Hence the
+# warm-up.
+
+# %%
+from rlhf_lab.training import lr_scale  # exercise
+
+# %%
+from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
+
+# %%
+for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
+    scales = [lr_scale(phase, warmup, 8, final) for phase in range(8)]
+    row = " ".join(f"{scale:.2f}" for scale in scales)
+    print(f"warm-up {warmup}, final {final}: {sparkline(scales)}  {row}")
+
+# %% [markdown]
+# ## The rollout phase
+#
+# Now the two halves themselves. They are functions of the trainer, which holds the parts: the
+# policy, the reference, the optimiser, the reward function. The rollout phase samples, scores,
+# compares, and spreads the credit. All the pieces exist; you write how they hang together.
+#
+# `trainer.functions` is where functions that somebody hands to the trainer live (yours, soon), and
+# `phase_generator(seed, phase, stream)` gives random numbers that depend on nothing else. That is
+# how two runs of one seed can be equal to the last bit, even if one of them is stopped in between.
+
+# %%
+from rlhf_lab.course.phases import rollout_phase  # exercise
+
+# %% [markdown]
+# Look at one review of your rollout. Blue tokens have an advantage above 0, orange ones below
+# (hover for the number). The value head knows nothing yet: who gets the credit?
+
+# %%
+mine = rollout_phase(trainer)
+best = int(mine.rewards.argmax())
+words = [" " + trainer.tokenizer.decode([token]) for token in mine.samples.tokens[best].tolist()]
+prefix_len = mine.samples.prefix_len
+print(f"reward {mine.rewards[best]:.2f}:", mine.texts[best])
+tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples.mask[best])
+
+# %% [markdown]
+# Everybody does, and the later the more. Only a batch of many reviews, with good words in good
+# ones more often than in bad ones, sorts that out. And the value head, as it learns: run this cell
+# again at the end with the trained trainer.
+#
+# ## The learning phase
+
+# %%
+from rlhf_lab.course.phases import learning_phase  # exercise
+
+# %% [markdown]
+# ## Your trainer
+#
+# Both functions take the trainer as their first argument, and that makes them methods. Here is a
+# trainer whose phases, advantages, returns, minibatches, optimiser and schedule are all yours:
+
+
+# %%
+class MyTrainer(RLHFTrainer):
+    """The package's trainer with my own phases, optimiser and schedule."""
+
+    rollout_phase = rollout_phase
+    learning_phase = learning_phase
+
+    def __init__(self, args: RLHFArgs, **parts: Any) -> None:
+        super().__init__(args, **parts)
+        self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+
+
+def my_advantages(
+    values: Float[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+) -> Float[Tensor, "batch gen"]:
+    """My GAE, with the reward at the last real token of each review."""
+    return compute_gae(values, token_rewards(rewards, mask), args.gamma, args.gae_lambda, mask)
+
+
+# %% [markdown]
+# Two runs of eight phases from the same seed, yours and the package's. Are their rewards the same to
+# the last digit? And does the explained variance (how much of the returns the value head foresees;
+# 1 is everything, 0 nothing) get near 1 within eight phases?
+#
+# (9 s on one core)
+
+# %%
+same_run = "the same"  # predict: "the same" or "not the same"
+variance_explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"
+
+# %%
+runs = {
+    "mine": MyTrainer(args, out=place / "mine", advantages=my_advantages).train(),
+    "the package's": RLHFTrainer(args, out=place / "package").train(),
+}
+for name, reports in runs.items():
+    print(f"{name:14}", " ".join(f"{report.mean_reward:.3f}" for report in reports))
+rewards_of = [[report.mean_reward for report in reports] for reports in runs.values()]
+predictions.compare(
+    "the two runs are", same_run, "the same" if rewards_of[0] == rewards_of[1] else "not the same"
+)
+foreseen = runs["mine"][-1].explained_variance
+bracket = "below 0.1" if foreseen < 0.1 else "0.1 to 0.7" if foreseen <= 0.7 else "above 0.7"
+predictions.compare("explained variance in the last phase", variance_explained, bracket)
+
+# %% [markdown]
+# The explained variance cannot get to 1 even in principle: before the first adjective there is
+# nothing in a review from which anybody could foresee its end.
+#
+# ## Reading a dashboard
+#
+# These are the numbers to look at, for your run. A healthy run has a ratio of 1 before the first
+# step of each phase (the policy that is trained is the one that sampled), a KL that leaves 0 slowly
+# and bends, a clip fraction of a few percent at most, and an entropy that falls slowly.
+
+# %%
+COLUMNS = {
+    "reward": "mean_reward",
+    "KL per sequence": "kl_per_sequence",
+    "KL penalty": "kl_penalty",
+    "entropy": "entropy_per_token",
+    "explained variance": "explained_variance",
+    "value loss": "value_loss",
+    "first ratio": "ratio_first_minibatch",
+    "clipped": "clip_fraction",
+    "gradient norm": "grad_norm",
+}
+
+
+def dashboard(reports: list[PhaseReport]) -> None:
+    """What every metric was in the first, a middle and the last phase, and its curve."""
+    rows = []
+    for name, field in COLUMNS.items():
+        numbers = [getattr(report, field) for report in reports]
+        curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
+        rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
+    show_table(["", "first", "middle", "last", "lowest to highest"], rows)
+
+
+dashboard(runs["mine"])
+
+# %%
+phases = [report.phase for report in runs["mine"]]
+curves(
+    {
+        "reward": (phases, [report.mean_reward for report in runs["mine"]]),
+        "KL per sequence": (phases, [report.kl_per_sequence for report in runs["mine"]]),
+    },
+    "A healthy run",
+)
+
+# %% [markdown]
+# ## A ladder of rewards
+#
+# "The reward goes up" proves little. A trainer with a wrong part often learns an easy reward all
+# the same, a little more slowly, and you will not know what it could have been. So before you train
+# on anything that matters, climb a ladder: rewards so simple that you know in advance what must
+# happen, each of which needs one more part to be right. All rungs use texts of ten tokens, and
+# take seconds.
+#
+# 1. **constant**: every text gets 1, and rewards are not normalised. There is nothing to gain. The
+#    value before the last token must become 1, and the policy stay where it is. This is about the
+#    value loss and the returns, and nothing else.
+# 2. **last word**: 1 if the last word begins with a letter from a to m. The reward follows at once,
+#    and no credit has to travel. This is about the sign of the objective, and about
+#    log-probabilities, actions and rewards that belong together.
+# 3. **first word**: the same for the first word. Now the credit has to find its way back over nine
+#    tokens. This is about advantages, `lam`, masks.
+# 4. **the real thing**: the classifier.
+
+# %%
+ladder_args = RLHFArgs(**SETTINGS | dict(batch_size=64, total_phases=12, gen_len=10))
+prompt_words = len(ladder_args.prefix.split())
+
+
+def constant(texts: list[str]) -> Float[Tensor, " batch"]:
+    """1 for every text."""
+    return torch.ones(len(texts))
+
+
+def early_letter(text: str, position: int) -> float:
+    """1 if the generated word at a position begins with a letter from a to m."""
+    words = text.split()[prompt_words:] or [""]
+    return float("a" <= words[position][:1].lower() <= "m")
+
+
+def last_word(texts: list[str]) -> Float[Tensor, " batch"]:
+    """1 for texts whose last word begins with a letter from a to m."""
+    return torch.tensor([early_letter(text, -1) for text in texts])
+
+
+def first_word(texts: list[str]) -> Float[Tensor, " batch"]:
+    """1 for texts whose first generated word begins with a letter from a to m."""
+    return torch.tensor([early_letter(text, 0) for text in texts])
+
+
+# %% [markdown]
+# Three trainers climb it besides yours, with one wrong part each. Read the wrong parts, and say for
+# each which rung is the first that it falls from (or 4, if it passes these three).
+
+
+# %%
+def one_token_late(
+    values: Float[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+) -> Float[Tensor, "batch gen"]:
+    """Advantages that stand one token too late; the last one comes round to the first token."""
+    return my_advantages(values, rewards, mask).roll(1, dims=1)
+
+
+def shifted_logprobs(
+    logits: Float[Tensor, "batch seq d_vocab"],
+    tokens: Int[Tensor, "batch seq"],
+    prefix_len: int,
+    temperature: float = 1.0,
+) -> Float[Tensor, "batch gen"]:
+    """Log-probabilities of the tokens before those that were sampled."""
+    return get_logprobs(logits, tokens.roll(1, dims=1), prefix_len, temperature)
+
+
+def credit_for_the_last(
+    values: Float[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+) -> Float[Tensor, "batch gen"]:
+    """Advantages for the last token only; all others get 0."""
+    return my_advantages(values, rewards, mask) * last_token_mask(mask)
+
+
+climbers = {
+    "mine": dict(advantages=my_advantages),
+    "one token late": dict(advantages=one_token_late),
+    "shifted log-probs": dict(advantages=my_advantages, logprobs=shifted_logprobs),
+    "credit for the last": dict(advantages=credit_for_the_last),
+}
+
+# %%
+one_token_late_falls_from = 1  # predict: 1, 2, 3 or 4
+shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
+credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
+
+# %% [markdown]
+# (26 s on one core)
+
+
+# %%
+def climb(name: str, rung: str, reward_fn: Any, **changes: Any) -> tuple[float, float]:
+    """The mean reward of the last three phases, and the value before the last token after them."""
+    fields = ladder_args.to_dict() | changes
+    climber = MyTrainer(
+        RLHFArgs(**fields), out=place / f"{rung}, {name}", reward_fn=reward_fn, **climbers[name]
+    )
+    reports = climber.train()
+    last_value = climber.rollout_phase().samples.values[:, -1].mean().item()
+    return sum(report.mean_reward for report in reports[-3:]) / 3, last_value
+
+
+rows, falls = [], {}
+for name in climbers:
+    _, value = climb(name, "constant", constant, normalize_reward=False)
+    last, _ = climb(name, "last word", last_word)
+    first, _ = climb(name, "first word", first_word)
+    passed = [abs(value - 1) < 0.1, last > 0.75, first > 0.75, False]
+    falls[name] = passed.index(False) + 1
+    rows.append([name, value, last, first, falls[name]])
+show_table(
+    ["trainer", "1: value of a constant 1", "2: last word", "3: first word", "falls from"], rows
+)
+
+# %%
+for name, guess in [
+    ("one token late", one_token_late_falls_from),
+    ("shifted log-probs", shifted_logprobs_falls_from),
+    ("credit for the last", credit_for_the_last_falls_from),
+]:
+    predictions.compare(f"{name!r} falls from rung", guess, falls[name])
+
+# %% [markdown]
+# (Without learning both word rewards stay near 0.6.) Each rung catches what the others let through.
+# The trainer whose advantages are one token late is the one to be afraid of: it *learns* both words
+# as if nothing were wrong, since with `lam` near 1 neighbouring tokens have nearly equal advantages.
+# Only the dullest reward of all, the constant one, shows that its values go astray. And crediting
+# the last token alone is faster than yours on rung 2, where the last token is all that matters.
+#
+# Rung 4 you have climbed above: the classifier paid your trainer more from phase to phase.
+#
+# ## Three bugs to find
+#
+# Three runs on the real reward, each with one wrong part. This time you do not see the part, only
+# the dashboard. Somewhere among these suspects are the three culprits:
+
+# %%
+for number, suspect in enumerate(SUSPECTS, start=1):
+    print(f"{number}. {suspect}")
+
+# %% [markdown]
+# (13 s on one core)
+
+# %%
+broken = {
+    run: RLHFTrainer(args, out=place / f"bug {run}", **broken_parts(run, args)).train()
+    for run in ("A", "B", "C")
+}
+show_table(
+    ["reward in phase", *(str(phase) for phase in phases)],
+    [
+        [name, *(f"{report.mean_reward:.2f}" for report in reports)]
+        for name, reports in {"healthy": runs["mine"], **broken}.items()
+    ],
+)
+
+# %%
+print("run A")
+dashboard(broken["A"])
+
+# %%
+print("run B")
+dashboard(broken["B"])
+
+# %%
+print("run C")
+dashboard(broken["C"])
+
+# %% [markdown]
+# Compare each with your own dashboard above, line by line. Which lines are as they should be, and
+# which cannot be? What would each suspect do to that line? Then name the culprits by their numbers.
+
+# %%
+culprit_of_a = 8  # predict: a number from 1 to 8
+culprit_of_b = 5  # predict: a number from 1 to 8
+culprit_of_c = 7  # predict: a number from 1 to 8
+
+# %%
+for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)]:
+    predictions.compare(f"culprit of run {run}", guess, SUSPECTS.index(culprit(run)) + 1)
+    print(f"run {run}: {culprit(run)}\n")
+    print(reveal(run))
+
+# %% [markdown]
+# How it could be seen:
+#
+# - **A** looks better than healthy: the reward is the highest of all. But its KL is exactly 0 in
+#   every phase, while the reward has nearly doubled. A policy that has changed its texts cannot be at no
+#   distance from where it started; what it is compared with has moved along. Numbers that are
+#   *exactly* something are worth a look. (With no leash to hold it back, no wonder it earns more.)
+# - **B** shows nothing broken, and does not learn. Ratio, KL, clipping, gradient norm: all as they
+#   should be. Explained variance is the clue, which stays at 0. With advantages of the wrong sign, or
+#   one token late, the value head does learn something (try it); here it cannot foresee anything:
+#   its targets have nothing to do with its states.
+# - **C** begins exactly like the healthy run. Then KL goes to the hundreds, and the KL penalty, a
+#   number that cannot be negative, is below 0. The reward rises at first all the same.
+#
+# ## What surprised you
+
+# %%
+predictions.show()
+progress()
+
+# %% [markdown]
+# ## Try
+#
+# - `reveal` shows how a part is broken. Hand in one of the other suspects yourself, and see whether a
+#   friend finds it from the dashboard.
+# - Climb the ladder with `lam` 0 in `my_advantages`: at which rung does it fall, and what has to
+#   happen before it can pass? (The table in "What the value head should have said" has the answer.)
+# - Give the constant reward to a trainer *with* normalised rewards. Every reward is 0 then. Why does
+#   the policy move all the same? (Look at what whitening does to advantages that are nearly 0.)
+# - `batches_per_learning_phase=8`: more steps from each rollout. Watch the clip fraction.
+#
+# The lessons after this one watch the inside of a run like yours.

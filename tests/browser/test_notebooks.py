@@ -1,0 +1,118 @@
+"""The first lessons in a real JupyterLab: wrong answers are named, right ones turn green."""
+
+import re
+
+import pytest
+
+RIGHT = "reward = at_least_float32(reward)\n"
+MEAN, STD = "masked_mean(reward)", "masked_std(reward)"
+THEMES = ("JupyterLab Dark", "JupyterLab Light")
+
+
+def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, legible, pictures):
+    lesson = open_notebook("05_the_objective.ipynb")
+    lesson.run_until("check(normalize_reward)")
+    assert "○ normalize_reward  not written yet" in lesson.shown("check(normalize_reward)")
+
+    solve(lesson, "normalize_reward", f"{RIGHT}return (reward - {MEAN}) / ({STD} ** 2 + eps)")
+    lesson.run("def normalize_reward(")
+    shown = lesson.run("check(normalize_reward)")
+    assert "✗ normalize_reward" in shown
+    assert "likely: this divides by the variance, not by its root" in shown
+    assert "Traceback" not in shown
+    for theme in THEMES:
+        lesson.theme(theme)
+        legible(lesson.page, ".jp-OutputArea-output")
+        lesson.picture(pictures / f"slip_{theme.split()[1]}.png", "check(normalize_reward)")
+
+    slipped = lesson.source("def normalize_reward(")
+    lesson.write("def normalize_reward(", slipped.replace("** 2 ", ""))
+    lesson.run("def normalize_reward(")
+    assert "✓ normalize_reward  7 cases" in lesson.run("check(normalize_reward)")
+    mark = lesson.cell("check(normalize_reward)").get_by_text("✓").first
+    red, green, blue = mark.evaluate("el => getComputedStyle(el).color.match(/\\d+/g).map(Number)")
+    assert green > red and green > blue
+    assert "normalised" in lesson.run("show_table(")
+    lesson.write("equal_rewards = ...", 'equal_rewards = "one"')
+    lesson.run("equal_rewards =")
+    assert "a surprise, you predicted one" in lesson.run("same = normalize_reward")
+    for theme in THEMES:
+        lesson.theme(theme)
+        legible(lesson.page, ".jp-OutputArea-output")
+        lesson.picture(pictures / f"right_{theme.split()[1]}.png", "check(normalize_reward)")
+
+
+def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
+    open_notebook, solve, legible, pictures
+):
+    lesson = open_notebook("00_start.ipynb")
+    solve(lesson, "sequence_sum", "return zero_masked(x, mask).sum()")
+    lesson.run_until("check(sequence_sum)")
+    shown = lesson.shown("check(sequence_sum)")
+    assert "Type-check error" in shown and "Traceback" not in shown
+
+    summed = lesson.source("def sequence_sum(").replace(".sum()", ".sum(dim=1)")
+    lesson.write("def sequence_sum(", summed)
+    solve(
+        lesson,
+        "masked_mean",
+        "counted = zero_masked(torch.ones_like(x), mask).sum(dim)\n"
+        "count = counted.clamp(min=1) if denominator is None else denominator\n"
+        "return zero_masked(x, mask).sum(dim) / count",
+    )
+    lesson.write("which_mean = ...", 'which_mean = "38 / 9"')
+    lesson.run_all()
+    progress = lesson.run("predictions.show()")
+    for name in ("sequence_sum", "masked_mean"):
+        assert re.search(rf"{name} .* ✓ passed", progress)
+    assert "as you predicted" in lesson.shown("nearest = ")
+    assert "phase 7: reward" in lesson.shown("for report in trainer")
+    for theme in THEMES:
+        lesson.theme(theme)
+        legible(lesson.page, ".jp-OutputArea-output")
+        lesson.picture(pictures / f"start_{theme.split()[1]}.png", "for report in trainer")
+        lesson.picture(pictures / f"progress_{theme.split()[1]}.png", "predictions.show()")
+
+
+def test_coloured_tokens_and_tables_are_legible(open_notebook, serve, legible, pictures):
+    serve(
+        "tokens.ipynb",
+        "from rich.console import Console\n"
+        "from rlhf_lab.views import Html, colour_key, tokens_html, tokens_text\n"
+        "from rlhf_lab.views.html import table\n"
+        "words = [f' w{i}' for i in range(-10, 11)]\n"
+        "values = [i / 10 for i in range(-10, 11)]\n"
+        "mask = [i > 1 for i in range(21)]\n"
+        "for kind in ('diverging', 'sequential'):\n"
+        "    display(colour_key('share', 1.0, kind))\n"
+        "    display(tokens_html(words, values, mask=mask, kind=kind))\n"
+        "    Console().print(tokens_text(words, values, mask=mask, kind=kind))\n"
+        "Html(table(['word', 'value'], [[w, v] for w, v in zip(words[:4], values)]))",
+    )
+    notebook = open_notebook("tokens.ipynb")
+    assert "w-8 w-7" in notebook.run("tokens_html(")
+    for theme in THEMES:
+        notebook.theme(theme)
+        legible(notebook.page, ".jp-OutputArea-output")
+        notebook.picture(pictures / f"tokens_{theme.split()[1]}.png", "tokens_html(")
+
+
+@pytest.mark.parametrize(
+    "style, readable",
+    [
+        ("color:#808080", True),  # on white 1.05 / (0.2159 + 0.05) = 3.95
+        ("color:#aaaaaa", False),  # on white 1.05 / (0.4020 + 0.05) = 2.32
+        ("color:#000000;opacity:0.3", False),  # as #b2b2b2, 1.05 / (0.4452 + 0.05) = 2.12
+        ("color:#ffffff;background:rgba(0, 0, 0, 0.8)", True),  # on #333333, 1.05 / 0.0831 = 12.6
+        ("color:#333333;background:#16181b", False),  # (0.0331 + 0.05) / (0.0092 + 0.05) = 1.40
+    ],
+)
+def test_pale_text_is_noticed(chromium, legible, style, readable):
+    page = chromium.new_page()
+    page.set_content(f'<body style="background:#ffffff"><p style="{style}">text</p></body>')
+    if readable:
+        legible(page, "body")
+    else:
+        with pytest.raises(AssertionError, match="hard to read"):
+            legible(page, "body")
+    page.close()

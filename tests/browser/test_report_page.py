@@ -1,0 +1,55 @@
+"""The report of a run in a real browser without a network, on light and dark pages."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+RUNS = """
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.__main__ import main
+from rlhf_lab.probes import Budget, attach, default_suite
+
+size = "--total-phases 2 --warmup-steps 1 --batch-size 16 --num-minibatches 2".split()
+main(["train", "--preset", "reel", *size, "--out", "plain"])
+args = RLHFArgs(preset="reel", total_phases=2, warmup_steps=1, batch_size=16, num_minibatches=2)
+trainer = RLHFTrainer(args, out="probed")
+attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+trainer.train()
+for name in ("plain", "probed"):
+    main(["report", name])
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(chromium, tmp_path_factory):
+    """The reports of a plain run and of one with the default probes, by name."""
+    place = tmp_path_factory.mktemp("runs")
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", RUNS], cwd=place, env=env, check=True)
+    return {name: place / name / "report.html" for name in ("plain", "probed")}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["plain", "probed"])
+def test_a_report_is_whole_and_legible_without_a_network(
+    chromium, reports, legible, pictures, name, scheme
+):
+    context = chromium.new_context(
+        offline=True, color_scheme=scheme, viewport={"width": 1280, "height": 900}
+    )
+    page, asked, said = context.new_page(), [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(reports[name].as_uri())
+
+    assert [url for url in asked if not url.startswith("data:")] == [reports[name].as_uri()]
+    assert said == []
+    sizes = page.locator("img").evaluate_all("images => images.map(i => i.naturalWidth)")
+    assert sizes and min(sizes) > 0
+    assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
+    legible(page, "body")
+    page.screenshot(path=pictures / f"report_{name}_{scheme}.png", full_page=True)
+    context.close()

@@ -1,0 +1,168 @@
+"""From a small master to its two notebooks."""
+
+import inspect
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from rlhf_lab import functional as F
+from rlhf_lab.course import builder, gate
+from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.course.stub import emptied, solution_source, stub_source
+from rlhf_lab.errors import LoadError
+
+MASTER = """# %% [markdown]
+# # A toy lesson
+
+# %%
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.course import check
+
+# %%
+from rlhf_lab.functional import policy_ratio  # exercise
+
+# %%
+guess = "up"  # predict: "up" or "down"
+
+# %%
+print(policy_ratio.__name__, guess)
+"""
+
+PLAIN = """# %%
+import sys
+from pathlib import Path
+
+guess = "up"  # predict: "up" or "down"
+
+# %%
+print("seen", guess)
+print("a warning", file=sys.stderr)
+print(Path.cwd() / "place")
+object()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with one small lesson."""
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "99_toy.py").write_text(MASTER)
+    return tmp_path
+
+
+def sources(path: Path) -> list[str]:
+    """The code cells of a notebook."""
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
+
+
+def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> None:
+    notebook = builder.learner_notebook(root / "solutions" / "99_toy.py")
+    nbformat.validate(notebook)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert code[1].startswith("from rlhf_lab.functional.masks import at_least_float32\n")
+    assert 'old_logprobs: Float[Tensor, "batch gen"]' in code[1]
+    assert "Take the exponential." in code[1]
+    assert code[1].endswith('    """\n    raise NotImplementedError')
+    assert ".exp()" not in code[1]
+    assert code[2] == "check(policy_ratio)"
+    assert code[3] == 'guess = ...  # predict: "up" or "down"'
+    heading = notebook.cells[2].source
+    assert "`policy_ratio`" in heading and "●○○○○" in heading and "5 minutes" in heading
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> None:
+    notebook = builder.solution_notebook(root / "solutions" / "99_toy.py")
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert inspect.getsource(inspect.unwrap(F.policy_ratio)).strip() in code[1]
+    assert code[3].startswith('guess = "up"')
+
+
+def test_building_executes_once_and_building_again_changes_nothing(root: Path) -> None:
+    master = root / "solutions" / "99_toy.py"
+    master.write_text(PLAIN)
+    built = builder.build_lesson(master, root)
+    paths = [root / "notebooks" / "99_toy.ipynb", root / "solutions" / "99_toy.ipynb"]
+    assert built.executed and list(built.changed) == paths
+    before = [path.read_bytes() for path in paths]
+
+    outputs = nbformat.read(paths[1], as_version=4).cells[-1].outputs
+    shown = [output.get("text") or output.data["text/plain"] for output in outputs]
+    assert shown == ["seen up\n./place\n", "<object at 0x...>"]
+    assert "execution_count" not in outputs[0] and outputs[1].execution_count is None
+
+    assert builder.build_lesson(master, root) == builder.Built("99_toy", (), False)
+    again = builder.build_lesson(master, root, again=True)
+    assert again == builder.Built("99_toy", (), True)
+    assert [path.read_bytes() for path in paths] == before
+    assert gate.lesson_problems(root) == []
+
+    paths[0].write_text(paths[0].read_text().replace("...", "0"))
+    (root / "notebooks" / "98_gone.ipynb").write_text("{}")
+    problems = gate.lesson_problems(root)
+    assert any("98_gone.ipynb has no master" in problem for problem in problems)
+    assert any("the notebook is not what the master makes" in problem for problem in problems)
+
+
+def test_a_lesson_without_notebooks_is_reported(root: Path) -> None:
+    problems = gate.lesson_problems(root)
+    assert problems == ["99_toy: notebooks/99_toy.ipynb is missing; run `course build`"]
+
+
+def test_a_cell_that_fails_is_told_in_one_sentence(root: Path) -> None:
+    master = root / "solutions" / "99_toy.py"
+    master.write_text("# %%\nraise RuntimeError('the cell broke')\n")
+    with pytest.raises(LoadError, match="99_toy does not run: RuntimeError: the cell broke"):
+        builder.build_lesson(master, root)
+
+
+def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
+    master = root / "solutions" / "99_toy.py"
+    for cell in (
+        "import torch\nfrom rlhf_lab.functional import policy_ratio  # exercise",
+        "from rlhf_lab.functional import policy_ratio, kl_per_token  # exercise",
+    ):
+        master.write_text(f"# %%\n{cell}\n")
+        with pytest.raises(LoadError, match="give the line a cell of its own"):
+            builder.learner_notebook(master)
+
+
+def test_a_folder_without_masters_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="holds no lesson"):
+        builder.masters(tmp_path)
+
+
+def test_every_exercise_makes_a_stub_that_is_unsolved_and_a_solution_that_runs() -> None:
+    for name in ("kl_per_token", "get_logprobs", "ReplayMemory", "TransformerWithValueHead"):
+        exercise = find_exercise(name)
+        assert gate.ships_unsolved(stub_source(exercise, set()), exercise)
+        assert not gate.ships_unsolved(solution_source(exercise, set()), exercise)
+        namespace: dict = {}
+        exec(solution_source(exercise, set()), namespace)
+        assert namespace[name].__name__ == name
+        exec(stub_source(exercise, set()), namespace)
+
+
+def test_private_helpers_are_imported_for_the_solution_only() -> None:
+    exercise = find_exercise("get_logprobs")
+    assert "_ListIndexAsTuple" in solution_source(exercise, set())
+    assert "_ListIndexAsTuple" not in stub_source(exercise, set())
+
+
+def test_names_that_are_bound_already_are_not_imported_again() -> None:
+    exercise = find_exercise("calc_kl_penalty")
+    assert "import" not in stub_source(
+        exercise,
+        {"Bool", "Float", "Tensor", "Denominator", "kl_per_token", "masked_mean", "zero_masked"},
+    )
+
+
+def test_of_a_class_only_the_learners_methods_are_emptied() -> None:
+    first = 'class A:\n    def f(self):\n        """One."""\n        return 1\n\n'
+    second = '    def g(self):\n        """Two."""\n'
+    source = first + second + "        return 2\n"
+    assert emptied(source, ("g",)) == first + second + "        raise NotImplementedError"

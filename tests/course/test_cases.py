@@ -1,0 +1,69 @@
+"""Arguments drawn from annotations."""
+
+import pytest
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.course.cases import draw, standard_cases
+
+SIZES = {"batch": 2, "gen": 3, "d_vocab": 5}
+
+
+def example(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    tokens: Int[Tensor, "batch gen"],
+    coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """A function to draw arguments for."""
+    return logits.sum()
+
+
+def test_shapes_and_kinds_follow_the_annotation() -> None:
+    drawn = draw(example, SIZES, seed=0, given={"coef": 0.5}, optional=("mask",))
+    assert list(drawn) == ["logits", "tokens", "coef", "mask"]
+    assert drawn["logits"].shape == (2, 3, 5) and drawn["logits"].dtype == torch.float32
+    assert (
+        drawn["tokens"].shape == (2, 3) and 0 <= drawn["tokens"].min() <= drawn["tokens"].max() < 5
+    )
+    assert drawn["mask"].dtype == torch.bool
+
+
+def test_masks_are_true_up_to_a_length_and_one_row_is_whole() -> None:
+    for seed in range(20):
+        mask = draw(example, SIZES, seed, {"coef": 0.5}, ("mask",))["mask"]
+        assert mask[0].all() and mask[:, 0].all()
+        assert not (mask[:, 1:] & ~mask[:, :-1]).any()
+        assert not mask[1].all()
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    first, again, other = (draw(example, SIZES, s, {"coef": 0.5})["logits"] for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_an_axis_without_a_size_and_an_argument_without_a_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="logits has the axis 'd_vocab' without a size"):
+        draw(example, {"batch": 2, "gen": 3}, 0)
+    with pytest.raises(ValueError, match="coef states no shape"):
+        draw(example, SIZES, 0)
+
+
+def test_standard_cases_cover_sizes_masks_and_extremes() -> None:
+    cases = {
+        case.label: case.arguments
+        for case in standard_cases(example, large={"logits": 1e3}, coef=1.0)
+    }
+    assert list(cases) == [
+        "ordinary",
+        "other sizes",
+        "batch of 1",
+        "one token",
+        "masked",
+        "large numbers",
+    ]
+    assert cases["batch of 1"]["logits"].shape == (1, 4, 5)
+    assert cases["one token"]["logits"].shape == (3, 1, 5)
+    assert "mask" not in cases["ordinary"]
+    assert cases["large numbers"]["logits"].abs().max() > 1000

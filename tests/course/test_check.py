@@ -1,0 +1,247 @@
+"""What `check` and `hint` tell a learner."""
+
+import math
+
+import pytest
+import torch
+
+from rlhf_lab import functional as F
+from rlhf_lab.course import CheckNotPassed, check, hint, learner, progress
+from rlhf_lab.course.judge import judge
+from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.course.state import read_records
+
+
+def answer(name: str, function):
+    """A learner's function, by the name of the exercise."""
+    function.__name__ = name
+    return function
+
+
+def test_another_right_way_of_computing_it_passes() -> None:
+    def gae(values, token_rewards, gamma=1.0, lam=0.95, mask=None):
+        """A_t = sum_k (gamma lam)^k delta_{t+k}, as a matrix product over each row's real part."""
+        out = torch.zeros_like(values)
+        for row in range(len(values)):
+            n = values.shape[1] if mask is None else int(mask[row].sum())
+            v = torch.cat([values[row, :n], torch.zeros(1)])
+            delta = token_rewards[row, :n] + gamma * v[1:] - v[:-1]
+            steps = torch.arange(n)[None, :] - torch.arange(n)[:, None]
+            weights = torch.where(steps >= 0, (gamma * lam) ** steps.clamp(min=0).float(), 0.0)
+            out[row, :n] = weights @ delta
+        return out
+
+    def logprobs(logits, tokens, prefix_len=None, temperature=1.0):
+        start = (prefix_len or 1) - 1
+        scaled = logits[:, start:-1] / temperature
+        picked = scaled.gather(-1, tokens[:, start + 1 :, None])[..., 0]
+        return picked - scaled.logsumexp(-1)
+
+    for name, function in (("compute_gae", gae), ("get_logprobs", logprobs)):
+        verdict = judge(find_exercise(name), answer(name, function))
+        assert verdict.state == "passed", verdict.miss
+
+
+def test_minibatches_in_another_random_order_pass() -> None:
+    reference = find_exercise("ReplayMemory").reference
+
+    class ReplayMemory(reference):
+        def get_minibatches(self, generator):
+            for _ in range(self.passes):
+                order = torch.rand(len(self.rollout.texts), generator=generator).argsort()
+                for rows in order.chunk(self.num_minibatches):
+                    yield self._take(rows)
+
+    assert judge(find_exercise("ReplayMemory"), ReplayMemory).state == "passed"
+
+
+def test_a_stub_is_reported_as_not_written_without_a_stack(capsys: pytest.CaptureFixture) -> None:
+    def kl_per_token(logits, ref_logits):
+        raise NotImplementedError
+
+    check(kl_per_token)
+    said = capsys.readouterr().out
+    assert "kl_per_token" in said and "not written yet" in said
+    assert "Traceback" not in said
+    assert read_records()["kl_per_token"].state == "unwritten"
+
+
+def test_a_stub_of_a_method_is_reported_as_not_written() -> None:
+    reference = find_exercise("ReplayMemory").reference
+
+    class ReplayMemory(reference):
+        def get_minibatches(self, generator):
+            raise NotImplementedError
+
+    assert judge(find_exercise("ReplayMemory"), ReplayMemory).state == "unwritten"
+
+
+def test_calling_another_stub_is_an_error_that_names_it() -> None:
+    def kl_per_token(logits, ref_logits):
+        raise NotImplementedError
+
+    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+        return kl_coef * kl_per_token(logits, ref_logits).mean()
+
+    verdict = judge(find_exercise("calc_kl_penalty"), calc_kl_penalty)
+    assert verdict.state == "differs"
+    assert "kl_per_token is called, and is not written yet" in verdict.miss.rows[0]
+
+
+def test_an_operation_that_torch_does_not_implement_is_not_taken_for_a_stub() -> None:
+    def compute_returns(advantages, values, mask=None):
+        raise NotImplementedError('"add" not implemented for this')
+
+    assert judge(find_exercise("compute_returns"), compute_returns).miss.kind == "error"
+
+
+def test_a_wrong_number_shows_yours_expected_and_the_first_index(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def compute_returns(advantages, values, mask=None):
+        out = F.compute_returns(advantages, values, mask)
+        return out + torch.zeros_like(out).index_fill(1, torch.tensor([1]), 2.0)
+
+    check(compute_returns)
+    said = capsys.readouterr().out
+    case = find_exercise("compute_returns").cases()[0].arguments
+    right = (case["advantages"] + case["values"])[0, 1].item()
+    assert "result at [0, 1]" in said
+    assert f"{right + 2:.5g}" in said and f"{right:.5g}" in said
+    assert "3 of 12" in said
+    assert "advantages[3, 4]" in said
+
+
+def test_a_known_slip_is_named_in_plain_words(capsys: pytest.CaptureFixture) -> None:
+    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+        return F.calc_kl_penalty(logits, ref_logits, 1.0, mask, denominator)
+
+    check(calc_kl_penalty)
+    assert "likely: the coefficient is missing" in capsys.readouterr().out
+
+
+def test_two_slips_at_once_name_the_first_that_shows() -> None:
+    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+        return F.kl_per_token(logits, ref_logits).mean()
+
+    verdict = judge(find_exercise("calc_kl_penalty"), calc_kl_penalty)
+    assert verdict.slip == "the coefficient is missing"
+
+
+def test_an_unknown_mistake_gets_no_name() -> None:
+    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+        return F.calc_kl_penalty(logits, ref_logits, kl_coef, mask, denominator) ** 1.5
+
+    assert judge(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "yours"),
+    [
+        (lambda out: out[0], "shape", "[4]"),
+        (lambda out: out.double(), "dtype", "torch.float64"),
+        (lambda out: out.sum().item(), "type", ""),
+        (lambda out: None, "type", "None"),
+        (lambda out: torch.tensor(out.tolist()), "gradient", "none: the result is detached"),
+    ],
+)
+def test_shape_dtype_type_and_gradient_are_compared(change, kind: str, yours: str) -> None:
+    fn = answer("kl_per_token", lambda logits, ref_logits: change(kl(logits, ref_logits)))
+    kl = F.kl_per_token
+    miss = judge(find_exercise("kl_per_token"), fn).miss
+    assert miss.kind == kind
+    assert yours in miss.rows[0][1]
+
+
+def test_right_values_with_a_wrong_gradient_are_rejected() -> None:
+    def kl_per_token(logits, ref_logits):
+        kl = F.kl_per_token(logits, ref_logits)
+        return 2 * kl - kl.detach()
+
+    miss = judge(find_exercise("kl_per_token"), kl_per_token).miss
+    assert miss.kind == "gradient"
+    assert miss.rows[0][0].startswith("gradient of logits at")
+
+
+def test_an_argument_changed_in_place_is_reported() -> None:
+    def compute_returns(advantages, values, mask=None):
+        result = F.compute_returns(advantages, values, mask)
+        values.zero_()
+        return result
+
+    miss = judge(find_exercise("compute_returns"), compute_returns).miss
+    assert (miss.kind, miss.rows) == ("in place", (("values", "changed in place", "untouched"),))
+
+
+def test_an_error_is_one_line_with_the_line_of_the_learners_code(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    source = (
+        "def compute_returns(advantages, values, mask=None):\n    x = 1\n    return values[9]\n"
+    )
+    namespace: dict = {}
+    exec(compile(source, "<cell>", "exec"), namespace)
+    check(namespace["compute_returns"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "IndexError" in said and "(line 3 of the cell)" in said
+    assert "Traceback" not in said
+
+
+def test_a_mask_is_part_of_the_cases_wherever_the_function_takes_one() -> None:
+    for name in ("calc_kl_penalty", "calc_clipped_surrogate_objective", "compute_gae"):
+        labels = [case.label for case in find_exercise(name).cases()]
+        assert {"masked", "batch of 1", "one token", "large numbers"} <= set(labels)
+
+
+def test_in_a_notebook_a_miss_stops_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute_returns(advantages, values, mask=None):
+        return advantages
+
+    monkeypatch.setattr(learner, "_in_notebook", lambda: True)
+    with pytest.raises(CheckNotPassed) as stopped:
+        check(compute_returns)
+    shown = stopped.value._render_traceback_()
+    assert len(shown) == 1 and "compute_returns differs" in shown[0]
+    check(F.compute_returns)
+
+
+def test_a_function_that_is_no_exercise_is_refused_with_the_names() -> None:
+    with pytest.raises(ValueError, match="len is no exercise; the exercises are .*kl_per_token"):
+        check(len)
+
+
+def test_hints_come_one_after_the_other_and_then_all(capsys: pytest.CaptureFixture) -> None:
+    texts = [text.split()[:4] for text in find_exercise("kl_estimate").hints]
+    shown = []
+    for _ in range(4):
+        hint("kl_estimate")
+        said = capsys.readouterr().out
+        shown.append([i for i, words in enumerate(texts) if " ".join(words) in said])
+    assert shown == [[0], [1], [2], [0, 1, 2]]
+    assert read_records()["kl_estimate"].hints == 3
+
+
+def test_progress_shows_states_checks_and_hints(capsys: pytest.CaptureFixture) -> None:
+    def compute_returns(advantages, values, mask=None):
+        return F.zero_masked(advantages + values, mask)
+
+    def lr_scale(phase, warmup_steps, total_phases, final_scale):
+        return math.nan
+
+    check(compute_returns)
+    check(lr_scale)
+    check(lr_scale)
+    hint(lr_scale)
+    capsys.readouterr()
+    progress()
+    lines = capsys.readouterr().out.splitlines()
+    row = {
+        name: next(x for x in lines if f"{name} " in x) for name in ("compute_returns", "lr_scale")
+    }
+    assert "✓ passed" in row["compute_returns"] and "0/3" in row["compute_returns"]
+    assert "✗ differs" in row["lr_scale"] and " 2 " in row["lr_scale"] and "1/3" in row["lr_scale"]
+
+
+def test_checking_the_packages_own_function_is_not_noted() -> None:
+    check(F.compute_returns)
+    assert read_records() == {}

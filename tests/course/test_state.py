@@ -1,0 +1,65 @@
+"""The progress file survives whatever happens to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.course.state import Record, note_attempt, note_hint, progress_path, read_records
+
+
+def test_attempts_and_hints_are_kept_and_a_pass_stays_a_pass() -> None:
+    note_attempt("a", "differs")
+    note_attempt("a", "passed")
+    note_attempt("a", "differs")
+    note_hint("a", 2)
+    note_hint("a", 1)
+    note_attempt("b", "unwritten")
+    assert read_records() == {"a": Record("passed", 3, 2), "b": Record("unwritten", 1, 0)}
+
+
+def test_no_file_means_no_records(progress_file: Path) -> None:
+    assert not progress_file.exists()
+    assert read_records() == {}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"exercises": 3}', "\x00\xff", "null"])
+def test_a_corrupt_file_is_put_aside_and_progress_goes_on(
+    progress_file: Path, content: str
+) -> None:
+    progress_file.parent.mkdir()
+    progress_file.write_text(content, encoding="latin-1")
+    assert read_records() == {}
+    aside = progress_file.with_name("progress.json.unreadable")
+    assert aside.read_text(encoding="latin-1") == content
+    assert note_attempt("a", "passed") is None
+    assert read_records() == {"a": Record("passed", 1, 0)}
+
+
+def test_a_record_that_makes_no_sense_is_left_out_and_the_others_are_kept(
+    progress_file: Path,
+) -> None:
+    progress_file.parent.mkdir()
+    good = {"state": "passed", "attempts": 1, "hints": 0}
+    odd = [{"state": "great", "attempts": 1, "hints": 0}, {"state": "passed"}, 7]
+    stored = {"good": good} | {f"odd{i}": record for i, record in enumerate(odd)}
+    progress_file.write_text(json.dumps({"version": 1, "exercises": stored}))
+    assert read_records() == {"good": Record("passed", 1, 0)}
+
+
+def test_a_place_that_cannot_be_written_is_told_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLHF_LAB_PROGRESS", str(tmp_path / "file" / "progress.json"))
+    assert note_attempt("a", "passed").startswith("progress is not saved")
+    assert read_records() == {}
+
+
+def test_without_the_variable_the_file_is_in_the_users_data_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RLHF_LAB_PROGRESS")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert progress_path() == tmp_path / "rlhf_lab" / "progress.json"
