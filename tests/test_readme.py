@@ -53,11 +53,18 @@ def without_numbers_and_words(output: str) -> list[str]:
 
 
 def test_the_short_program_prints_what_the_readme_shows(tmp_path):
-    (program,), (shown,) = blocks("python"), blocks("text")
+    program, shown = blocks("python")[0], blocks("text")[0]
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
     output = run_python(["program.py"], tmp_path)
     assert without_numbers_and_words(output) == without_numbers_and_words(shown)
     assert all(token.endswith(":0.00") for token in output.splitlines()[0].split())
+
+
+def test_every_identity_check_of_the_probes_holds(tmp_path):
+    (tmp_path / "probing.py").write_text(blocks("python")[1], encoding="utf-8")
+    lines = run_python(["probing.py"], tmp_path).splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if not line.endswith(" True")] == []
 
 
 def test_the_commands_run_in_the_order_of_the_readme(tmp_path):
