@@ -47,7 +47,7 @@ from rlhf_lab.organism import (
     state_values,
     token_information,
 )
-from rlhf_lab.views import bars, sparkline, tokens_html
+from rlhf_lab.views import heatmap, sparkline, tokens_html
 
 SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
 place = Path(tempfile.mkdtemp())
@@ -365,7 +365,8 @@ if speaks_reel:
         ("the last layer reads best at", last_layer_reads_best_at, max(last, key=last.get)),
     ]:
         predictions.compare(question, guess, found)
-bars(list(columns), {site: list(share[site].values()) for site in sites}, "R2 of the exact value")
+grid = [list(share[site].values()) for site in sites]
+heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
 
 # %% [markdown]
 # Read the table by rows:
@@ -374,7 +375,7 @@ bars(list(columns), {site: list(share[site].values()) for site in sites}, "R2 of
 #   "wasn't". "and" by itself says nothing about how good the movie was.
 # - Attention brings in the words before. After layer 0 the first adjective is understood, negation
 #   included.
-# - Of two clauses and three, layer 0 gives about half. To add clauses up takes layer 1.
+# - Of two clauses and three, layer 0 mostly gives half or less. To add clauses up takes layer 1.
 #
 # And by columns: in the last layer nothing is as readable as the value at "i", an empty word. The
 # *next* word after it is the verb, and to choose between "liked" and "hated" the model needs just

@@ -241,6 +241,8 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # `trainer.functions` is where functions that somebody hands to the trainer live (yours, soon), and
 # `phase_generator(seed, phase, stream)` gives random numbers that depend on nothing else. That is
 # how two runs of one seed can be equal to the last bit, even if one of them is stopped in between.
+# What a function takes, and what is in a `Rollout`, a cell with a question mark tells you:
+# `compare_with_reference?`.
 
 # %%
 from rlhf_lab.course.phases import rollout_phase  # exercise

@@ -188,11 +188,14 @@ class Notebook:
 
     def run(self, holding: str) -> str:
         """Run one cell, wait until it is done, and return what it shows."""
-        cell = self.cell(holding)
-        self.start(cell)
+        self.start(self.cell(holding))
+        return self.done(holding)
+
+    def done(self, holding: str) -> str:
+        """Wait until a cell that was started is done, and return what it shows."""
         self.page.wait_for_function(
             "el => /\\[\\d+\\]/.test(el.innerText)",
-            arg=cell.locator(".jp-InputArea-prompt").element_handle(),
+            arg=self.cell(holding).locator(".jp-InputArea-prompt").element_handle(),
             timeout=CELL_MS,
         )
         return self.shown(holding)

@@ -62,7 +62,7 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
     )
     lesson.write("which_mean = ...", 'which_mean = "38 / 9"')
     lesson.run_all()
-    progress = lesson.run("predictions.show()")
+    progress = lesson.done("predictions.show()")
     for name in ("sequence_sum", "masked_mean"):
         assert re.search(rf"{name} .* ✓ passed", progress)
     assert "as you predicted" in lesson.shown("nearest = ")
