@@ -23,6 +23,11 @@ SETTINGS = {
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 CELL_MS = 120_000
+READY = """() => {
+  const context = globalThis.jupyterapp?.shell.currentWidget?.sessionContext;
+  const kernel = context?.session?.kernel;
+  return context?.isReady && kernel?.connectionStatus === 'connected' && kernel.status === 'idle';
+}"""
 CONTRASTS = """() => {
   const numbers = c => { const n = c.match(/[\\d.]+/g).map(Number);
     const rgb = n.slice(0, 3).map(x => c.startsWith('color(') ? x * 255 : x);
@@ -244,8 +249,7 @@ def open_notebook(jupyter, chromium):
         (served / folder).mkdir()
         shutil.copy(served / name, served / folder / name)
         page.goto(address.replace("NAME", f"{folder}/{name}"))
-        ready = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
-        page.wait_for_selector(ready, timeout=CELL_MS)
+        page.wait_for_function(READY, timeout=CELL_MS)
         return Notebook(page)
 
     yield opened
