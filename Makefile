@@ -11,12 +11,10 @@ train: $(INSTALLED)
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest
 
-# Lessons in a real JupyterLab and reports, in headless Chromium, which has to be on PATH.
+# Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(INSTALLED)
-	@command -v chromium chromium-browser >/dev/null || \
-		echo "There is no chromium on PATH, so these tests are skipped; Debian has it: apt-get install chromium."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
-	RLHF_LAB_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
+	RLHF_LAB_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/browser
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
