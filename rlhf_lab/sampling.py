@@ -3,18 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import response_mask, truncate_at_stop
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import TransformerWithValueHead, start_decoding
+from rlhf_lab.models.decode import State
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class SamplingSpec:
             logits = top_p_filter(logits, self.top_p)
         return logits
 
+    def candidates(self, logits: Float[Tensor, "batch d_vocab"]) -> "Candidates":
+        """What `filter` leaves, likeliest first, without the vocabulary around it."""
+        logits = logits / self.temperature
+        if not self.truncates:
+            return Candidates(logits, None)
+        d_vocab = logits.shape[-1]
+        values, tokens = logits.topk(min(self.top_k or d_vocab, d_vocab), dim=-1)
+        if self.top_p is not None:
+            values = keep_nucleus(values, self.top_p)
+        return Candidates(values, tokens)
+
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         """All token ids that end a sequence."""
         if not self.stop_at_eos:
@@ -107,10 +119,44 @@ def top_p_filter(
     2. Keep a token while the probability before it is below p: the token that crosses p stays.
     """
     values, indices = logits.sort(dim=-1, descending=True)
-    probs = values.softmax(-1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, indices, keep_nucleus(values, p))
+
+
+def keep_nucleus(
+    descending: Float[Tensor, "*batch width"], p: float
+) -> Float[Tensor, "*batch width"]:
+    """Set sorted logits to -inf from the token on before which the probability reaches p."""
+    probs = descending.softmax(-1)
     before = probs.cumsum(-1) - probs
-    kept = values.masked_fill(before >= p, -torch.inf)
-    return torch.full_like(logits, -torch.inf).scatter(-1, indices, kept)
+    return descending.masked_fill(before >= p, -torch.inf)
+
+
+class Candidates(NamedTuple):
+    """The tokens that may be drawn next.
+
+    Args:
+        logits: at the temperature, -inf where truncation removed a token.
+        tokens: their ids; None when they are the whole vocabulary in its order.
+    """
+
+    logits: Float[Tensor, "batch width"]
+    tokens: Int[Tensor, "batch width"] | None
+
+    def draw(
+        self, generator: torch.Generator | None
+    ) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """One token per row, and its log-probability.
+
+        1. Divide each probability by exponential noise of its own, and take the largest: token v
+           wins with probability p(v). It is what `torch.multinomial` does, without its checks, for
+           which a GPU would have to stop.
+        2. Read the log-probability of the winner.
+        """
+        noise = torch.empty_like(self.logits).exponential_(generator=generator)
+        place = (self.logits.softmax(-1) / noise).argmax(-1, keepdim=True)
+        logprob = self.logits.log_softmax(-1).gather(-1, place)
+        token = place if self.tokens is None else self.tokens.gather(-1, place)
+        return token[:, 0], logprob[:, 0]
 
 
 @dataclass(frozen=True)
@@ -156,6 +202,7 @@ class Samples:
         logprobs: of each generated token, under the distribution it was drawn from.
         values: the value head's estimate of the state before each generated token.
         support: the tokens that top-k or top-p left, when either is on.
+        residuals: the policy's last residual before each generated token, if it was noted.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -164,6 +211,7 @@ class Samples:
     logprobs: Float[Tensor, "batch gen"]
     values: Float[Tensor, "batch gen"]
     support: Support | None
+    residuals: Float[Tensor, "batch gen d_model"] | None = None
 
     @property
     def prefix_len(self) -> int:
@@ -226,18 +274,21 @@ def sample(
     prompts: Sequence[Sequence[int]],
     spec: SamplingSpec,
     generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Samples:
     """Let the policy continue each prompt, with a key-value cache.
 
     1. Run each distinct prompt once and copy its keys and values to all rows that start with it.
-    2. Filter the last logits by the spec, draw a token, note its log-probability and the state's
-       value.
-    3. Feed the token, and repeat from 2; rows that have stopped are fed padding and masked.
+    2. Truncate the last logits by the spec, draw a token, note its log-probability, and the
+       state's value and last residual.
+    3. Feed the token, and repeat from 2, until all is written or every row has stopped.
+    4. Blank what came after a stop token.
 
     Args:
         prompts: token ids (see `tokenize_prompts`), of any lengths.
         generator: the source of all randomness, on the policy's device; torch's global one when
             None.
+        dtype: of the matrix products, where no hook is attached; the policy's own when None.
 
     Raises:
         ConfigError: an empty prompt, or prompt and response together longer than the model's
@@ -249,32 +300,63 @@ def sample(
     prompt_tokens, prompt_mask = pad_left(prompts, pad_token, policy.device)
     check_context(policy.base_model, prompt_tokens.shape[1], spec.gen_len)
 
-    cache, logits, value = _prefill(policy, prompt_tokens, prompt_mask)
-    tokens, logprobs, values, supports = [], [], [], []
-    running = torch.ones(len(prompts), dtype=torch.bool, device=policy.device)
-    for step in range(spec.gen_len):
-        filtered = spec.filter(logits.float())
-        drawn = torch.multinomial(filtered.softmax(-1), 1, generator=generator)
-        token = drawn.masked_fill(~running[:, None], pad_token)
-        tokens.append(token)
-        logprobs.append(filtered.log_softmax(-1).gather(-1, drawn))
-        values.append(value)
-        supports.append(filtered.isfinite() if spec.truncates else None)
-        running = running & ~torch.isin(token[:, 0], torch.tensor(stops, device=policy.device))
-        if step < spec.gen_len - 1:
-            fed = torch.ones_like(token, dtype=torch.bool)
-            step_logits, value = policy(token, attention_mask=fed, past_kv_cache=cache)
-            logits = step_logits[:, -1]
+    decoder = start_decoding(policy, prompt_tokens, prompt_mask, spec.gen_len, dtype)
+    stop_ids = prompt_tokens.new_tensor(stops)
+    stopped = torch.zeros(len(prompts), dtype=torch.bool, device=policy.device)
+    steps: list[_Step] = []
+    while True:
+        steps.append(_Step.take(decoder.state, spec, generator))
+        if stops:
+            stopped = stopped | torch.isin(steps[-1].token, stop_ids)
+        if len(steps) == spec.gen_len or (stops and bool(stopped.all())):
+            break
+        decoder.feed(steps[-1].token)
 
-    generated = truncate_at_stop(torch.cat(tokens, 1), stops, pad_token)
+    generated = truncate_at_stop(_columns(steps, "token", spec.gen_len), stops, pad_token)
     return Samples(
         tokens=torch.cat([prompt_tokens, generated], 1),
         prompt_mask=prompt_mask,
         mask=response_mask(generated, stops),
-        logprobs=torch.cat(logprobs, 1),
-        values=torch.cat(values, 1).float(),
-        support=_gather_support(supports) if spec.truncates else None,
+        logprobs=_columns(steps, "logprob", spec.gen_len),
+        values=_columns(steps, "value", spec.gen_len),
+        residuals=_columns(steps, "residual", spec.gen_len),
+        support=_gather_support(steps, spec.gen_len) if spec.truncates else None,
     )
+
+
+class _Step(NamedTuple):
+    """What is kept of one step of sampling: everything but the logits of the whole vocabulary."""
+
+    token: Int[Tensor, " batch"]
+    logprob: Float[Tensor, " batch"]
+    value: Float[Tensor, " batch"]
+    residual: Float[Tensor, "batch d_model"] | None
+    candidates: Int[Tensor, "batch width"] | None
+    kept: Bool[Tensor, "batch width"] | None
+
+    @classmethod
+    def take(cls, state: State, spec: SamplingSpec, generator: torch.Generator | None) -> "_Step":
+        candidates = spec.candidates(state.logits.float())
+        token, logprob = candidates.draw(generator)
+        kept = candidates.logits.isfinite() if spec.truncates else None
+        value = state.value.float()
+        return cls(token, logprob, value, state.residual, candidates.tokens, kept)
+
+
+def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
+    """One quantity of all steps, `[batch gen ...]`; zeros after the step at which all stopped."""
+    columns = [getattr(step, name) for step in steps]
+    if columns[0] is None:
+        return None
+    blank = torch.zeros_like(columns[0])
+    return torch.stack(columns + [blank] * (gen_len - len(columns)), 1)
+
+
+def _gather_support(steps: list[_Step], gen_len: int) -> Support:
+    """The kept tokens of all steps, as wide as the widest step."""
+    kept = _columns(steps, "kept", gen_len)
+    width = int(kept.sum(-1).max()) if kept.shape[-1] > 1 else 1
+    return Support(_columns(steps, "candidates", gen_len)[..., :width], kept[..., :width])
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:
@@ -298,30 +380,3 @@ def check_context(model: HookedTransformer, prefix_len: int, gen_len: int) -> No
             f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the model's context "
             f"of {n_ctx}; {remedy}."
         )
-
-
-def _prefill(
-    policy: TransformerWithValueHead,
-    tokens: Int[Tensor, "batch prefix"],
-    mask: Bool[Tensor, "batch prefix"],
-) -> tuple[TransformerLensKeyValueCache, Float[Tensor, "batch d_vocab"], Float[Tensor, "batch 1"]]:
-    """Run each distinct prompt once; return the cache, last logits and last value of every row."""
-    labelled = torch.stack([tokens, mask.long()], dim=1)
-    distinct, row_of = labelled.unique(dim=0, return_inverse=True)
-    tokens, mask = distinct[:, 0], distinct[:, 1].bool()
-    cache = TransformerLensKeyValueCache.init_cache(
-        policy.base_model.cfg, policy.device, len(distinct)
-    )
-    logits, values = policy(tokens, attention_mask=mask, past_kv_cache=cache)
-    for entry in cache.entries:
-        entry.past_keys = entry.past_keys[row_of]
-        entry.past_values = entry.past_values[row_of]
-    cache.previous_attention_mask = cache.previous_attention_mask[row_of]
-    return cache, logits[row_of, -1], values[row_of, -1:]
-
-
-def _gather_support(steps: list[Bool[Tensor, "batch d_vocab"]]) -> Support:
-    """The kept tokens of all steps as indices, as wide as the widest step."""
-    width = max(int(step.sum(-1).max()) for step in steps)
-    kept, tokens = zip(*(step.to(torch.uint8).topk(width, dim=-1) for step in steps), strict=True)
-    return Support(torch.stack(tokens, 1), torch.stack(kept, 1).bool())

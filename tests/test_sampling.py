@@ -55,7 +55,8 @@ def sample_uncached(policy, prompts, spec, generator):
     rows = [list(prompt) for prompt in prompts]
     tokens, mask, logprobs, values = ([[] for _ in rows] for _ in range(4))
     for _ in range(spec.gen_len):
-        probs = torch.zeros(len(rows), model.cfg.d_vocab)
+        width = spec.top_k or model.cfg.d_vocab
+        probs, names = torch.zeros(len(rows), width), []
         for i, row in enumerate(rows):
             tokens_so_far = torch.tensor([row])
             logits, cache = model.run_with_cache(
@@ -65,13 +66,16 @@ def sample_uncached(policy, prompts, spec, generator):
             )
             scaled = logits[0, -1] / spec.temperature
             kept = allowed_tokens(scaled.tolist(), spec.top_k, spec.top_p)
-            probs[i, kept] = scaled[kept].softmax(-1)
+            kept = kept if spec.truncates else sorted(kept)
+            probs[i, : len(kept)] = scaled[kept].softmax(-1)
+            names.append(kept)
             values[i].append(policy.value_head(cache[VALUE_HOOK])[0, -1, 0].item())
         drawn = torch.multinomial(probs, 1, generator=generator)[:, 0].tolist()
-        for i, token in enumerate(drawn):
+        for i, place in enumerate(drawn):
+            token = names[i][place]
             mask[i].append(not any(t in stops for t in tokens[i]))
             tokens[i].append(token)
-            logprobs[i].append(math.log(probs[i, token]))
+            logprobs[i].append(math.log(probs[i, place]))
             rows[i].append(token)
     return tokens, mask, logprobs, values
 

@@ -1,7 +1,10 @@
 """Hooked models: the loader, the value head hung on a hook, the frozen reference."""
 
+from rlhf_lab.models.decode import start_decoding
 from rlhf_lab.models.load import load_model
-from rlhf_lab.models.reference import final_residuals, frozen_copy, read_out
+from rlhf_lab.models.packed import runs_packed
+from rlhf_lab.models.readout import policy_outputs, read_out
+from rlhf_lab.models.reference import final_residuals, frozen_copy, same_weights
 from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
 
 __all__ = [
@@ -10,5 +13,9 @@ __all__ = [
     "frozen_copy",
     "load_model",
     "make_value_head",
+    "policy_outputs",
     "read_out",
+    "runs_packed",
+    "same_weights",
+    "start_decoding",
 ]

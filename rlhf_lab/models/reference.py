@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
+from rlhf_lab.models.packed import packed_residuals
 from rlhf_lab.models.padding import run_left_padded
 
 
@@ -21,22 +22,29 @@ def final_residuals(
     model: HookedTransformer,
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    packed: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block.
 
     It is what is worth keeping of the reference: d_model numbers per token instead of d_vocab
     logits.
+
+    Args:
+        packed: skip the hook points (see `can_pack`).
+        dtype: of the matrix products of the packed form.
     """
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
+        if packed:
+            return (packed_residuals(model, tokens, dtype),)
         all_real = torch.ones_like(tokens)
         return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)
 
     return run_left_padded(run, input_ids, attention_mask)[0]
 
 
-def read_out(
-    model: HookedTransformer, residuals: Float[Tensor, "batch gen d_model"]
-) -> Float[Tensor, "batch gen d_vocab"]:
-    """Logits of the residuals that `final_residuals` gave: the final norm, then the unembedding."""
-    return model.unembed(model.ln_final(residuals))
+def same_weights(model: HookedTransformer, reference: HookedTransformer) -> bool:
+    """Whether two models have the same parameters, bit for bit; small ones are compared first."""
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in sorted(pairs, key=lambda pair: pair[0].numel()))

@@ -13,7 +13,7 @@ from transformer_lens import HookedTransformer
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, read_out
+from rlhf_lab.models import TransformerWithValueHead, policy_outputs, read_out
 from rlhf_lab.training.memory import ReplayMinibatch
 
 
@@ -120,7 +120,7 @@ def run_models(
     3. Score the sampled tokens with the same temperature and truncation that sampled them.
     """
     prefix_len = minibatch.prefix_len
-    logits, values = policy(minibatch.tokens, minibatch.attention_mask)
+    logits, values = policy_outputs(policy, minibatch.tokens, minibatch.attention_mask)
     scored = logits
     if minibatch.support is not None:
         scored = minibatch.support.restrict(logits, prefix_len)

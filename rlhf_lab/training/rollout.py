@@ -6,7 +6,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
-from rlhf_lab.models import final_residuals, read_out
+from rlhf_lab.models import final_residuals, read_out, runs_packed, same_weights
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
@@ -24,19 +24,26 @@ def compare_with_reference(
 ]:
     """Exact KL and entropy of the policy at each generated token, and the reference's residuals.
 
-    Both models take the same path over the same chunks of sequences, so that equal weights give a
-    KL of exactly 0.
-
-    1. Run both models over finished sequences, as far as the last residual.
-    2. Keep the states before each generated token, and read out both logits.
-    3. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
+    1. Run the reference over finished sequences, as far as the last residual.
+    2. Take the policy's last residuals as the sampler noted them; or run the policy, too. While
+       the policy still has the reference's weights, they are the reference's, and the KL is
+       exactly 0.
+    3. Keep the states before each generated token, and read out both logits.
+    4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
     """
+    packed = runs_packed(model, reference)
+    same = packed and same_weights(model, reference)
     kls, entropies, residuals = [], [], []
     states = slice(samples.prefix_len - 1, -1)
     for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
         tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
-        residual = final_residuals(model, tokens, attention_mask)[:, states]
-        ref_residual = final_residuals(reference, tokens, attention_mask)[:, states]
+        ref_residual = final_residuals(reference, tokens, attention_mask, packed)[:, states]
+        if same:
+            residual = ref_residual
+        elif samples.residuals is not None:
+            residual = samples.residuals[rows]
+        else:
+            residual = final_residuals(model, tokens, attention_mask, packed)[:, states]
         logits = read_out(model, residual) / temperature
         ref_logits = read_out(reference, ref_residual) / temperature
         kls.append(F.kl_per_token(logits, ref_logits))

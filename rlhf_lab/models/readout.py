@@ -1,0 +1,86 @@
+"""From the last residual to logits and values: through the modules where somebody listens."""
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.models.packed import has_hooks, runs_packed
+from rlhf_lab.models.reference import final_residuals
+from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead
+
+
+def final_norm(
+    model: HookedTransformer, residual: Float[Tensor, "*batch d_model"]
+) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
+    """The final norm before its gain, which is `ln_final.hook_normalized`, and after it.
+
+    The value head reads the first, the unembedding the second.
+    """
+    norm, shape = model.ln_final, (model.cfg.d_model,)
+    if model.cfg.normalization_type.startswith("LN"):
+        normalized = F.layer_norm(residual, shape, eps=norm.eps)
+    else:
+        normalized = F.rms_norm(residual, shape, eps=norm.eps)
+    gained = normalized * norm.w if hasattr(norm, "w") else normalized
+    return normalized, gained + norm.b if hasattr(norm, "b") else gained
+
+
+def read_out(
+    model: HookedTransformer, residuals: Float[Tensor, "batch gen d_model"]
+) -> Float[Tensor, "batch gen d_vocab"]:
+    """Logits of the residuals that `final_residuals` gave: the final norm, then the unembedding."""
+    if has_hooks(model.ln_final) or has_hooks(model.unembed):
+        return model.unembed(model.ln_final(residuals))
+    return unembed(model, final_norm(model, residuals)[1])
+
+
+def unembed(
+    model: HookedTransformer,
+    hidden: Float[Tensor, "*batch d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"] | None = None,
+) -> Float[Tensor, "*batch d_vocab"]:
+    """hidden @ W_U + b_U, without the copy of W_U that the hooked module makes at every call."""
+    W_U = model.W_U if W_U is None else W_U
+    return F.linear(hidden.to(W_U.dtype), W_U.T, model.b_U.to(W_U.dtype))
+
+
+def read_state(
+    policy: TransformerWithValueHead,
+    residual: Float[Tensor, "batch seq d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+    """Logits and value estimates of last residuals: what the policy's forward does at its end.
+
+    Args:
+        W_U: the unembedding in another dtype, where nobody listens.
+    """
+    model = policy.base_model
+    if has_hooks(model.ln_final) or has_hooks(model.unembed):
+        values: list[Tensor] = []
+
+        def read_value(normalized: Tensor, hook: object) -> None:
+            values.append(policy.value_head(normalized)[..., 0])
+
+        with model.hooks(fwd_hooks=[(VALUE_HOOK, read_value)]):
+            return model.unembed(model.ln_final(residual)), values[0]
+    normalized, hidden = final_norm(model, residual)
+    return unembed(model, hidden, W_U), policy.value_head(normalized)[..., 0]
+
+
+def is_plain(policy: nn.Module) -> bool:
+    """Whether the policy's forward is the package's own, and not one that a learner wrote."""
+    return getattr(type(policy), "forward", None) is TransformerWithValueHead.forward
+
+
+def policy_outputs(
+    policy: TransformerWithValueHead,
+    tokens: Int[Tensor, "batch seq"],
+    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+    """What calling the policy gives, in packed form where nobody listens."""
+    if not (is_plain(policy) and runs_packed(policy.base_model)):
+        return policy(tokens, attention_mask)
+    return read_state(
+        policy, final_residuals(policy.base_model, tokens, attention_mask, packed=True)
+    )
