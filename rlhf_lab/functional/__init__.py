@@ -32,9 +32,12 @@ from rlhf_lab.functional.policy_loss import (
 )
 from rlhf_lab.functional.preference import bradley_terry_loss, dpo_loss
 from rlhf_lab.functional.rewards import normalize_reward
+from rlhf_lab.functional.token_stats import Readout, TokenStats, token_stats_chunked
 from rlhf_lab.functional.value_loss import calc_value_function_loss
 
 __all__ = [
+    "Readout",
+    "TokenStats",
     "at_least_float32",
     "bradley_terry_loss",
     "calc_clipped_surrogate_objective",
@@ -66,6 +69,7 @@ __all__ = [
     "rloo_advantages",
     "sequence_sum",
     "token_rewards",
+    "token_stats_chunked",
     "truncate_at_stop",
     "whiten",
     "zero_masked",
