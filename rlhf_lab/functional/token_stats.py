@@ -51,7 +51,7 @@ def token_stats_chunked(
     reference: Readout | None = None,
     temperature: float = 1.0,
     support: tuple[Int[Tensor, "rows width"], Bool[Tensor, "rows width"]] | None = None,
-    chunk_rows: int = 128,
+    chunk_rows: int = 256,
     keep_bytes: int = 2**29,
 ) -> TokenStats:
     """Give what `get_logprobs`, `entropy_per_token` and `kl_per_token` give, by chunks of rows.
@@ -71,27 +71,32 @@ def token_stats_chunked(
 
     d log p(a)/dz = [a] - p,   dH/dz = -p (log p + H),   dKL/dz = p (log p - log q - KL)
     """
+    _check_settings(temperature, chunk_rows)
+    _check_readout("policy", policy, tokens, policy)
+    learned, fixed = (policy.hidden, policy.W_U, policy.b_U), (None,) * 3
+    if reference is not None:
+        _check_readout("reference", reference, tokens, policy)
+        fixed = (reference.hidden, reference.W_U, reference.b_U)
+        fixed = tuple(None if x is None else x.detach() for x in fixed)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
+    itemsize = at_least_float32(policy.hidden[:0]).element_size()
+    log_bytes = len(tokens) * policy.W_U.shape[1] * itemsize * (1 if reference is None else 2)
+    settings = _Settings(temperature, chunk_rows, keep=learns and log_bytes <= keep_bytes)
+    support = (None, None) if support is None else support
+    return TokenStats(*_TokenStats.apply(*learned, *fixed, tokens, *support, settings))
+
+
+def _check_settings(temperature: float, chunk_rows: int) -> None:
+    """Refuse numbers that are out of range."""
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows is {chunk_rows}; give at least 1 row per chunk.")
-    _check("policy", policy, tokens, policy)
-    if reference is not None:
-        _check("reference", reference, tokens, policy)
-    learned = (policy.hidden, policy.W_U, policy.b_U)
-    fixed = (None,) * 3
-    if reference is not None:
-        fixed = (reference.hidden, reference.W_U, reference.b_U)
-        fixed = tuple(None if x is None else x.detach() for x in fixed)
-    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
-    log_bytes = len(tokens) * policy.W_U.shape[1] * at_least_float32(policy.hidden).element_size()
-    keep = learns and log_bytes * (1 if reference is None else 2) <= keep_bytes
-    support = (None, None) if support is None else support
-    settings = _Settings(temperature, chunk_rows, keep)
-    return TokenStats(*_TokenStats.apply(*learned, *fixed, tokens, *support, settings))
 
 
-def _check(name: str, readout: Readout, tokens: Int[Tensor, " rows"], policy: Readout) -> None:
+def _check_readout(
+    name: str, readout: Readout, tokens: Int[Tensor, " rows"], policy: Readout
+) -> None:
     """Refuse a readout that does not fit the tokens or the policy's vocabulary and dtype."""
     d_model, d_vocab = readout.hidden.shape[-1], policy.W_U.shape[-1]
     wanted = {"hidden": (len(tokens), d_model), "W_U": (d_model, d_vocab), "b_U": (d_vocab,)}
@@ -193,7 +198,7 @@ class _Scan:
         self.tokens, self.support_tokens, self.support_kept = tokens, ids, kept
         self.temperature, self.chunk_rows, self.keep = settings
         self.n_rows, self.d_vocab = len(tokens), W_U.shape[1]
-        self.dtype = at_least_float32(hidden).dtype
+        self.dtype = at_least_float32(hidden[:0]).dtype
         chunk = min(self.chunk_rows, self.n_rows)
         self.work, self.probs = (self.new(chunk, self.d_vocab) for _ in range(2))
         self.impossible = self.new(chunk, self.d_vocab, dtype=torch.bool)

@@ -370,6 +370,22 @@ def test_nan_in_a_row_that_counts_is_not_hidden():
     assert all(g.isnan().any() for g in gradients(stats, policy, upstream(3)))
 
 
+def test_no_value_is_read_back_so_that_a_gpu_never_waits():
+    # a fake tensor has no values: to ask for one, or to index with a boolean mask, raises
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=False):
+        policy, reference = (
+            Readout(torch.empty(ROWS, D_MODEL), torch.empty(D_MODEL, D_VOCAB), torch.empty(D_VOCAB))
+            for _ in "pr"
+        )
+        policy = learnable(policy)
+        ids = torch.zeros(ROWS, 4, dtype=torch.long)
+        stats = token_stats_chunked(
+            policy, ids[:, 0], reference, 0.8, (ids, ids == 0), 3, ALWAYS_RECOMPUTE
+        )
+        grads = gradients(stats, policy, torch.empty(3, ROWS))
+    assert [g.shape for g in grads] == [(ROWS, D_MODEL), (D_MODEL, D_VOCAB), (D_VOCAB,)]
+
+
 def test_no_rows_give_empty_statistics_and_zero_gradients():
     policy = learnable(readout(0, rows=0))
     stats = token_stats_chunked(policy, torch.zeros(0).long(), readout(1, rows=0))
