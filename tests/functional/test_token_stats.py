@@ -116,6 +116,9 @@ def test_support_of_two_out_of_three_words_by_hand():
     torch.testing.assert_close(grad, tensor([[-2 / 3, 0.0, 2 / 3]], dtype=torch.float64))
     outside = token_stats_chunked(policy, tensor([1]), support=support)
     assert outside.logprobs.item() == -INF
+    # minus the softmax within the support, and nothing at the word that was not kept
+    (grad,) = torch.autograd.grad(outside.logprobs.sum(), policy.W_U)
+    torch.testing.assert_close(grad, tensor([[-2 / 3, 0.0, -1 / 3]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("keep_bytes", [ALWAYS_RECOMPUTE, ALWAYS_KEEP])
