@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens import HookedTransformer
 
+from rlhf_lab.functional import Readout, TokenStats, token_stats_chunked
 from rlhf_lab.models.packed import has_hooks, runs_packed
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead
@@ -84,3 +85,30 @@ def policy_outputs(
     return read_state(
         policy, final_residuals(policy.base_model, tokens, attention_mask, packed=True)
     )
+
+
+def read_token_stats(
+    model: HookedTransformer,
+    reference: HookedTransformer,
+    hidden: Float[Tensor, "batch gen d_model"],
+    ref_residuals: Float[Tensor, "batch gen d_model"],
+    tokens: Int[Tensor, "batch gen"],
+    temperature: float,
+    support: tuple[Int[Tensor, "batch gen width"], Bool[Tensor, "batch gen width"]] | None = None,
+) -> TokenStats:
+    """Log-probability, entropy and exact KL of each generated token, in chunks of rows.
+
+    Args:
+        hidden: of the policy, after the final norm, at the states before the tokens.
+        ref_residuals: of the reference, before it.
+        support: token ids and which are kept, where sampling was truncated.
+    """
+    _, ref_hidden = final_norm(reference, ref_residuals)
+    stats = token_stats_chunked(
+        Readout(hidden.flatten(0, 1), model.W_U, model.b_U),
+        tokens.flatten(),
+        Readout(ref_hidden.flatten(0, 1), reference.W_U, reference.b_U),
+        temperature,
+        None if support is None else tuple(x.flatten(0, 1) for x in support),
+    )
+    return TokenStats(*(x.view(tokens.shape) for x in stats))

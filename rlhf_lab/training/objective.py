@@ -13,7 +13,16 @@ from transformer_lens import HookedTransformer
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, policy_outputs, read_out
+from rlhf_lab.models import (
+    TransformerWithValueHead,
+    final_norm,
+    final_residuals,
+    is_plain,
+    policy_outputs,
+    read_out,
+    read_token_stats,
+    runs_packed,
+)
 from rlhf_lab.training.memory import ReplayMinibatch
 
 
@@ -69,6 +78,12 @@ class Functions:
             return F.compute_advantages(values, rewards, mask)
         token_rewards = F.token_rewards(rewards, mask)
         return F.compute_gae(values, token_rewards, args.gamma, args.gae_lambda, mask)
+
+    @property
+    def read_logits(self) -> bool:
+        """Whether one of the caller's functions wants to see the logits of the whole vocabulary."""
+        own = (self.logprobs, self.entropy_bonus, self.kl_penalty)
+        return own != (F.get_logprobs, F.calc_entropy_bonus, F.calc_kl_penalty)
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,33 @@ def run_models(
     )
 
 
+def run_models_in_chunks(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    temperature: float,
+) -> tuple[F.TokenStats, Float[Tensor, "minibatch gen"]]:
+    """What `run_models` leads to, without its logits: statistics of each token, and values.
+
+    1. Run the policy in packed form; keep the states before the generated tokens.
+    2. Read values, and, a chunk of rows at a time, log-probabilities, entropy and exact KL.
+    """
+    model = policy.base_model
+    residual = final_residuals(model, minibatch.tokens, minibatch.attention_mask, packed=True)
+    normalized, hidden = final_norm(model, residual[:, minibatch.prefix_len - 1 : -1])
+    support = minibatch.support
+    stats = read_token_stats(
+        model,
+        reference,
+        hidden,
+        minibatch.ref_residuals,
+        minibatch.tokens[:, minibatch.prefix_len :],
+        temperature,
+        None if support is None else (support.tokens, support.kept),
+    )
+    return stats, policy.value_head(normalized)[..., 0]
+
+
 def objective_terms(
     policy: TransformerWithValueHead,
     reference: HookedTransformer,
@@ -142,7 +184,8 @@ def objective_terms(
 ) -> ObjectiveTerms:
     """The objective of one minibatch, with gradients; `args.kl_coef` counts unless one is given.
 
-    1. Run the policy once, and read the reference's logits out of its residuals.
+    1. Run the policy once, and read the reference's logits out of its residuals; in chunks, where
+       nobody listens to the models and no function of the caller's wants to see logits.
     2. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
        and KL are of the whole next-token distribution at that temperature, at generated tokens
        only.
@@ -151,9 +194,20 @@ def objective_terms(
     term of its own.
     """
     mask = minibatch.mask
-    out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs)
+    kl_coef = args.kl_coef if kl_coef is None else kl_coef
+    unobserved = is_plain(policy) and runs_packed(policy.base_model, reference)
+    if unobserved and not functions.read_logits:
+        stats, values = run_models_in_chunks(policy, reference, minibatch, args.temperature)
+        logprobs = stats.logprobs
+        entropy_bonus = args.ent_coef * F.masked_mean(stats.entropy, mask)
+        kl_penalty = kl_coef * F.masked_mean(stats.kl, mask)
+    else:
+        out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs)
+        logprobs, values = out.logprobs, out.values
+        entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
+        kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
     clipped_surrogate = functions.clipped_surrogate(
-        out.logprobs,
+        logprobs,
         minibatch.logprobs,
         minibatch.advantages,
         args.clip_coef,
@@ -161,19 +215,16 @@ def objective_terms(
         args.normalize_advantages,
     )
     value_loss = functions.value_loss(
-        out.values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
+        values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
     )
-    entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
-    kl_coef = args.kl_coef if kl_coef is None else kl_coef
-    kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
     return ObjectiveTerms(
         objective=clipped_surrogate - value_loss + entropy_bonus - kl_penalty,
         clipped_surrogate=clipped_surrogate,
         value_loss=value_loss,
         entropy_bonus=entropy_bonus,
         kl_penalty=kl_penalty,
-        logprobs=out.logprobs.detach(),
-        values=out.values.detach(),
+        logprobs=logprobs.detach(),
+        values=values.detach(),
     )
 
 

@@ -6,7 +6,14 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
-from rlhf_lab.models import final_residuals, read_out, runs_packed, same_weights
+from rlhf_lab.models import (
+    final_norm,
+    final_residuals,
+    read_out,
+    read_token_stats,
+    runs_packed,
+    same_weights,
+)
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
@@ -44,10 +51,16 @@ def compare_with_reference(
             residual = samples.residuals[rows]
         else:
             residual = final_residuals(model, tokens, attention_mask, packed)[:, states]
-        logits = read_out(model, residual) / temperature
-        ref_logits = read_out(reference, ref_residual) / temperature
-        kls.append(F.kl_per_token(logits, ref_logits))
-        entropies.append(F.entropy_per_token(logits))
+        if packed:
+            hidden, written = final_norm(model, residual)[1], tokens[:, samples.prefix_len :]
+            stats = read_token_stats(model, reference, hidden, ref_residual, written, temperature)
+            kl, entropy = stats.kl, stats.entropy
+        else:
+            logits = read_out(model, residual) / temperature
+            kl = F.kl_per_token(logits, read_out(reference, ref_residual) / temperature)
+            entropy = F.entropy_per_token(logits)
+        kls.append(kl)
+        entropies.append(entropy)
         residuals.append(ref_residual)
     return torch.cat(kls), torch.cat(entropies), torch.cat(residuals)
 

@@ -1,4 +1,4 @@
-"""Tests the packed form against the hooked modules: residuals, gradients, decoding, and when it runs."""
+"""Tests the packed form against the hooked modules: residuals, gradients, decoding, its limits."""
 
 import copy
 

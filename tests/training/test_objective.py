@@ -269,14 +269,71 @@ def test_the_callers_own_function_is_called_and_drives_the_run(
     assert any(not torch.equal(weights[key], unchanged_weights[key]) for key in weights)
 
 
-def test_an_own_function_that_repeats_the_default_changes_nothing(make_trainer, unchanged_weights):
+def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unchanged_weights):
+    """Those that read logits are left out: they lead another way round, see below."""
     own = {
-        name: lambda *given, default=default: default(*given) for name, default in DEFAULTS.items()
+        name: lambda *given, default=default: default(*given)
+        for name, default in DEFAULTS.items()
+        if name not in ("logprobs", "entropy_bonus", "kl_penalty")
     }
     trainer = make_trainer(own, **FUNCTION_RUN)
     trainer.train()
     weights = trainer.policy.state_dict()
     assert all(torch.equal(weights[key], unchanged_weights[key]) for key in weights)
+
+
+def own_kl(trainer):
+    """The default KL penalty as the caller's own function, which has to see logits."""
+    return dataclasses.replace(
+        trainer.functions, kl_penalty=lambda *given: F.calc_kl_penalty(*given)
+    )
+
+
+def terms_and_gradients(trainer, minibatch, functions):
+    trainer.policy.zero_grad()
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.args, functions)
+    terms.objective.backward()
+    return terms, {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["packed", "a hook listens"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
+    make_trainer, settings, listens
+):
+    """Terms and every gradient within 1e-5 of the largest entry; the policy has moved."""
+    trainer = make_trainer(**settings)
+    minibatch = prepare(trainer)
+    terms, gradients = terms_and_gradients(trainer, minibatch, trainer.functions)
+    functions = trainer.functions if listens else own_kl(trainer)
+    if listens:
+        trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: None)
+    expected, by_logits = terms_and_gradients(trainer, minibatch, functions)
+    for field in dataclasses.fields(terms):
+        pair = (getattr(terms, field.name), getattr(expected, field.name))
+        found, wanted = (x[minibatch.mask] if x.ndim else x for x in pair)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5, msg=field.name)
+    largest = max(gradient.abs().max() for gradient in by_logits.values())
+    assert largest > 1e-3
+    for name, gradient in gradients.items():
+        assert (gradient - by_logits[name]).abs().max() <= 1e-5 * largest, name
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5, "temperature": 1.3}], ids=["all", "top_k"])
+def test_the_same_seed_gives_the_same_samples_with_and_without_a_hook(make_trainer, settings):
+    """And the same KL and entropy, which are read from what the sampler noted."""
+    trainer = make_trainer(**settings)
+    disturb(trainer.policy)
+    found = trainer.rollout_phase()
+    trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: None)
+    expected = trainer.rollout_phase()
+    assert torch.equal(found.samples.tokens, expected.samples.tokens)
+    for name in ("kl", "entropy", "advantages", "ref_residuals"):
+        a, b = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4, msg=name)
+    for name in ("logprobs", "values"):
+        a, b = getattr(found.samples, name), getattr(expected.samples, name)
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_own_advantages_and_rewards_are_what_the_rollout_holds(make_trainer):
