@@ -10,8 +10,10 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore
+from rlhf_lab.errors import RunError
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.run_dir import RETURNED
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,29 @@ class Run:
     def notes(self) -> list[dict[str, Any]]:
         """What was thinned, refused or switched off, and when."""
         return self.directory.read(NOTES)
+
+    def functions(self) -> list[str]:
+        """The functions on moments, given to `trainer.on` or `trainer.capture`, that returned a
+        dict.
+        """
+        return sorted(path.stem for path in self.path.glob(f"{RETURNED}/*.jsonl"))
+
+    def returned(self, function: str) -> list[dict[str, Any]]:
+        """The dicts that a function on a moment returned, each with its phase and moment.
+
+        Tensors come back as lists, numbers that were not finite as None. A second function of the
+        same name has `_2` behind it.
+
+        Raises:
+            RunError: no such function returned a dict.
+        """
+        there = self.functions()
+        if function not in there:
+            raise RunError(
+                f"{self.path} has no dicts of a function {function!r}; there are "
+                f"{', '.join(there) or 'none'}."
+            )
+        return self.directory.read(f"{RETURNED}/{function}.jsonl")
 
     def policy(self, which: str | int = "last") -> TransformerWithValueHead:
         """The policy that the run saved: "last", "best", or a number of learning phases.

@@ -203,16 +203,16 @@ def capturing(
     hook_names: str | Sequence[str],
     pos: int | None,
     tokens: Int[Tensor, "batch seq"] | None,
-) -> Callable[[Context], None]:
+) -> Callable[[Context], Any]:
     """Turn `function(ctx, acts)` into a listener that captures its activations first."""
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
 
-    def listen(ctx: Context) -> None:
+    def listen(ctx: Context) -> Any:
         with undisturbed(ctx.policy, ctx.reference):
             text, mask = text_at(ctx) if tokens is None else (tokens, None)
             acts = capture_activations(ctx.policy, text, names, pos, mask)
-            function(ctx, acts[names[0]] if only_one else acts)
+            return function(ctx, acts[names[0]] if only_one else acts)
 
     listen.__name__ = getattr(function, "__name__", "capture")
     return listen

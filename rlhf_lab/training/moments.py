@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.training.returned import name_of, store_returned
 
 Moment = Literal[
     "run_start",
@@ -37,8 +38,9 @@ WHERE_IT_IS = MappingProxyType(
 class Context:
     """What a callable sees at a moment; reading a field that is not there yet says when it is.
 
-    Always there: `moment`, `phase` (starting at 0), `args`, `policy`, `reference`, and `run`, the
-    run's directory (None in a phase that is run on its own).
+    Always there: `moment`, `phase` (starting at 0), `args`, `policy`, `reference`, `kl_coef`, the
+    weight of the KL penalty that is in force, and `run`, the run's directory (None in a phase that
+    is run on its own).
     """
 
     def __init__(self, moment: Moment, phase: int, **fields: Any) -> None:
@@ -58,12 +60,15 @@ class Context:
 class Moments:
     """Who wants to be called when.
 
-    A callable that raises is dropped with one warning, and the run goes on: looking at a run must
-    not end it.
+    A dict that a callable returns is stored in the run's directory, under the callable's name (see
+    `Run.returned`); anything else that it returns is not looked at. A callable that raises, or
+    whose dict cannot be stored, is dropped with one warning, and the run goes on: looking at a run
+    must not end it.
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[str, list[tuple[int, Callable[[Context], Any]]]] = {}
+        self._listeners: dict[str, list[tuple[int, str, Callable[[Context], Any]]]] = {}
+        self._names: dict[str, Callable[[Context], Any]] = {}
 
     def on(
         self, moment: Moment, every: int = 1
@@ -81,24 +86,44 @@ class Moments:
             raise ConfigError(f"every={every} must be 1 or greater.")
 
         def register(listener: Callable[[Context], Any]) -> Callable[[Context], Any]:
-            self._listeners.setdefault(moment, []).append((every, listener))
+            entry = every, self._name(listener), listener
+            self._listeners.setdefault(moment, []).append(entry)
             return listener
 
         return register
 
+    def _name(self, listener: Callable[[Context], Any]) -> str:
+        """The callable's own name, numbered on if another callable has it already."""
+        first = name = name_of(listener)
+        number = 1
+        while self._names.setdefault(name.casefold(), listener) != listener:
+            number += 1
+            name = f"{first}_{number}"
+        return name
+
     def emit(self, moment: Moment, phase: int, **fields: Any) -> None:
         """Call everyone who registered for this moment, in the order of registration."""
         for entry in list(self._listeners.get(moment, [])):
-            every, listener = entry
+            every, name, listener = entry
             if phase % every and moment not in ("run_start", "run_end"):
                 continue
+            ctx = Context(moment, phase, **fields)
             try:
-                listener(Context(moment, phase, **fields))
+                self._store(ctx, name, listener(ctx))
             except Exception as error:
                 self._listeners[moment].remove(entry)
-                name = getattr(listener, "__name__", type(listener).__name__)
                 warnings.warn(
                     f"{name} raised {type(error).__name__} at {moment} of phase {phase} and is "
                     f"switched off: {error}",
                     stacklevel=2,
                 )
+
+    def _store(self, ctx: Context, name: str, returned: Any) -> None:
+        """Store a dict, if there is one and a place for it."""
+        run = ctx.__dict__.get("run")
+        if run is None or not isinstance(returned, dict):
+            return
+        where = {"phase": ctx.phase, "moment": ctx.moment}
+        if ctx.moment == "checkpoint":
+            where["checkpoint"] = ctx.checkpoint.stem
+        store_returned(run, name, where, returned)

@@ -40,6 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+RETURNED = "returned"
 
 
 class RunDir:
@@ -134,11 +135,14 @@ class RunDir:
             partial.write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
-        """Add lines to a JSONL file."""
+        """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
         path = self.path / file
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        with _writing(path), open(path, "a", encoding="utf-8") as out:
-            out.write(lines)
+        with _writing(path):
+            if path.parent != self.path:
+                path.parent.mkdir(exist_ok=True)
+            with open(path, "a", encoding="utf-8") as out:
+                out.write(lines)
 
     def read(self, file: str) -> list[dict[str, Any]]:
         """The records of a JSONL file; a last line that was cut off by a crash is left out.
@@ -157,8 +161,20 @@ class RunDir:
 
     def rewind(self, phase: int) -> None:
         """Drop what was logged from this phase on, which is about to be done again."""
-        for file in (METRICS, SAMPLES):
-            kept = [record for record in self.read(file) if record["phase"] < phase]
+        returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
+        for file in (METRICS, SAMPLES, *returned):
+            kept = [record for record in self.read(file) if _is_done(record, phase)]
             lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
             with replacing(self.path / file) as partial:
                 partial.write_text(lines, encoding="utf-8")
+
+
+def _is_done(record: dict[str, Any], phase: int) -> bool:
+    """Whether what a record tells of is behind a run that goes on at this phase.
+
+    The checkpoint that a run goes on from bears the number of the phase to come; the best one is
+    saved within its phase, and those of phase 0 are saved again.
+    """
+    if record["phase"] == phase > 0:
+        return record.get("checkpoint", "best") != "best"
+    return record["phase"] < phase

@@ -180,6 +180,7 @@ class RLHFTrainer:
             "args": self.args,
             "policy": self.policy,
             "reference": self.reference,
+            "kl_coef": self.kl_controller.kl_coef,
             "run": self.run,
         }
         self.moments.emit(moment, self.phase, **always, **fields)

@@ -131,7 +131,7 @@ def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
     optional = set().union(*FIELDS.values())
 
     def look(ctx: Context) -> None:
-        for name in ("args", "policy", "reference", "run"):
+        for name in ("args", "policy", "reference", "kl_coef", "run"):
             assert getattr(ctx, name) is not None
         there[ctx.moment] = {name for name in optional if hasattr(ctx, name)}
         for name in optional - there[ctx.moment]:

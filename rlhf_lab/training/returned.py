@@ -1,0 +1,79 @@
+"""What functions on moments return: a dict becomes a JSON line in the run's directory."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.training.run_dir import RETURNED, RunDir
+
+MOST_NUMBERS = 100_000
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name with nothing but letters, digits and _, so that it can name a file.
+
+    A partial has the name of its function, a callable object that of its class.
+    """
+    function = getattr(function, "func", function)
+    name = getattr(function, "__name__", type(function).__name__)
+    return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
+
+
+def store_returned(
+    run: RunDir, name: str, where: dict[str, Any], returned: Mapping[Any, Any]
+) -> None:
+    """Add a line to `returned/NAME.jsonl`: where it was returned, then what.
+
+    Args:
+        where: phase, moment, and at a checkpoint its name.
+
+    Raises:
+        ConfigError: something that JSON does not have, or a name that `where` has.
+        RunError: the file cannot be written.
+    """
+    for key in where:
+        if key in returned:
+            raise ConfigError(f"the dict has a key {key!r}, which each record has; rename it.")
+    run.append(f"{RETURNED}/{name}.jsonl", [where | plain(returned, "the dict")])
+
+
+def plain(value: Any, place: str) -> Any:
+    """A value as JSON has it: tensors and arrays as lists, numbers that are not finite as None.
+
+    Args:
+        place: where the value stands, for the complaint.
+
+    Raises:
+        ConfigError: something that JSON does not have, or a tensor of over 100,000 numbers.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{place} has the key {key!r}; write keys as str.")
+        return {key: plain(entry, f"{place}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return plain(_as_lists(value, place), place)
+    if isinstance(value, list | tuple):
+        return [plain(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise ConfigError(
+        f"{place} is a {type(value).__name__}, which cannot be stored; return numbers, words, "
+        "tensors, and lists or dicts of these."
+    )
+
+
+def _as_lists(array: Tensor | np.ndarray | np.generic, place: str) -> Any:
+    """The numbers of a small array."""
+    size = math.prod(array.shape)
+    if size > MOST_NUMBERS:
+        raise ConfigError(
+            f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}; return their mean or norm."
+        )
+    return array.tolist()
