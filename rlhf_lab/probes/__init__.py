@@ -9,6 +9,7 @@ from rlhf_lab.probes.probe import Check, Cost, EvalText, Observation, Probe, Rec
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
+from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Attachment, Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens, value_lens
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "RunHealth",
     "RunShape",
+    "StepLedger",
     "Suite",
     "TextHeatmap",
     "ValueLens",

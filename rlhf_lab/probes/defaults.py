@@ -9,6 +9,7 @@ from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
+from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens
@@ -32,6 +33,7 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     pair = _pair(trainer)
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=8, every=5)]
     probes += [ValueLens(text="rollout", every=20)]
+    probes += [StepLedger(every=max(1, trainer.args.total_phases // 4))]
     probes += [WeightDelta(words=pair, every=trainer.args.total_phases)]
     if pair is not None:
         probes.append(LogitShift(*pair))
@@ -48,6 +50,7 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
     return Suite(
         TextHeatmap(every=max(1, trainer.args.total_phases // 10)),
         RunHealth(),
+        StepLedger(every=every),
         KLByPosition(every=2),
         ValueLens(every=every),
         Direction("sentiment", every=every),

@@ -14,6 +14,7 @@ from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Moment
 
 ProbeText = Literal["eval", "rollout"]
+ProbeStep = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class RunShape:
     d_model: int
     d_vocab: int
     n_parameters: int
+    num_minibatches: int = 1
 
     @property
     def phase_tokens(self) -> int:
@@ -157,6 +159,7 @@ class Probe:
         text: whose activations it wants: the eval text's, the rollout's, or none.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: the position of these activations; all when None.
+        step: at moments of a step, which step of the phase it is called at; all when None.
         every: called each `every`-th phase, and at run_end.
     """
 
@@ -165,6 +168,7 @@ class Probe:
     text: ProbeText | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
+    step: ProbeStep | None = None
     every: int = 1
 
     def __init__(self, every: int | None = None, name: str | None = None) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore
-from rlhf_lab.errors import RunError
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.restore import load_policy
 from rlhf_lab.training.run_dir import RETURNED

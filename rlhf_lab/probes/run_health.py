@@ -59,7 +59,7 @@ class RunHealth(Probe):
         report: PhaseReport = seen.ctx.report
         mask = rollout.samples.mask
         advantage_std = F.masked_std(rollout.advantages, mask).item()
-        beta = effective_beta(seen.args.kl_coef, advantage_std, report.reward_std, seen.args)
+        beta = effective_beta(report.kl_coef, advantage_std, report.reward_std, seen.args)
         values: dict[str, Any] = {name: getattr(report, name) for name in COPIED}
         values |= {"advantage_std": advantage_std, "beta_eff": beta}
         if seen.truth is not None:

@@ -177,6 +177,7 @@ class Attachment:
             d_model=cfg.d_model,
             d_vocab=cfg.d_vocab,
             n_parameters=sum(p.numel() for p in trainer.policy.parameters()),
+            num_minibatches=args.num_minibatches,
         )
 
     def _register(self, trainer: RLHFTrainer) -> None:
@@ -204,8 +205,13 @@ class Attachment:
             self._measure(ctx)
 
     def _is_due(self, planned: Planned, ctx: Context) -> bool:
-        if ctx.moment not in self.probes[planned.name].moments:
+        probe = self.probes[planned.name]
+        if ctx.moment not in probe.moments:
             return False
+        if probe.step is not None and hasattr(ctx, "step"):
+            steps = ctx.args.num_minibatches * ctx.args.batches_per_learning_phase
+            if ctx.step != (0 if probe.step == "first" else steps - 1):
+                return False
         return ctx.moment in ("run_start", "run_end") or ctx.phase % planned.every == 0
 
     def _begin(self, ctx: Context) -> None:

@@ -26,6 +26,7 @@ WHERE_IT_IS = MappingProxyType(
         "samples": "after_rollout and after_score",
         "rollout": "after_score",
         "minibatch": "before_minibatch to after_step",
+        "step": "before_minibatch to after_step",
         "terms": "after_loss to after_step",
         "grad_norm": "after_step",
         "report": "after_phase",
@@ -124,6 +125,8 @@ class Moments:
         if run is None or not isinstance(returned, dict):
             return
         where = {"phase": ctx.phase, "moment": ctx.moment}
+        if "step" in ctx.__dict__:
+            where["step"] = ctx.step
         if ctx.moment == "checkpoint":
             where["checkpoint"] = ctx.checkpoint.stem
         store_returned(run, name, where, returned)

@@ -246,9 +246,10 @@ class RLHFTrainer:
         )
         generator = phase_generator(self.args.seed, self.phase, "minibatches")
         stats, first_ratio = [], None
-        for minibatch in memory.get_minibatches(generator):
-            self._emit("before_minibatch", rollout=rollout, minibatch=minibatch)
-            terms, grad_norm = self._step(rollout, minibatch)
+        for step, minibatch in enumerate(memory.get_minibatches(generator)):
+            there = {"rollout": rollout, "minibatch": minibatch, "step": step}
+            self._emit("before_minibatch", **there)
+            terms, grad_norm = self._step(minibatch, there)
             if first_ratio is None:
                 first_ratio = furthest_ratio(terms, minibatch)
                 self._warn_if_off_policy(first_ratio)
@@ -257,9 +258,14 @@ class RLHFTrainer:
         means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
         return LearningStats(ratio_first_minibatch=first_ratio, **means)
 
-    def _step(self, rollout: Rollout, minibatch: ReplayMinibatch) -> tuple[ObjectiveTerms, float]:
-        """One optimiser step up the objective; also returns the gradient norm before clipping."""
-        there = {"rollout": rollout, "minibatch": minibatch}
+    def _step(
+        self, minibatch: ReplayMinibatch, there: dict[str, Any]
+    ) -> tuple[ObjectiveTerms, float]:
+        """One optimiser step up the objective; also returns the gradient norm before clipping.
+
+        Args:
+            there: what the moments of the step show.
+        """
         terms = objective_terms(
             self.policy,
             self.reference,

@@ -1,7 +1,7 @@
 """What a person looks at: live panel, coloured tokens, curves, the ledger of a step, reports."""
 
 from rlhf_lab.views.html import Html
-from rlhf_lab.views.ledger import Ledger, step_ledger
+from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
 from rlhf_lab.views.plots import Picture, bars, curves, heatmap
 from rlhf_lab.views.probe_pictures import probe_html
@@ -22,6 +22,7 @@ __all__ = [
     "sample_table",
     "sparkline",
     "step_ledger",
+    "stored_ledger",
     "tokens_html",
     "tokens_text",
     "write_report",

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
-from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes import Run
+from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
-from rlhf_lab.training.objective import run_models
 from rlhf_lab.views.colour import colour_of, ink_on
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.html import table as html_table
@@ -87,7 +86,8 @@ class Ledger:
     def html(self, sequence: int = 0) -> Html:
         """The rows of a sequence as a table, with their sum and the whole objective below."""
         total = self.entries["share"][sequence].sum().item()
-        body = html_table(["token", *COLUMNS], self.rows(sequence))
+        columns = [name.replace("_", " ") for name in ("token", *COLUMNS)]
+        body = html_table(columns, self.rows(sequence))
         said = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
             f"minibatch together give the objective, {self.objective:.6f}.</p>"
@@ -95,81 +95,49 @@ class Ledger:
         return Html(body + said)
 
 
-@torch.no_grad()
 def step_ledger(
     policy: TransformerWithValueHead,
     reference: HookedTransformer,
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
+    kl_coef: float | None = None,
 ) -> Ledger:
-    """Take the objective of a minibatch apart, token by token.
-
-    1. Run the policy once, as the objective does; take log-probabilities, values, KL and entropy.
-    2. Whiten the advantages over the minibatch, if the run does.
-    3. Give each token its part of the four means; over the real tokens the parts sum to the
-       objective.
+    """Take the objective of a minibatch apart, token by token; see `ledger_entries`.
 
     Call it at before_minibatch or after_loss, before the step is taken. It follows the package's
     own functions: with a caller's own in the trainer, the shares sum to what these would have been.
 
-    share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
+    Args:
+        kl_coef: the weight of the KL penalty in force, `ctx.kl_coef`; `args.kl_coef` when None.
+
+    Raises:
+        ConfigError: no kl_coef, although the run changes it as it goes.
     """
-    mask = minibatch.mask
-    out = run_models(policy, reference, minibatch, args.temperature)
-    ratio = F.policy_ratio(out.logprobs, minibatch.logprobs)
-    advantages = minibatch.advantages
-    whitened = F.whiten(advantages, mask) if args.normalize_advantages else advantages
-    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
-    surrogate = torch.minimum(ratio * whitened, clipped_ratio * whitened)
-    entries = {
-        "old_logprob": minibatch.logprobs,
-        "logprob": out.logprobs,
-        "ratio": ratio,
-        "clipped": (clipped_ratio * whitened < ratio * whitened).to(ratio.dtype),
-        "advantage": advantages,
-        "whitened": whitened,
-        "return": minibatch.returns,
-        "value": out.values,
-        "kl": F.kl_per_token(out.logits, out.ref_logits),
-        "entropy": F.entropy_per_token(out.logits),
-        "surrogate": surrogate,
-        "value_loss": _value_losses(out.values, minibatch, args),
-    }
-    return _close(entries, minibatch, policy, args)
-
-
-def _value_losses(
-    values: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
-) -> Float[Tensor, "minibatch gen"]:
-    """vf_coef / 2 times the squared error of each value, clipped as the run clips it."""
-    errors = (values - minibatch.returns).square()
-    if args.vf_clip is not None:
-        moved = (values - minibatch.values).clamp(-args.vf_clip, args.vf_clip)
-        errors = torch.maximum(errors, (minibatch.values + moved - minibatch.returns).square())
-    return 0.5 * args.vf_coef * errors
-
-
-def _close(
-    entries: dict[str, Float[Tensor, "minibatch gen"]],
-    minibatch: ReplayMinibatch,
-    policy: TransformerWithValueHead,
-    args: RLHFArgs,
-) -> Ledger:
-    """Add up: parts of the means over all real tokens, and their sum."""
-    mask = minibatch.mask
-    n = mask.sum()
-    bonus = args.ent_coef * entries["entropy"] - args.kl_coef * entries["kl"]
-    share = (entries["surrogate"] - entries["value_loss"] + bonus) / n
-    parts = {name: entries[name] / n for name in ("surrogate", "value_loss")}
-    closed = {name: F.zero_masked(x, mask) for name, x in (entries | parts).items()}
-    closed["share"] = F.zero_masked(share, mask)
+    entries = ledger_entries(policy, reference, minibatch, args, kl_coef)
     tokenizer = policy.base_model.tokenizer
     return Ledger(
         tokens=[spell_tokens(tokenizer, row) for row in minibatch.tokens],
         prefix_len=minibatch.prefix_len,
-        mask=mask,
-        entries=closed,
-        objective=closed["share"].sum().item(),
+        mask=minibatch.mask,
+        entries=entries,
+        objective=entries["share"].sum().item(),
+    )
+
+
+def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
+    """The ledger that a `StepLedger` stored in a phase.
+
+    Raises:
+        RunError: it stored none then.
+    """
+    tensors = run.tensors(probe, phase)
+    record = next(record for record in run.records(probe) if record["phase"] == phase)
+    return Ledger(
+        tokens=record["tokens"],
+        prefix_len=record["prefix_len"],
+        mask=tensors["mask"],
+        entries={name: tensors[name] for name in COLUMNS},
+        objective=record["objective"],
     )
 
 

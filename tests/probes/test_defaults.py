@@ -28,6 +28,7 @@ def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(
     assert run.probes() == [
         "kl_by_position",
         "run_health",
+        "step_ledger",
         "text_heatmap",
         "value_lens",
         "weight_delta",

@@ -5,7 +5,7 @@ import pytest
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism.exact import frontier
 from rlhf_lab.organism.rewards import gold
-from rlhf_lab.probes import attach
+from rlhf_lab.probes import Run, attach
 from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta
 
 
@@ -25,6 +25,19 @@ def test_the_optimum_that_stands_beside_a_run_is_the_one_at_its_price_of_kl(fini
         assert record["optimal_reward"] == pytest.approx(point.proxy)
         assert record["optimal_kl_per_sequence"] == pytest.approx(point.kl_per_sequence)
         assert record["mean_reward"] == finished.metrics()[record["phase"]]["mean_reward"]
+
+
+def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer, unlimited):
+    settings = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 10, "base_lr": 3e-3}
+    trainer = make_trainer(total_phases=4, warmup_steps=0, **settings)
+    attach(trainer, RunHealth(), budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    coefs = [line["kl_coef"] for line in run.metrics()]
+    assert coefs[3] > 1.1 * coefs[0]
+    for record, coef in zip(run.records("run_health"), coefs, strict=True):
+        expected = coef * record["advantage_std"] * record["reward_std"]
+        assert record["beta_eff"] == pytest.approx(expected)
 
 
 def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):

@@ -76,6 +76,7 @@ def test_each_step_and_each_moment_of_a_function_has_its_line(make_trainer):
     trainer.train()
     records = Run(trainer.run.path).returned("told")
     moments = [(r["moment"], r["phase"], r.get("checkpoint")) for r in records]
+    assert [r["step"] for r in records if r["moment"] == "after_step"] == [0, 1, 2, 3]
     assert moments == [
         ("run_start", 0, None),
         ("checkpoint", 0, "phase_000000"),

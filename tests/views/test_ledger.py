@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.ledger import COLUMNS, step_ledger
 
@@ -106,6 +107,21 @@ def test_the_table_and_the_page_show_every_real_token_and_the_sum(step):
     assert all(row[0] in shown and f">{escape(row[0])}<" in page for row in rows)
     assert page.count("<tr>") == 8
     assert f"{ledger.objective:.6f}" in page
+
+
+def test_the_coefficient_in_force_is_the_one_that_counts(tmp_path):
+    """Ten times the coefficient is ten times the penalty in the sum of the shares."""
+    trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"kl_controller": "adaptive"})), out=tmp_path / "run")
+    minibatches = []
+    trainer.on("before_minibatch")(lambda ctx: minibatches.append(ctx.minibatch))
+    trainer.train()
+    parts = trainer.policy, trainer.reference, minibatches[-1], trainer.args
+    weak, strong = (step_ledger(*parts, kl_coef=coef) for coef in (0.1, 1.0))
+    kl = weak.entries["kl"].sum().item() / weak.mask.sum().item()
+    assert kl > 1e-4
+    assert weak.objective - strong.objective == pytest.approx(0.9 * kl, rel=1e-2)
+    with pytest.raises(ConfigError, match="kl_controller='adaptive'.*give kl_coef=ctx.kl_coef"):
+        step_ledger(*parts)
 
 
 def test_the_ledger_leaves_the_policy_alone(tmp_path):

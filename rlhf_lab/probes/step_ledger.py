@@ -1,0 +1,177 @@
+"""StepLedger: what every token of one optimiser step contributes to the objective."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
+from rlhf_lab.probes.text_heatmap import spell_tokens
+from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
+from rlhf_lab.training.objective import run_models
+
+BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
+Entries = dict[str, Float[Tensor, "minibatch gen"]]
+
+
+@torch.no_grad()
+def ledger_entries(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    kl_coef: float | None = None,
+) -> Entries:
+    """Take the objective of a minibatch apart, token by token; 0 where the mask is False.
+
+    1. Run the policy once, as the objective does; take log-probabilities, values, KL and entropy.
+    2. Whiten the advantages over the minibatch, if the run does.
+    3. Give each token its part of the four means; over the real tokens the parts sum to the
+       objective.
+
+    Raises:
+        ConfigError: no kl_coef, although the run changes it as it goes.
+
+    share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
+    """
+    kl_coef = _coefficient(args, kl_coef)
+    mask, out = minibatch.mask, run_models(policy, reference, minibatch, args.temperature)
+    entries = _surrogate(out.logprobs, minibatch, args) | {
+        "return": minibatch.returns,
+        "value": out.values,
+        "kl": F.kl_per_token(out.logits, out.ref_logits),
+        "entropy": F.entropy_per_token(out.logits),
+        "value_loss": _value_losses(out.values, minibatch, args) / mask.sum(),
+    }
+    bonus = args.ent_coef * entries["entropy"] - kl_coef * entries["kl"]
+    entries["share"] = entries["surrogate"] - entries["value_loss"] + bonus / mask.sum()
+    return {name: F.zero_masked(column, mask) for name, column in entries.items()}
+
+
+def _coefficient(args: RLHFArgs, kl_coef: float | None) -> float:
+    """The weight of the KL penalty that is in force."""
+    if kl_coef is not None:
+        return kl_coef
+    if args.kl_controller != "fixed":
+        raise ConfigError(
+            f"kl_controller={args.kl_controller!r} changes kl_coef as the run goes; "
+            "give kl_coef=ctx.kl_coef."
+        )
+    return args.kl_coef
+
+
+def _surrogate(
+    logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
+) -> Entries:
+    """Each token's part of the clipped surrogate, and the steps that lead there."""
+    mask, advantages = minibatch.mask, minibatch.advantages
+    ratio = F.policy_ratio(logprobs, minibatch.logprobs)
+    whitened = F.whiten(advantages, mask) if args.normalize_advantages else advantages
+    clipped = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef) * whitened
+    return {
+        "old_logprob": minibatch.logprobs,
+        "logprob": logprobs,
+        "ratio": ratio,
+        "clipped": (clipped < ratio * whitened).to(ratio.dtype),
+        "advantage": advantages,
+        "whitened": whitened,
+        "surrogate": torch.minimum(ratio * whitened, clipped) / mask.sum(),
+    }
+
+
+def _value_losses(
+    values: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
+) -> Float[Tensor, "minibatch gen"]:
+    """vf_coef / 2 times the squared error of each value, clipped as the run clips it."""
+    errors = (values - minibatch.returns).square()
+    if args.vf_clip is not None:
+        moved = (values - minibatch.values).clamp(-args.vf_clip, args.vf_clip)
+        errors = torch.maximum(errors, (minibatch.values + moved - minibatch.returns).square())
+    return 0.5 * args.vf_coef * errors
+
+
+class StepLedger(Probe):
+    """Every token of one step of a phase, and what it adds to the objective.
+
+    With functions of the caller's own in the objective, it shows what the package's would have
+    given.
+
+    Check: the shares of all tokens sum to the objective that the trainer is about to climb (to
+    that of the package's functions, with functions of the caller's own).
+
+    Args:
+        step: "first", where every ratio is still 1, or "last", where the clip may bind.
+
+    Raises:
+        ConfigError: another step.
+    """
+
+    name = "step_ledger"
+    moments = ("after_loss",)
+    step = "last"
+
+    def __init__(
+        self, step: str = "last", every: int | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(every, name)
+        if step not in ("first", "last"):
+            raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
+        self.step = step
+
+    def cost(self, shape: RunShape) -> Cost:
+        """A forward of the policy over the minibatch, a read-out of the reference's residuals."""
+        rows = shape.batch / shape.num_minibatches
+        flops = 2 * rows * shape.gen_len * shape.d_model * shape.d_vocab
+        seq = shape.prefix_len + shape.gen_len
+        return Cost(rows * seq, flops, bytes=rows * (shape.gen_len * 13 * 4 + seq * 10))
+
+    def observe(self, seen: Observation) -> Record:
+        """Take the step's objective apart, and compare the sum with it."""
+        ctx, minibatch = seen.ctx, seen.ctx.minibatch
+        entries = ledger_entries(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
+        tokenizer = ctx.policy.base_model.tokenizer
+        values = {
+            "step": ctx.step,
+            "steps": seen.args.num_minibatches * seen.args.batches_per_learning_phase,
+            **_sums(entries, int(minibatch.mask.sum()), seen.args, ctx.kl_coef),
+            "prefix_len": minibatch.prefix_len,
+            "tokens": [spell_tokens(tokenizer, row) for row in minibatch.tokens],
+        }
+        target = _objective(seen)
+        miss = abs(values["objective"] - target) / max(1.0, abs(target))
+        checks = [Check.at_most("the shares sum to the objective", miss, 1e-5)]
+        tensors = {name: column.float() for name, column in entries.items()}
+        return Record(values, tensors | {"mask": minibatch.mask}, checks)
+
+
+def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:
+    """The terms of the objective, each summed over the tokens."""
+    sums = {name: column.double().sum().item() for name, column in entries.items()}
+    return {
+        "real_tokens": n,
+        "clipped_surrogate": sums["surrogate"],
+        "value_loss": sums["value_loss"],
+        "entropy_bonus": args.ent_coef * sums["entropy"] / n,
+        "kl_coef": kl_coef,
+        "kl_penalty": kl_coef * sums["kl"] / n,
+        "objective": sums["share"],
+    }
+
+
+def _objective(seen: Observation) -> float:
+    """The objective of the step, by the package's own functions."""
+    ctx = seen.ctx
+    replaceable = {field.name for field in dataclasses.fields(Functions)}
+    if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.own_parts):
+        return ctx.terms.objective.item()
+    terms = objective_terms(
+        ctx.policy, ctx.reference, ctx.minibatch, seen.args, Functions(), ctx.kl_coef
+    )
+    return terms.objective.item()

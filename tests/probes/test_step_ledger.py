@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import Run, StepLedger, attach
+from rlhf_lab.probes.probe import Observation
+from rlhf_lab.training import Context
+
+ADAPTIVE = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 10, "base_lr": 3e-3}
+TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
+
+
+def run_with_ledger(trainer, unlimited, **options):
+    """The run read back, and what the trainer computed at each step: `[phase][step] -> terms`."""
+    attach(trainer, StepLedger(**options), budget=unlimited)
+    seen = {}
+    trainer.on("after_loss")(
+        lambda ctx: seen.setdefault(ctx.phase, []).append((ctx.terms, ctx.kl_coef))
+    )
+    trainer.train()
+    return Run(trainer.run.path), seen
+
+
+@pytest.mark.parametrize("step, number", [("first", 0), ("last", 3)])
+def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, unlimited, step, number):
+    """Two minibatches, two passes: steps 0 to 3."""
+    trainer = make_trainer(total_phases=3, ent_coef=0.02, base_lr=3e-3)
+    run, seen = run_with_ledger(trainer, unlimited, step=step, every=2)
+    records = run.records("step_ledger")
+    assert [(r["phase"], r["step"], r["steps"]) for r in records] == [
+        (0, number, 4),
+        (2, number, 4),
+    ]
+    for record in records:
+        terms, _ = seen[record["phase"]][number]
+        for name in TERMS:
+            assert record[name] == pytest.approx(getattr(terms, name).item(), abs=1e-6), name
+        tensors = run.tensors("step_ledger", record["phase"])
+        shares = tensors["share"][tensors["mask"]].sum().item()
+        assert shares == pytest.approx(terms.objective.item(), abs=1e-5)
+        assert record["real_tokens"] == int(tensors["mask"].sum()) == 4 * 6
+    assert all(check.ok for check in run.checks()) and len(run.checks()) == 2
+
+
+def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer, unlimited):
+    trainer = make_trainer(warmup_steps=0, base_lr=3e-3)
+    attach(trainer, StepLedger("first", name="early"), StepLedger(), budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    early, late = (run.tensors(name, 1)["ratio"] for name in ("early", "step_ledger"))
+    assert (early - 1).abs().max() < 1e-4 < 1e-2 < (late - 1).abs().max()
+
+
+def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer, unlimited):
+    """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
+    trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)
+    run, seen = run_with_ledger(trainer, unlimited)
+    last = run.records("step_ledger")[-1]
+    terms, kl_coef = seen[3][-1]
+    reports = [line["kl_coef"] for line in run.metrics()]
+    assert last["kl_coef"] == kl_coef == reports[3]
+    assert reports[3] == pytest.approx(reports[2] * 1.16) and reports[3] > reports[0]
+    assert last["kl_penalty"] == pytest.approx(terms.kl_penalty.item(), abs=1e-6)
+    assert last["objective"] == pytest.approx(terms.objective.item(), abs=1e-6)
+    assert all(check.ok for check in run.checks())
+
+
+def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(
+    make_trainer, unlimited
+):
+    def no_penalty(logits, ref_logits, kl_coef, mask):
+        return (logits * 0).sum()
+
+    trainer = make_trainer({"kl_penalty": no_penalty}, base_lr=3e-3, warmup_steps=0)
+    run, seen = run_with_ledger(trainer, unlimited)
+    record = run.records("step_ledger")[-1]
+    own = seen[1][-1][0]
+    assert own.kl_penalty.item() == 0 and record["kl_penalty"] > 1e-4
+    expected = own.objective.item() - record["kl_penalty"]
+    assert record["objective"] == pytest.approx(expected, abs=1e-6)
+    assert all(check.ok for check in run.checks())
+
+
+def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
+    trainer, found = make_trainer(total_phases=1, warmup_steps=0), []
+
+    @trainer.on("after_loss")
+    def look(ctx):
+        for miss in (0.0, 0.01):
+            fields = ctx.__dict__ | {
+                "terms": replace(ctx.terms, objective=ctx.terms.objective + miss)
+            }
+            spoilt = Context(**fields)
+            seen = Observation(spoilt, ctx.args, 1, [], {}, {}, None, None)
+            found.append(StepLedger().observe(seen).checks[0])
+
+    trainer.train()
+    assert [check.ok for check in found] == [True, False] * 4
+    assert found[1].value == pytest.approx(0.01, abs=1e-4)
+
+
+def test_masked_tokens_hold_nothing(make_trainer, unlimited):
+    trainer = make_trainer(stop_at_eos=True, gen_len=26, total_phases=1, warmup_steps=0)
+    run, _ = run_with_ledger(trainer, unlimited)
+    tensors = run.tensors("step_ledger", 0)
+    masked = ~tensors.pop("mask")
+    assert len(tensors) == 13
+    assert all(torch.equal(x[masked], torch.zeros(int(masked.sum()))) for x in tensors.values())
+
+
+def test_a_step_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="step='middle' of step_ledger must be 'first' or 'last'"):
+        StepLedger("middle")
