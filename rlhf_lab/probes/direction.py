@@ -154,34 +154,53 @@ class Direction(Probe):
 
     def observe(self, seen: Observation) -> Record:
         """Fit on the first two thirds of the sequences, look at the last third."""
-        text = seen.need_text(self.name)
-        if text.labels is None:
+        labels = seen.need_text(self.name).labels
+        if labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
-        x, reference_x = (
-            torch.stack([acts[site] for site in seen.acts]).transpose(1, 2)
-            for acts in (seen.acts, seen.reference_acts)
-        )
-        labels = text.labels.to(x.device)
         cut = 2 * len(labels) // 3
-        fitted = fit_direction(x[:, :, :cut], labels[:cut], self.method)
-        held, held_labels = x[:, :, cut:], labels[cut:]
-        found = project(held, fitted.direction)
-        reference = fit_direction(reference_x[:, :, :cut], labels[:cut], self.method)
-        values = {
-            "sites": list(seen.acts),
-            "accuracy": decimals(accuracy(found, fitted.threshold, held_labels), 4),
-            "auc": decimals(auc(found, held_labels), 4),
-            "cosine_with_reference": decimals((fitted.direction * reference.direction).sum(-1), 4),
-        }
-        values |= _controls(x[:, :, :cut], labels[:cut], held, held_labels, self.method)
-        values |= _class_means(project(held, reference.direction), held_labels)
-        checks = [_ablation_check(held, fitted.direction)]
-        decided = found > fitted.threshold[..., None]
+        ours, reference = (
+            _split(acts, list(seen.acts), labels, cut) for acts in (seen.acts, seen.reference_acts)
+        )
+        fitted = fit_direction(ours.x, ours.labels, self.method)
+        first = fit_direction(reference.x, reference.labels, self.method)
+        values = {"sites": list(seen.acts)} | _figures(ours, fitted)
+        cosine = (fitted.direction * first.direction).sum(-1)
+        values["cosine_with_reference"] = decimals(cosine, 4)
+        values |= _controls(ours, self.method)
+        values |= _class_means(project(ours.held, first.direction), ours.held_labels)
+        checks = [_ablation_check(ours.held, fitted.direction)]
         if seen.truth is not None:
-            bayes, check = _against_bayes(seen, decided, held_labels, cut)
+            bayes, check = _against_bayes(seen, ours, fitted, cut)
             values |= bayes
             checks.append(check)
         return Record(values, {"direction": fitted.direction.float()}, checks)
+
+
+class Split(NamedTuple):
+    """Activations and labels to fit on, and those that are held out."""
+
+    x: Float[Tensor, "site seq fit d_model"]
+    labels: Bool[Tensor, " fit"]
+    held: Float[Tensor, "site seq test d_model"]
+    held_labels: Bool[Tensor, " test"]
+
+
+def _split(
+    acts: dict[str, Tensor], sites: list[str], labels: Bool[Tensor, " batch"], cut: int
+) -> Split:
+    """The activations of all sites `[site seq batch d_model]`, cut between two sequences."""
+    x = torch.stack([acts[site] for site in sites]).transpose(1, 2)
+    labels = labels.to(x.device)
+    return Split(x[:, :, :cut], labels[:cut], x[:, :, cut:], labels[cut:])
+
+
+def _figures(split: Split, fitted: Fitted) -> dict[str, list]:
+    """How well a direction tells the held-out classes apart."""
+    along = project(split.held, fitted.direction)
+    return {
+        "accuracy": decimals(accuracy(along, fitted.threshold, split.held_labels), 4),
+        "auc": decimals(auc(along, split.held_labels), 4),
+    }
 
 
 def _ablation_check(
@@ -191,14 +210,9 @@ def _ablation_check(
     return Check.at_most("nothing is left along an ablated direction", left, 1e-6)
 
 
-def _controls(
-    x: Float[Tensor, "site seq fit d_model"],
-    labels: Bool[Tensor, " fit"],
-    held: Float[Tensor, "site seq test d_model"],
-    held_labels: Bool[Tensor, " test"],
-    method: Method,
-) -> dict[str, list]:
+def _controls(split: Split, method: Method) -> dict[str, list]:
     """Accuracies that a probe should beat: of shuffled labels, and of a random direction."""
+    x, labels, held, held_labels = split
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=generator).to(labels.device)
     shuffled = fit_direction(x, labels[order], method)
@@ -225,13 +239,11 @@ def _class_means(
 
 
 def _against_bayes(
-    seen: Observation,
-    decided: Bool[Tensor, "site seq test"],
-    labels: Bool[Tensor, " test"],
-    cut: int,
+    seen: Observation, split: Split, fitted: Fitted, cut: int
 ) -> tuple[dict[str, list], Check]:
     """The accuracy of Bayes' rule at each position, and the check that it is not beaten."""
-    tokens = seen.text.tokens
+    tokens, labels = seen.text.tokens, split.held_labels
+    decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
     belief, mask = seen.truth.beliefs(tokens)
     best = (belief[cut:] > 0.5).T.to(labels.device)
     excess, error = paired_excess(decided, best.expand_as(decided), labels)

@@ -258,17 +258,12 @@ class Attachment:
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts] | None]
     ) -> Record:
+        """Show a probe what it wants to see; its record must hold a check."""
         acts, reference_acts = {}, {}
         if probe.text is not None:
             sites = resolve_sites(ctx.policy.base_model, probe.sites)
             found = shared[probe.text] or self._activations(ctx, [probe], probe.text)
-            all_acts, all_reference_acts = found
-            acts = {site: _at_pos(all_acts[site], probe.pos) for site in sites}
-            reference_acts = {
-                site: _at_pos(all_reference_acts[site], probe.pos)
-                for site in sites
-                if site in all_reference_acts
-            }
+            acts, reference_acts = (_at_sites(captured, sites, probe.pos) for captured in found)
         seen = Observation(
             ctx=ctx,
             args=ctx.args,
@@ -371,6 +366,7 @@ class Attachment:
         return self.timing.seconds[planned.name] + self.timing.fastest[planned.name] * due_later
 
 
-def _at_pos(activation: Tensor, pos: int | None) -> Tensor:
-    """An activation at one position, or at all."""
-    return activation if pos is None else activation[:, pos]
+def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
+    """The activations of those sites that are there, at one position or at all."""
+    there = {site: acts[site] for site in sites if site in acts}
+    return {site: act if pos is None else act[:, pos] for site, act in there.items()}

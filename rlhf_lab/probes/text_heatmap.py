@@ -99,17 +99,7 @@ class TextHeatmap(Probe):
         rollout: Rollout = seen.ctx.rollout
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         tokenizer = seen.ctx.policy.base_model.tokenizer
-        everything = {
-            "advantage": rollout.advantages,
-            "value": samples.values,
-            "return": rollout.returns,
-            "kl": rollout.kl,
-            "entropy": rollout.entropy,
-        }
-        tensors = {name: everything[name][:n].float() for name in self.fields if name in everything}
-        if "log_ratio" in self.fields:
-            tensors["log_ratio"] = sampled_log_ratio(rollout, n, seen).float()
-        tensors["mask"] = samples.mask[:n]
+        tensors = self._numbers(seen, n) | {"mask": samples.mask[:n]}
         checks = _checks(rollout, seen)
         if seen.truth is not None:
             truth_tensors, check = _truth(rollout, n, seen)
@@ -121,6 +111,21 @@ class TextHeatmap(Probe):
             "rewards": decimals(rollout.raw_rewards[:n]),
         }
         return Record(values, tensors, checks)
+
+    def _numbers(self, seen: Observation, n: int) -> dict[str, Tensor]:
+        """The fields of the first n samples."""
+        rollout: Rollout = seen.ctx.rollout
+        everything = {
+            "advantage": rollout.advantages,
+            "value": rollout.samples.values,
+            "return": rollout.returns,
+            "kl": rollout.kl,
+            "entropy": rollout.entropy,
+        }
+        tensors = {name: everything[name][:n].float() for name in self.fields if name in everything}
+        if "log_ratio" in self.fields:
+            tensors["log_ratio"] = sampled_log_ratio(rollout, n, seen).float()
+        return tensors
 
 
 def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
