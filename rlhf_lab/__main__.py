@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from tyro.conf import OmitSubcommandPrefixes, Positional, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, subcommand
 
 from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.errors import ConfigError, LabError
@@ -25,12 +25,14 @@ class Train:
     args: Annotated[RLHFArgs, tyro.conf.arg(name="")]
     out: Path | None = None
     """The run's directory, new or empty; runs/PRESET-seedN when not given."""
+    probes: FlagCreatePairsOff[bool] = False
+    """Watch the run with the default probes, which `report` shows; the weights stay the same."""
 
     def run(self) -> int:
         """Carry it out; returns the exit status."""
         from rlhf_lab import commands
 
-        return commands.train(self.args, self.out)
+        return commands.train(self.args, self.out, self.probes)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from rlhf_lab.models.device import pick_device
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.organism.check import run_checks
 from rlhf_lab.organism.train import rebuild
+from rlhf_lab.probes import Run, attach_default_suite, had_default_suite
 from rlhf_lab.rewards import load_reward, score_texts
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.restore import load_policy
 from rlhf_lab.views import RunView, sample_table, write_report
 
@@ -40,21 +41,26 @@ class PatientConsole(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def train(args: RLHFArgs, out: Path | None) -> int:
-    """Train from the start."""
+def train(args: RLHFArgs, out: Path | None, probes: bool) -> int:
+    """Train from the start, watched by the default probes if so asked."""
     console = PatientConsole()
     console.print(f"loading {args.base_model} and its reward", highlight=False)
-    return _run(RLHFTrainer(args, out=out), console)
+    trainer = RLHFTrainer(args, out=out)
+    if probes:
+        attach_default_suite(trainer)
+    return _run(trainer, console)
 
 
 def resume(directory: Path) -> int:
-    """Go on with a run."""
+    """Go on with a run, under the default probes if it had them."""
     console = PatientConsole()
     trainer = RLHFTrainer.resume(directory)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         console.print(f"{directory} is finished; nothing is left to do.", highlight=False)
         return 0
     console.print(f"going on with {directory} at phase {trainer.phase}", highlight=False)
+    if had_default_suite(trainer.run):
+        attach_default_suite(trainer)
     return _run(trainer, console)
 
 
@@ -72,23 +78,29 @@ def _run(trainer: RLHFTrainer, console: Console) -> int:
     try:
         with RunView(trainer, console):
             trainer.train()
+        is_done = trainer.phase >= trainer.args.total_phases
     except KeyboardInterrupt:
-        console.print(_how_to_go_on(trainer), highlight=False, soft_wrap=True)
-        return INTERRUPTED
+        is_done = False
     finally:
         signal.signal(signal.SIGINT, before)
-    if trainer.phase < trainer.args.total_phases:
-        console.print(_how_to_go_on(trainer), highlight=False, soft_wrap=True)
-        return INTERRUPTED
-    final = trainer.run.read_info()["final"]
+    said = _figures(trainer.run) if is_done else _how_to_go_on(trainer)
+    console.print(said, highlight=False, soft_wrap=True)
+    return 0 if is_done else INTERRUPTED
+
+
+def _figures(directory: RunDir) -> str:
+    """What a finished run came to, and what its probes say of it, if it has any."""
+    run, final = Run(directory.path), directory.read_info()["final"]
     figures = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
-    console.print(
-        f"final, over {final['samples']} fresh samples: {', '.join(figures)}\n"
-        f"written to {trainer.run.path}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return 0
+    lines = [f"final, over {final['samples']} fresh samples: {', '.join(figures)}"]
+    checks = run.checks()
+    if checks:
+        held = sum(check.ok for check in checks)
+        lines.append(
+            f"{len(run.probes())} probes recorded; {held} of {len(checks)} identity checks hold; "
+            f"see python -m rlhf_lab report {run.path}"
+        )
+    return "\n".join([*lines, f"written to {run.path}"])
 
 
 def _how_to_go_on(trainer: RLHFTrainer) -> str:
@@ -109,28 +121,40 @@ def write_samples(
     if n < 1:
         raise ConfigError(f"n={n} is too small; ask for at least 1 sample.")
     place = pick_device(device)
-    args = None
-    if Path(model).is_dir() and not Path(model, "config.json").exists():
-        which = int(checkpoint) if checkpoint.isdigit() else checkpoint
-        policy, args = load_policy(model, which, place)
-        spec, prefix, prepend_bos = SamplingSpec.from_args(args), args.prefix, args.prepend_bos
-    else:
-        policy = TransformerWithValueHead(load_model(model, device=place))
+    policy, args = _load_writer(model, checkpoint, place)
+    if args is None:
         spec, prefix, prepend_bos = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True), "", True
+    else:
+        spec, prefix, prepend_bos = SamplingSpec.from_args(args), args.prefix, args.prepend_bos
     spec = replace(spec, **{name: value for name, value in sampling.items() if value is not None})
     prefix = prefix if prompt is None else prompt
     tokenizer = policy.base_model.tokenizer
     prompts = tokenize_prompts(tokenizer, [prefix], prepend_bos) * n
     samples = sample(policy, prompts, spec, torch.Generator(place).manual_seed(seed))
-    texts = samples.texts(tokenizer)
+    _print_samples(samples.texts(tokenizer), args, prefix, place)
+    return 0
+
+
+def _load_writer(
+    model: str, checkpoint: str, place: torch.device
+) -> tuple[TransformerWithValueHead, RLHFArgs | None]:
+    """A run's policy with the run's arguments, or any other model with none."""
+    if Path(model).is_dir() and not Path(model, "config.json").exists():
+        return load_policy(model, int(checkpoint) if checkpoint.isdigit() else checkpoint, place)
+    return TransformerWithValueHead(load_model(model, device=place)), None
+
+
+def _print_samples(
+    texts: list[str], args: RLHFArgs | None, prefix: str, place: torch.device
+) -> None:
+    """Texts as they are, or those of a run with their rewards."""
     console = Console()
-    if args is None:
-        for text in texts:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-    else:
+    if args is not None:
         rewards = score_texts(load_reward(args, place), texts).tolist()
         console.print(sample_table(texts, rewards, prefix))
-    return 0
+        return
+    for text in texts:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def score(

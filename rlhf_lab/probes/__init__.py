@@ -1,7 +1,7 @@
 """Probes: what to record of a run, when, and how much of it; and how to read it back."""
 
 from rlhf_lab.probes.budget import Budget
-from rlhf_lab.probes.defaults import default_suite
+from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
@@ -37,7 +37,9 @@ __all__ = [
     "ValueLens",
     "WeightDelta",
     "attach",
+    "attach_default_suite",
     "attribute_logits",
     "default_suite",
+    "had_default_suite",
     "value_lens",
 ]

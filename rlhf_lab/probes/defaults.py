@@ -10,15 +10,32 @@ from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
-from rlhf_lab.probes.suite import Suite
+from rlhf_lab.probes.suite import Attachment, Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import Context, RLHFTrainer, RunDir
 
 MOST_REVIEWS, FEWEST_REVIEWS = 384, 96
+LEDGERS = 3
 EVAL_SEED = 20_231_015
+REMEMBERED = "probes"
 WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
+
+
+def attach_default_suite(trainer: RLHFTrainer) -> Attachment:
+    """Attach the default suite, and note in the run that it has one; see `had_default_suite`."""
+
+    @trainer.on("run_start")
+    def remember_probes(ctx: Context) -> None:
+        ctx.run.write_info(ctx.run.read_info() | {REMEMBERED: "default"})
+
+    return default_suite(trainer).attach(trainer)
+
+
+def had_default_suite(run: RunDir) -> bool:
+    """Whether `attach_default_suite` was called for this run."""
+    return run.read_info().get(REMEMBERED) == "default"
 
 
 def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
@@ -33,7 +50,7 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     pair = _pair(trainer)
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=8, every=5)]
     probes += [ValueLens(text="rollout", every=20)]
-    probes += [StepLedger(every=max(1, trainer.args.total_phases // 4))]
+    probes += [StepLedger(every=-(-trainer.args.total_phases // LEDGERS))]
     probes += [WeightDelta(words=pair, every=trainer.args.total_phases)]
     if pair is not None:
         probes.append(LogitShift(*pair))
@@ -50,7 +67,7 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
     return Suite(
         TextHeatmap(every=max(1, trainer.args.total_phases // 10)),
         RunHealth(),
-        StepLedger(every=every),
+        StepLedger(every=-(-phases // LEDGERS)),
         KLByPosition(every=2),
         ValueLens(every=every),
         Direction("sentiment", every=every),

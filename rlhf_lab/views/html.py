@@ -12,7 +12,9 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.4rem; border-bottom: 1px solid var(--line); }
-figure { margin: 1rem 0; overflow-x: auto; } figcaption { color: var(--faint); }
+figure { margin: 1rem 0; overflow-x: auto; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
+  gap: 0 1rem; } figcaption { color: var(--faint); }
 img { max-width: 100%; background: #ffffff; border-radius: 4px; }
 code { font-family: ui-monospace, monospace; }
 .scroll { overflow-x: auto; }
@@ -20,7 +22,7 @@ code { font-family: ui-monospace, monospace; }
 TABLE_STYLE = """<style scoped>
 table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
 table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
-  font-variant-numeric: tabular-nums; }
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
 table.lab th.words, table.lab td.words { text-align: left; }
 </style>"""
 
@@ -54,10 +56,13 @@ def page(title: str, body: str) -> str:
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def table(columns: list[str], rows: list[list[object]], words: tuple[int, ...] = (0,)) -> str:
+def table(
+    columns: list[str] | None, rows: list[list[object]], words: tuple[int, ...] = (0,)
+) -> str:
     """A table; numbers are set to the right with four significant digits.
 
     Args:
+        columns: what stands in the header; there is none when None.
         words: the columns that hold words, which are set to the left.
     """
 
@@ -69,9 +74,10 @@ def table(columns: list[str], rows: list[list[object]], words: tuple[int, ...] =
         return "<tr>" + "".join(cell(tag, i, value) for i, value in enumerate(values)) + "</tr>"
 
     body = "\n".join(line("td", row) for row in rows)
+    head = "" if columns is None else f"<thead>{line('th', list(columns))}</thead>"
     return (
-        f'{TABLE_STYLE}<div class="scroll"><table class="lab"><thead>{line("th", list(columns))}'
-        f"</thead><tbody>{body}</tbody></table></div>"
+        f'{TABLE_STYLE}<div class="scroll"><table class="lab">{head}'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

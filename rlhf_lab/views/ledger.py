@@ -35,6 +35,9 @@ COLUMNS = (
 )
 
 
+PARTS = ("surrogate", "value_loss", "share")
+
+
 @dataclass(frozen=True)
 class Ledger:
     """Every token of one minibatch, under the policy as it was handed in.
@@ -77,17 +80,17 @@ class Ledger:
             column.justify = "right"
         limit = self.entries["share"].abs().max().item()
         for row in self.rows(sequence):
-            cells = [row[0], *(_spoken(value) for value in row[1:-1])]
             background = colour_of(row[-1], limit)
             style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
-            table.add_row(*cells, Text(_spoken(row[-1]), style=style))
+            *cells, last = _spoken(row)
+            table.add_row(*cells, Text(last, style=style))
         return table
 
     def html(self, sequence: int = 0) -> Html:
         """The rows of a sequence as a table, with their sum and the whole objective below."""
         total = self.entries["share"][sequence].sum().item()
         columns = [name.replace("_", " ") for name in ("token", *COLUMNS)]
-        body = html_table(columns, self.rows(sequence))
+        body = html_table(columns, [_spoken(row) for row in self.rows(sequence)])
         said = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
             f"minibatch together give the objective, {self.objective:.6f}.</p>"
@@ -141,7 +144,13 @@ def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
     )
 
 
-def _spoken(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}"
+def _spoken(row: list[object]) -> list[str]:
+    """A row in words: three decimals, five for the parts of the objective, which are small."""
+
+    def say(name: str, value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        digits = 5 if name in PARTS else 3
+        return f"{round(value, digits) + 0.0:.{digits}f}"
+
+    return [str(row[0]), *(say(*pair) for pair in zip(COLUMNS, row[1:], strict=True))]

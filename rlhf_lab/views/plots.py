@@ -57,7 +57,7 @@ def curves(
 ) -> Picture:
     """Curves over phases, told apart by colour, line and mark.
 
-    Gaps are left where a value is None.
+    Gaps are left where a value is None; whole numbers along x have ticks at whole numbers only.
 
     Raises ValueError without a curve.
     """
@@ -72,6 +72,8 @@ def curves(
             "linestyle": LINES[i % len(LINES)],
         }
         axes.plot(list(x), numbers, label=name, markersize=3.5, linewidth=1.5, **look)
+    if all(isinstance(place, int) for x, _ in series.values() for place in x):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     _label(axes, title, x_label, y_label)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)

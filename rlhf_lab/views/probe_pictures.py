@@ -7,12 +7,14 @@ from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
+from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Picture, bars, curves, heatmap
 from rlhf_lab.views.tokens import colour_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
 SHOWN_SAMPLES = 3
 SHOWN_TOKENS = 60
+SHOWN_RECORDS = 20
 
 
 def short_site(site: str) -> str:
@@ -45,7 +47,7 @@ def run_health(run: Run, name: str, records: Records) -> str:
         "price of KL and reward spread": {"beta_eff": "beta_eff", "reward_std": "reward std"},
         "learning": {"explained_variance": "explained variance", "clip_fraction": "clip fraction"},
     }
-    return "".join(figure(curves(over(names), title)) for title, names in groups.items())
+    return figures([curves(over(names), title) for title, names in groups.items()])
 
 
 def kl_by_position(run: Run, name: str, records: Records) -> str:
@@ -55,6 +57,8 @@ def kl_by_position(run: Run, name: str, records: Records) -> str:
     slots = last.get("slots", [str(t) for t in range(n)])[:n]
     phases = [f"phase {record['phase']}" for record in records]
     grid = [record["kl"][:n] for record in records]
+    if not any(map(any, grid)):
+        return f"<p>The KL is 0 at every position of {', '.join(phases)}.</p>"
     parts = [figure(heatmap(grid, phases, slots, "KL from the reference, nats per token"))]
     estimators = {"exact": last["kl"][:n]}
     estimators |= {kind: last[f"{kind}_mean"][:n] for kind in ("k1", "k2", "k3")}
@@ -152,6 +156,8 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
     kind = "sequential" if field in ("kl", "entropy", "true_value") else "diverging"
     limit = largest(tensors[field].flatten(), mask.flatten())
     spoken = field.replace("true_", "exact ").replace("_", " ")
+    if limit == 0:
+        return f"<p>{spoken} is 0 on every token of these samples.</p>"
     prefix_len, lines = record["prefix_len"], []
     for row, tokens in enumerate(record["tokens"][:SHOWN_SAMPLES]):
         prompt = [0.0] * prefix_len
@@ -162,15 +168,63 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
     return colour_key(spoken, limit, kind).fragment + "".join(lines)
 
 
+def step_ledger(run: Run, name: str, records: Records) -> str:
+    """The terms of the objective in every recorded step, and the last of them token by token."""
+    last = records[-1]
+    ledger = stored_ledger(run, last["phase"], name)
+    shares = ledger.entries["share"]
+    limit = largest(shares.flatten())
+    order = shares.abs().sum(1).argsort(descending=True).tolist()
+    lines = []
+    for row in order[:SHOWN_SAMPLES]:
+        numbers = [0.0] * ledger.prefix_len + shares[row].tolist()
+        counts = [False] * ledger.prefix_len + ledger.mask[row].tolist()
+        shown = tokens_html(ledger.tokens[row], numbers, "share", counts, limit)
+        lines.append(shown.fragment)
+    said = (
+        f"<h4>phase {last['phase']}, step {last['step'] + 1} of {last['steps']}: what each token "
+        f"adds to the objective</h4><p>The {len(lines)} of {len(order)} sequences that weigh most, "
+        f"and sequence {order[0]} in full.</p>"
+    )
+    key = colour_key("share of the objective", limit).fragment
+    return "".join([_terms(records), said, key, *lines, ledger.html(order[0]).fragment])
+
+
+def _terms(records: Records) -> str:
+    """One row per recorded step: the terms, with the signs that they have in the objective."""
+    keys = {
+        "phase": "phase",
+        "step": "step",
+        "clipped_surrogate": "clipped surrogate",
+        "value_loss": "− value loss",
+        "entropy_bonus": "+ entropy bonus",
+        "kl_penalty": "− KL penalty",
+        "objective": "= objective",
+        "kl_coef": "KL coefficient",
+    }
+    rows = [[record[key] + (key == "step") for key in keys] for record in records]
+    return html.table(list(keys.values()), rows, words=())
+
+
 def any_probe(run: Run, name: str, records: Records) -> str:
     """The plain numbers of records that no picture is known for."""
+    return any_records(records)
+
+
+def any_records(records: Records) -> str:
+    """What is a plain number or word in the last records, as a table."""
+    if not records:
+        return "<p>It recorded nothing.</p>"
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
-    return html.table(keys, [[record.get(key) for key in keys] for record in records])
+    shown = records[-SHOWN_RECORDS:]
+    said = "" if len(shown) == len(records) else f"<p>The last {len(shown)} of {len(records)}.</p>"
+    return said + html.table(keys, [[record.get(key) for key in keys] for record in shown])
 
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], str]] = MappingProxyType(
     {
         "RunHealth": run_health,
+        "StepLedger": step_ledger,
         "TextHeatmap": text_heatmap,
         "KLByPosition": kl_by_position,
         "ValueLens": value_lens,
@@ -197,6 +251,11 @@ def probe_html(run: Run, name: str) -> str:
 def figure(picture: Picture) -> str:
     """A picture as a figure with its caption for those who cannot see it."""
     return f'<figure role="img" aria-label="{escape(picture.alt)}">{picture.html()}</figure>'
+
+
+def figures(pictures: list[Picture]) -> str:
+    """Pictures side by side, as far as a page is wide enough."""
+    return f'<div class="figures">{"".join(map(figure, pictures))}</div>'
 
 
 def _ends(records: Records) -> Records:

@@ -10,14 +10,14 @@ from rlhf_lab.probes import Run
 from rlhf_lab.training.run_dir import replacing
 from rlhf_lab.views import html
 from rlhf_lab.views.plots import curves
-from rlhf_lab.views.probe_pictures import figure, probe_html
+from rlhf_lab.views.probe_pictures import any_records, figures, probe_html
 from rlhf_lab.views.text import reward_colour
 
 CURVES = (
     ("reward", {"mean_reward": "mean reward", "gold_reward": "gold reward"}),
     ("KL from the reference, nats per sequence", {"kl_per_sequence": "KL"}),
     ("entropy, nats per token", {"entropy_per_token": "entropy"}),
-    ("values", {"explained_variance": "explained variance"}),
+    ("variance of the returns that values explain", {"explained_variance": "explained variance"}),
     ("share of samples that are grammatical", {"grammatical_fraction": "grammatical"}),
 )
 SHOWN_SAMPLES = 6
@@ -41,6 +41,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         _samples(run),
         _probes(run),
         _checks(run),
+        _returned(run),
         _arguments(run),
     ]
     text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
@@ -62,7 +63,7 @@ def _heading(run: Run) -> str:
     ]
     figures: dict[str, Any] = info.get("final") or {}
     rows += [[f"final {name}", value] for name, value in figures.items()]
-    return f"<h1>{escape(run.path.name)}</h1>" + html.table(["", ""], rows, words=(0, 1))
+    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1))
 
 
 def _curves(run: Run) -> str:
@@ -77,8 +78,8 @@ def _curves(run: Run) -> str:
             if any(line.get(name) is not None for line in metrics)
         }
         if series:
-            parts.append(figure(curves(series, title)))
-    return "<h2>Curves</h2>" + "".join(parts)
+            parts.append(curves(series, title))
+    return "<h2>Curves</h2>" + figures(parts)
 
 
 def _samples(run: Run) -> str:
@@ -90,7 +91,8 @@ def _samples(run: Run) -> str:
     limits = min(rewards), max(rewards)
     parts = ["<h2>Samples</h2>"]
     for phase in dict.fromkeys((first, last)):
-        said = "before learning" if phase == 0 else f"after {phase} learning phases"
+        counted = f"{phase} learning phase" + ("" if phase == 1 else "s")
+        said = "before learning" if phase == 0 else f"after {counted}"
         chosen = [sample for sample in samples if sample["phase"] == phase][:SHOWN_SAMPLES]
         parts.append(f"<h3>Phase {phase}, {said}</h3>" + _sample_rows(chosen, limits))
     return "".join(parts)
@@ -114,8 +116,8 @@ def _probes(run: Run) -> str:
     names = [name for name in listed if name in there]
     if not names:
         return (
-            "<h2>Probes</h2><p>This run had no probes. Attach some in Python: "
-            "<code>attach(trainer, default_suite(trainer))</code> of "
+            "<h2>Probes</h2><p>This run had no probes. Train with <code>--probes</code>, or attach "
+            "some in Python: <code>attach(trainer, default_suite(trainer))</code> of "
             "<code>rlhf_lab.probes</code>.</p>"
         )
     parts = [f"<h3>{escape(name)}</h3>{probe_html(run, name)}" for name in names]
@@ -148,6 +150,14 @@ def _checks(run: Run) -> str:
     said = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
     return f"<h2>Identity checks</h2><p>{said}</p>" + html.table(columns, rows, words=(0, 1))
+
+
+def _returned(run: Run) -> str:
+    """The last dicts that functions on moments returned."""
+    parts = [
+        f"<h3>{escape(name)}</h3>{any_records(run.returned(name))}" for name in run.functions()
+    ]
+    return "".join(["<h2>Returned by functions on moments</h2>", *parts]) if parts else ""
 
 
 def _arguments(run: Run) -> str:

@@ -86,7 +86,7 @@ def colour_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
     numbers = [share * limit for share in shares]
     labels = [f" {number:.3g} " for number in numbers]
     key = tokens_html(labels, numbers, name, limit=limit, kind=kind)
-    return Html(f"<div><small>{escape(name)}</small>{key.fragment}</div>")
+    return Html(f'<div style="margin-top:.6rem"><small>{escape(name)}</small>{key.fragment}</div>')
 
 
 def _plain(values: Numbers, mask: Flags | None) -> tuple[list[float], list[bool]]:

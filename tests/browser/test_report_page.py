@@ -1,6 +1,7 @@
 """The report of a run in a real browser without a network, on light and dark pages."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,27 @@ def reports(chromium, tmp_path_factory):
     return {name: place / name / "report.html" for name in ("plain", "probed")}
 
 
+def ledger_is_whole(page):
+    """The last table of the ledger's section fits on the page, and its shares are its sum.
+
+    The shares are rounded to five decimals: 26 of them are off by less than 26 * 5e-6.
+    """
+    heading = page.locator("h3", has_text="step_ledger")
+    table = heading.locator("xpath=following::table[2]")
+    assert table.locator("th").all_inner_texts()[-1] == "share"
+    assert table.evaluate("t => t.offsetWidth <= t.parentElement.clientWidth")
+    shares = [float(row.split("\t")[-1]) for row in table.locator("tbody tr").all_inner_texts()]
+    said = heading.locator("xpath=following::p[starts-with(., 'Sequence')][1]").inner_text()
+    total = float(re.search(r"adds (-?[\d.]+);", said)[1])
+    assert len(shares) > 10 and abs(sum(shares) - total) < 26 * 5e-6
+    terms = heading.locator("xpath=following::table[1]")
+    last = terms.locator("tbody tr").last.inner_text().split("\t")
+    row = dict(zip(terms.locator("th").all_inner_texts(), map(float, last), strict=True))
+    parts = row["clipped surrogate"] - row["− value loss"] + row["+ entropy bonus"]
+    assert abs(parts - row["− KL penalty"] - row["= objective"]) < 1e-4
+    assert f"the objective, {row['= objective']:.3f}"[:-1] in said
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["plain", "probed"])
 def test_a_report_is_whole_and_legible_without_a_network(
@@ -50,6 +72,8 @@ def test_a_report_is_whole_and_legible_without_a_network(
     sizes = page.locator("img").evaluate_all("images => images.map(i => i.naturalWidth)")
     assert sizes and min(sizes) > 0
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
+    if name == "probed":
+        ledger_is_whole(page)
     legible(page, "body")
     page.screenshot(path=pictures / f"report_{name}_{scheme}.png", full_page=True)
     context.close()

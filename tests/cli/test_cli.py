@@ -21,6 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 
@@ -538,3 +539,84 @@ def test_an_offline_wandb_run_works_from_end_to_end(cli, place, main_job):
         load_file(path / "checkpoints" / "last.safetensors") for path in (out, main_job[1])
     )
     assert all((mirrored[name] == plain[name]).all() for name in plain)
+
+
+PROBED = (
+    "train --preset reel --total-phases 4 --batch-size 128 --num-minibatches 2 --warmup-steps 1"
+    " --seed 1"
+).split()
+
+KILLED = """
+import os, signal, sys
+
+from rlhf_lab import commands
+from rlhf_lab.__main__ import main
+from rlhf_lab.training import RLHFTrainer
+
+
+class Killed(RLHFTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+        @self.on("after_step")
+        def die(ctx):
+            if ctx.phase == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+commands.RLHFTrainer = Killed
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="session")
+def watched(all_at_once, cli, surroundings, place) -> dict[str, Process]:
+    """One run without probes, one with them, and one with them that is killed and resumed."""
+    done = all_at_once(
+        {
+            "bare": [*PROBED, "--out", place / "bare"],
+            "probed": [*PROBED, "--probes", "--out", place / "probed"],
+        }
+    )
+    killed = [sys.executable, "-c", KILLED, *PROBED, "--probes", "--out", str(place / "broken")]
+    subprocess.run(killed, env=surroundings, stdin=subprocess.DEVNULL, capture_output=True)
+    return done | {"broken": cli("resume", place / "broken")}
+
+
+def test_probes_leave_the_weights_bit_for_bit_also_over_a_kill(watched, place):
+    assert all(done.returncode == 0 for done in watched.values()), watched
+    assert "going on with" in watched["broken"].stdout
+    weights = {
+        name: load_file(place / name / "checkpoints" / "last.safetensors") for name in watched
+    }
+    for name in ("probed", "broken"):
+        assert weights[name].keys() == weights["bare"].keys()
+        assert all((weights[name][key] == x).all() for key, x in weights["bare"].items())
+
+
+def test_a_resumed_run_has_its_probes_again(watched, place):
+    """A slow machine may thin a probe; the end of the run is always recorded."""
+    whole, broken = Run(place / "probed"), Run(place / "broken")
+    assert whole.probes() == broken.probes() and len(whole.probes()) == 8
+    for name in whole.probes():
+        one, other = ({r["phase"]: r for r in run.records(name)} for run in (whole, broken))
+        assert all(one[phase] == other[phase] for phase in one.keys() & other.keys())
+        assert len(broken.records(name)) == len(other)
+    assert all(4 in broken.phases(name) for name in ("value_lens", "direction_sentiment"))
+    assert all(check.ok for run in (whole, broken) for check in run.checks())
+
+
+def test_probes_are_off_unless_asked_for_and_summed_up_at_the_end(watched, place):
+    assert not (place / "bare" / "probes").exists()
+    assert "probes" not in watched["bare"].stdout
+    for name in ("probed", "broken"):
+        checks = len(Run(place / name).checks())
+        said = f"8 probes recorded; {checks} of {checks} identity checks hold; see python -m"
+        assert said in watched[name].stdout
+
+
+def test_the_report_shows_the_probes_of_a_run_that_asked_for_them(watched, cli, place):
+    done = cli("report", place / "broken")
+    assert done.returncode == 0, done.stderr
+    page = (place / "broken" / "report.html").read_text(encoding="utf-8")
+    assert all(f"<h3>{name}</h3>" in page for name in Run(place / "broken").probes())

@@ -2,7 +2,13 @@ import pytest
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.probes import Run, attach, default_suite
+from rlhf_lab.probes import (
+    Run,
+    attach,
+    attach_default_suite,
+    default_suite,
+    had_default_suite,
+)
 from rlhf_lab.training import RLHFTrainer
 
 
@@ -53,3 +59,17 @@ def test_on_reel_the_expensive_probes_are_spread_over_the_run(make_trainer, phas
     every = {planned.name: planned.every for planned in attachment.plan}["value_lens"]
     assert [*range(0, phases, every), phases] == recorded
     assert attachment.notes == []
+
+
+def test_a_run_remembers_from_its_very_start_that_it_has_the_default_suite(make_trainer):
+    """Noted before the first probe is shown anything, and only when it was asked for."""
+    trainer, told = make_trainer(total_phases=4, batch_size=128, gen_len=26), []
+    attach_default_suite(trainer)
+    trainer.on("run_start")(lambda ctx: told.append(had_default_suite(ctx.run)))
+    trainer.on("after_phase")(lambda ctx: told.append(had_default_suite(ctx.run)))
+    trainer.run_phase()
+    assert told == [True, True]
+    other = make_trainer(total_phases=4)
+    default_suite(other).attach(other)
+    other.run_phase()
+    assert not had_default_suite(other.run)

@@ -32,6 +32,22 @@ def test_a_picture_says_in_words_what_it_shows():
     assert draw_all()[0].alt == "two curves: a, b over phase"
 
 
+@pytest.mark.parametrize(
+    "x, has_fractions", [([0, 1], False), ([0, 1, 2], False), ([0.0, 1.0], True)]
+)
+def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
+    seen = []
+    finish = plots._finish
+    monkeypatch.setattr(
+        plots, "_finish", lambda figure, alt: seen.append(figure) or finish(figure, alt)
+    )
+    curves({"a": (x, [1.0] * len(x))}, "one curve")
+    (figure,) = seen
+    ticks = figure.axes[0].get_xticks().tolist()
+    assert len(ticks) >= 2
+    assert any(tick != round(tick) for tick in ticks) == has_fractions
+
+
 def test_a_picture_is_saved_as_it_is(tmp_path):
     picture = draw_all()[1]
     assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg

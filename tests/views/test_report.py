@@ -10,7 +10,8 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import html
+from rlhf_lab.views import html, stored_ledger
+from rlhf_lab.views.probe_pictures import any_records, kl_by_position
 from rlhf_lab.views.report import write_report
 
 SMALL = {
@@ -29,6 +30,11 @@ class Homemade(Probe):
     def observe(self, seen):
         check = Check.at_most("1 < 2 & so on", 0.5 if seen.ctx.phase else 3.0, 1.0)
         return Record({"answer": 42.5}, checks=[check])
+
+
+def grad_norm(ctx):
+    """Returned at each of 2 x 2 steps of 2 phases: 8 lines, all of which fit on the page."""
+    return {"norm": ctx.grad_norm, "layers": [1, 2]}
 
 
 class Links(HTMLParser):
@@ -55,6 +61,7 @@ def probed(tmp_path_factory):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("report") / "run")
     attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
     attach(trainer, Homemade(), budget=Budget(time_frac=1000))
+    trainer.on("after_step")(grad_norm)
     trainer.train()
     return trainer.run.path
 
@@ -76,7 +83,7 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
 def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     run = Run(probed)
     assert 'words">kl_coef</td><td class="words">0.3<' in page
-    assert "before learning" in page and "after 1 learning phases" in page
+    assert "before learning" in page and "Phase 1, after 1 learning phase<" in page
     assert all(escape(run.samples(phase)[0]["text"]) in page for phase in (0, 1))
     for name in run.probes():
         assert f"<h3>{name}</h3>" in page
@@ -91,13 +98,61 @@ def test_a_check_that_failed_once_is_reported_as_failed(page):
     assert "1 &lt; 2 &amp; so on" in row and ">3<" in row and ">no<" in row
 
 
+def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
+    record = Run(probed).records("step_ledger")[-1]
+    assert "phase 1, step 4 of 4: what each token adds to the objective" in page
+    assert f"give the objective, {record['objective']:.6f}." in page
+    shares = stored_ledger(Run(probed), 1).entries["share"]
+    assert shares.sum().item() == pytest.approx(record["objective"], abs=1e-6)
+    terms = record["clipped_surrogate"] - record["value_loss"] + record["entropy_bonus"]
+    assert terms - record["kl_penalty"] == pytest.approx(record["objective"], abs=1e-6)
+    heaviest = shares.abs().sum(1).argmax().item()
+    table = page.split("= objective")[1].split("<table")[1].split("</table>")[0]
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row)[-1] for row in table.split("<tr>")[2:]]
+    assert sum(map(float, cells)) == pytest.approx(shares[heaviest].sum().item(), abs=2e-4)
+    assert len(cells) == int(stored_ledger(Run(probed), 1).mask[heaviest].sum())
+
+
+def test_a_ledger_that_was_not_stored_is_refused(probed):
+    with pytest.raises(RunError):
+        stored_ledger(Run(probed), 7)
+
+
+def test_the_page_shows_what_functions_on_moments_returned(probed, page):
+    section = page.split("Returned by functions on moments")[1].split("<h2>")[0]
+    assert "<h3>grad_norm</h3>" in section and section.count("<tr>") == 1 + 8
+    for record in Run(probed).returned("grad_norm"):
+        assert f">{record['norm']:.4g}<" in section
+    assert "layers" not in section
+
+
+def test_long_records_are_cut_and_the_page_says_so():
+    shown = any_records([{"phase": phase} for phase in range(30)])
+    assert "<p>The last 20 of 30.</p>" in shown and shown.count("<tr>") == 21
+    assert ">10<" in shown and ">9<" not in shown
+    assert "recorded nothing" in any_records([])
+
+
+def test_a_map_of_zeros_is_put_in_words(probed, page):
+    assert "<p>kl is 0 on every token of these samples.</p>" in page
+    run, zeros = Run(probed), {"phase": 0, "kl": [0.0, 0.0]}
+    assert kl_by_position(run, "kl", [zeros]) == "<p>The KL is 0 at every position of phase 0.</p>"
+
+
+def test_no_table_has_an_empty_header(page):
+    assert "<th></th>" not in page and '<th class="words"></th>' not in page
+    assert "<thead>" not in html.table(None, [["status", 1.0]])
+    assert "<td" in html.table(None, [["status", 1.0]])
+
+
 def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     trainer = RLHFTrainer(
         RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0})), out=tmp_path / "run"
     )
     trainer.train()
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
-    assert "This run had no probes" in page and "None ran." in page
+    assert "This run had no probes. Train with <code>--probes</code>" in page
+    assert "None ran." in page and "Returned by" not in page
 
 
 def test_a_run_that_has_not_done_a_phase_can_be_reported(tmp_path):
