@@ -6,10 +6,9 @@ The trainer's own do the same, and announce every moment on the way.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch.nn.utils import clip_grad_norm_
 
-from rlhf_lab.functional import clip_fraction, compute_returns, kl_estimate, masked_mean
+from rlhf_lab.functional import compute_returns
 from rlhf_lab.rewards import score_texts
 from rlhf_lab.sampling import sample
 from rlhf_lab.training import (
@@ -21,11 +20,9 @@ from rlhf_lab.training import (
     Rollout,
     objective_terms,
 )
-from rlhf_lab.training.objective import furthest_ratio
+from rlhf_lab.training.objective import furthest_ratio, minibatch_stats
 from rlhf_lab.training.rollout import compare_with_reference
 from rlhf_lab.training.trainer import phase_generator
-
-TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 
 
 def rollout_phase(trainer: RLHFTrainer) -> Rollout:
@@ -106,7 +103,6 @@ def learning_phase(trainer: RLHFTrainer, rollout: Rollout) -> LearningStats:
     return learning_stats(steps, args.clip_coef)
 
 
-@torch.no_grad()
 def learning_stats(steps: Sequence[Step], clip_coef: float) -> LearningStats:
     """Sum a learning phase up.
 
@@ -114,16 +110,7 @@ def learning_stats(steps: Sequence[Step], clip_coef: float) -> LearningStats:
        KL(old policy || policy), and of the gradient's norm.
     2. Of the first step, take the ratio that is furthest from 1.
     """
-    columns: dict[str, list[float]] = {name: [] for name in TERMS}
-    columns |= {"clip_fraction": [], "approx_kl_per_token": [], "grad_norm": []}
-    for minibatch, terms, grad_norm in steps:
-        new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
-        for name in TERMS:
-            columns[name].append(getattr(terms, name).item())
-        columns["clip_fraction"].append(clip_fraction(new, old, clip_coef, mask).item())
-        k3 = masked_mean(kl_estimate(old, new, "k3"), mask)
-        columns["approx_kl_per_token"].append(k3.item())
-        columns["grad_norm"].append(grad_norm)
-    means = {name: sum(column) / len(column) for name, column in columns.items()}
+    stats = [minibatch_stats(s.terms, s.minibatch, s.grad_norm, clip_coef) for s in steps]
+    means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
     first = furthest_ratio(steps[0].terms, steps[0].minibatch)
     return LearningStats(ratio_first_minibatch=first, **means)

@@ -1,10 +1,21 @@
 """What sets the weight of the KL penalty: a constant, or a controller with a target."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rlhf_lab.config import RLHFArgs
 
 MAX_ERROR = 0.2
+
+
+@runtime_checkable
+class KLController(Protocol):
+    """What the trainer asks for the coefficient, and tells the KL of each phase."""
+
+    kl_coef: float
+
+    def update(self, kl_per_sequence: float, n_sequences: int) -> float:
+        """Take in a batch's mean KL, in nats per sequence, and return the new coefficient."""
 
 
 @dataclass
@@ -49,7 +60,7 @@ class AdaptiveKLController:
         return self.kl_coef
 
 
-def get_kl_controller(args: RLHFArgs) -> FixedKLController | AdaptiveKLController:
+def get_kl_controller(args: RLHFArgs) -> KLController:
     """The controller that `args.kl_controller` names, at `args.kl_coef`."""
     if args.kl_controller == "fixed":
         return FixedKLController(args.kl_coef)

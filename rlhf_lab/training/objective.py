@@ -233,3 +233,21 @@ def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> float:
     """Of the probability ratios of the real tokens, the one that is furthest from 1."""
     ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs)[minibatch.mask]
     return ratio[(ratio - 1).abs().argmax()].item()
+
+
+@torch.no_grad()
+def minibatch_stats(
+    terms: ObjectiveTerms, minibatch: ReplayMinibatch, grad_norm: float, clip_coef: float
+) -> dict[str, float]:
+    """The numbers of one minibatch that `LearningStats` averages."""
+    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
+    return {
+        "objective": terms.objective.item(),
+        "clipped_surrogate": terms.clipped_surrogate.item(),
+        "value_loss": terms.value_loss.item(),
+        "entropy_bonus": terms.entropy_bonus.item(),
+        "kl_penalty": terms.kl_penalty.item(),
+        "clip_fraction": F.clip_fraction(new, old, clip_coef, mask).item(),
+        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask).item(),
+        "grad_norm": grad_norm,
+    }

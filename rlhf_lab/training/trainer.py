@@ -26,10 +26,16 @@ from rlhf_lab.rewards import RewardFn, load_reward, score_texts
 from rlhf_lab.sampling import Samples, SamplingSpec, check_context, sample, tokenize_prompts
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.capture import capturing, check_request
-from rlhf_lab.training.kl_control import get_kl_controller
+from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.moments import Context, Moment, Moments
-from rlhf_lab.training.objective import Functions, ObjectiveTerms, furthest_ratio, objective_terms
+from rlhf_lab.training.objective import (
+    Functions,
+    ObjectiveTerms,
+    furthest_ratio,
+    minibatch_stats,
+    objective_terms,
+)
 from rlhf_lab.training.optim import get_optimizer_and_scheduler
 from rlhf_lab.training.report import (
     Cost,
@@ -76,6 +82,8 @@ class RLHFTrainer:
         reward_fn: from texts to rewards; the one that `args.reward_fn` names when None.
         gold_fn: a known truth to show beside the reward; on the bundled Reel policy, its gold
             reward.
+        kl_controller: what sets the weight of the KL penalty; the one that `args.kl_controller`
+            names when None.
         functions: the caller's own functions by name, such as `kl_penalty=my_kl`; see `Functions`.
 
     Raises:
@@ -92,6 +100,7 @@ class RLHFTrainer:
         reference: HookedTransformer | None = None,
         reward_fn: RewardFn | None = None,
         gold_fn: RewardFn | None = None,
+        kl_controller: KLController | None = None,
         **functions: Callable[..., Any],
     ) -> None:
         if out is not None:
@@ -100,7 +109,7 @@ class RLHFTrainer:
         self.functions = Functions.choose(functions)
         self.device = pick_device(args.device)
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
-        given |= {"gold_fn": gold_fn, **functions}
+        given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         if policy is None:
             base_model = load_model(args.base_model, device=self.device)
@@ -114,7 +123,7 @@ class RLHFTrainer:
         self.sampling_spec = SamplingSpec.from_args(args)
         self.prompt = self._tokenize_prompt()
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
-        self.kl_controller = get_kl_controller(args)
+        self.kl_controller = kl_controller or get_kl_controller(args)
         self.moments = Moments()
         if args.wandb_mode != "disabled":
             WandbSink(args, self.moments)
@@ -253,7 +262,7 @@ class RLHFTrainer:
             if first_ratio is None:
                 first_ratio = furthest_ratio(terms, minibatch)
                 self._warn_if_off_policy(first_ratio)
-            stats.append(_minibatch_stats(terms, minibatch, grad_norm, self.args.clip_coef))
+            stats.append(minibatch_stats(terms, minibatch, grad_norm, self.args.clip_coef))
         self.scheduler.step()
         means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
         return LearningStats(ratio_first_minibatch=first_ratio, **means)
@@ -497,24 +506,6 @@ class RLHFTrainer:
         }
         checkpoint.save_checkpoint(path, tensors, notes)
         self._emit("checkpoint", checkpoint=path)
-
-
-@torch.no_grad()
-def _minibatch_stats(
-    terms: ObjectiveTerms, minibatch: ReplayMinibatch, grad_norm: float, clip_coef: float
-) -> dict[str, float]:
-    """The numbers of one minibatch that `LearningStats` averages."""
-    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
-    return {
-        "objective": terms.objective.item(),
-        "clipped_surrogate": terms.clipped_surrogate.item(),
-        "value_loss": terms.value_loss.item(),
-        "entropy_bonus": terms.entropy_bonus.item(),
-        "kl_penalty": terms.kl_penalty.item(),
-        "clip_fraction": F.clip_fraction(new, old, clip_coef, mask).item(),
-        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask).item(),
-        "grad_norm": grad_norm,
-    }
 
 
 def _mean(values: Any) -> float:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import AdaptiveKLController, FixedKLController, RLHFTrainer
 
 
@@ -58,6 +58,27 @@ def test_a_resumed_run_keeps_the_coefficient_it_had(make_trainer):
     assert trainer.kl_controller.kl_coef != trainer.args.kl_coef
     again = RLHFTrainer.resume(trainer.run.path)
     assert again.kl_controller == trainer.kl_controller
+
+
+def test_a_controller_of_the_callers_own_drives_the_run_and_is_asked_for_again(make_trainer):
+    class Doubling:
+        kl_coef, seen = 0.5, ()
+
+        def update(self, kl_per_sequence: float, n_sequences: int) -> float:
+            self.seen = (*self.seen, (kl_per_sequence, n_sequences))
+            self.kl_coef = 2 * self.kl_coef
+            return self.kl_coef
+
+    own = Doubling()
+    trainer = make_trainer({"kl_controller": own}, total_phases=3)
+    reports = trainer.train()
+    assert [report.kl_coef for report in reports] == [0.5, 1.0, 2.0]
+    assert own.seen == tuple((r.kl_per_sequence, trainer.args.batch_size) for r in reports)
+    with pytest.raises(RunError, match="with its own kl_controller"):
+        RLHFTrainer.resume(trainer.run.path)
+    assert (
+        RLHFTrainer.resume(trainer.run.path, kl_controller=Doubling()).kl_controller.kl_coef == 4.0
+    )
 
 
 def test_a_horizon_shorter_than_a_batch_is_refused(reel_args):
