@@ -14,6 +14,7 @@ def entropy_per_token(logits: Float[Tensor, "batch gen d_vocab"]) -> Float[Tenso
     3. Sum minus probability times log-probability over the vocabulary.
 
     In nats per token, between 0 and log d_vocab. Filtered tokens (logit -inf) are allowed.
+    Half-precision input gives a float32 result.
 
     H(pi) = -sum_v pi(v) * log pi(v)
     """

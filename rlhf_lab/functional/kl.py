@@ -26,6 +26,7 @@ def kl_per_token(
 
     In nats per token; identical logits give exactly 0.0. Filtered tokens (logit -inf) are allowed
     on either side; where the policy can say what the reference cannot, the KL is inf.
+    Half-precision input gives a float32 result.
 
     KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
     """
@@ -83,8 +84,8 @@ def kl_estimate(
     4. k3 = exp(-d) - 1 + d: unbiased and never negative; inf where the reference holds the token
        e^88 times likelier than the policy, beyond float32.
 
-    In nats per token, unbiased when the tokens were sampled from the policy. Raises ValueError for
-    another kind.
+    In nats per token, unbiased when the tokens were sampled from the policy. Half-precision input
+    gives a float32 result. Raises ValueError for another kind.
 
     Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
     """

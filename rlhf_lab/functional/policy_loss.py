@@ -25,6 +25,8 @@ def policy_ratio(
        would overflow at 88, which puts nan into gradients that clipping should have made 0.
     3. Take the exponential.
 
+    Half-precision input gives a float32 result.
+
     r_t = pi(a_t | s_t) / pi_old(a_t | s_t)   (Schulman et al. 2017, section 3)
     """
     log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)

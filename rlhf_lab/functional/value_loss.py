@@ -24,8 +24,9 @@ def calc_value_function_loss(
        take the larger of the two at each token.
     4. Average over the real tokens, and multiply by vf_coef / 2.
 
-    The loss is subtracted from the objective. `denominator` as in `masked_mean`. Raises ValueError
-    if `clip` is given without `old_values` or is negative, or if the mask has another shape.
+    The loss is subtracted from the objective. `denominator` as in `masked_mean`. Half-precision
+    input is turned into float32 first, since squares overflow in it. Raises ValueError if `clip` is
+    given without `old_values` or is negative, or if the mask has another shape.
 
     vf_coef / 2 * mean_t (V(s_t) - R_t)^2   (Schulman et al. 2017, equation 9), and with clip
     vf_coef / 2 * mean_t max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)   (PPO2's code)

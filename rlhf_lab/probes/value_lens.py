@@ -51,7 +51,11 @@ def fit_ridge(
        site.
     3. Solve the normal equations in float64; the intercept is not penalised.
 
-    (X'X + n ridge v I) w = X'y   (Hoerl and Kennard 1970)
+    Returns slope and intercept, in float64. Where x is the same in all rows there is nothing to
+    read: the slope is 0, and the intercept the mean of y (a penalty of at least 1e-12 sees to it).
+
+    (X'X + n ridge v I) w = X'y, with n rows and v = trace(X'X) / (n d_model)
+    (Hoerl and Kennard 1970)
     """
     x, y, weight = x.double(), y.double(), mask.double()
     count = weight.sum(-1, keepdim=True).clamp(min=1)
