@@ -93,7 +93,7 @@ class TransformerWithValueHead(nn.Module):
                 return run(input_ids, attention_mask)
             return run_left_padded(run, input_ids, attention_mask)
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> "TransformerWithValueHead":
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
         """Move or cast everything; `.to`, `.cuda`, `.half` and the rest all come through here."""
         super()._apply(fn, recurse)
         parameter = next(self.base_model.parameters())
