@@ -19,6 +19,7 @@ def standard_cases(
     large: Mapping[str, float] | None = None,
     sizes: Sizes | None = None,
     one_token: Sizes | None = None,
+    spoil: tuple[str, ...] = (),
     **given: Any,
 ) -> tuple[Case, ...]:
     """The cases that every function over tokens must pass.
@@ -27,6 +28,7 @@ def standard_cases(
     2. With a mask over rows of different lengths, if the function takes one; and with a denominator
        of its own, if it takes one.
     3. With arguments scaled up as `large` says: large, but finite in float32.
+    4. With nan (the first) and inf (the others) at padding in the arguments that `spoil` names.
 
     Args:
         sizes: of the axes, on top of `USUAL`; the second case has one more along each but d_model.
@@ -53,7 +55,28 @@ def standard_cases(
         arguments = draw(fn, usual, 6, given)
         scaled = {name: arguments[name] * factor for name, factor in large.items()}
         cases.append(Case("large numbers", arguments | scaled))
+    if spoil:
+        arguments = draw(fn, usual, 7, given, optional=("mask",))
+        cases.append(Case("nan and inf at padding", arguments | _spoiled(arguments, spoil)))
     return tuple(cases)
+
+
+def half_precision(
+    fn: Callable[..., Any], *names: str, sizes: Sizes | None = None, **given: Any
+) -> Case:
+    """A case with these arguments in half precision; sizes and given as in `standard_cases`."""
+    arguments = draw(fn, USUAL | dict(sizes or {}), 8, given)
+    return Case("half precision", arguments | {name: arguments[name].half() for name in names})
+
+
+def _spoiled(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Tensor]:
+    padding = ~arguments["mask"]
+    spoiled = {}
+    for name in names:
+        x = arguments[name]
+        everywhere = padding.reshape(padding.shape + (1,) * (x.ndim - padding.ndim))
+        spoiled[name] = x.masked_fill(everywhere, torch.inf if spoiled else torch.nan)
+    return spoiled
 
 
 def draw(

@@ -109,18 +109,27 @@ class Judge:
     def _recognise(self, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
         """The known mistake that agrees with what was found in most cases.
 
-        1. It must agree at the first miss, and in at least half of the cases that missed.
-        2. Of several, the one that agrees in most cases overall.
+        1. It must agree at the first miss.
+        2. It must explain at least half of the cases that missed, or be there whole: agree in every
+           case that it would make miss by itself (others may come on top of it).
+        3. Of several, the one that agrees in most cases overall.
         """
         missed = [i for i, miss in enumerate(misses) if miss]
         best, most = None, 0
         for says, wrong in self.known.items():
             pairs = zip(outcomes, wrong, strict=True)
             agrees = [compare(outcome, other) is None for outcome, other in pairs]
-            enough = agrees[missed[0]] and 2 * sum(agrees[i] for i in missed) >= len(missed)
-            if enough and sum(agrees) > most:
+            if not agrees[missed[0]]:
+                continue
+            half = 2 * sum(agrees[i] for i in missed) >= len(missed)
+            if (half or self._is_whole(wrong, agrees)) and sum(agrees) > most:
                 best, most = says, sum(agrees)
         return best
+
+    def _is_whole(self, wrong: list[Outcome], agrees: list[bool]) -> bool:
+        """Whether a mistake is agreed with in every case where it goes wrong."""
+        pairs = zip(wrong, self.expected, strict=True)
+        return all(agrees[i] for i, pair in enumerate(pairs) if compare(*pair))
 
 
 def judge(exercise: Exercise, fn: Function) -> Verdict:
@@ -150,8 +159,13 @@ def observe(exercise: Exercise, fn: Function, case: Case) -> Outcome:
         if _unwritten(error) in (exercise.name, *exercise.methods):
             raise
         return Outcome({}, {}, error=_one_line(error, fn))
-    changed = tuple(name for name, leaf in leaves.items() if not torch.equal(leaf, copies[name]))
+    changed = tuple(name for name, leaf in leaves.items() if not _equal(leaf, copies[name]))
     return Outcome(results, gradients, changed, attached)
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    """Whether all entries are the same, nan and nan included."""
+    return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
 def _named(result: Any) -> dict[str, Any]:

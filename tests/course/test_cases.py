@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.course.cases import draw, standard_cases
+from rlhf_lab.course.cases import draw, half_precision, standard_cases
 
 SIZES = {"batch": 2, "gen": 3, "d_vocab": 5}
 
@@ -17,6 +17,15 @@ def example(
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
     """A function to draw arguments for."""
+    return logits.sum()
+
+
+def two_inputs(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    values: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """An example with two tensors that a mask covers."""
     return logits.sum()
 
 
@@ -67,3 +76,18 @@ def test_standard_cases_cover_sizes_masks_and_extremes() -> None:
     assert cases["one token"]["logits"].shape == (3, 1, 5)
     assert "mask" not in cases["ordinary"]
     assert cases["large numbers"]["logits"].abs().max() > 1000
+
+
+def test_padding_is_spoiled_and_nothing_else() -> None:
+    spoiled = standard_cases(two_inputs, spoil=("logits", "values"))[-1].arguments
+    padding = ~spoiled["mask"]
+    assert padding.any()
+    assert torch.equal(spoiled["logits"].isnan(), padding[..., None].expand(3, 4, 5))
+    assert torch.equal(spoiled["values"].isposinf(), padding)
+    assert spoiled["values"][~padding].isfinite().all()
+
+
+def test_half_precision_is_of_the_arguments_that_are_named() -> None:
+    arguments = half_precision(two_inputs, "values").arguments
+    assert arguments["values"].dtype == torch.float16
+    assert arguments["logits"].dtype == torch.float32

@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.course import CheckNotPassed, check, hint, learner, progress
-from rlhf_lab.course.judge import judge
+from rlhf_lab.course.judge import judge, observe
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.course.state import read_records
 
@@ -33,7 +33,7 @@ def test_another_right_way_of_computing_it_passes() -> None:
 
     def logprobs(logits, tokens, prefix_len=None, temperature=1.0):
         start = (prefix_len or 1) - 1
-        scaled = logits[:, start:-1] / temperature
+        scaled = logits[:, start:-1].float() / temperature
         picked = scaled.gather(-1, tokens[:, start + 1 :, None])[..., 0]
         return picked - scaled.logsumexp(-1)
 
@@ -128,6 +128,41 @@ def test_two_slips_at_once_name_the_first_that_shows() -> None:
     assert verdict.slip == "the coefficient is missing"
 
 
+def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_shown() -> None:
+    """Each has two known slips or three, and the one that shows first is named."""
+
+    def kl(logits, ref_logits):
+        logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
+
+    def masked_after(logits, ref_logits):
+        logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        product = logprobs.exp() * (logprobs - ref_logprobs)
+        return torch.where(logprobs.exp() > 0, product, 0.0).sum(-1)
+
+    def normalize(reward, eps=1e-5):
+        return (reward - reward.mean()) / (reward.std() + eps)
+
+    def penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+        return kl_coef * F.masked_mean(F.kl_per_token(logits, ref_logits), mask, None, denominator)
+
+    said = {
+        fn: judge(find_exercise(name), answer(name, fn)).slip
+        for name, fn in [
+            ("kl_per_token", kl),
+            ("kl_per_token", masked_after),
+            ("normalize_reward", normalize),
+            ("calc_kl_penalty", penalty),
+        ]
+    }
+    assert said[kl] == (
+        "a word that cannot be said gives 0 * inf, which is nan: put 0 there before multiplying"
+    )
+    assert "mends the value, but not the gradient" in said[masked_after]
+    assert said[normalize] == "a batch of one reward gives nan: its standard deviation is 0 / 0"
+    assert said[penalty].startswith("nan or inf at padding gets into the gradient")
+
+
 def test_an_unknown_mistake_gets_no_name() -> None:
     def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
         return F.calc_kl_penalty(logits, ref_logits, kl_coef, mask, denominator) ** 1.5
@@ -171,6 +206,41 @@ def test_an_argument_changed_in_place_is_reported() -> None:
 
     miss = judge(find_exercise("compute_returns"), compute_returns).miss
     assert (miss.kind, miss.rows) == ("in place", (("values", "changed in place", "untouched"),))
+
+
+def test_nan_in_an_argument_that_is_left_alone_is_not_taken_for_a_change() -> None:
+    exercise = find_exercise("compute_returns")
+    spoiled = next(case for case in exercise.cases() if case.label == "nan and inf at padding")
+    assert not torch.isfinite(spoiled.arguments["advantages"]).all()
+    assert observe(exercise, exercise.reference, spoiled).changed == ()
+
+    def meddling(advantages, values, mask=None):
+        result = F.compute_returns(advantages, values, mask)
+        values[0, 0] += 1
+        return result
+
+    assert observe(exercise, meddling, spoiled).changed == ("values",)
+
+
+def test_a_linear_reader_passes_a_site_where_there_is_nothing_to_read() -> None:
+    """Slope 0 and the mean of y; without a least penalty the equations are singular."""
+    exercise = find_exercise("fit_ridge")
+    case = exercise.cases()[-1]
+    slope, intercept = exercise.reference(**case.arguments)
+    assert slope.abs().max() < 1e-9
+    assert intercept.item() == pytest.approx(case.arguments["y"].mean().item(), rel=1e-6)
+
+    def fit_ridge(x, y, mask, ridge):
+        x, y = x.double(), y.double()
+        x_centred = x - x.mean(-2, keepdim=True)
+        gram = x_centred.mT @ x_centred
+        variance = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        moment = x_centred.mT @ (y - y.mean(-1, keepdim=True))[..., None]
+        slope = torch.linalg.solve(gram + ridge * variance * torch.eye(x.shape[-1]), moment)[..., 0]
+        return slope, y.mean(-1) - (slope * x.mean(-2)).sum(-1)
+
+    outcome = observe(exercise, fit_ridge, case)
+    assert outcome.error is not None and "singular" in outcome.error
 
 
 def test_an_error_is_one_line_with_the_line_of_the_learners_code(

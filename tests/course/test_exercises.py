@@ -1,9 +1,13 @@
 """Every reference passes its check; every wrong answer is rejected and named."""
 
 import dataclasses
+import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.gate import try_exercise
@@ -17,6 +21,7 @@ from rlhf_lab.course.mutants import (
     mutant,
 )
 from rlhf_lab.course.registry import all_exercises, find_exercise
+from rlhf_lab.course.stub import solution_source
 
 EXERCISES = all_exercises()
 
@@ -69,6 +74,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "rollout_phase",
         "learning_phase",
         "fit_ridge",
+        "AdaptiveKLController",
         "fit_direction",
         "unchanged_fraction",
         "describe_spectrum",
@@ -119,6 +125,26 @@ def test_a_slip_whose_edit_is_not_in_the_reference_is_refused_but_does_not_stop_
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise.reference, exercise.slips[0])
     assert judge(edited, wrong).slip == exercise.slips[0].says
+
+
+@pytest.mark.parametrize("name", [e.name for e in EXERCISES if inspect.isclass(e.reference)])
+def test_no_method_of_a_class_is_annotated_with_the_class_itself(name: str) -> None:
+    """A cell may be run twice, and the annotation would be held against the class of the first."""
+    source = solution_source(find_exercise(name), set())
+    annotations = re.findall(r"(?:->|:) *[\"'](\w+)[\"']", source)
+    assert name not in annotations
+
+
+def test_a_policy_defined_twice_can_still_be_moved(tmp_path: Path) -> None:
+    shell = InteractiveShell()
+    shell.run_cell("%load_ext jaxtyping\n%jaxtyping.typechecker beartype.beartype")
+    imports = (
+        "import torch\nfrom jaxtyping import Bool, Float, Int\nfrom torch import Tensor, nn\n"
+        "from rlhf_lab.course.exercises.toys import toy_transformer\n"
+    )
+    policy = solution_source(find_exercise("TransformerWithValueHead"), {"torch", "nn", "Tensor"})
+    for cell in (imports, *2 * [policy, "TransformerWithValueHead(toy_transformer()).to('cpu')"]):
+        shell.run_cell(cell).raise_error()
 
 
 def test_judging_leaves_the_global_random_state_alone() -> None:

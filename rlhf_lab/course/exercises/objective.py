@@ -1,8 +1,11 @@
 """Lesson 05, the objective: every term of it, and what goes into them."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 
-from rlhf_lab.course.cases import draw, standard_cases
+from rlhf_lab.course.cases import draw, half_precision, standard_cases
 from rlhf_lab.course.exercise import Case, Exercise, Slip
 from rlhf_lab.functional import (
     calc_clipped_surrogate_objective,
@@ -16,6 +19,7 @@ from rlhf_lab.functional import (
     normalize_reward,
     policy_ratio,
 )
+from rlhf_lab.training import AdaptiveKLController
 
 LESSON = "05_the_objective"
 COEF_MISSING = "the coefficient is missing"
@@ -23,6 +27,16 @@ MASK_UNUSED = "the mask is not used: padding counts as if it were text"
 DENOMINATOR_UNUSED = "the denominator is not used"
 LOG_OF_SOFTMAX = "the logarithm of a softmax is -inf or nan for large logits: use log_softmax"
 WRONG_AXIS = "the softmax runs over the tokens of the sequence, not over the vocabulary"
+HALF = "half-precision input stays in half precision: at_least_float32 turns it into float32"
+NOT_BLANKED = (
+    "nan or inf at padding gets into the gradient: put 0 there first, not only in what comes out"
+)
+NEVER_SAID = (
+    "a word that cannot be said gives 0 * inf, which is nan: put 0 there before multiplying"
+)
+ONLY_AFTER = (
+    "0 * inf is nan: putting 0 there after multiplying mends the value, but not the gradient"
+)
 TOO_EARLY = "this averages each sequence first: tokens of short responses count for more"
 
 
@@ -40,6 +54,7 @@ def _normalize_cases() -> tuple[Case, ...]:
         *cases,
         Case("large eps", rewards | {"eps": 0.5}),
         Case("equal rewards", {"reward": torch.full((4,), 0.25)}),
+        Case("equal rewards whose mean is rounded", {"reward": torch.full((7,), 1000.1)}),
         Case("half precision", {"reward": rewards["reward"].half()}),
     )
 
@@ -53,28 +68,62 @@ def _logprob_cases() -> tuple[Case, ...]:
         prefix_len=3,
         temperature=0.7,
     )
-    return cold + standard_cases(get_logprobs, sizes={"seq": 5}, one_token={"seq": 2})
+    plain = standard_cases(get_logprobs, sizes={"seq": 5}, one_token={"seq": 2})
+    return (*cold, *plain, half_precision(get_logprobs, "logits", sizes={"seq": 7}, prefix_len=3))
 
 
 def _estimate_cases() -> tuple[Case, ...]:
     cases = []
     for kind in ("k1", "k2", "k3"):
         cases.extend(standard_cases(kl_estimate, large={"logprobs": 10.0}, kind=kind))
-    return tuple(cases)
+    return (*cases, half_precision(kl_estimate, "logprobs", "ref_logprobs", kind="k1"))
 
 
 def _surrogate_cases() -> tuple[Case, ...]:
     fn, large = calc_clipped_surrogate_objective, {"logprobs": 100.0}
-    whitened = standard_cases(fn, large=large, clip_coef=0.2)
+    spoil = ("logprobs", "old_logprobs", "advantages")
+    whitened = standard_cases(fn, large=large, spoil=spoil, clip_coef=0.2)
     return whitened + standard_cases(fn, clip_coef=0.3, normalize=False)
 
 
 def _value_loss_cases() -> tuple[Case, ...]:
     fn, sizes = calc_value_function_loss, {"batch": 3, "gen": 4}
-    plain = standard_cases(fn, large={"values": 1e4}, vf_coef=0.3)
+    spoil = ("values", "returns")
+    plain = standard_cases(fn, large={"values": 1e4}, spoil=spoil, vf_coef=0.3)
     clipped = draw(fn, sizes, 9, {"vf_coef": 0.3, "clip": 0.2}, optional=("old_values",))
     masked = draw(fn, sizes, 10, {"vf_coef": 0.3, "clip": 0.2}, optional=("old_values", "mask"))
-    return (*plain, Case("clipped", clipped), Case("clipped and masked", masked))
+    half = draw(fn, sizes, 11, {"vf_coef": 0.3})
+    half |= {name: (300 * half[name]).half() for name in ("values", "returns")}
+    return (
+        *plain,
+        Case("clipped", clipped),
+        Case("clipped and masked", masked),
+        Case("large in half precision", half),
+    )
+
+
+def _controller_cases() -> tuple[Case, ...]:
+    fields = {"kl_coef": 0.2, "target": 4.0, "horizon": 1000, "n_sequences": 128}
+    kls = {
+        "near the target": (4.2, 3.9, 4.0, 3.4),
+        "the first phase has KL 0": (0.0, 0.4),
+        "far above the target": (40.0, 9.0),
+        "above, then below": (5.0, 3.0, 4.5),
+    }
+    cases = [Case(label, fields | {"kls": column}) for label, column in kls.items()]
+    short = fields | {"horizon": 64, "target": 0.3, "kls": (0.31, 0.27, 2.0)}
+    return (*cases, Case("a horizon shorter than a batch", short))
+
+
+def _observe_controller(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What update returns after each batch, and what the controller then holds."""
+    controller = build(**{name: arguments[name] for name in ("kl_coef", "target", "horizon")})
+    facts = {}
+    for batch, kl in enumerate(arguments["kls"], start=1):
+        returned = controller.update(kl, arguments["n_sequences"])
+        facts[f"returned after batch {batch} (KL {kl})"] = returned
+        facts[f"kl_coef after batch {batch} (KL {kl})"] = controller.kl_coef
+    return facts
 
 
 EXERCISES = (
@@ -88,7 +137,7 @@ EXERCISES = (
             "reward and the result are [batch]. eps stands outside the root. With one reward "
             "tensor.std() is nan; masked_std gives 0.0 there.",
             "(reward - masked_mean(reward)) / (masked_std(reward) + eps), after "
-            "reward = at_least_float32(reward).",
+            "reward = at_least_float32(reward) and reward = reward - reward[:1].",
         ),
         cases=_normalize_cases,
         slips=(
@@ -112,6 +161,11 @@ EXERCISES = (
             Slip(
                 "half-precision rewards stay in half precision",
                 {"reward = at_least_float32(reward)": ""},
+            ),
+            Slip(
+                "the mean of equal rewards is rounded, and dividing makes the remainder large: "
+                "measure from the first reward",
+                {"reward = reward - reward[:1]": ""},
             ),
         ),
     ),
@@ -160,6 +214,7 @@ EXERCISES = (
                 {".log_softmax(dim=-1)": ".softmax(dim=-1)"},
             ),
             Slip(LOG_OF_SOFTMAX, {".log_softmax(dim=-1)": ".softmax(dim=-1).log()"}),
+            Slip(HALF, {"at_least_float32(logits)": "logits"}),
             Slip(WRONG_AXIS, {".log_softmax(dim=-1)": ".log_softmax(dim=1)"}),
         ),
     ),
@@ -180,6 +235,7 @@ EXERCISES = (
             *standard_cases(kl_per_token, large={"logits": 1e3, "ref_logits": 1e3}),
             _filtered(kl_per_token, "logits"),
             _filtered(kl_per_token, "logits", "ref_logits"),
+            half_precision(kl_per_token, "logits", "ref_logits"),
         ),
         gradients=("logits",),
         slips=(
@@ -208,10 +264,26 @@ EXERCISES = (
                 },
             ),
             Slip(
-                "a word that cannot be said gives 0 * inf, which is nan",
+                NEVER_SAID,
+                {
+                    "logprobs, ref_logprobs = zero_masked(logprobs, possible), "
+                    "zero_masked(ref_logprobs, possible)": "",
+                    "zero_masked(logprobs.exp() * (logprobs - ref_logprobs), possible)": ""
+                    "(logprobs.exp() * (logprobs - ref_logprobs))",
+                },
+            ),
+            Slip(
+                ONLY_AFTER,
                 {
                     "logprobs, ref_logprobs = zero_masked(logprobs, possible), "
                     "zero_masked(ref_logprobs, possible)": ""
+                },
+            ),
+            Slip(
+                HALF,
+                {
+                    "at_least_float32(logits)": "logits",
+                    "at_least_float32(ref_logits)": "ref_logits",
                 },
             ),
             Slip(
@@ -241,7 +313,10 @@ EXERCISES = (
             "kl_coef * masked_mean(kl, mask, denominator=denominator).",
         ),
         cases=lambda: standard_cases(
-            calc_kl_penalty, large={"logits": 1e3, "ref_logits": 1e3}, kl_coef=0.7
+            calc_kl_penalty,
+            large={"logits": 1e3, "ref_logits": 1e3},
+            spoil=("logits", "ref_logits"),
+            kl_coef=0.7,
         ),
         gradients=("logits",),
         slips=(
@@ -260,6 +335,13 @@ EXERCISES = (
                 {
                     "masked_mean(kl, mask, denominator=denominator)": ""
                     "masked_mean(masked_mean(kl, mask, dim=-1))"
+                },
+            ),
+            Slip(
+                NOT_BLANKED,
+                {
+                    "kl_per_token(zero_masked(logits, mask), zero_masked(ref_logits, mask))": ""
+                    "kl_per_token(logits, ref_logits)"
                 },
             ),
         ),
@@ -294,6 +376,13 @@ EXERCISES = (
             ),
             Slip("in k3 the -1 is missing", {"expm1(-log_ratio)": "exp(-log_ratio)"}),
             Slip(
+                HALF,
+                {
+                    "at_least_float32(logprobs)": "logprobs",
+                    "at_least_float32(ref_logprobs)": "ref_logprobs",
+                },
+            ),
+            Slip(
                 "k1 may be negative: it is d itself, not its absolute value",
                 {'"k1":\n        return log_ratio': '"k1":\n        return log_ratio.abs()'},
             ),
@@ -315,6 +404,7 @@ EXERCISES = (
         cases=lambda: (
             *standard_cases(entropy_per_token, large={"logits": 1e3}),
             _filtered(entropy_per_token, "logits"),
+            half_precision(entropy_per_token, "logits"),
         ),
         gradients=("logits",),
         slips=(
@@ -331,13 +421,15 @@ EXERCISES = (
                 {"possible).sum(dim=-1)": "possible).sum(dim=-1) / 0.6931471805599453"},
             ),
             Slip(
-                "a word that cannot be said gives 0 * inf, which is nan",
+                NEVER_SAID,
                 {
                     "logprobs = zero_masked(logprobs, possible)": "",
                     "-zero_masked(logprobs.exp() * logprobs, possible)": ""
                     "-(logprobs.exp() * logprobs)",
                 },
             ),
+            Slip(ONLY_AFTER, {"logprobs = zero_masked(logprobs, possible)": ""}),
+            Slip(HALF, {"at_least_float32(logits)": "logits"}),
             Slip(
                 LOG_OF_SOFTMAX,
                 {
@@ -361,7 +453,9 @@ EXERCISES = (
             "ent_coef * masked_mean(entropy_per_token(zero_masked(logits, mask)), mask, "
             "denominator=denominator)",
         ),
-        cases=lambda: standard_cases(calc_entropy_bonus, large={"logits": 1e3}, ent_coef=0.4),
+        cases=lambda: standard_cases(
+            calc_entropy_bonus, large={"logits": 1e3}, spoil=("logits",), ent_coef=0.4
+        ),
         gradients=("logits",),
         slips=(
             Slip(COEF_MISSING, {"ent_coef * masked_mean": "masked_mean"}),
@@ -374,6 +468,7 @@ EXERCISES = (
                     "masked_mean(masked_mean(entropy, mask, dim=-1))"
                 },
             ),
+            Slip(NOT_BLANKED, {"zero_masked(logits, mask)": "logits"}),
         ),
     ),
     Exercise(
@@ -387,7 +482,10 @@ EXERCISES = (
             "Everything is [batch gen]. Hold the difference to at most 20 before the exponential.",
             "(logprobs - old_logprobs).clamp(max=20.0).exp()",
         ),
-        cases=lambda: standard_cases(policy_ratio, large={"logprobs": 200.0}),
+        cases=lambda: (
+            *standard_cases(policy_ratio, large={"logprobs": 200.0}),
+            half_precision(policy_ratio, "logprobs", "old_logprobs"),
+        ),
         gradients=("logprobs",),
         slips=(
             Slip(
@@ -404,6 +502,13 @@ EXERCISES = (
             Slip(
                 "exp overflows float32 at 88: limit the difference to 20 first",
                 {".clamp(max=MAX_LOG_RATIO)": ""},
+            ),
+            Slip(
+                HALF,
+                {
+                    "at_least_float32(logprobs)": "logprobs",
+                    "at_least_float32(old_logprobs)": "old_logprobs",
+                },
             ),
             Slip(
                 "this divides log-probabilities: subtract them, and take the exponential",
@@ -500,6 +605,95 @@ EXERCISES = (
             Slip(
                 "the value itself is clipped: clip its distance from the old value",
                 {"= old_values + (values - old_values).clamp(": "= values.clamp("},
+            ),
+            Slip(
+                NOT_BLANKED,
+                {
+                    "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
+                    "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
+                    "zero_masked(at_least_float32(old_values), mask)": ""
+                    "at_least_float32(old_values)",
+                },
+            ),
+            Slip(
+                HALF + ", before anything is squared",
+                {
+                    "at_least_float32(values)": "values",
+                    "at_least_float32(returns)": "returns",
+                    "at_least_float32(old_values)": "old_values",
+                },
+            ),
+        ),
+    ),
+    Exercise(
+        lesson=LESSON,
+        reference=AdaptiveKLController,
+        difficulty=2,
+        minutes=10,
+        hints=(
+            "How far is the measured KL from the target, as a share of the target? The coefficient "
+            "grows or shrinks by a part of that share.",
+            "All are plain numbers. error is 0 on target, 0.5 at one and a half times the target, "
+            "and counts as MAX_ERROR at most, either way. Keep the new coefficient in "
+            "self.kl_coef, and return it.",
+            "error = min(max(kl_per_sequence / self.target - 1, -MAX_ERROR), MAX_ERROR), then "
+            "self.kl_coef *= 1 + error * n_sequences / self.horizon.",
+        ),
+        cases=_controller_cases,
+        methods=("update",),
+        observe=_observe_controller,
+        slips=(
+            Slip(
+                "the wrong unit: kl_per_sequence is a mean over the sequences already, and stays "
+                "as it is",
+                {"kl_per_sequence / self.target": "kl_per_sequence / n_sequences / self.target"},
+            ),
+            Slip(
+                "the error is not limited to MAX_ERROR either way",
+                {
+                    "min(max(kl_per_sequence / self.target - 1, -MAX_ERROR), MAX_ERROR)": ""
+                    "kl_per_sequence / self.target - 1"
+                },
+            ),
+            Slip(
+                "the error is limited above, but not below",
+                {
+                    "min(max(kl_per_sequence / self.target - 1, -MAX_ERROR), MAX_ERROR)": ""
+                    "min(kl_per_sequence / self.target - 1, MAX_ERROR)"
+                },
+            ),
+            Slip(
+                "the sign is the other way round: a KL above the target raises the coefficient",
+                {"kl_per_sequence / self.target - 1,": "1 - kl_per_sequence / self.target,"},
+            ),
+            Slip(
+                "the error is in nats: take it as a share of the target",
+                {"kl_per_sequence / self.target - 1,": "kl_per_sequence - self.target,"},
+            ),
+            Slip(
+                "the horizon is not used: a batch moves the coefficient by error * n_sequences / "
+                "horizon",
+                {"error * n_sequences / self.horizon": "error"},
+            ),
+            Slip(
+                "n_sequences and horizon are swapped: a longer horizon makes smaller steps",
+                {"n_sequences / self.horizon": "self.horizon / n_sequences"},
+            ),
+            Slip(
+                "the change is added to the coefficient: multiply by 1 + change",
+                {"self.kl_coef *= 1 + error": "self.kl_coef += error"},
+            ),
+            Slip(
+                "the new coefficient is returned, but not kept in self.kl_coef",
+                {
+                    "self.kl_coef *= 1 + error * n_sequences / self.horizon\n"
+                    "        return self.kl_coef": "return self.kl_coef * (1 + error * "
+                    "n_sequences / self.horizon)"
+                },
+            ),
+            Slip(
+                "update returns nothing: return the new coefficient",
+                {"        return self.kl_coef": ""},
             ),
         ),
     ),

@@ -23,6 +23,7 @@ from rlhf_lab.training import (
 )
 
 LESSON = "06_ppo"
+MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
 NOT_LAST_REAL = (
     "what comes after a response is read from the padding: step over masked tokens, so that the "
     "last real token sees what lies behind the response"
@@ -35,7 +36,8 @@ WHOLE_REVIEW = (
 
 def _gae_cases() -> tuple[Case, ...]:
     large = {"values": 1e6, "token_rewards": 1e6}
-    cases = standard_cases(compute_gae, large=large, gamma=0.9, lam=0.8)
+    spoil = ("values", "token_rewards")
+    cases = standard_cases(compute_gae, large=large, spoil=spoil, gamma=0.9, lam=0.8)
     undiscounted = draw(compute_gae, {"batch": 3, "gen": 4}, 11)
     return (*cases, Case("gamma and lam as by default", undiscounted))
 
@@ -223,7 +225,9 @@ EXERCISES = (
             "next_value = torch.where(real, value, next_value); stack the list the right way "
             "round.",
         ),
-        cases=lambda: standard_cases(compute_advantages, large={"values": 1e6, "rewards": 1e6}),
+        cases=lambda: standard_cases(
+            compute_advantages, large={"values": 1e6, "rewards": 1e6}, spoil=("values",)
+        ),
         slips=(
             Slip(
                 "this is the reward minus the value at every token, not one step ahead",
@@ -236,6 +240,10 @@ EXERCISES = (
             Slip(
                 NOT_LAST_REAL,
                 {"next_value = torch.where(real, value, next_value)": "next_value = value"},
+            ),
+            Slip(
+                MULTIPLIED,
+                {"torch.where(real, next_value - value, 0.0)": "(next_value - value) * real"},
             ),
             Slip("the advantages stand in backward order", {"advantages[::-1]": "advantages"}),
             Slip(
@@ -289,6 +297,10 @@ EXERCISES = (
                 {"torch.where(mask[:, t], advantage, 0.0)": "advantage"},
             ),
             Slip(
+                MULTIPLIED,
+                {"torch.where(mask[:, t], advantage, 0.0)": "advantage * mask[:, t]"},
+            ),
+            Slip(
                 "this walks forward in time: advantages are built from the end",
                 {
                     "reversed(range(values.shape[1]))": "range(values.shape[1])",
@@ -308,7 +320,11 @@ EXERCISES = (
             "All three are [batch gen]; put 0 where the mask is False.",
             "zero_masked(advantages + values, mask)",
         ),
-        cases=lambda: standard_cases(compute_returns, large={"advantages": 1e6, "values": 1e6}),
+        cases=lambda: standard_cases(
+            compute_returns,
+            large={"advantages": 1e6, "values": 1e6},
+            spoil=("advantages", "values"),
+        ),
         slips=(
             Slip(
                 "this subtracts the value: a return is advantage plus value",
@@ -322,6 +338,13 @@ EXERCISES = (
                 },
             ),
             Slip("the mask is not used: put 0 where it is False", {", mask)": ", None)"}),
+            Slip(
+                MULTIPLIED,
+                {
+                    "return zero_masked(": "return (1.0 if mask is None else mask) * (",
+                    ", mask)": ")",
+                },
+            ),
         ),
     ),
     Exercise(
@@ -511,7 +534,7 @@ EXERCISES = (
                 "the mask is not handed on to the advantages",
                 {
                     "samples.values, rewards, samples.mask": "samples.values, rewards, "
-                    "torch.ones_like(samples.mask)"
+                    "samples.mask | True"
                 },
             ),
         ),

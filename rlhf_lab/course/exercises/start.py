@@ -7,6 +7,7 @@ from rlhf_lab.course.exercise import Case, Exercise, Slip
 from rlhf_lab.functional import masked_mean, sequence_sum
 
 LESSON = "00_start"
+MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
 
 
 def _masked_mean_cases() -> tuple[Case, ...]:
@@ -39,7 +40,7 @@ EXERCISES = (
             "x is [batch gen] and the result [batch]: the last axis goes away.",
             "zero_masked(x, mask) puts the zeros in; then .sum(dim=-1).",
         ),
-        cases=lambda: standard_cases(sequence_sum, large={"x": 1e30}),
+        cases=lambda: standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",)),
         gradients=("x",),
         slips=(
             Slip("the mask is not used", {"x), mask).sum": "x), None).sum"}),
@@ -48,6 +49,10 @@ EXERCISES = (
                 {".sum(dim=-1)": ".sum(dim=0)"},
             ),
             Slip("this is the mean of each sequence, not its sum", {".sum(dim": ".mean(dim"}),
+            Slip(
+                MULTIPLIED,
+                {"zero_masked(at_least_float32(x), mask)": "(x if mask is None else x * mask)"},
+            ),
         ),
     ),
     Exercise(
@@ -73,10 +78,7 @@ EXERCISES = (
                 "this divides the sum of all entries, the masked ones included",
                 {"zero_masked(x, mask)": "x"},
             ),
-            Slip(
-                "this multiplies by the mask, and 0 * nan is nan: put 0 there instead",
-                {"zero_masked(x, mask)": "(x * _real(x, mask))"},
-            ),
+            Slip(MULTIPLIED, {"zero_masked(x, mask)": "(x * _real(x, mask))"}),
             Slip(
                 "this is the sum: divide it by the count",
                 {"total / count.masked_fill(count == 0, 1.0)": "total"},

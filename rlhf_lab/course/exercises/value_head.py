@@ -94,6 +94,8 @@ def _ridge_cases() -> tuple[Case, ...]:
 
     masked = draw(12, 3, seed=2)
     masked["mask"] = torch.arange(12) % 3 > 0
+    constant = draw(12, 3, seed=6)
+    constant["x"] = constant["x"][:1].expand(12, 3)
     return (
         Case("ordinary", draw(12, 3, seed=0)),
         Case("several sites at once", draw(2, 9, 4, seed=1)),
@@ -101,6 +103,7 @@ def _ridge_cases() -> tuple[Case, ...]:
         Case("far from 0", draw(15, 3, seed=3, away=5.0)),
         Case("large activations", draw(12, 3, seed=4) | {"x": 20 * draw(12, 3, seed=4)["x"]}),
         Case("nearly no penalty", draw(12, 3, seed=5, ridge=1e-6)),
+        Case("x is the same in every row", constant),
     )
 
 
@@ -115,7 +118,7 @@ EXERCISES = (
             "forward pass. Let yours compute the values and keep them in a list.",
             "ln_final.hook_normalized is [batch seq d_model]; the head makes [batch seq 1] of it, "
             "and the last axis has to go. run_left_padded(run, input_ids, attention_mask) calls "
-            "run(tokens) for you on rows without left padding.",
+            "your run(tokens) on rows without left padding, and puts its results in their places.",
             "with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read_value)]): call "
             "self.base_model(tokens, attention_mask=..., past_kv_cache=past_kv_cache) inside, and "
             "return its logits and values[0]. With a cache, call it directly.",
@@ -209,10 +212,11 @@ EXERCISES = (
             "end. A row that the mask leaves out gets weight 0.",
             "x is [site n d_model], weight[..., None] lets a weight of [site n] multiply it. The "
             "normal equations are [d_model d_model] for each site, and torch.linalg.solve wants a "
-            "column on the right: add an axis, and take it off again.",
-            "gram = x_centred.mT @ x_centred; penalty = ridge * (the mean of gram's diagonal), "
-            "times the identity; slope = torch.linalg.solve(gram + penalty, moment[..., None]"
-            ")[..., 0]; the intercept is y_mean - (slope * x_mean).sum(-1).",
+            "column on the right: add an axis, and take it off again. Where x does not vary they "
+            "are all 0, unless the penalty is clamped to at least 1e-12.",
+            "gram = x_centred.mT @ x_centred; penalty = (ridge * the mean of gram's diagonal)"
+            ".clamp(min=1e-12), times the identity; slope = torch.linalg.solve(gram + penalty, "
+            "moment[..., None])[..., 0]; the intercept is y_mean - (slope * x_mean).sum(-1).",
         ),
         cases=_ridge_cases,
         slips=(
@@ -232,7 +236,32 @@ EXERCISES = (
                 "the penalty is ridge itself, not ridge times the variance of x",
                 {"(ridge * variance)": "(ridge * torch.ones_like(variance))"},
             ),
-            Slip("there is no penalty", {"gram + penalty * identity": "gram"}),
+            Slip(
+                "the penalty lacks n, the number of rows that count",
+                {"/ x.shape[-1]\n": "/ x.shape[-1] / count[..., 0]\n"},
+            ),
+            Slip(
+                "the variance in the penalty divides by n - 1, and should by n",
+                {"/ x.shape[-1]\n": "/ x.shape[-1] * (count / (count - 1))[..., 0]\n"},
+            ),
+            Slip(
+                "centring has moved the rows that the mask leaves out away from 0, and they count "
+                "in X'X: put 0 there afterwards",
+                {
+                    "(x - x_mean[..., None, :]) * weight[..., None]": "x - x_mean[..., None, :]",
+                },
+            ),
+            Slip(
+                "the results are rounded to float32: leave them in float64",
+                {
+                    "return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)": "return "
+                    "slope.float(), (y_mean[..., 0] - (slope * x_mean).sum(-1)).float()"
+                },
+            ),
+            Slip(
+                "there is no penalty",
+                {"gram + penalty * identity": "gram + 1e-12 * identity"},
+            ),
             Slip(
                 "the intercept is the mean of y: subtract what the slope makes of the mean of x",
                 {" - (slope * x_mean).sum(-1)": ""},
