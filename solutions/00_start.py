@@ -137,8 +137,7 @@ trainer = RLHFTrainer(args, out=place / "quite", reward_fn=likes_quite)
 
 # %%
 first = trainer.rollout_phase()
-for text, reward in zip(first.texts[:4], first.raw_rewards[:4].tolist(), strict=True):
-    print(f"{reward:.0f}  {text}")
+show_table(["reward", "text"], list(zip(first.raw_rewards[:4].tolist(), first.texts[:4])), digits=0)
 
 # %% [markdown]
 # While the policy learns to say "quite", does it stay as close to the language it came from? The KL
@@ -160,8 +159,7 @@ for report in trainer:
 
 # %%
 last = trainer.rollout_phase()
-for text, reward in zip(last.texts[:4], last.raw_rewards[:4].tolist(), strict=True):
-    print(f"{reward:.0f}  {text}")
+show_table(["reward", "text"], list(zip(last.raw_rewards[:4].tolist(), last.texts[:4])), digits=0)
 
 kl_start = sequence_sum(first.kl, first.samples.mask).mean().item()
 kl_end = sequence_sum(last.kl, last.samples.mask).mean().item()

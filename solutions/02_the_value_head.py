@@ -85,9 +85,12 @@ print("tokens:", list(tokens.shape), "- layers:", model.cfg.n_layers, "- width:"
 last_block = f"blocks.{model.cfg.n_layers - 1}."
 in_last_block = [(name, shape) for name, shape in fired if name.startswith(last_block)]
 show_table(["hook point in the last block", "shape"], in_last_block)
-print(len(fired), "hook points fired, of", len(model.hook_dict))
+print(len({name for name, _ in fired}), "hook points fired, of", len(model.hook_dict))
 
 # %% [markdown]
+# (`ln1` is there three times because it runs three times, for queries, keys and values. The hook
+# points that did not fire belong to options that are off.)
+#
 # The *residual stream* is what runs through all blocks: each attention layer reads it and adds to
 # it (`hook_resid_pre` is before that, `hook_resid_mid` after), then each MLP does (`hook_resid_post`
 # after). Behind the last block it is normalised and multiplied with the unembedding, and these are
@@ -144,10 +147,14 @@ print("and after the with block:", "as before" if after.equal(before) else "stil
 # `__init__` is there. Write `forward`.
 #
 # Two helpers: `VALUE_HOOK` is the hook point's name, and `run_left_padded(run, input_ids,
-# attention_mask)` takes care of prompts of different lengths: it calls your `run(tokens)` with rows
-# that have no padding in front. In `run`, hand the model an `attention_mask` of its own:
-# `torch.ones_like(tokens)`, or the one that comes with the cache. With a `past_kv_cache`, which the
-# sampler uses, call `run(input_ids, attention_mask)` directly.
+# attention_mask)` takes care of prompts of different lengths: it calls your `run(tokens)`, which
+# returns logits and values, on rows that have no padding in front, and puts the results where the
+# rows had their tokens. There are two ways in, so give `run` two arguments, `(tokens, mask=None)`:
+#
+# - usually the call comes from `run_left_padded`, and every token is real. Say so to the model, with
+#   `attention_mask=torch.ones_like(tokens)`, or it may take a pad token in a text for padding;
+# - with a `past_kv_cache`, which the sampler uses, call `run(input_ids, attention_mask)` yourself,
+#   and hand mask and cache on to the model.
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
@@ -252,12 +259,12 @@ rollout = trainer.rollout_phase()
 best, worst = int(rollout.raw_rewards.argmax()), int(rollout.raw_rewards.argmin())
 # The value of the state after a token is the one before the next token.
 after_each = rollout.samples.values[:, 1:]
-print(f"reward {rollout.raw_rewards[best]:.2f}:", rollout.texts[best])
+show_table(["reward", "text"], [[rollout.raw_rewards[best].item(), rollout.texts[best]]])
 words = [f" {word.strip()} " for word in words_of(rollout.samples.tokens[best])]
 tokens_html(words[prefix_len:-1], after_each[best], "value")
 
 # %%
-print(f"reward {rollout.raw_rewards[worst]:.2f}:", rollout.texts[worst])
+show_table(["reward", "text"], [[rollout.raw_rewards[worst].item(), rollout.texts[worst]]])
 words = [f" {word.strip()} " for word in words_of(rollout.samples.tokens[worst])]
 tokens_html(words[prefix_len:-1], after_each[worst], "value")
 

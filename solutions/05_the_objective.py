@@ -12,7 +12,8 @@
 # - read a log-probability out of logits without being off by one,
 # - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
 # - predict where the gradient of the clipped surrogate is zero, and for which sign of the advantage,
-# - say what clipping does that a KL penalty does not, and the other way round.
+# - say what clipping does that a KL penalty does not, and the other way round,
+# - let a controller hold the KL, and say in which unit.
 #
 # **What to inspect** when a run looks wrong:
 #
@@ -23,9 +24,10 @@
 # | reward goes up, text falls apart | KL per sequence | the leash is too long: raise `kl_coef` |
 # | nothing moves | gradient norm, `clip_fraction`, `kl_coef` | a detached term, all tokens clipped, or a leash too short |
 # | ratio is not 1 on the first minibatch | temperature, top-k, off by one | the policy that is trained is not the policy that sampled |
+# | `kl_coef` climbs and climbs | the unit of the target | nats per token and nats per sequence are a factor apart |
 # | explained variance stays at 0 | value loss and its sign | the value head does not learn |
 #
-# About 100 minutes of work. All cells together run in about 25 seconds on one core, without a
+# About 110 minutes of work. All cells together run in about 45 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -73,8 +75,7 @@ for _ in range(3):
     print(f"phase {report.phase}: reward {report.mean_reward:.3f}")
 
 rollout = trainer.rollout_phase()
-for text, reward in zip(rollout.texts[:4], rollout.raw_rewards[:4].tolist(), strict=True):
-    print(f"{reward:.2f}  {text}")
+show_table(["reward", "text"], list(zip(rollout.raw_rewards[:4].tolist(), rollout.texts[:4])), 2)
 
 # %% [markdown]
 # That is a rollout: 128 reviews and their rewards. The learning phase deals it out in minibatches.
@@ -126,7 +127,8 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # it: `at_least_float32` turns half precision into float32 and leaves everything else alone,
 # `zero_masked(x, mask)` puts 0 where the mask is False (on logits, too: a mask `[batch gen]` blanks
 # whole rows of the vocabulary), and `masked_mean` and `masked_std` count only what the mask counts.
-# All three take `None` for a mask that counts everything. You need not use them.
+# All three take `None` for a mask that counts everything. You need not use them; but the check
+# tries half precision wherever a docstring speaks of it, and puts nan where the mask is False.
 
 # %%
 from rlhf_lab.functional import normalize_reward  # exercise
@@ -509,7 +511,7 @@ mine = dict(
 )
 
 
-def run(name: str, functions: dict, **changes: float) -> list:
+def run(name: str, functions: dict, **changes: int | float) -> list:
     """Train with these functions, and return the reports of all phases."""
     return RLHFTrainer(RLHFArgs(**SETTINGS | changes), out=place / name, **functions).train()
 
@@ -579,6 +581,88 @@ predictions.compare("highest KL at kl_coef", highest_kl, last("kl_per_sequence")
 # policy finds, in many small and well-supported steps, the one sentence that the classifier likes
 # best.
 #
+# ## A leash that adjusts itself
+#
+# Which `kl_coef` is right depends on the rewards, on the model and on the length of the run, and you
+# found out by trying. The other way is to say how far the policy may go, and to leave the
+# coefficient to a controller. After each phase it looks at the KL: above the target it raises the
+# coefficient, below the target it lowers it. Three things matter.
+#
+# - *The unit.* The KL comes in nats per **sequence**: summed over the 26 tokens of a review, and
+#   averaged over the reviews. The target is in the same unit.
+# - *The clip.* Before the first step the KL is 0, an error of -100 %. One wild phase may give
+#   +500 %. The error counts as 20 % at most, either way (`MAX_ERROR`).
+# - *The horizon.* A batch of n sequences moves the coefficient by its error times n / horizon. The
+#   trainer's default horizon is 10,000: a batch of 128 moves it by a quarter of a percent at most.
+#
+# A controller is a small object. It holds its coefficient in `kl_coef`, where the trainer reads it,
+# and `update` changes it. The fields are there. Write `update`.
+
+# %%
+from rlhf_lab.training import AdaptiveKLController  # exercise
+
+# %% [markdown]
+# Now it drives the trainer, for sixteen phases. It begins at 3, the leash that was too short, and
+# the target is 0.3 nats per sequence. With a horizon of 64, a batch of 128 moves the coefficient by
+# up to 40 %: far too hasty for a long run, and just right for watching.
+#
+# Which way does the coefficient go after the first phase? Does the KL come up to the target and
+# stay there, or does it go past twice the target on the way? And in a second run somebody takes the
+# target for one per token, and gives 0.3 / 26: is the reward at the end higher or lower than in the
+# first?
+#
+# (18 s on one core)
+
+# %%
+coefficient_goes = "down"  # predict: "up" or "down"
+past_twice_the_target = "yes"  # predict: "yes" or "no"
+reward_with_the_wrong_unit = "lower"  # predict: "higher" or "lower"
+
+# %%
+targets = {"per sequence": 0.3, "taken per token": 0.3 / args.gen_len}
+steered = {
+    name: run(
+        name,
+        mine | dict(kl_controller=AdaptiveKLController(kl_coef=3.0, target=target, horizon=64)),
+        total_phases=16,
+    )
+    for name, target in targets.items()
+}
+for name, reports in steered.items():
+    show_table(
+        [f"target 0.3 {name}", "from phase to phase", "largest", "last"],
+        [
+            [what, sparkline(column), max(column), column[-1]]
+            for what, column in {
+                "kl_coef": [report.kl_coef for report in reports],
+                "KL per sequence": [report.kl_per_sequence for report in reports],
+                "reward": [report.mean_reward for report in reports],
+            }.items()
+        ],
+        digits=2,
+    )
+
+right, wrong = steered.values()
+went = "up" if right[1].kl_coef > right[0].kl_coef else "down"
+past = max(report.kl_per_sequence for report in right) > 2 * targets["per sequence"]
+lower = wrong[-1].mean_reward < right[-1].mean_reward
+predictions.compare("the coefficient first goes", coefficient_goes, went)
+predictions.compare("past twice the target", past_twice_the_target, "yes" if past else "no")
+predictions.compare(
+    "reward with the wrong unit", reward_with_the_wrong_unit, "lower" if lower else "higher"
+)
+
+# %% [markdown]
+# The controller is always late. The KL begins at 0, below any target, so it lets go; and when the
+# KL has passed the target, the coefficient must first come all the way back up. So the KL swings
+# past the target, and then back through it. A longer horizon makes a lazier controller, a longer
+# run gives it the time.
+#
+# With the wrong unit nothing breaks, and no number looks odd by itself. The controller does what it
+# was told, and holds the policy at a twenty-sixth of the KL that was meant: next to the reference,
+# where there is nothing to earn. What gives it away is a coefficient that only climbs, beside a KL
+# that is next to nothing.
+#
 # ## What surprised you
 
 # %%
@@ -590,6 +674,8 @@ predictions.show()
 # - Put a slip into one of your functions on purpose: drop `kl_coef`, or swap policy and reference.
 #   See what `check` says. Then hand it to the trainer anyway, and see which number of the report
 #   gives it away.
+# - Give the controller a horizon of 640, or begin at the `kl_coef` that it ended with. How far does
+#   the KL swing now?
 # - `ent_coef` is 0 on Reel. Set it to 0.1 in `run(...)` and look at the entropy.
 # - Use `kl_penalty=lambda logits, ref_logits, kl_coef, mask: ...` with the KL the other way round,
 #   and compare the favourites of the two policies.

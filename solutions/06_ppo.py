@@ -256,7 +256,7 @@ mine = rollout_phase(trainer)
 best = int(mine.rewards.argmax())
 words = [" " + trainer.tokenizer.decode([token]) for token in mine.samples.tokens[best].tolist()]
 prefix_len = mine.samples.prefix_len
-print(f"reward {mine.rewards[best]:.2f}:", mine.texts[best])
+show_table(["reward", "text"], [[mine.rewards[best].item(), mine.texts[best]]], digits=2)
 tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples.mask[best])
 
 # %% [markdown]

@@ -111,8 +111,13 @@ verdict = truth.grammar.slot("VERB") - 1 if truth else seq - 1
 words = ("loved", "hated") if truth else (" loved", " hated")
 fit = slice(0, 2 * len(text) // 3)
 test = slice(fit.stop, None)
-for row in range(3):
-    print("positive" if positive[row] else "negative", trainer.tokenizer.decode(text[row]))
+show_table(
+    ["verdict", "text"],
+    [
+        ["positive" if positive[row] else "negative", trainer.tokenizer.decode(text[row])]
+        for row in range(3)
+    ],
+)
 
 # %% [markdown]
 # Every place in a review has a name: `ADJ 2` is the adjective of the second clause, `CONN 2` the

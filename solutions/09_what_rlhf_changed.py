@@ -92,8 +92,7 @@ def logits_of(policy, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch 
 
 
 own = write(tuned)
-for text in own.texts(tokenizer)[:3]:
-    print(text)
+show_table(["text"], [[text] for text in own.texts(tokenizer)[:3]])
 
 # %% [markdown]
 # ## Where does it choose differently?
