@@ -14,6 +14,8 @@ from rlhf_lab.functional.kl import calc_kl_penalty, kl_estimate, kl_per_sequence
 from rlhf_lab.functional.logprobs import generated_logits, generated_values, get_logprobs
 from rlhf_lab.functional.masks import (
     at_least_float32,
+    finished_mask,
+    has_stop,
     last_real_token,
     last_token_mask,
     masked_mean,
@@ -25,6 +27,7 @@ from rlhf_lab.functional.masks import (
     whiten,
     zero_masked,
 )
+from rlhf_lab.functional.padding import pad_left, pad_right, position_ids
 from rlhf_lab.functional.policy_loss import (
     calc_clipped_surrogate_objective,
     clip_fraction,
@@ -51,10 +54,12 @@ __all__ = [
     "dpo_loss",
     "entropy_per_token",
     "explained_variance",
+    "finished_mask",
     "generated_logits",
     "generated_values",
     "get_logprobs",
     "grpo_advantages",
+    "has_stop",
     "kl_estimate",
     "kl_per_sequence",
     "kl_per_token",
@@ -64,7 +69,10 @@ __all__ = [
     "masked_std",
     "masked_var",
     "normalize_reward",
+    "pad_left",
+    "pad_right",
     "policy_ratio",
+    "position_ids",
     "response_mask",
     "rloo_advantages",
     "sequence_sum",

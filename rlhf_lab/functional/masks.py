@@ -172,6 +172,36 @@ def truncate_at_stop(
     return tokens.masked_fill(~response_mask(tokens, stop_tokens), pad_token)
 
 
+def has_stop(
+    tokens: Int[Tensor, "batch gen"],
+    stop_tokens: Sequence[int],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Bool[Tensor, " batch"]:
+    """Say of each response whether it came to an end by itself, in its last slot included.
+
+    1. Find the stop tokens.
+    2. Leave out those that the mask does not count as real (padding may be the stop token).
+    3. Ask of each row whether one is left.
+
+    Raises ValueError if the mask has another shape than `[batch gen]`.
+    """
+    stops = torch.tensor(list(stop_tokens), dtype=tokens.dtype, device=tokens.device)
+    return (torch.isin(tokens, stops) & _real(tokens, mask)).any(dim=-1)
+
+
+def finished_mask(
+    mask: Bool[Tensor, "batch gen"], finished: Bool[Tensor, " batch"]
+) -> Bool[Tensor, "batch gen"]:
+    """Leave responses that were cut off out of the objective, since their reward says little.
+
+    1. Keep the mask of the responses that finished (see `has_stop`).
+    2. Mask every token of the others.
+
+    Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.4 (overlong filtering)
+    """
+    return mask & finished[:, None]
+
+
 def last_token_mask(mask: Bool[Tensor, "batch gen"]) -> Bool[Tensor, "batch gen"]:
     """Mark the last real token of each row, and nothing in a row that has none.
 
