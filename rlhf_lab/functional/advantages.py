@@ -76,6 +76,24 @@ def compute_gae(
     return torch.stack(advantages[::-1], dim=1)
 
 
+def one_step_advantages(
+    values: Float[Tensor, "batch gen"],
+    token_rewards: Float[Tensor, "batch gen"],
+    gamma: float = 1.0,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Estimate each token's advantage from one step, where every token has a reward of its own.
+
+    1. Estimate advantages with lambda 0: reward, plus next value, minus value.
+
+    With rewards only at the end and gamma 1 this is `compute_advantages`. Raises ValueError unless
+    gamma lies in [0, 1].
+
+    A_t = r_t + gamma * V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, arXiv 1506.02438, equation 11)
+    """
+    return compute_gae(values, token_rewards, gamma, 0.0, mask)
+
+
 def compute_returns(
     advantages: Float[Tensor, "batch gen"],
     values: Float[Tensor, "batch gen"],

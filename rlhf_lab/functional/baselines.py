@@ -1,0 +1,141 @@
+"""Advantages without a value head: a sequence's reward against what the others, or greedy, got."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.functional.advantages import compute_gae, grpo_advantages
+from rlhf_lab.functional.masks import at_least_float32, whiten, zero_masked
+
+
+def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
+    """Number the groups of a batch in which `num_samples` responses to each prompt stand together.
+
+    1. Give the first `num_samples` sequences group 0, the next ones group 1, and so on.
+
+    Raises ValueError unless num_samples is at least 1 and divides the batch.
+    """
+    if num_samples < 1 or batch % num_samples:
+        raise ValueError(
+            f"num_samples is {num_samples} but the batch has {batch} sequences; give a number of "
+            "at least 1 that divides it."
+        )
+    return torch.arange(batch) // num_samples
+
+
+def informative_groups(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences whose group has at least two different rewards.
+
+    1. Compare each reward with those of its group.
+    2. Keep the sequences that differ from one of them, or whose group-mates do.
+
+    In the other groups every advantage over the group is 0, and nothing is learned (dynamic
+    sampling: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2).
+    """
+    same = group[:, None] == group[None, :]
+    differs = (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
+    return (same & differs[None, :]).any(dim=-1)
+
+
+def rewards_to_go(
+    token_rewards: Float[Tensor, "batch gen"],
+    gamma: float = 1.0,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Sum the rewards from each token to the end of its sequence: REINFORCE without a baseline.
+
+    1. Estimate advantages with every value 0 and lambda 1, which leaves the rewards alone.
+
+    Masked tokens are stepped over. Raises ValueError unless gamma lies in [0, 1].
+
+    G_t = sum_k gamma^k r_{t+k}   (Williams 1992)
+    """
+    return compute_gae(torch.zeros_like(token_rewards), token_rewards, gamma, 1.0, mask)
+
+
+def remax_advantages(
+    token_rewards: Float[Tensor, "batch gen"],
+    greedy_rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Compare each sequence with the reward of the greedy answer to the same prompt.
+
+    1. Sum the rewards from each token to the end.
+    2. Subtract the reward that greedy decoding earned on the prompt of that row.
+    3. Put 0 where the mask is False.
+
+    A_t = sum_k r_{t+k} - r(greedy)   (Li et al. 2023, ReMax, arXiv 2310.10505)
+    """
+    baseline = at_least_float32(greedy_rewards)[:, None]
+    return zero_masked(rewards_to_go(token_rewards, 1.0, mask) - baseline, mask)
+
+
+def reinforce_plus_plus_advantages(
+    token_rewards: Float[Tensor, "batch gen"],
+    gamma: float = 1.0,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Take the reward to go, whitened over all real tokens of the batch in place of a baseline.
+
+    1. Sum the (discounted) rewards from each token to the end; they contain the KL per token.
+    2. Whiten over the real tokens of the whole batch, whatever prompt they answer.
+
+    Raises ValueError unless gamma lies in [0, 1].
+
+    A_t = (G_t - mean(G)) / std(G)   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    """
+    return whiten(rewards_to_go(token_rewards, gamma, mask), mask)
+
+
+def reinforce_plus_plus_baseline_advantages(
+    rewards: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+) -> Float[Tensor, "batch gen"]:
+    """Take the reward minus its group's mean, whitened over all real tokens of the batch.
+
+    1. Subtract the mean reward of the group that answers the same prompt.
+    2. Give that to every token of the sequence.
+    3. Whiten over the real tokens of the whole batch, where GRPO would divide group by group.
+
+    A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    """
+    centred = grpo_advantages(at_least_float32(rewards), group, normalize_std=False)
+    return whiten(centred[:, None].expand(mask.shape), mask)
+
+
+def dr_grpo_advantages(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Compare each sequence with its whole group, and leave the scale of the rewards as it is.
+
+    1. Subtract the mean reward of the group.
+
+    Dividing by the group's standard deviation would favour prompts that are almost always, or
+    almost never, answered well. To be used with the "constant" aggregation.
+
+    A_i = r_i - mean(r)   (Liu et al. 2025, Dr. GRPO, arXiv 2503.20783)
+    """
+    return grpo_advantages(rewards, group, normalize_std=False)
+
+
+def opo_advantages(
+    rewards: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"],
+) -> Float[Tensor, " batch"]:
+    """Compare each sequence with the mean reward of its group, where long responses count more.
+
+    1. Weigh each reward of the group by the number of its real tokens.
+    2. Subtract the weighted mean.
+
+    A group without a real token gets its own rewards as they are: there is nothing to weigh.
+
+    A_i = r_i - sum_j l_j r_j / sum_j l_j   (Hao et al. 2025, OPO, arXiv 2505.23585)
+    """
+    rewards = at_least_float32(rewards)
+    same = (group[:, None] == group[None, :]).to(rewards.dtype)
+    lengths = mask.sum(dim=-1).to(rewards.dtype)
+    return rewards - same @ (lengths * rewards) / (same @ lengths).clamp(min=1)

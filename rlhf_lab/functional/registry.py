@@ -1,0 +1,144 @@
+"""Advantages, policy objectives and KL estimates by name: built in or handed in, called alike."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.functional.advantages import (
+    compute_gae,
+    grpo_advantages,
+    one_step_advantages,
+    rloo_advantages,
+)
+from rlhf_lab.functional.baselines import (
+    dr_grpo_advantages,
+    opo_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    remax_advantages,
+    rewards_to_go,
+)
+from rlhf_lab.functional.masks import sequence_sum, zero_masked
+
+ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "one_step": one_step_advantages,
+        "gae": compute_gae,
+        "reinforce": rewards_to_go,
+        "reinforce++": reinforce_plus_plus_advantages,
+        "reinforce++_baseline": reinforce_plus_plus_baseline_advantages,
+        "remax": remax_advantages,
+        "rloo": rloo_advantages,
+        "grpo": grpo_advantages,
+        "dr_grpo": dr_grpo_advantages,
+        "opo": opo_advantages,
+    }
+)
+
+
+def estimate_advantages(
+    estimator: str | Callable[..., Tensor],
+    values: Float[Tensor, "batch gen"] | None,
+    token_rewards: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    group: Int[Tensor, " batch"] | None = None,
+    greedy_rewards: Float[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Estimate advantages with an estimator of `ADVANTAGES`, or with one that is handed in.
+
+    1. Look the estimator up, if it is a name.
+    2. Call it with those of `values`, `rewards` (the sum over each sequence's real tokens),
+       `token_rewards`, `mask`, `gamma`, `lam`, `group` and `greedy_rewards` that its parameters
+       name, in any order. `compute_gae` and `rloo_advantages` can be handed in as they are.
+    3. An estimator that gives one number per sequence gives it to each of its tokens.
+    4. Put 0 where the mask is False.
+
+    Raises ValueError for an unknown name, for a parameter that nothing is given for, and for a
+    result that is neither [batch] nor [batch gen].
+    """
+    function = look_up(estimator, ADVANTAGES, "advantages")
+    available = {
+        "values": values,
+        "rewards": sequence_sum(token_rewards, mask),
+        "token_rewards": token_rewards,
+        "mask": mask,
+        "gamma": gamma,
+        "lam": lam,
+        "group": group,
+        "greedy_rewards": greedy_rewards,
+    }
+    result = call_by_name(function, available, "advantages")
+    if result.shape == mask.shape[:1]:
+        result = result[:, None].expand(mask.shape)
+    if result.shape != mask.shape:
+        raise ValueError(
+            f"advantages came back with shape {tuple(result.shape)} for a mask of shape "
+            f"{tuple(mask.shape)}; return one number per token, or one per sequence."
+        )
+    return zero_masked(result, mask)
+
+
+def needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
+    """Say whether an advantage estimator cannot be called without a parameter such as `group`.
+
+    1. Look the estimator up, if it is a name.
+    2. See if it has that parameter, without a default.
+
+    With it a configuration can be refused before anything is sampled. Raises ValueError for an
+    unknown name.
+    """
+    function = look_up(estimator, ADVANTAGES, "advantages")
+    found = inspect.signature(function).parameters.get(parameter)
+    return found is not None and found.default is found.empty
+
+
+def look_up(
+    choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str
+) -> Callable[..., Any]:
+    """Give the function that a table has under a name; a function stands for itself.
+
+    1. Return `choice` if it can be called.
+    2. Otherwise return the table's entry.
+
+    Raises ValueError naming `field` and the names that the table has.
+    """
+    if callable(choice):
+        return choice
+    if choice not in table:
+        names = ", ".join(repr(name) for name in table)
+        raise ValueError(f"{field} is {choice!r}; give one of {names}, or a function of your own.")
+    return table[choice]
+
+
+def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], field: str) -> Any:
+    """Call a function with those of the available values that its parameters name.
+
+    1. Leave out what is None (it was not given, and the function's own default counts), and what a
+       `functools.partial` has already bound.
+    2. Keep what the function has a parameter for (everything, if it takes `**kwargs`).
+    3. Refuse if a parameter without a default is left without a value.
+    4. Call it.
+
+    Raises ValueError naming `field`, the function, and the parameter.
+    """
+    bound = getattr(function, "keywords", {})
+    given = {name: x for name, x in available.items() if x is not None and name not in bound}
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for parameter in named:
+        if parameter.default is parameter.empty and parameter.name not in given:
+            names = ", ".join(given)
+            raise ValueError(
+                f"{field}: {getattr(function, '__name__', function)} has a parameter "
+                f"{parameter.name!r} that nothing was given for; what there is is {names}."
+            )
+    wanted = given if takes_all else {p.name for p in named}
+    return function(**{name: x for name, x in given.items() if name in wanted})
