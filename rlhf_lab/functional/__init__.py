@@ -10,6 +10,7 @@ from rlhf_lab.functional.advantages import (
     rloo_advantages,
     token_rewards,
 )
+from rlhf_lab.functional.aggregation import aggregate, aggregation_denominator
 from rlhf_lab.functional.baselines import (
     dr_grpo_advantages,
     informative_groups,
@@ -47,17 +48,30 @@ from rlhf_lab.functional.policy_loss import (
 from rlhf_lab.functional.preference import bradley_terry_loss, dpo_loss
 from rlhf_lab.functional.registry import (
     ADVANTAGES,
+    POLICY_OBJECTIVES,
+    calc_policy_objective,
     call_by_name,
     estimate_advantages,
     look_up,
     needs,
 )
 from rlhf_lab.functional.rewards import normalize_reward
+from rlhf_lab.functional.surrogates import (
+    cispo_surrogate,
+    clipped_surrogate,
+    gspo_surrogate,
+    policy_gradient_surrogate,
+    sequence_ratio,
+    truncated_importance_weights,
+)
 from rlhf_lab.functional.token_stats import Readout, TokenStats, token_stats_chunked
 from rlhf_lab.functional.value_loss import calc_value_function_loss
 
 __all__ = [
     "ADVANTAGES",
+    "aggregate",
+    "aggregation_denominator",
+    "POLICY_OBJECTIVES",
     "Readout",
     "TokenStats",
     "at_least_float32",
@@ -65,9 +79,12 @@ __all__ = [
     "calc_clipped_surrogate_objective",
     "calc_entropy_bonus",
     "calc_kl_penalty",
+    "calc_policy_objective",
     "calc_value_function_loss",
     "call_by_name",
+    "cispo_surrogate",
     "clip_fraction",
+    "clipped_surrogate",
     "compute_advantages",
     "compute_gae",
     "compute_returns",
@@ -81,6 +98,7 @@ __all__ = [
     "generated_values",
     "get_logprobs",
     "grpo_advantages",
+    "gspo_surrogate",
     "has_stop",
     "informative_groups",
     "kl_estimate",
@@ -98,6 +116,7 @@ __all__ = [
     "opo_advantages",
     "pad_left",
     "pad_right",
+    "policy_gradient_surrogate",
     "policy_ratio",
     "position_ids",
     "prompt_groups",
@@ -107,10 +126,12 @@ __all__ = [
     "response_mask",
     "rewards_to_go",
     "rloo_advantages",
+    "sequence_ratio",
     "sequence_sum",
     "token_rewards",
     "token_stats_chunked",
     "truncate_at_stop",
+    "truncated_importance_weights",
     "whiten",
     "zero_masked",
 ]

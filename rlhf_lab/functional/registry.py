@@ -14,6 +14,7 @@ from rlhf_lab.functional.advantages import (
     one_step_advantages,
     rloo_advantages,
 )
+from rlhf_lab.functional.aggregation import Aggregation, aggregate
 from rlhf_lab.functional.baselines import (
     dr_grpo_advantages,
     opo_advantages,
@@ -22,7 +23,13 @@ from rlhf_lab.functional.baselines import (
     remax_advantages,
     rewards_to_go,
 )
-from rlhf_lab.functional.masks import sequence_sum, zero_masked
+from rlhf_lab.functional.masks import Denominator, sequence_sum, whiten, zero_masked
+from rlhf_lab.functional.surrogates import (
+    cispo_surrogate,
+    clipped_surrogate,
+    gspo_surrogate,
+    policy_gradient_surrogate,
+)
 
 ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -36,6 +43,15 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "grpo": grpo_advantages,
         "dr_grpo": dr_grpo_advantages,
         "opo": opo_advantages,
+    }
+)
+
+POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "ppo": clipped_surrogate,
+        "gspo": gspo_surrogate,
+        "cispo": cispo_surrogate,
+        "policy_gradient": policy_gradient_surrogate,
     }
 )
 
@@ -83,6 +99,51 @@ def estimate_advantages(
             f"{tuple(mask.shape)}; return one number per token, or one per sequence."
         )
     return zero_masked(result, mask)
+
+
+def calc_policy_objective(
+    objective: str | Callable[..., Tensor],
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+    *,
+    clip_coef: float = 0.2,
+    clip_coef_high: float | None = None,
+    dual_clip: float | None = None,
+    normalize: bool = False,
+    aggregation: Aggregation = "token_mean",
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Compute a policy objective of `POLICY_OBJECTIVES`, or one that is handed in; maximised.
+
+    1. Look the objective up, if it is a name.
+    2. If `normalize`, whiten the advantages over the real tokens (they must be all of them: the
+       parts of a cut minibatch need advantages that were whitened together).
+    3. Call it with those of `logprobs`, `old_logprobs`, `advantages`, `mask`, `clip_coef`,
+       `clip_coef_high` and `dual_clip` that its parameters name.
+    4. Aggregate what it gives each token (see `aggregate`).
+
+    Raises ValueError for an unknown name, for a parameter that nothing is given for, for a setting
+    that the objective has no parameter for, and for a result that is not [batch gen].
+    """
+    function = look_up(objective, POLICY_OBJECTIVES, "policy_objective")
+    settings = {"clip_coef_high": clip_coef_high, "dual_clip": dual_clip}
+    _refuse_unused(function, settings, "policy_objective")
+    available = {
+        "logprobs": logprobs,
+        "old_logprobs": old_logprobs,
+        "advantages": whiten(advantages, mask) if normalize else advantages,
+        "mask": mask,
+        "clip_coef": clip_coef,
+    }
+    result = call_by_name(function, available | settings, "policy_objective")
+    if result.shape != mask.shape:
+        raise ValueError(
+            f"policy_objective came back with shape {tuple(result.shape)} for a mask of shape "
+            f"{tuple(mask.shape)}; return one number per token, and leave the mean to aggregation."
+        )
+    return aggregate(result, mask, aggregation, denominator)
 
 
 def needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
@@ -142,3 +203,16 @@ def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], fie
             )
     wanted = given if takes_all else {p.name for p in named}
     return function(**{name: x for name, x in given.items() if name in wanted})
+
+
+def _refuse_unused(function: Callable[..., Any], settings: Mapping[str, Any], field: str) -> None:
+    """Refuse a setting that is given to a function which has no parameter for it."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name, value in settings.items():
+        if value is not None and name not in parameters:
+            raise ValueError(
+                f"{name} is {value}, but {field} {getattr(function, '__name__', function)} has no "
+                f"such setting; leave {name} out, or choose another {field}."
+            )
