@@ -22,7 +22,15 @@ from rlhf_lab.functional.baselines import (
     rewards_to_go,
 )
 from rlhf_lab.functional.entropy import calc_entropy_bonus, entropy_per_token
-from rlhf_lab.functional.kl import calc_kl_penalty, kl_estimate, kl_per_sequence, kl_per_token
+from rlhf_lab.functional.kl import (
+    calc_kl_penalty,
+    kl_absolute,
+    kl_estimate,
+    kl_importance_weighted,
+    kl_per_sequence,
+    kl_per_token,
+    kl_straight_through,
+)
 from rlhf_lab.functional.logprobs import generated_logits, generated_values, get_logprobs
 from rlhf_lab.functional.masks import (
     at_least_float32,
@@ -48,10 +56,13 @@ from rlhf_lab.functional.policy_loss import (
 from rlhf_lab.functional.preference import bradley_terry_loss, dpo_loss
 from rlhf_lab.functional.registry import (
     ADVANTAGES,
+    KL_ESTIMATORS,
     POLICY_OBJECTIVES,
     calc_policy_objective,
+    calc_sampled_kl_penalty,
     call_by_name,
     estimate_advantages,
+    estimate_kl,
     look_up,
     needs,
 )
@@ -69,6 +80,8 @@ from rlhf_lab.functional.value_loss import calc_value_function_loss
 
 __all__ = [
     "ADVANTAGES",
+    "KL_ESTIMATORS",
+    "POLICY_OBJECTIVES",
     "aggregate",
     "aggregation_denominator",
     "POLICY_OBJECTIVES",
@@ -80,6 +93,7 @@ __all__ = [
     "calc_entropy_bonus",
     "calc_kl_penalty",
     "calc_policy_objective",
+    "calc_sampled_kl_penalty",
     "calc_value_function_loss",
     "call_by_name",
     "cispo_surrogate",
@@ -92,6 +106,7 @@ __all__ = [
     "dr_grpo_advantages",
     "entropy_per_token",
     "estimate_advantages",
+    "estimate_kl",
     "explained_variance",
     "finished_mask",
     "generated_logits",
@@ -101,9 +116,12 @@ __all__ = [
     "gspo_surrogate",
     "has_stop",
     "informative_groups",
+    "kl_absolute",
     "kl_estimate",
+    "kl_importance_weighted",
     "kl_per_sequence",
     "kl_per_token",
+    "kl_straight_through",
     "last_real_token",
     "last_token_mask",
     "look_up",

@@ -13,6 +13,7 @@ from rlhf_lab.functional.masks import (
     sequence_sum,
     zero_masked,
 )
+from rlhf_lab.functional.policy_loss import policy_ratio
 
 
 def kl_per_token(
@@ -97,3 +98,53 @@ def kl_estimate(
     if kind == "k3":
         return torch.expm1(-log_ratio) + log_ratio
     raise ValueError(f"kind is {kind!r}; give 'k1', 'k2' or 'k3'.")
+
+
+def kl_absolute(
+    logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
+) -> Float[Tensor, "batch gen"]:
+    """Take the size of each token's log-ratio: what TRL calls "abs".
+
+    1. Take d = log pi - log pi_ref.
+    2. Return |d|: a penalty on every step away from the reference, but no estimate of the KL.
+
+    In nats per token, never negative. At d = 0 its gradient is 0.
+    """
+    return (at_least_float32(logprobs) - at_least_float32(ref_logprobs)).abs()
+
+
+def kl_straight_through(
+    logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
+) -> Float[Tensor, "batch gen"]:
+    """Give the value of k3 and the gradient of k2, which is that of the KL itself.
+
+    1. Take k3, as a number.
+    2. Add k2 minus k2 as a number: 0, with the gradient of k2.
+
+    As a loss on tokens that the policy sampled, k1 has gradient 0 on average, and k3 that of
+    KL(pi_ref || pi), the other direction; k2's is right.
+
+    k3 = exp(-d) - 1 + d, gradient d * grad log pi   (Schulman 2020; Tang and Munos 2025, arXiv
+    2506.09477)
+    """
+    value = kl_estimate(logprobs, ref_logprobs, "k3").detach()
+    carrier = kl_estimate(logprobs, ref_logprobs, "k2")
+    return value + (carrier - carrier.detach())
+
+
+def kl_importance_weighted(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+) -> Float[Tensor, "batch gen"]:
+    """Estimate the KL of each token where an older policy sampled it.
+
+    1. Take the ratio of the policy's probability to that of the policy that sampled.
+    2. Multiply k1 by it.
+
+    In nats per token, unbiased in value and in gradient for one token, whatever policy sampled it.
+
+    (pi / pi_old) * (log pi - log pi_ref)
+    """
+    ratio = policy_ratio(logprobs, old_logprobs)
+    return ratio * kl_estimate(logprobs, ref_logprobs, "k1")

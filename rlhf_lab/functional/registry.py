@@ -1,5 +1,6 @@
 """Advantages, policy objectives and KL estimates by name: built in or handed in, called alike."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from rlhf_lab.functional.baselines import (
     remax_advantages,
     rewards_to_go,
 )
+from rlhf_lab.functional.kl import kl_absolute, kl_estimate, kl_straight_through
 from rlhf_lab.functional.masks import Denominator, sequence_sum, whiten, zero_masked
 from rlhf_lab.functional.surrogates import (
     cispo_surrogate,
@@ -52,6 +54,17 @@ POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "gspo": gspo_surrogate,
         "cispo": cispo_surrogate,
         "policy_gradient": policy_gradient_surrogate,
+    }
+)
+
+KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "k1": functools.partial(kl_estimate, kind="k1"),
+        "k2": functools.partial(kl_estimate, kind="k2"),
+        "k3": functools.partial(kl_estimate, kind="k3"),
+        "abs": kl_absolute,
+        "mse": functools.partial(kl_estimate, kind="k2"),
+        "k3_straight_through": kl_straight_through,
     }
 )
 
@@ -144,6 +157,53 @@ def calc_policy_objective(
             f"{tuple(mask.shape)}; return one number per token, and leave the mean to aggregation."
         )
     return aggregate(result, mask, aggregation, denominator)
+
+
+def estimate_kl(
+    estimator: str | Callable[..., Tensor],
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Estimate each token's KL with an estimator of `KL_ESTIMATORS`, or one that is handed in.
+
+    1. Look the estimator up, if it is a name ("mse" is TRL's name for k2).
+    2. Blank the log-probabilities at masked tokens.
+    3. Call it with those of `logprobs`, `ref_logprobs` and `mask` that its parameters name.
+
+    In nats per token, for the rewards (see `token_rewards`) or for the objective. Raises ValueError
+    for an unknown name, and for a parameter that nothing is given for.
+    """
+    function = look_up(estimator, KL_ESTIMATORS, "kl_estimator")
+    available = {
+        "logprobs": zero_masked(logprobs, mask),
+        "ref_logprobs": zero_masked(ref_logprobs, mask),
+        "mask": mask,
+    }
+    return zero_masked(call_by_name(function, available, "kl_estimator"), mask)
+
+
+def calc_sampled_kl_penalty(
+    estimator: str | Callable[..., Tensor],
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    kl_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    *,
+    aggregation: Aggregation = "token_mean",
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Average an estimate of the KL from the sampled tokens alone, times its coefficient.
+
+    1. Estimate the KL of each token.
+    2. Aggregate, and multiply by `kl_coef`.
+
+    It needs one log-probability per token where `calc_kl_penalty` needs the logits of the whole
+    vocabulary. The penalty is subtracted from the objective. Raises ValueError as `estimate_kl`
+    and `aggregate` do.
+    """
+    kl = estimate_kl(estimator, logprobs, ref_logprobs, mask)
+    return kl_coef * aggregate(kl, mask, aggregation, denominator)
 
 
 def needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
