@@ -47,6 +47,7 @@ from rlhf_lab.functional.masks import (
     whiten,
     zero_masked,
 )
+from rlhf_lab.functional.moments import RunningMoments, scale_rewards, whiten_with
 from rlhf_lab.functional.padding import pad_left, pad_right, position_ids
 from rlhf_lab.functional.policy_loss import (
     calc_clipped_surrogate_objective,
@@ -66,7 +67,14 @@ from rlhf_lab.functional.registry import (
     look_up,
     needs,
 )
-from rlhf_lab.functional.rewards import normalize_reward
+from rlhf_lab.functional.rewards import (
+    clip_rewards,
+    flawed_responses,
+    normalize_reward,
+    overlong_penalty,
+    penalise_responses,
+    rewards_over_labels,
+)
 from rlhf_lab.functional.surrogates import (
     cispo_surrogate,
     clipped_surrogate,
@@ -82,6 +90,7 @@ __all__ = [
     "ADVANTAGES",
     "KL_ESTIMATORS",
     "POLICY_OBJECTIVES",
+    "RunningMoments",
     "aggregate",
     "aggregation_denominator",
     "POLICY_OBJECTIVES",
@@ -98,6 +107,7 @@ __all__ = [
     "call_by_name",
     "cispo_surrogate",
     "clip_fraction",
+    "clip_rewards",
     "clipped_surrogate",
     "compute_advantages",
     "compute_gae",
@@ -109,6 +119,7 @@ __all__ = [
     "estimate_kl",
     "explained_variance",
     "finished_mask",
+    "flawed_responses",
     "generated_logits",
     "generated_values",
     "get_logprobs",
@@ -132,8 +143,10 @@ __all__ = [
     "normalize_reward",
     "one_step_advantages",
     "opo_advantages",
+    "overlong_penalty",
     "pad_left",
     "pad_right",
+    "penalise_responses",
     "policy_gradient_surrogate",
     "policy_ratio",
     "position_ids",
@@ -142,8 +155,10 @@ __all__ = [
     "reinforce_plus_plus_baseline_advantages",
     "remax_advantages",
     "response_mask",
+    "rewards_over_labels",
     "rewards_to_go",
     "rloo_advantages",
+    "scale_rewards",
     "sequence_ratio",
     "sequence_sum",
     "token_rewards",
@@ -151,5 +166,6 @@ __all__ = [
     "truncate_at_stop",
     "truncated_importance_weights",
     "whiten",
+    "whiten_with",
     "zero_masked",
 ]
