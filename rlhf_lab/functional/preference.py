@@ -1,30 +1,131 @@
-"""Losses on pairs of responses, one of which was preferred."""
+"""Losses on given responses: on pairs, one of which was preferred, and on good examples."""
 
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_lab.functional.masks import at_least_float32
+from rlhf_lab.functional.aggregation import aggregate
+from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
 
 
 def bradley_terry_loss(
     chosen: Float[Tensor, " batch"],
     rejected: Float[Tensor, " batch"],
     margin: float | Float[Tensor, " batch"] = 0.0,
+    center_coef: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Train a reward model to score the chosen response above the rejected one; to be minimised.
 
     1. Take the difference of the two rewards, less the margin.
     2. Take minus the log-sigmoid of it, the surprise at the preference that was given.
-    3. Average over the pairs.
+    3. Add `center_coef` times the square of the sum of the two rewards, which holds their mean near
+       0 (preferences alone leave it free).
+    4. Average over the pairs.
 
-    loss = -mean log sigmoid(r_chosen - r_rejected - margin)
+    Without margin and centring this is also mean log(1 + exp(r_rejected - r_chosen)). Raises
+    ValueError if center_coef is negative.
+
+    loss = mean [-log sigmoid(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)^2]
     (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1; margin: Touvron et
-    al. 2023, arXiv 2307.09288, equation 2)
+    al. 2023, arXiv 2307.09288, equation 2; centring: Eisenstein et al. 2023, arXiv 2312.09244)
     """
-    return -logsigmoid(at_least_float32(chosen) - at_least_float32(rejected) - margin).mean()
+    if center_coef < 0:
+        raise ValueError(
+            f"center_coef is {center_coef}; give a number of at least 0, such as 0.01."
+        )
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    loss = -logsigmoid(chosen - rejected - margin)
+    if center_coef:
+        loss = loss + center_coef * (chosen + rejected).square()
+    return loss.mean()
+
+
+def divergence_mask(
+    chosen_tokens: Int[Tensor, "batch seq"],
+    rejected_tokens: Int[Tensor, "batch seq"],
+    chosen_mask: Bool[Tensor, "batch seq"],
+    rejected_mask: Bool[Tensor, "batch seq"],
+) -> Bool[Tensor, "batch seq"]:
+    """Mark the positions at which the two responses of a pair can be told apart.
+
+    1. Find the positions where their tokens differ, or where only one of them goes on.
+    2. Mark from the first such position to the end of the longer response (right padding).
+
+    What the pair has in common, the prompt above all, is left out; equal responses leave nothing.
+    """
+    either = chosen_mask | rejected_mask
+    differ = either & ((chosen_tokens != rejected_tokens) | (chosen_mask != rejected_mask))
+    return either & (differ.long().cumsum(dim=-1) > 0)
+
+
+def bradley_terry_token_loss(
+    chosen: Float[Tensor, "batch seq"],
+    rejected: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+) -> Float[Tensor, ""]:
+    """Train a reward model on every position after two responses part, not on the last alone.
+
+    1. Take minus the log-sigmoid of the difference of the two rewards at each position.
+    2. Average over the positions that are marked (see `divergence_mask`), pair by pair.
+    3. Average over the pairs that have any.
+
+    To be minimised. It is Bradley-Terry with a guess at the outcome from every prefix (torchrl's
+    reward model loss). Raises ValueError if the mask has another shape.
+
+    loss = mean_i mean_t -log sigmoid(r_chosen,it - r_rejected,it)
+    """
+    chosen, rejected = zero_masked(chosen, mask), zero_masked(rejected, mask)
+    loss = -logsigmoid(at_least_float32(chosen) - at_least_float32(rejected))
+    return aggregate(loss, mask, "sequence_mean")
+
+
+def preference_accuracy(
+    chosen: Float[Tensor, " batch"], rejected: Float[Tensor, " batch"]
+) -> Float[Tensor, ""]:
+    """Give the share of pairs in which the chosen response has the higher reward.
+
+    1. Count a pair that is won as 1, and a tie as one half.
+    2. Average over the pairs.
+    """
+    difference = at_least_float32(chosen) - at_least_float32(rejected)
+    return (difference.sign() + 1).mean() / 2
+
+
+def implicit_rewards(
+    policy: Float[Tensor, " batch"], ref: Float[Tensor, " batch"], beta: float
+) -> Float[Tensor, " batch"]:
+    """Read the reward that a policy trained by DPO implies for each response.
+
+    1. Multiply the difference of its summed log-probabilities from the reference's by `beta`.
+
+    Right up to a constant of the prompt, which a pair has in common. Raises ValueError unless
+    beta > 0.
+
+    r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290,
+    equation 5)
+    """
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}; give a number above 0, such as 0.1.")
+    return beta * (at_least_float32(policy) - at_least_float32(ref))
+
+
+def sft_loss(
+    logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Train the policy to write given responses: the mean surprise at their tokens, minimised.
+
+    1. Average minus the log-probability over the real tokens.
+
+    In nats per token. `denominator` as in `masked_mean`. Raises ValueError if the mask has another
+    shape.
+
+    loss = -mean_t log pi(a_t | s_t)
+    """
+    return -masked_mean(logprobs, mask, denominator=denominator)
 
 
 def dpo_loss(

@@ -1,0 +1,169 @@
+"""Measures of how far the policy has drifted from the one that sampled; nothing is trained."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.functional.kl import kl_estimate
+from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_var, zero_masked
+from rlhf_lab.functional.policy_loss import policy_ratio
+
+
+def clip_fraction_low(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    advantages: Float[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Give the share of real tokens whose ratio lies below 1 - clip_coef.
+
+    1. Find the tokens that became that much less likely.
+    2. With `advantages`, keep those whose advantage is negative: only they lose their gradient.
+    3. Average over the real tokens.
+
+    Raises ValueError if the mask has another shape.
+    """
+    outside = policy_ratio(logprobs, old_logprobs) < 1 - clip_coef
+    if advantages is not None:
+        outside = outside & (advantages < 0)
+    return masked_mean(outside.float(), mask)
+
+
+def clip_fraction_high(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    advantages: Float[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Give the share of real tokens whose ratio lies above 1 + clip_coef.
+
+    1. Find the tokens that became that much likelier.
+    2. With `advantages`, keep those whose advantage is positive: only they lose their gradient.
+    3. Average over the real tokens.
+
+    With clip-higher, `clip_coef` is `clip_coef_high`. Raises ValueError if the mask has another
+    shape.
+    """
+    outside = policy_ratio(logprobs, old_logprobs) > 1 + clip_coef
+    if advantages is not None:
+        outside = outside & (advantages > 0)
+    return masked_mean(outside.float(), mask)
+
+
+def value_clip_fraction(
+    values: Float[Tensor, "batch gen"],
+    returns: Float[Tensor, "batch gen"],
+    old_values: Float[Tensor, "batch gen"],
+    clip: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Give the share of real tokens at which value clipping stops the value head's gradient.
+
+    1. Find the values that moved further than `clip` from the old one.
+    2. Of these, keep the ones whose error is larger when they are held within `clip`: there the
+       held value is what counts.
+    3. Average over the real tokens.
+
+    Raises ValueError if `clip` is negative or the mask has another shape.
+    """
+    if clip < 0:
+        raise ValueError(f"clip is {clip}; give a number of at least 0.")
+    values, returns, old_values = map(at_least_float32, (values, returns, old_values))
+    moved = values - old_values
+    held = old_values + moved.clamp(-clip, clip)
+    stopped = (moved.abs() > clip) & ((held - returns).abs() > (values - returns).abs())
+    return masked_mean(stopped.float(), mask)
+
+
+def approx_kl(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    kind: str = "k3",
+) -> Float[Tensor, ""]:
+    """Estimate how far the policy has moved from the one that sampled, in nats per token.
+
+    1. Estimate KL(old || new) at each token; the old policy sampled, so it comes first.
+    2. Average over the real tokens.
+
+    Raises ValueError for another kind than k1 (TRL's "policykl"), k2 (its "approxkl") and k3, or if
+    the mask has another shape.
+
+    Source: Schulman, "Approximating KL Divergence", 2020
+    """
+    old, new = zero_masked(old_logprobs, mask), zero_masked(logprobs, mask)
+    return masked_mean(kl_estimate(old, new, kind), mask)
+
+
+def mean_ratio(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Average the ratio over the real tokens: near 1, as its expectation is exactly 1.
+
+    1. Take the ratio of every token.
+    2. Average over the real tokens.
+
+    Raises ValueError if the mask has another shape.
+    """
+    return masked_mean(policy_ratio(logprobs, old_logprobs), mask)
+
+
+def ratio_variance(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Take the (unbiased) variance of the ratio over the real tokens.
+
+    1. Take the ratio of every token.
+    2. Take the masked variance.
+
+    0.0 on the first minibatch of a phase. Raises ValueError if the mask has another shape.
+    """
+    return masked_var(policy_ratio(logprobs, old_logprobs), mask)
+
+
+def chi_square(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Estimate the chi-square divergence of the policy from the one that sampled.
+
+    1. Square each ratio's distance from 1.
+    2. Average over the real tokens.
+
+    About twice the KL while both are small. Raises ValueError if the mask has another shape.
+
+    chi^2(pi || pi_old) = E_old[(r - 1)^2]
+    """
+    return masked_mean((policy_ratio(logprobs, old_logprobs) - 1).square(), mask)
+
+
+def effective_sample_size(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Say how many tokens of equal weight the minibatch is worth, once weighed by their ratios.
+
+    1. Keep the log-ratios of the real tokens.
+    2. Measure them from the largest, which changes nothing but keeps the exponentials in range.
+    3. Divide the square of the sum of the ratios by the sum of their squares.
+
+    In tokens: all of them when every ratio is the same, 1 when one outweighs the rest, 0.0 when
+    there are none. Raises ValueError if the mask has another shape.
+
+    ESS = (sum w)^2 / sum w^2   (Kong 1992)
+    """
+    logprobs, old_logprobs = zero_masked(logprobs, mask), zero_masked(old_logprobs, mask)
+    log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)
+    if mask is not None:
+        log_ratio = log_ratio[mask]
+    if not log_ratio.numel():
+        return log_ratio.sum()
+    weights = (log_ratio - log_ratio.max().detach()).exp()
+    return weights.sum().square() / weights.square().sum()
