@@ -1,0 +1,290 @@
+"""The same numbers as released packages, and where they differ on purpose.
+
+The JSON files in reference/ hold seeded inputs with what each package made of them; the script
+beside each file wrote it, and names the versions.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+
+from rlhf_lab import functional as F
+
+HERE = Path(__file__).parent / "reference"
+
+
+def load(package: str, section: str) -> dict[str, Any]:
+    """A section of a package's file, with lists of numbers as tensors of double precision."""
+    entries = json.loads((HERE / f"{package}.json").read_text())[section]
+    return {key: as_tensor(value) for key, value in entries.items()}
+
+
+def as_tensor(value: Any) -> Any:
+    if not isinstance(value, list) or (value and isinstance(value[0], list) and ragged(value)):
+        return value
+    return torch.from_numpy(np.array(value))
+
+
+def ragged(rows: list) -> bool:
+    return len({len(row) for row in rows}) > 1
+
+
+def close(got: torch.Tensor, expected: torch.Tensor | float, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(
+        got.double(), torch.as_tensor(expected).double(), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_torchtune_masked_statistics():
+    case = load("torchtune", "statistics")
+    x, mask = case["x"], case["mask"]
+    close(F.masked_mean(x, mask), case["mean"])
+    close(F.masked_mean(x, mask, dim=-1), case["row_means"])
+    close(F.masked_var(x, mask), case["var"])
+    close(F.whiten(x), case["whiten_without_mask"])
+
+
+def test_torchtunes_whitening_flag_means_its_opposite():
+    # torchtune adds the mean back when shift_mean is True; TRL, and the code of Ziegler et al. 2019
+    # that both come from, when it is False. It also leaves what is masked in place.
+    case = load("torchtune", "statistics")
+    x, mask = case["x"], case["mask"]
+    centred = F.whiten(x, mask, shift_mean=True)
+    close(centred[mask], case["whiten_with_shift_mean_false"][mask])
+    scaled = F.whiten(x, mask, shift_mean=False)
+    close(scaled[mask], case["whiten_with_shift_mean_true"][mask])
+    assert (centred[mask] - scaled[mask]).abs().max() > 1
+    assert (centred[~mask] == 0).all() and (scaled[~mask] == 0).all()
+
+
+def test_torchtune_sequences():
+    case = load("torchtune", "sequences")
+    tokens, stops = case["tokens"], case["stop_tokens"].tolist()
+    assert torch.equal(F.truncate_at_stop(tokens, stops, 0), case["truncated"])
+    mask = F.response_mask(tokens, stops)
+    assert torch.equal(~mask, case["padding"])
+    logprobs = F.get_logprobs(case["logits"], case["ids"], case["prefix_len"], case["temperature"])
+    close(logprobs, case["logprobs"])
+    assert torch.equal(F.flawed_responses(mask, min_response_length=3), case["too_short"])
+
+
+def test_torchtune_takes_a_stop_in_the_last_slot_for_none():
+    case = load("torchtune", "sequences")
+    tokens, stops = case["tokens"], case["stop_tokens"].tolist()
+    mask = F.response_mask(tokens, stops)
+    unfinished = F.flawed_responses(mask, F.has_stop(tokens, stops, mask))
+    # the last row ends with stop token 7, and so leaves no padding to be recognised by
+    assert tokens[3, -1] in stops
+    assert case["no_eos"].tolist() == [False, False, True, True]
+    assert unfinished.tolist() == [False, False, True, False]
+
+
+def test_torchtune_rewards_and_gae():
+    case = load("torchtune", "rewards_and_advantages")
+    mask = case["mask"]
+    kl = F.estimate_kl("k1", case["logprobs"], case["ref_logprobs"])
+    close(kl, case["kl"])
+    # torchtune pays KL on padding, too
+    paid = F.token_rewards(case["scores"], mask, kl, case["kl_coef"])
+    close(paid[mask], case["token_rewards"][mask])
+    assert (paid[~mask] == 0).all() and (case["token_rewards"][~mask] != 0).all()
+    advantages = F.compute_gae(case["values"], case["rewards"], case["gamma"], case["lam"], mask)
+    close(F.compute_returns(advantages, case["values"], mask)[mask], case["returns"][mask])
+    # its advantages are scaled but not centred, because of the flag above
+    close(F.whiten(advantages, mask, shift_mean=False), case["advantages"])
+    assert F.masked_mean(case["advantages"], mask).abs() > 0.1
+
+
+def test_torchtune_ppo_losses():
+    case = load("torchtune", "losses")
+    old, new, advantages, mask = (
+        case[name] for name in ("old_logprobs", "logprobs", "advantages", "mask")
+    )
+    clip = case["clip_coef"]
+    for objective in (
+        F.calc_clipped_surrogate_objective(new, old, advantages, clip, mask, normalize=False),
+        F.calc_policy_objective("ppo", new, old, advantages, mask, clip_coef=clip),
+    ):
+        close(-objective, case["policy_loss"])
+    value_loss = F.calc_value_function_loss(
+        case["values"], case["returns"], 1.0, mask, case["old_values"], case["value_clip"]
+    )
+    close(value_loss, case["value_loss"])
+    close(-objective + case["vf_coef"] * value_loss, case["loss"])
+    fractions = [
+        f(new, old, clip, mask, advantages) for f in (F.clip_fraction_low, F.clip_fraction_high)
+    ]
+    close(sum(fractions), case["clip_fraction"])
+    close(F.mean_ratio(new, old), case["mean_ratio_without_mask"])
+
+
+def test_torchtune_and_trl_preference_losses():
+    for case in (load("torchtune", "losses"), load("trl", "preferences")):
+        pairs, beta, smoothing = case["pairs"], case["beta"], case["label_smoothing"]
+        close(F.dpo_loss(*pairs, beta), case["dpo"].mean())
+        close(F.dpo_loss(*pairs, beta, label_smoothing=smoothing), case["conservative_dpo"].mean())
+        close(F.implicit_rewards(pairs[0], pairs[2], beta), case["chosen_rewards"])
+        close(F.implicit_rewards(pairs[1], pairs[3], beta), case["rejected_rewards"])
+    close(F.dpo_loss(*pairs, beta, kind="ipo"), case["ipo"].mean())
+    reward_loss = F.bradley_terry_loss(*pairs[:2], case["margin"], case["center_coef"])
+    close(reward_loss, case["reward_loss"])
+
+
+def test_trl_statistics():
+    case = load("trl", "statistics")
+    x, mask = case["x"], case["mask"].bool()
+    close(F.masked_mean(x, mask), case["mean"])
+    close(F.masked_var(x, mask), case["var"])
+    close(F.whiten(x, mask)[mask], case["whitened"][mask])
+    close(F.whiten(x, mask, shift_mean=False)[mask], case["scaled"][mask])
+    close(F.whiten(x), case["whitened_without_mask"])
+    close(F.entropy_per_token(case["logits"]), case["entropy"])
+    # TRL's rows have no prompt: logits and ids are already in step
+    shifted = torch.cat([case["ids"][:, :1], case["ids"]], dim=1)
+    logits = torch.cat([case["logits"], case["logits"][:, :1]], dim=1)
+    close(F.get_logprobs(logits, shifted), case["logprobs"])
+
+
+def test_trl_kl_penalties_and_rewards():
+    case = load("trl", "kl_and_rewards")
+    logprobs, ref, mask = case["logprobs"], case["ref_logprobs"], case["mask"].bool()
+    for ours, theirs in (("k1", "kl"), ("abs", "abs"), ("mse", "mse")):
+        close(F.estimate_kl(ours, logprobs, ref), case[theirs])
+    close(F.kl_per_token(case["logits"], case["ref_logits"]), case["full"])
+    paid = F.token_rewards(case["scores"], mask, case["kl"], case["kl_coef"])
+    close(paid[mask], case["token_rewards"][mask])
+
+
+def test_trl_advantages_and_losses():
+    case = load("trl", "advantages_and_loss")
+    values, rewards, mask = case["values"], case["rewards"], case["mask"].bool()
+    settings = case["settings"]
+    gae = F.compute_gae(values, rewards, settings["gamma"], settings["lam"], mask)
+    close(F.compute_returns(gae, values, mask)[mask], case["returns"][mask])
+    close(F.whiten(gae, mask)[mask], case["advantages"][mask])
+    new, old, clip = case["logprobs"], case["old_logprobs"], settings["cliprange"]
+    objective = F.calc_clipped_surrogate_objective(new, old, gae, clip, mask)
+    close(-objective, case["policy_loss"])
+    zeroed = torch.where(mask, values, 0.0)
+    value_inputs = (case["new_values"], case["returns"])
+    value_clip = settings["cliprange_value"]
+    value_loss = F.calc_value_function_loss(
+        *value_inputs, settings["vf_coef"], mask, zeroed, value_clip
+    )
+    close(value_loss, case["value_loss"])
+    close(F.calc_entropy_bonus(case["logits"], 1.0, mask), case["policy/entropy"])
+    close(F.approx_kl(new, old, mask, "k2"), case["policy/approxkl"])
+    close(F.approx_kl(new, old, mask, "k1"), case["policy/policykl"])
+    whitened = F.whiten(gae, mask)
+    fractions = [
+        f(new, old, clip, mask, whitened) for f in (F.clip_fraction_low, F.clip_fraction_high)
+    ]
+    close(sum(fractions), case["policy/clipfrac"])
+    got = F.value_clip_fraction(*value_inputs, zeroed, value_clip, mask)
+    close(got, case["val/clipfrac"])
+    half = F.calc_value_function_loss(*value_inputs, 2.0, mask)
+    close(half, case["val/error"])
+
+
+def test_trls_scaled_rewards_leak_from_padding():
+    # TRL's whitening leaves -mean * scale + mean where the mask is False, and its GAE walks over it
+    case = load("trl", "advantages_and_loss")
+    values, mask, settings = case["values"], case["mask"].bool(), case["settings"]
+    scaled = F.whiten(case["rewards"], mask, shift_mean=False)
+    gae = F.compute_gae(values, scaled, settings["gamma"], settings["lam"], mask)
+    ours, theirs = F.compute_returns(gae, values, mask), case["returns_of_scaled_rewards"]
+    assert mask[0].all() and not mask[1:].all(dim=-1).any()
+    close(ours[0], theirs[0])
+    assert ((ours - theirs)[1:][mask[1:]].abs() > 1e-3).all()
+
+
+def test_trl_running_moments():
+    case = load("trl", "moments")
+    moments = F.RunningMoments()
+    for batch, (mean, std) in zip(case["batches"], case["mean_and_std"].tolist(), strict=True):
+        moments = moments.update(tensor(batch))
+        assert moments.mean == pytest.approx(mean, rel=1e-5)
+        assert moments.std == pytest.approx(std, rel=1e-5)
+
+
+def test_trl_truncation():
+    case = load("trl", "truncation")
+    got = F.truncate_at_stop(case["tokens"], [case["stop_token"]], 0)
+    assert torch.equal(got, case["truncated"])
+
+
+def test_torchrl_padding():
+    case = load("torchrl", "padding")
+    pad = case["pad_token"]
+    left, mask = F.pad_left(case["right"], case["right"] != pad, pad)
+    assert torch.equal(left, case["left"])
+    assert torch.equal(F.pad_right(left, mask, pad)[0], case["back"])
+
+
+def test_torchrl_logprobs_and_kl():
+    case = load("torchrl", "logprobs_and_kl")
+    # torchrl's rows have no prompt: logits and ids are already in step
+    shifted = torch.cat([case["ids"][:, :1], case["ids"]], dim=1)
+    logits = torch.cat([case["logits"], case["logits"][:, :1]], dim=1)
+    close(F.get_logprobs(logits, shifted), case["logprobs_of_ids"])
+    inputs = (case["logprobs"], case["ref_logprobs"])
+    close(F.estimate_kl("k3", *inputs).mean(), case["kl"])
+    close(F.calc_sampled_kl_penalty("k3", *inputs, case["kl_coef"]), case["kl_penalty"])
+
+
+def test_torchrl_advantages():
+    case = load("torchrl", "advantages")
+    values, rewards, gamma = case["values"], case["token_rewards"], case["gamma"]
+    close(F.compute_gae(values, rewards, gamma, case["lam"]), case["gae"])
+    close(F.one_step_advantages(values, rewards, gamma), case["one_step"])
+
+
+def test_torchrl_objectives():
+    case = load("torchrl", "objectives")
+    ratio, advantages, mask = case["log_ratio"], case["advantages"], case["mask"]
+    old = torch.zeros_like(ratio)
+    clips = {"clip_coef": case["clip_coef"], "clip_coef_high": case["clip_coef_high"]}
+    close(-F.clipped_surrogate(ratio, old, advantages, **clips), case["grpo_loss"])
+    objective = F.calc_policy_objective(
+        "ppo", ratio, old, advantages, mask, aggregation="sequence_mean", **clips
+    )
+    close(-objective, case["grpo_loss_prompt_mean"])
+    clipped = F.clip_fraction_low(ratio, old, 0.2) + F.clip_fraction_high(ratio, old, 0.3)
+    close(clipped, case["clip_fraction_without_mask"])
+
+
+def test_torchrls_cispo_has_no_gradient_where_the_paper_keeps_it():
+    # torchrl's loss is -clip(r) A, whose gradient stops at the clip as PPO's does, and where the
+    # log-probability does not stand; the paper's is -sg[clip(r)] A log pi
+    case = load("torchrl", "objectives")
+    ratio, advantages = case["log_ratio"].requires_grad_(), case["advantages"]
+    got = F.cispo_surrogate(ratio, torch.zeros_like(ratio), advantages, 0.2, 0.3)
+    got.sum().backward()
+    weights = -case["cispo_loss"] / advantages
+    close(ratio.grad, weights * advantages)
+    assert (ratio.grad != 0).all() and ((weights - 1.3).abs() < 1e-9).any()
+
+
+def test_torchrl_reward_model_loss():
+    case = load("torchrl", "reward_model_loss")
+    chosen, rejected, pad = case["chosen"], case["rejected"], case["pad_token"]
+    mask = F.divergence_mask(chosen, rejected, chosen != pad, rejected != pad)
+    loss = F.bradley_terry_token_loss(case["chosen_rewards"], case["rejected_rewards"], mask)
+    close(loss, case["loss"])
+
+
+def test_torchrl_pays_rows_that_stop_early_twice():
+    case = load("torchrl", "rollout_rewards")
+    mask = F.response_mask(case["generated"], [case["stop_token"]])
+    over = F.rewards_over_labels(case["scores"], case["label_scores"])
+    scores = F.clip_rewards(over, case["score_clip"])
+    raw = F.token_rewards(scores, mask)
+    assert case["reward_raw"].tolist() == [[0.0, 3.0, 0.0, 3.0], [0.0, 0.0, 0.0, 10.0]]
+    assert raw.tolist() == [[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 10.0]]
+    paid = F.token_rewards(scores, mask, case["log_ratio"], case["kl_coef"])
+    close((paid - raw)[mask], case["reward_kl"][mask])
