@@ -1,0 +1,307 @@
+"""LoRA: train a low-rank change of chosen weight matrices while the model itself stays frozen."""
+
+import contextlib
+import copy
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.errors import ConfigError, LoadError
+
+ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
+MLP_TARGETS = ("W_in", "W_out", "W_gate")
+LORA_TARGETS = ATTENTION_TARGETS + MLP_TARGETS
+MARK = ".parametrizations."
+
+
+def factor_shapes(
+    shape: Sequence[int], rank: int, inputs_by_head: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of A and B, so that A @ B broadcasts to the shape of the weight.
+
+    The axis of heads, where there is one, goes with the inputs (W_O) or with the outputs.
+    """
+    *heads, rows, cols = shape
+    if inputs_by_head:
+        return (*heads, rows, rank), (rank, cols)
+    return (rows, rank), (*heads, rank, cols)
+
+
+class LoRALinear(nn.Module):
+    """The low-rank change of one linear map: W becomes W + (alpha / rank) A B.
+
+    1. A, from the map's inputs to `rank` numbers, starts as Gaussian noise of variance 1 / inputs.
+    2. B, from there to the outputs, starts at 0, so that at first nothing changes.
+    3. `forward` adds (alpha / rank) A B to the weight, which stays as it is.
+
+    It is a parametrization of the weight (torch.nn.utils.parametrize): whoever reads `attn.W_Q`
+    gets the sum, and every hook of the model fires as before.
+
+    Args:
+        weight: [in out], [head in d_head] (W_Q, W_K, W_V) or [head d_head out] (W_O).
+        inputs_by_head: the last of these.
+
+    Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
+    """
+
+    merged: Tensor | None
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "*shape"],
+        rank: int,
+        alpha: float,
+        generator: torch.Generator,
+        inputs_by_head: bool = False,
+    ) -> None:
+        super().__init__()
+        shape_A, shape_B = factor_shapes(weight.shape, rank, inputs_by_head)
+        noise = torch.randn(shape_A, generator=generator)
+        noise = noise / noise[..., 0].numel() ** 0.5
+        self.A = nn.Parameter(noise.to(weight))
+        self.B = nn.Parameter(torch.zeros(shape_B).to(weight))
+        self.alpha, self.rank, self.enabled = alpha, rank, True
+        self.register_buffer("merged", None, persistent=False)
+
+    def delta(self) -> Float[Tensor, "*shape"]:
+        """(alpha / rank) A B, in the shape of the weight."""
+        return self.alpha / self.rank * (self.A @ self.B)
+
+    def forward(self, weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The weight with its change, or as it was while the adapter is off."""
+        if not self.enabled:
+            return weight
+        if self.merged is not None and not torch.is_grad_enabled():
+            return self.merged
+        return weight + self.delta()
+
+
+def add_lora(
+    model: HookedTransformer,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str] = ("W_Q", "W_V"),
+    seed: int = 0,
+) -> None:
+    """Freeze a model, in place, and hang adapters on the chosen matrices of every block.
+
+    1. Take the gradients of all parameters away.
+    2. Give each chosen matrix a `LoRALinear`, whose A and B are all that can be trained.
+
+    Args:
+        rank: of each change, from 1 to the smaller side of the matrix.
+        alpha: the change is scaled by alpha / rank.
+        targets: of W_Q, W_K, W_V, W_O, W_in, W_out and, in gated MLPs, W_gate.
+        seed: seeds A, and touches no other random state.
+
+    Raises:
+        ConfigError: adapters are there already, or a rank, alpha or target that does not fit.
+    """
+    if lora_layers(model):
+        raise ConfigError("the model has LoRA adapters already; load it afresh to change them.")
+    places = _places(model, targets)
+    _check_sizes(places, rank, alpha)
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for module, name in places.values():
+        adapter = LoRALinear(getattr(module, name), rank, alpha, generator, name == "W_O")
+        parametrize.register_parametrization(module, name, adapter)
+
+
+def _places(model: HookedTransformer, targets: Sequence[str]) -> dict[str, tuple[nn.Module, str]]:
+    """The weights that the targets stand for: full name, then module and name in it."""
+    unknown = [target for target in targets if target not in LORA_TARGETS]
+    if unknown or not targets:
+        raise ConfigError(
+            f"lora_targets={tuple(targets)} has {repr(unknown[0]) if unknown else 'nothing'}; "
+            f"choose from {', '.join(LORA_TARGETS)}."
+        )
+    places = {}
+    for layer, block in enumerate(model.blocks):
+        for target in dict.fromkeys(targets):
+            part = "attn" if target in ATTENTION_TARGETS else "mlp"
+            module = getattr(block, part)
+            name = f"_{target}" if hasattr(module, f"_{target}") else target
+            if not hasattr(module, name):
+                raise ConfigError(
+                    f"lora_targets={tuple(targets)} has {target!r}, which this model does not "
+                    "have; leave it out."
+                )
+            places[f"blocks.{layer}.{part}.{name}"] = module, name
+    return places
+
+
+def _check_sizes(places: dict[str, tuple[nn.Module, str]], rank: int, alpha: float) -> None:
+    if not alpha > 0:
+        raise ConfigError(f"lora_alpha={alpha} is out of range; it must be greater than 0.")
+    for module, name in places.values():
+        shapes = factor_shapes(getattr(module, name).shape, 1, name == "W_O")
+        smaller = min(map(math.prod, shapes))
+        if not 1 <= rank <= smaller:
+            raise ConfigError(
+                f"lora_rank={rank} does not fit {name.lstrip('_')}; choose from 1 to {smaller}."
+            )
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
+    """The adapters of a model by the name of the weight that each changes; empty without any."""
+    return {
+        name.rsplit(".", 1)[0].replace(MARK, "."): module
+        for name, module in model.named_modules()
+        if isinstance(module, LoRALinear)
+    }
+
+
+def effective_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights as the model uses them, adapters included, by their names without adapters."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        if MARK not in name:
+            weights[name] = parameter.detach()
+        elif name.endswith(".original"):
+            module_name, weight_name = name.removesuffix(".original").split(MARK)
+            weight = getattr(model.get_submodule(module_name), weight_name)
+            weights[f"{module_name}.{weight_name}"] = weight.detach()
+    return weights
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Run a model as it was before its adapters, bit for bit; it is the reference of a LoRA run."""
+    layers = list(lora_layers(model).values())
+    before = [layer.enabled for layer in layers]
+    try:
+        for layer in layers:
+            layer.enabled = False
+        yield
+    finally:
+        for layer, enabled in zip(layers, before, strict=True):
+            layer.enabled = enabled
+
+
+@torch.no_grad()
+def merge_lora(model: nn.Module) -> None:
+    """Work out every changed weight once, in place, for forwards without gradients.
+
+    The frozen weight is kept beside it. With gradients on, the adapters are used as ever, with the
+    same numbers. Merge again after an optimiser step.
+    """
+    for name, layer in lora_layers(model).items():
+        module_name, weight_name = name.rsplit(".", 1)
+        original = model.get_submodule(module_name).parametrizations[weight_name].original
+        layer.merged = original + layer.delta()
+
+
+def unmerge_lora(model: nn.Module) -> None:
+    """Undo `merge_lora`, in place; the frozen weights were never touched."""
+    for layer in lora_layers(model).values():
+        layer.merged = None
+
+
+@contextlib.contextmanager
+def merged_lora(model: nn.Module) -> Iterator[None]:
+    """Merge the adapters for some forwards without gradients, such as sampling a batch."""
+    merge_lora(model)
+    try:
+        yield
+    finally:
+        unmerge_lora(model)
+
+
+def without_adapters(model: HookedTransformer) -> HookedTransformer:
+    """The frozen model below the adapters, with hooks of its own and no weights of its own.
+
+    1. Copy the modules, but let the copy hold the very same parameters.
+    2. Put the frozen weights back in the adapters' places.
+    3. Take the copied hooks off.
+
+    Raises:
+        ConfigError: there are no adapters, so that the weights would change under its hands.
+    """
+    if not lora_layers(model):
+        raise ConfigError("the model has no LoRA adapters; make a frozen_copy of it instead.")
+    view = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    for module in list(view.modules()):
+        if parametrize.is_parametrized(module):
+            originals = {name: p.original for name, p in module.parametrizations.items()}
+            del module.parametrizations
+            module.__class__ = type(module).__mro__[1]
+            for name, original in originals.items():
+                module.register_parameter(name, original)
+    view.reset_hooks(including_permanent=True)
+    return view.eval()
+
+
+def save_lora(model: HookedTransformer, path: str | Path) -> None:
+    """Write the adapters, and nothing else, as safetensors with rank, alpha and targets.
+
+    Raises:
+        ConfigError: there are none.
+        LoadError: the file cannot be written.
+    """
+    layers = lora_layers(model)
+    if not layers:
+        raise ConfigError("the model has no LoRA adapters to save; call add_lora first.")
+    first = next(iter(layers.values()))
+    targets = list(dict.fromkeys(name.rsplit(".", 1)[1].lstrip("_") for name in layers))
+    header = {"rank": first.rank, "alpha": first.alpha, "targets": targets}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in _parameters(layers).items()}
+    try:
+        save_file(tensors, path, metadata={"lora": json.dumps(header)})
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot write {path} ({error}); choose another place.") from error
+
+
+def load_lora(model: HookedTransformer, path: str | Path) -> None:
+    """Put saved adapters on a model, in place; adapters that it has already take the new values.
+
+    Raises:
+        LoadError: no such file, not one of `save_lora`, or adapters of another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["lora"])
+            rank, alpha, targets = (header[field] for field in ("rank", "alpha", "targets"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise LoadError(
+            f"{path} is no file of adapters ({error}); give one that save_lora wrote."
+        ) from None
+    shapes = {}
+    for name, (module, weight_name) in _places(model, targets).items():
+        of_factors = factor_shapes(getattr(module, weight_name).shape, rank, weight_name == "W_O")
+        shapes |= {f"{name}.{p}": shape for p, shape in zip("AB", of_factors, strict=True)}
+    there = lora_layers(model)
+    fits = {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+    if not fits or (there and _parameters(there).keys() != shapes.keys()):
+        raise LoadError(f"{path} holds adapters of another model or of other targets.")
+    if not there:
+        add_lora(model, rank, alpha, targets)
+    _fill(lora_layers(model), tensors, rank, alpha)
+
+
+def _parameters(layers: dict[str, LoRALinear]) -> dict[str, nn.Parameter]:
+    """A and B of every adapter, by the name of the weight."""
+    return {f"{name}.{p}": getattr(layer, p) for name, layer in layers.items() for p in "AB"}
+
+
+@torch.no_grad()
+def _fill(
+    layers: dict[str, LoRALinear], tensors: dict[str, Tensor], rank: int, alpha: float
+) -> None:
+    """Put values into adapters; the rank has to be the one that they have."""
+    for layer in layers.values():
+        if layer.rank != rank:
+            raise LoadError(f"the adapters have rank {rank}, those of the model {layer.rank}.")
+        layer.alpha, layer.merged = alpha, None
+    for name, parameter in _parameters(layers).items():
+        parameter.copy_(tensors[name])
