@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
+from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.packed import (
     Attend,
     Qkv,
@@ -75,9 +75,7 @@ class HookedDecoder:
     ) -> None:
         self.policy = policy
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
-        self.cache = TransformerLensKeyValueCache.init_cache(
-            policy.base_model.cfg, policy.device, len(tokens)
-        )
+        self.cache = init_cache(policy, len(tokens))
         state = self._run(tokens, mask)
         for entry in self.cache.entries:
             entry.past_keys = entry.past_keys[row_of]

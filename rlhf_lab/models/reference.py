@@ -18,6 +18,17 @@ def frozen_copy(model: HookedTransformer) -> HookedTransformer:
     return reference.requires_grad_(False).eval()
 
 
+def trainable_copy(model: HookedTransformer) -> HookedTransformer:
+    """A copy to train on its own, without the hooks of the original.
+
+    Weights that can be trained are copied; those that are frozen are shared.
+    """
+    frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    copied = copy.deepcopy(model, frozen)
+    copied.reset_hooks(including_permanent=True)
+    return copied
+
+
 def final_residuals(
     model: HookedTransformer,
     input_ids: Int[Tensor, "batch seq"],

@@ -1,0 +1,139 @@
+"""Where the value loss may reach: the whole policy, the value head alone, or a separate critic."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import einops
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens import HookedTransformer
+from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.reference import trainable_copy
+from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead, make_value_head
+
+ValueHeadKind = Literal["shared", "detached", "separate"]
+
+
+class DetachedValueHead(nn.Sequential):
+    """The layers of a value head, whose gradient stops at their input."""
+
+    def forward(self, normalized: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "*batch 1"]:
+        """The values, as a function of the head's own weights only."""
+        return super().forward(normalized.detach())
+
+
+class TransformerWithCritic(TransformerWithValueHead):
+    """A policy whose values come from `critic`, a copy of the language model that only learns them.
+
+    Neither loss touches the other's weights, for twice the forwards. Hooks on `critic` fire like
+    those on `base_model`.
+    """
+
+    def __init__(
+        self, base_model: HookedTransformer, value_head: nn.Module | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(base_model, value_head, seed)
+        self.critic = trainable_copy(base_model)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        attention_mask: Bool[Tensor, "batch seq"] | None = None,
+        past_kv_cache: TransformerLensKeyValueCache | None = None,
+    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+        """Logits of the policy and values of the critic; see `TransformerWithValueHead.forward`.
+
+        A `past_kv_cache` holds the layers of both models; it comes from `init_cache`.
+        """
+        own, critics = self._split(past_kv_cache)
+
+        def run(
+            tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None
+        ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+            mask = torch.ones_like(tokens) if mask is None else mask.long()
+            values = self._values(tokens, mask, critics)
+            return self.base_model(tokens, attention_mask=mask, past_kv_cache=own), values
+
+        if past_kv_cache is None:
+            return run_left_padded(run, input_ids, attention_mask)
+        outputs = run(input_ids, attention_mask)
+        past_kv_cache.previous_attention_mask = own.previous_attention_mask
+        return outputs
+
+    def _values(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        mask: Int[Tensor, "batch seq"],
+        cache: TransformerLensKeyValueCache | None,
+    ) -> Float[Tensor, "batch seq"]:
+        """Run the critic as far as its final norm, where the head listens."""
+        heard: list[Tensor] = []
+        listen = lambda normalized, hook: heard.append(normalized)
+        with self.critic.hooks(fwd_hooks=[(VALUE_HOOK, listen)]):
+            residual = self.critic(
+                tokens,
+                attention_mask=mask,
+                past_kv_cache=cache,
+                stop_at_layer=self.critic.cfg.n_layers,
+            )
+            self.critic.ln_final(residual)
+        return einops.rearrange(self.value_head(heard[0]), "batch seq 1 -> batch seq")
+
+    def _split(
+        self, cache: TransformerLensKeyValueCache | None
+    ) -> tuple[TransformerLensKeyValueCache | None, TransformerLensKeyValueCache | None]:
+        """The policy's part of a cache and the critic's."""
+        if cache is None:
+            return None, None
+        n_layers = self.base_model.cfg.n_layers
+        if len(cache.entries) != 2 * n_layers:
+            raise ValueError(
+                f"past_kv_cache has {len(cache.entries)} layers for a policy and a critic of "
+                f"{n_layers} each; make it with init_cache(policy, batch_size)."
+            )
+        first, second = cache.entries[:n_layers], cache.entries[n_layers:]
+        return dataclasses.replace(cache, entries=first), dataclasses.replace(cache, entries=second)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "TransformerWithCritic":
+        """Move or cast everything, the critic's configuration included."""
+        super()._apply(fn, recurse)
+        self.critic.cfg.device = self.base_model.cfg.device
+        self.critic.cfg.dtype = self.base_model.cfg.dtype
+        return self
+
+
+def init_cache(policy: TransformerWithValueHead, batch_size: int) -> TransformerLensKeyValueCache:
+    """An empty key-value cache for a policy: its layers, then the critic's if it has one."""
+    model = policy.base_model
+    cache = TransformerLensKeyValueCache.init_cache(model.cfg, policy.device, batch_size)
+    if isinstance(policy, TransformerWithCritic):
+        more = TransformerLensKeyValueCache.init_cache(policy.critic.cfg, policy.device, batch_size)
+        cache.entries += more.entries
+    return cache
+
+
+def make_policy(
+    base_model: HookedTransformer, value_head: str = "shared", seed: int = 0
+) -> TransformerWithValueHead:
+    """A policy on a language model, with one of the three kinds of value head.
+
+    - "shared": the head reads the policy's own residual, and its gradient flows into the trunk.
+    - "detached": it reads the same residual, but its gradient stops there.
+    - "separate": it reads the residual of a critic; see `TransformerWithCritic`.
+
+    Raises:
+        ConfigError: another kind.
+    """
+    if value_head == "shared":
+        return TransformerWithValueHead(base_model, seed=seed)
+    if value_head == "detached":
+        head = DetachedValueHead(*make_value_head(base_model.cfg.d_model, seed))
+        return TransformerWithValueHead(base_model, head)
+    if value_head == "separate":
+        return TransformerWithCritic(base_model, seed=seed)
+    raise ConfigError(f"value_head={value_head!r} is unknown; choose shared, detached or separate.")
