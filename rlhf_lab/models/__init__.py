@@ -8,6 +8,7 @@ from rlhf_lab.models.critic import (
     make_policy,
 )
 from rlhf_lab.models.decode import start_decoding
+from rlhf_lab.models.export import export_policy, load_value_head
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
     LORA_TARGETS,
@@ -45,12 +46,14 @@ __all__ = [
     "add_lora",
     "effective_weights",
     "final_norm",
+    "export_policy",
     "final_residuals",
     "frozen_copy",
     "init_cache",
     "is_plain",
     "load_lora",
     "load_model",
+    "load_value_head",
     "lora_layers",
     "make_policy",
     "make_value_head",

@@ -22,6 +22,7 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
 SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", "LlamaForCausalLM")
+WITHOUT_BIASES = ("LlamaForCausalLM",)
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 
 
@@ -56,7 +57,7 @@ def from_files(loader: type, name: str, what: str, **options: object) -> object:
     """
     place, on_disk = locate(name)
     try:
-        with _quiet(on_disk):
+        with quiet(on_disk):
             return loader.from_pretrained(place, local_files_only=on_disk, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         where = (
@@ -97,7 +98,7 @@ def tokenizer_from_files(name: str) -> PreTrainedTokenizerBase:
 
 
 @contextlib.contextmanager
-def _quiet(on_disk: bool) -> Iterator[None]:
+def quiet(on_disk: bool) -> Iterator[None]:
     """Hide the progress bars of a load that takes no time; downloads keep theirs."""
     shown = logging.is_progress_bar_enabled()
     if on_disk:
@@ -122,7 +123,8 @@ def load_model(
     2. Convert the configuration and the weights, without folding or centring: the norms stay
        trainable, and `ln_final.hook_normalized` is the activation before the norm's gain in every
        architecture.
-    3. Move the model, `cfg.device` included.
+    3. Freeze the biases that the conversion adds to a Llama, so that it stays one.
+    4. Move the model, `cfg.device` included.
 
     Args:
         source: a bundled name, a local directory, a hub id, or a loaded Hugging Face model.
@@ -147,6 +149,9 @@ def load_model(
         reason = str(error).strip().splitlines()[0][:200]
         raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
     _check_same_logits(model, hf_model, name)
+    if type(hf_model).__name__ in WITHOUT_BIASES:
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(not is_bias(parameter_name))
     model.cfg.model_name = name
     return model.to(str(device), print_details=False)
 
@@ -187,6 +192,11 @@ def _to_hooked(
         fold_value_biases=False,
     )
     return model
+
+
+def is_bias(name: str) -> bool:
+    """Whether a parameter of a HookedTransformer is a bias of a linear map, by its name."""
+    return name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
 
 
 @torch.no_grad()

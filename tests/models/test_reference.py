@@ -33,8 +33,10 @@ def test_the_reference_is_frozen_and_in_eval_mode(policy):
 
 def test_the_original_stays_trainable_and_in_train_mode(policy):
     policy.train()
+    before = [parameter.requires_grad for parameter in policy.base_model.parameters()]
     frozen_copy(policy.base_model)
-    assert all(parameter.requires_grad for parameter in policy.base_model.parameters())
+    assert [parameter.requires_grad for parameter in policy.base_model.parameters()] == before
+    assert policy.base_model.embed.W_E.requires_grad
     assert policy.base_model.training
 
 

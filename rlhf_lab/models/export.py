@@ -1,0 +1,260 @@
+"""Writes a policy back as a Hugging Face model of the architecture that it came from."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import einops
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformer_lens import HookedTransformer
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_lab.errors import LoadError
+from rlhf_lab.models.critic import TransformerWithCritic
+from rlhf_lab.models.load import (
+    from_files,
+    is_bias,
+    model_from_files,
+    quiet,
+    tokenizer_from_files,
+)
+from rlhf_lab.models.value_head import TransformerWithValueHead
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+CRITIC_DIRECTORY = "critic"
+TOLERANCE = 1e-4
+CHECKED_ROWS, CHECKED_TOKENS = 2, 256
+
+
+def export_policy(
+    policy: TransformerWithValueHead, base_model: str, out: str | Path
+) -> tuple[Path, float]:
+    """Write a policy as a Hugging Face directory with its value head beside it, and check it.
+
+    1. Write the weights, the configuration and the tokenizer beside the place they are meant for.
+    2. Load them with plain transformers, and compare the log-probs with the policy's.
+    3. Only if they agree, move the directory to its place.
+
+    Returns the directory and the largest difference of a log-prob, in nats.
+
+    Args:
+        base_model: the name that the policy was loaded from.
+
+    Raises:
+        LoadError: `out` is occupied or cannot be written, the base model is not there, or the
+        written model differs.
+    """
+    out = Path(out)
+    refuse_occupied(out)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        write_language_model(policy.base_model, base_model, partial)
+        tensors = {name: p.detach().cpu() for name, p in policy.value_head.state_dict().items()}
+        save_file(tensors, partial / VALUE_HEAD_FILE)
+        gap = largest_difference(policy.base_model, partial)
+        if isinstance(policy, TransformerWithCritic):
+            write_language_model(policy.critic, base_model, partial / CRITIC_DIRECTORY)
+            gap = max(gap, largest_difference(policy.critic, partial / CRITIC_DIRECTORY))
+        if not gap <= TOLERANCE:
+            raise LoadError(
+                f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
+                f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
+            )
+        partial.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot write {out} ({error}); choose another place.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out, gap
+
+
+def refuse_occupied(out: Path) -> None:
+    """Say so if a model's directory cannot be made here.
+
+    Raises:
+        LoadError: a file is there, or a directory with something in it.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise LoadError(f"{out} is there already; name a new directory.")
+
+
+def write_language_model(model: HookedTransformer, base_model: str, out: Path) -> None:
+    """Write weights, configuration and tokenizer of a model that was loaded from `base_model`."""
+    original = model_from_files(AutoModelForCausalLM, base_model, "language model")
+    tokenizer: PreTrainedTokenizerBase = tokenizer_from_files(base_model)
+    with quiet(on_disk=True):
+        to_hugging_face(model, original).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+@torch.no_grad()
+def to_hugging_face(model: HookedTransformer, original: PreTrainedModel) -> PreTrainedModel:
+    """A copy of `original` with the weights of `model`, adapters included.
+
+    A HookedTransformer has embedding and unembedding apart, so `tie_word_embeddings` becomes
+    False.
+
+    Raises:
+        LoadError: the architecture is not supported, or a weight has no place in it.
+    """
+    config = copy.deepcopy(original.config)
+    config.tie_word_embeddings = False
+    exported = type(original)(config)
+    converters = {"GPT2LMHeadModel": _gpt2_weights, "LlamaForCausalLM": _llama_weights}
+    if type(original).__name__ not in converters:
+        raise LoadError(
+            f"the architecture {type(original).__name__} cannot be exported; "
+            f"choose a model of one of {', '.join(converters)}."
+        )
+    weights = converters[type(original).__name__](model)
+    kept = {name: tensor for name, tensor in original.state_dict().items() if name not in weights}
+    if "transformer.wpe.weight" in weights:
+        longer = original.transformer.wpe.weight[model.cfg.n_ctx :].detach()
+        weights["transformer.wpe.weight"] = torch.cat([weights["transformer.wpe.weight"], longer])
+    exported.load_state_dict(
+        {name: tensor.detach().cpu().float() for name, tensor in (kept | weights).items()}
+    )
+    exported.generation_config = original.generation_config
+    return exported.eval()
+
+
+def _gpt2_weights(model: HookedTransformer) -> dict[str, Tensor]:
+    """The weights under GPT-2's names; its layers keep their matrices as [in out]."""
+    norm, unembed = model.ln_final, model.unembed
+    bias, W_U = norm.b, unembed.W_U
+    if unembed.b_U.any():
+        bias, W_U = fold_unembedding_bias(norm.w, norm.b, unembed.W_U, unembed.b_U)
+    weights = {
+        "transformer.wte.weight": model.embed.W_E,
+        "transformer.wpe.weight": model.pos_embed.W_pos.cpu(),
+        "transformer.ln_f.weight": norm.w,
+        "transformer.ln_f.bias": bias,
+        "lm_head.weight": W_U.T,
+    }
+    for layer, block in enumerate(model.blocks):
+        attn, mlp = block.attn, block.mlp
+        of_block = {
+            "ln_1.weight": block.ln1.w,
+            "ln_1.bias": block.ln1.b,
+            "attn.c_attn.weight": torch.cat(
+                [
+                    einops.rearrange(W, "head d_model d_head -> d_model (head d_head)")
+                    for W in (attn.W_Q, attn.W_K, attn.W_V)
+                ],
+                dim=1,
+            ),
+            "attn.c_attn.bias": torch.cat([b.flatten() for b in (attn.b_Q, attn.b_K, attn.b_V)]),
+            "attn.c_proj.weight": attn.W_O.flatten(0, 1),
+            "attn.c_proj.bias": attn.b_O,
+            "ln_2.weight": block.ln2.w,
+            "ln_2.bias": block.ln2.b,
+            "mlp.c_fc.weight": mlp.W_in,
+            "mlp.c_fc.bias": mlp.b_in,
+            "mlp.c_proj.weight": mlp.W_out,
+            "mlp.c_proj.bias": mlp.b_out,
+        }
+        weights |= {f"transformer.h.{layer}.{name}": weight for name, weight in of_block.items()}
+    return weights
+
+
+def _llama_weights(model: HookedTransformer) -> dict[str, Tensor]:
+    """The weights under Llama's names; its layers keep their matrices as [out in]."""
+    for name, parameter in model.named_parameters():
+        if is_bias(name) and parameter.any():
+            raise LoadError(
+                f"the policy's {name} is not 0, and LlamaForCausalLM has no place for it; "
+                "train again with this version, which leaves it at 0."
+            )
+    weights = {
+        "model.embed_tokens.weight": model.embed.W_E,
+        "model.norm.weight": model.ln_final.w,
+        "lm_head.weight": model.unembed.W_U.T,
+    }
+    for layer, block in enumerate(model.blocks):
+        attn, mlp = block.attn, block.mlp
+        grouped = "_" if hasattr(attn, "_W_K") else ""
+        columns = {"q": "W_Q", "k": f"{grouped}W_K", "v": f"{grouped}W_V"}
+        of_block = {
+            f"self_attn.{letter}_proj": einops.rearrange(
+                getattr(attn, name), "head d_model d_head -> (head d_head) d_model"
+            )
+            for letter, name in columns.items()
+        }
+        of_block |= {
+            "self_attn.o_proj": attn.W_O.flatten(0, 1).T,
+            "input_layernorm": block.ln1.w,
+            "post_attention_layernorm": block.ln2.w,
+            "mlp.up_proj": mlp.W_in.T,
+            "mlp.gate_proj": mlp.W_gate.T,
+            "mlp.down_proj": mlp.W_out.T,
+        }
+        weights |= {f"model.layers.{layer}.{name}.weight": W for name, W in of_block.items()}
+    return weights
+
+
+def fold_unembedding_bias(
+    gain: Float[Tensor, " d_model"],
+    bias: Float[Tensor, " d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"],
+    b_U: Float[Tensor, " d_vocab"],
+) -> tuple[Float[Tensor, " d_model"], Float[Tensor, "d_model d_vocab"]]:
+    """Put the bias of the unembedding, which GPT-2 lacks, into the final norm's bias and W_U.
+
+    A layer norm's output x gain + bias has a constant part: x sums to 0, so it is always
+    bias . u along u = 1 / gain. A term u c added to W_U therefore adds the constant
+    (bias . u) c to the logits.
+
+    1. Move the bias to b' = bias + d, with d along u, so that b' . u = u . u is safely not 0.
+    2. Solve b' (W_U + u c) = bias W_U + b_U for c, one number per token:
+       c = (b_U - d W_U) / (u . u).
+
+    Raises:
+        LoadError: a gain is 0.
+    """
+    if not gain.all():
+        raise LoadError("ln_final.w has a gain of 0, so the unembedding's bias has no place.")
+    gain, bias, W_U, b_U = (x.detach().double() for x in (gain, bias, W_U, b_U))
+    u = 1 / gain
+    shift = u * (1 - bias @ u / (u @ u))
+    c = (b_U - shift @ W_U) / (u @ u)
+    return bias + shift, W_U + torch.outer(u, c)
+
+
+@torch.no_grad()
+def largest_difference(model: HookedTransformer, directory: Path) -> float:
+    """The largest difference of a log-prob between a model and the one in a directory, in nats.
+
+    Both run in float64 on random tokens, so that rounding does not hide a difference.
+    """
+    reloaded = from_files(AutoModelForCausalLM, str(directory), "model", dtype=torch.float64)
+    shape = CHECKED_ROWS, min(CHECKED_TOKENS, model.cfg.n_ctx)
+    tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
+    ours = copy.deepcopy(model).to("cpu", print_details=False)
+    ours = ours.to(torch.float64, print_details=False)
+    ours.reset_hooks(including_permanent=True)
+    expected = ours.eval()(tokens, attention_mask=torch.ones_like(tokens)).log_softmax(-1)
+    found = reloaded.eval()(tokens).logits.log_softmax(-1)
+    return (found - expected).abs().max().item()
+
+
+def load_value_head(directory: str | Path) -> nn.Sequential:
+    """The value head that `export_policy` put beside a policy.
+
+    Raises:
+        LoadError: it is not there.
+    """
+    path = Path(directory) / VALUE_HEAD_FILE
+    try:
+        tensors = load_file(path)
+        hidden, d_model = tensors["0.weight"].shape
+        head = nn.Sequential(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        head.load_state_dict(tensors)
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        raise LoadError(
+            f"{path} is no exported value head ({error}); export the run anew."
+        ) from None
+    return head
