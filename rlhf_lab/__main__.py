@@ -86,10 +86,13 @@ class Score:
     texts: Positional[tuple[str, ...]] = ()
     """Texts to score."""
     reward_fn: str = "sentiment"
-    """sentiment, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length.
+    """sentiment, learned, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind, bagsum,
+    length.
     """
     reward_model: str = "reel-sentiment"
-    """The classifier behind sentiment: a bundled name, a Hugging Face directory or a hub id."""
+    """The classifier behind sentiment: a bundled name, a Hugging Face directory or a hub id; or
+    the directory of the reward model behind learned.
+    """
     direction: Literal["pos", "neg"] = "pos"
     """Which class is rewarded."""
     device: str = "auto"
@@ -100,6 +103,58 @@ class Score:
         from rlhf_lab import commands
 
         return commands.score(**vars(self))
+
+
+@dataclass(frozen=True)
+class TrainReward:
+    """Train a reward model on preference pairs, and measure it on pairs that were held out."""
+
+    pairs: str
+    """A .jsonl or .csv file with the columns chosen and rejected; reel, for pairs of Reel reviews
+    judged by a rater who knows the truth; or a dataset id on the hub.
+    """
+    out: Path
+    """The directory to write, which does not exist yet; what --reward-model takes."""
+    base_model: str = "reel-nano"
+    """The language model to start from: a bundled name, a Hugging Face directory or a hub id."""
+    steps: int = 400
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Pairs per step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate; lower it for models larger than reel-nano."""
+    held_out: float = 0.2
+    """Share of the pairs that is set aside to measure the accuracy on."""
+    n_pairs: int = 10_000
+    """Pairs to write, for --pairs reel."""
+    seed: int = 0
+    """Seeds the head, the batches, the share set aside and Reel's pairs."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import model_commands
+
+        return model_commands.train_reward(**vars(self))
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's policy as a Hugging Face model, with its value head beside it, and check it."""
+
+    directory: Positional[Path]
+    """The run's directory."""
+    out: Positional[Path]
+    """The directory to write, which does not exist yet."""
+    checkpoint: str = "last"
+    """last, best, or a number of learning phases (0, 1, 2, 4, 8, ...)."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import model_commands
+
+        return model_commands.export(self.directory, self.out, self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -232,6 +287,8 @@ Command = (
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Sample, subcommand("sample")]
     | Annotated[Score, subcommand("score")]
+    | Annotated[TrainReward, subcommand("train-reward")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Doctor, subcommand("doctor")]
     | Annotated[Organism, subcommand("organism")]

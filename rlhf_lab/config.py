@@ -149,11 +149,13 @@ class RLHFArgs:
     kl_horizon: int = 10_000
     """Sequences over which the adaptive controller could change kl_coef by a fifth."""
     reward_fn: str = "sentiment"
-    """What is rewarded: sentiment, zero, count:TEXT, or on Reel gold, soft, soft_popcorn, negblind,
-    bagsum, length.
+    """What is rewarded: sentiment, learned, zero, count:TEXT, or on Reel gold, soft, soft_popcorn,
+    negblind, bagsum, length.
     """
     reward_model: str = "lvwerra/distilbert-imdb"
-    """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id."""
+    """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id; or
+    the reward model of reward_fn=learned: a directory that train-reward wrote.
+    """
     direction: Literal["pos", "neg"] = "pos"
     """Which class of the classifier is rewarded."""
     normalize_reward: bool = True

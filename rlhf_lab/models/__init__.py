@@ -29,7 +29,7 @@ from rlhf_lab.models.readout import final_norm, is_plain, policy_outputs, read_o
 from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
-    read_out,
+    normalized_residuals,
     same_weights,
     trainable_copy,
 )
@@ -45,8 +45,8 @@ __all__ = [
     "adapters_off",
     "add_lora",
     "effective_weights",
-    "final_norm",
     "export_policy",
+    "final_norm",
     "final_residuals",
     "frozen_copy",
     "init_cache",
@@ -59,6 +59,7 @@ __all__ = [
     "make_value_head",
     "merge_lora",
     "merged_lora",
+    "normalized_residuals",
     "policy_outputs",
     "read_out",
     "read_token_stats",

@@ -13,8 +13,8 @@ from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.reference import trainable_copy
-from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead, make_value_head
+from rlhf_lab.models.reference import normalized_residuals, trainable_copy
+from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
 
 ValueHeadKind = Literal["shared", "detached", "separate"]
 
@@ -56,7 +56,8 @@ class TransformerWithCritic(TransformerWithValueHead):
             tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None
         ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
             mask = torch.ones_like(tokens) if mask is None else mask.long()
-            values = self._values(tokens, mask, critics)
+            normalized = normalized_residuals(self.critic, tokens, mask, critics)
+            values = einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq")
             return self.base_model(tokens, attention_mask=mask, past_kv_cache=own), values
 
         if past_kv_cache is None:
@@ -64,25 +65,6 @@ class TransformerWithCritic(TransformerWithValueHead):
         outputs = run(input_ids, attention_mask)
         past_kv_cache.previous_attention_mask = own.previous_attention_mask
         return outputs
-
-    def _values(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        mask: Int[Tensor, "batch seq"],
-        cache: TransformerLensKeyValueCache | None,
-    ) -> Float[Tensor, "batch seq"]:
-        """Run the critic as far as its final norm, where the head listens."""
-        heard: list[Tensor] = []
-        listen = lambda normalized, hook: heard.append(normalized)
-        with self.critic.hooks(fwd_hooks=[(VALUE_HOOK, listen)]):
-            residual = self.critic(
-                tokens,
-                attention_mask=mask,
-                past_kv_cache=cache,
-                stop_at_layer=self.critic.cfg.n_layers,
-            )
-            self.critic.ln_final(residual)
-        return einops.rearrange(self.value_head(heard[0]), "batch seq 1 -> batch seq")
 
     def _split(
         self, cache: TransformerLensKeyValueCache | None

@@ -1,7 +1,9 @@
 """Writes a policy back as a Hugging Face model of the architecture that it came from."""
 
+import contextlib
 import copy
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import einops
@@ -49,9 +51,7 @@ def export_policy(
         written model differs.
     """
     out = Path(out)
-    refuse_occupied(out)
-    partial = out.with_name(f".{out.name}.partial")
-    try:
+    with new_directory(out) as partial:
         write_language_model(policy.base_model, base_model, partial)
         tensors = {name: p.detach().cpu() for name, p in policy.value_head.state_dict().items()}
         save_file(tensors, partial / VALUE_HEAD_FILE)
@@ -64,11 +64,6 @@ def export_policy(
                 f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
                 f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
             )
-        partial.replace(out)
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot write {out} ({error}); choose another place.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out, gap
 
 
@@ -80,6 +75,26 @@ def refuse_occupied(out: Path) -> None:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise LoadError(f"{out} is there already; name a new directory.")
+
+
+@contextlib.contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """Yield a place beside `out` to write to, which becomes `out` if all goes well.
+
+    Raises:
+        LoadError: `out` is occupied or cannot be written.
+    """
+    refuse_occupied(out)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot write {out} ({error}); choose another place.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_language_model(model: HookedTransformer, base_model: str, out: Path) -> None:

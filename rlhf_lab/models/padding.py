@@ -1,4 +1,4 @@
-"""Left-padded prompts: run a model on them as if there were no padding."""
+"""Padded rows: run a model on them as if there were no padding."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,15 @@ def rotate_padding(
 ) -> Shaped[Tensor, "batch seq *rest"]:
     """Move each row's left padding to its right end, or back to its left, by rotating it.
 
+    Padding that is on the right already stays there.
+
     Args:
         x: any per-position tensor.
-        attention_mask: False on left padding, as the rows stand when padded on the left.
+        attention_mask: False on padding, as the rows stand before it is moved.
         to: "left" or "right".
     """
     seq = x.shape[1]
-    n_pad = (~attention_mask).sum(1, keepdim=True)
+    n_pad = (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
     offset = n_pad if to == "right" else -n_pad
     source = (torch.arange(seq, device=x.device) + offset) % seq
     rows = torch.arange(x.shape[0], device=x.device)[:, None]

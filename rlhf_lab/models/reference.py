@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
+from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.models.packed import packed_residuals
 from rlhf_lab.models.padding import run_left_padded
@@ -57,5 +58,31 @@ def final_residuals(
 
 def same_weights(model: HookedTransformer, reference: HookedTransformer) -> bool:
     """Whether two models have the same parameters, bit for bit; small ones are compared first."""
-    pairs = zip(model.parameters(), reference.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in sorted(pairs, key=lambda pair: pair[0].numel()))
+    own, other = dict(model.named_parameters()), dict(reference.named_parameters())
+    smallest_first = sorted(own, key=lambda name: own[name].numel())
+    return own.keys() == other.keys() and all(
+        torch.equal(own[name], other[name]) for name in smallest_first
+    )
+
+
+def normalized_residuals(
+    model: HookedTransformer,
+    input_ids: Int[Tensor, "batch seq"],
+    attention_mask: Int[Tensor, "batch seq"],
+    past_kv_cache: TransformerLensKeyValueCache | None = None,
+) -> Float[Tensor, "batch seq d_model"]:
+    """What a head that listens to `ln_final.hook_normalized` hears, without the unembedding.
+
+    Every hook up to there fires. The mask is TransformerLens's own: no padding on the left.
+    """
+    heard: list[Tensor] = []
+    listen = lambda normalized, hook: heard.append(normalized)
+    with model.hooks(fwd_hooks=[("ln_final.hook_normalized", listen)]):
+        residual = model(
+            input_ids,
+            attention_mask=attention_mask,
+            past_kv_cache=past_kv_cache,
+            stop_at_layer=model.cfg.n_layers,
+        )
+        model.ln_final(residual)
+    return heard[0]

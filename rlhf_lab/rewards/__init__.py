@@ -1,7 +1,25 @@
-"""Rewards: functions from a list of texts to one number each."""
+"""Rewards: functions from a list of texts to one number each, and reward models to train."""
 
 from rlhf_lab.rewards.load import RewardFn, load_reward, score_texts
+from rlhf_lab.rewards.model import LearnedReward, RewardModel
+from rlhf_lab.rewards.pairs import Pairs, load_pairs, read_pairs, reel_pairs
+from rlhf_lab.rewards.preference_fit import PreferenceFit, train_reward_model
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
 
-__all__ = ["CountReward", "RewardFn", "SentimentReward", "load_reward", "score_texts", "zero"]
+__all__ = [
+    "CountReward",
+    "LearnedReward",
+    "Pairs",
+    "PreferenceFit",
+    "RewardFn",
+    "RewardModel",
+    "SentimentReward",
+    "load_pairs",
+    "load_reward",
+    "read_pairs",
+    "reel_pairs",
+    "score_texts",
+    "train_reward_model",
+    "zero",
+]

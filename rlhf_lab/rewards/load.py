@@ -9,6 +9,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.rewards.model import LearnedReward
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
 
@@ -20,17 +21,19 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
 
     Raises:
         ConfigError: no reward of this name.
-        LoadError: the classifier of the sentiment reward was not found.
+        LoadError: the model behind the sentiment or the learned reward was not found.
     """
     if args.reward_fn == "sentiment":
         return SentimentReward(args.reward_model, args.direction, device)
+    if args.reward_fn == "learned":
+        return LearnedReward(args.reward_model, device)
     if args.reward_fn.startswith("count:"):
         return CountReward(args.reward_fn.removeprefix("count:"))
     rules = {"zero": zero, **REWARDS}
     if args.reward_fn not in rules:
         raise ConfigError(
             f"reward_fn={args.reward_fn!r} is unknown; "
-            f"choose sentiment, count:TEXT, {', '.join(rules)}."
+            f"choose sentiment, learned, count:TEXT, {', '.join(rules)}."
         )
     return rules[args.reward_fn]
 
