@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, subcommand
 
+from rlhf_lab.bench.options import Bench
 from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.errors import ConfigError, LabError
 
@@ -294,6 +295,7 @@ Command = (
     | Annotated[Organism, subcommand("organism")]
     | Annotated[Course, subcommand("course")]
     | Annotated[Progress, subcommand("progress")]
+    | Annotated[Bench, subcommand("bench")]
 )
 
 

@@ -1,0 +1,34 @@
+"""What the peers share: the tokenizer of the random weights, and the reward."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_lab.bench.worker import Setup
+
+
+def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:
+    """The tokenizer beside the weights, with an ending that the model cannot write.
+
+    Random weights write every token now and then; an ending among them would shorten the work.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(Path(setup["model"], "tokenizer.json")),
+        bos_token=setup["bos"],
+        unk_token=setup["bos"],
+        eos_token="<end>",
+        pad_token="<end>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def prompt_of(setup: Setup, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """BOS and the prefix as token ids."""
+    return [tokenizer.bos_token_id, *tokenizer.encode(setup["prefix"], add_special_tokens=False)]
+
+
+def count(setup: Setup, texts: Sequence[str]) -> list[float]:
+    """How often the rewarded text occurs in each text."""
+    return [float(text.count(setup["rewarded"])) for text in texts]

@@ -1,0 +1,174 @@
+"""What `python -m rlhf_lab bench` does; each function returns the exit status."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers.utils.logging import disable_progress_bar
+
+from rlhf_lab.bench import machine
+from rlhf_lab.bench import measure as measuring
+from rlhf_lab.bench.contestants import OTHERS
+from rlhf_lab.bench.docs import page
+from rlhf_lab.bench.flops import phase_flops
+from rlhf_lab.bench.harness import Answer
+from rlhf_lab.bench.options import Bench
+from rlhf_lab.bench.ours import precision_field
+from rlhf_lab.bench.tables import tables
+from rlhf_lab.bench.work import Work, write_model
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.models.device import pick_device
+
+START_SECONDS, OVERHEAD_SECONDS = 10.0, 0.5
+GUESSED_TIMES_FLOOR = MappingProxyType(
+    {"ours": 2.0, "naive": 5.0, "trl-0.11.4": 4.0, "trl-1.12": 5.0}
+)
+
+
+def measure(options: Bench) -> int:
+    """Time what the options ask for, show it, and store it if so asked."""
+    work = _work(options)
+    console = Console()
+    floor = measuring.floor(work)
+    seconds = estimated_seconds(options, work, sum(floor["seconds"].values()))
+    console.print(
+        f"{work.shape}: batch {work.batch_size}, {work.gen_len} new tokens, {work.device}, "
+        f"{work.threads} threads; this will take about {spoken(seconds)}",
+        highlight=False,
+    )
+    result = {"machine": machine.describe(torch.device(work.device)), "work": work.to_dict()}
+    result |= {"floor": floor, "repeats": options.repeats}
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory)
+        write_model(work.size, model)
+        result |= _figures(options, work, model, console)
+    for why in result["left_out"].values():
+        console.print(why, highlight=False)
+    for table in tables(result):
+        console.print(table)
+    if options.out is not None:
+        _write(options.out, json.dumps(result, indent=1) + "\n")
+        console.print(f"written to {options.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _work(options: Bench) -> Work:
+    """The work that the options describe.
+
+    Raises:
+        ConfigError: an option out of range, or one that this version or machine cannot carry out.
+    """
+    if options.repeats < 1:
+        raise ConfigError(f"repeats={options.repeats} must be 1 or greater.")
+    for name in options.against:
+        if name not in OTHERS:
+            raise ConfigError(f"against={name!r} is unknown; choose of {', '.join(OTHERS)}.")
+    precision_field(options.precision)
+    return Work(
+        shape=options.shape,
+        batch_size=options.batch_size,
+        gen_len=options.gen_len,
+        device=str(pick_device(options.device)),
+        precision=options.precision,
+        threads=torch.get_num_threads() if options.threads is None else options.threads,
+    )
+
+
+def _figures(options: Bench, work: Work, model: Path, console: Console) -> dict[str, Any]:
+    """All measurements that are asked for, one kind after another."""
+    names = ("ours", *dict.fromkeys(options.against))
+    turns = 1 + options.repeats
+    found: dict[str, Any] = {}
+    with _progress(console, "phases", turns * len(names)) as done:
+        found["contestants"], found["left_out"] = measuring.phases(
+            names, work, options.repeats, model, options.peers, done
+        )
+    if options.growth:
+        sizes = len(measuring.BATCHES) + len(measuring.LENGTHS)
+        with _progress(console, "growth", turns * sizes) as done:
+            found["growth"] = measuring.growth(work, options.repeats, model, done)
+    if options.generation:
+        with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
+            found["generation"] = measuring.generation(work, options.repeats, model, done)
+    if options.probes:
+        with _progress(console, "probes", measuring.PROBE_PHASES * len(measuring.RUNS)) as done:
+            found["probes"] = measuring.probes(work, model, done)
+    return found
+
+
+@contextmanager
+def _progress(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar with the time that is left, and a function that moves it on by a phase."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    columns = (*columns, TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+
+        def done(name: str, turn: int, answer: Answer) -> None:
+            progress.update(task, advance=1, description=f"{what}: {name}")
+
+        yield done
+
+
+def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
+    """A guess at the time of everything, from the seconds of one phase's arithmetic."""
+
+    def phase(name: str, times: float = 1.0) -> float:
+        return OVERHEAD_SECONDS + GUESSED_TIMES_FLOOR[name] * floor * times
+
+    names = ("ours", *options.against)
+    turns = 1 + options.repeats
+    seconds = sum(START_SECONDS + turns * phase(name) for name in names)
+    if options.growth:
+        flops = sum(phase_flops(work).values())
+        for grown in chain(*measuring.grown(work).values()):
+            times = sum(phase_flops(grown).values()) / flops
+            seconds += START_SECONDS + turns * phase("ours", times)
+    if options.generation:
+        seconds += 2 * (START_SECONDS + turns * phase("ours", 0.3))
+    if options.probes:
+        seconds += 2 * (START_SECONDS + measuring.PROBE_PHASES * phase("ours"))
+    return seconds
+
+
+def spoken(seconds: float) -> str:
+    """A duration as one would say it."""
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def write_page(options: Bench) -> int:
+    """Write the page of figures from stored results."""
+    results = [_read(path) for path in options.write_docs]
+    _write(options.docs, page(results, [path.name for path in options.write_docs]))
+    Console().print(f"written to {options.docs}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} cannot be read as stored results ({error}); make them with --out."
+        ) from error
+    if not isinstance(result, dict) or not {"machine", "work", "contestants"} <= result.keys():
+        raise RunError(f"{path} holds no results of this command; make them with --out.")
+    return result
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}); choose another place.") from error

@@ -1,0 +1,114 @@
+"""Contestants in turn, A B A B: whatever slows the machine down for a while slows all of them."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from rlhf_lab.errors import RunError
+
+ROOT = Path(__file__).parents[2]
+
+Answer = dict[str, Any]
+
+
+@runtime_checkable
+class Contestant(Protocol):
+    """Someone who does a phase when asked."""
+
+    name: str
+
+    def phase(self) -> Answer:
+        """Do one phase; seconds, stages and peak memory."""
+
+
+class ContestantProcess:
+    """A contestant in a process of its own, which runs `worker.serve`.
+
+    Args:
+        name: what it is called in the results.
+        command: starts it.
+        setup: its first line.
+
+    Raises:
+        RunError: it ends instead of answering.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], setup: dict[str, Any]) -> None:
+        self.name = name
+        threads = str(setup["threads"])
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env=environment,
+        )
+        self.about = self._ask(setup)
+
+    def phase(self) -> Answer:
+        """Do one phase; seconds, stages and peak memory.
+
+        Raises:
+            RunError: the process ended instead.
+        """
+        return self._ask({"do": "phase"})
+
+    def _ask(self, question: dict[str, Any]) -> Answer:
+        try:
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            pass
+        answer = self._process.stdout.readline()
+        if not answer:
+            self.close()
+            raise RunError(f"the contestant {self.name} ended early: {self._last_words()}")
+        return json.loads(answer)
+
+    def _last_words(self) -> str:
+        self._complaints.seek(0)
+        lines = [line.strip() for line in self._complaints if line.strip()]
+        return lines[-1] if lines else "it said nothing."
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def interleave(
+    contestants: Sequence[Contestant],
+    repeats: int,
+    done: Callable[[str, int, Answer], None] = lambda name, turn, answer: None,
+    warmups: int = 1,
+) -> dict[str, list[Answer]]:
+    """Let each contestant do a phase in turn, `repeats` times after `warmups` that do not count.
+
+    Args:
+        done: called after every phase with the contestant's name and the turn, counted from 0.
+    """
+    answers: dict[str, list[Answer]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(warmups + repeats):
+        for contestant in contestants:
+            answer = contestant.phase()
+            done(contestant.name, turn, answer)
+            if turn >= warmups:
+                answers[contestant.name].append(answer)
+    return answers

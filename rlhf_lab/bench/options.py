@@ -1,0 +1,47 @@
+"""The options of `python -m rlhf_lab bench`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time one RLHF phase on random weights, in turn with other ways of doing the same work."""
+
+    shape: Literal["nano", "tiny", "small", "medium"] = "tiny"
+    """The model: nano as the bundled one, tiny 4 layers, small and medium as GPT-2's."""
+    against: tuple[str, ...] = ("naive", "trl-0.11.4", "trl-1.12")
+    """Who else does the work; a peer that is not built (`make bench-peers`) is left out."""
+    repeats: int = 3
+    """Turns that count, after one that does not; medians are reported."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of this package's trainer; the others always run in fp32."""
+    threads: int | None = None
+    """Threads of each contestant; as many as torch takes when not given."""
+    batch_size: int = 32
+    """Sequences per phase."""
+    gen_len: int = 50
+    """Tokens generated per sequence."""
+    growth: bool = False
+    """Also time this package from batch 8 to 64 and from 25 to 100 new tokens."""
+    generation: bool = False
+    """Also time sampling alone against Hugging Face's generate."""
+    probes: bool = False
+    """Also time 20 phases with the default probes against 20 without."""
+    out: Path | None = None
+    """Where to store all figures as JSON."""
+    peers: Path | None = None
+    """Where the peers' environments are; RLHF_LAB_PEERS or .cache/peers when not given."""
+    write_docs: tuple[Path, ...] = ()
+    """Measure nothing: write the page `docs` from these stored results."""
+    docs: Path = Path("docs/performance.md")
+    """The page that write_docs writes."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab.bench import command
+
+        return command.write_page(self) if self.write_docs else command.measure(self)

@@ -1,0 +1,154 @@
+"""This package as a contestant: `python -m rlhf_lab.bench.ours NAME`, driven by `worker.serve`."""
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_lab.bench.worker import Clock, Setup, serve
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import attach, default_suite
+from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from rlhf_lab.training import Context, Moment, RLHFTrainer
+
+PROBE_PHASES = 20
+STAGES: tuple[tuple[Moment, str], ...] = (
+    ("after_rollout", "rollout/sampling"),
+    ("after_score", "rollout/scoring"),
+    ("before_minibatch", "learning/minibatches"),
+    ("after_loss", "learning/forward"),
+    ("after_backward", "learning/backward"),
+    ("after_step", "learning/optimizer"),
+)
+
+
+def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
+    """The trainer's settings for the work that the setup describes.
+
+    Raises:
+        ConfigError: half precision, where this version of the trainer has none.
+    """
+    fields = {
+        "preset": "gpt2-medium",
+        "base_model": setup["model"],
+        "device": setup["device"],
+        "seed": setup["seed"],
+        "prefix": setup["prefix"],
+        "batch_size": setup["batch_size"],
+        "num_minibatches": setup["num_minibatches"],
+        "batches_per_learning_phase": setup["passes"],
+        "gen_len": setup["gen_len"],
+        "top_k": setup["top_k"],
+        "reward_fn": f"count:{setup['rewarded']}",
+    }
+    return RLHFArgs(**(fields | precision_field(setup["precision"]) | changes))
+
+
+def precision_field(precision: str) -> dict[str, Any]:
+    """The argument of `RLHFArgs` that asks for this precision; none for fp32.
+
+    Raises:
+        ConfigError: `RLHFArgs` has no field for it.
+    """
+    if precision == "fp32":
+        return {}
+    if "precision" not in {field.name for field in dataclasses.fields(RLHFArgs)}:
+        raise ConfigError(
+            f"precision={precision!r} is not there: RLHFArgs has no field `precision` in this "
+            "version; choose fp32."
+        )
+    return {"precision": precision}
+
+
+def load_phase(setup: Setup) -> Callable[[Clock], None]:
+    """One rollout phase and one learning phase of a trainer, and nothing else."""
+    trainer = RLHFTrainer(bench_args(setup))
+    clocks: list[Clock] = []
+
+    def lap(stage: str) -> Callable[[Context], None]:
+        return lambda ctx: clocks[-1].lap(stage)
+
+    for moment, stage in STAGES:
+        trainer.on(moment)(lap(stage))
+
+    def phase(clock: Clock) -> None:
+        clocks[:] = [clock]
+        trainer.learning_phase(trainer.rollout_phase())
+        trainer.phase += 1
+
+    return phase
+
+
+def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
+    """Phases of a run that is logged and saved as any other, with or without the default probes."""
+    directory = tempfile.TemporaryDirectory()
+    phases = {"total_phases": PROBE_PHASES, "warmup_steps": 0, "save_every": PROBE_PHASES}
+    trainer = RLHFTrainer(bench_args(setup, **phases), out=Path(directory.name, "run"))
+    attachment = attach(trainer, default_suite(trainer)) if probed else None
+
+    def phase(clock: Clock, _kept: tempfile.TemporaryDirectory = directory) -> None:
+        before = dict(attachment.timing.seconds) if probed else {}
+        trainer.run_phase()
+        after = attachment.timing.seconds if probed else {}
+        clock.stages |= {f"probes/{n}": after[n] - before.get(n, 0.0) for n in after}
+
+    return phase
+
+
+def load_sampling(setup: Setup) -> Callable[[Clock], None]:
+    """The sampler alone."""
+    args = bench_args(setup)
+    policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
+    prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
+    generator = torch.Generator(setup["device"]).manual_seed(setup["seed"])
+    spec = SamplingSpec.from_args(args)
+
+    def phase(clock: Clock) -> None:
+        sample(policy, prompt * args.batch_size, spec, generator)
+        clock.lap("rollout/sampling")
+
+    return phase
+
+
+def load_hf_generate(setup: Setup) -> Callable[[Clock], None]:
+    """Hugging Face's `generate` on the same weights: one static batch, top-k, with its cache."""
+    model = AutoModelForCausalLM.from_pretrained(setup["model"]).to(setup["device"]).eval()
+    prompt = torch.arange(1, setup["prefix_len"] + 1, device=setup["device"])
+    prompts = prompt.repeat(setup["batch_size"], 1)
+    options = {
+        "do_sample": True,
+        "top_k": setup["top_k"],
+        "max_new_tokens": setup["gen_len"],
+        "min_new_tokens": setup["gen_len"],
+        "pad_token_id": 0,
+        "use_cache": True,
+    }
+
+    def phase(clock: Clock) -> None:
+        model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+        clock.lap("rollout/sampling")
+
+    return phase
+
+
+LOADERS: MappingProxyType[str, Callable[[Setup], Callable[[Clock], None]]] = MappingProxyType(
+    {
+        "ours": load_phase,
+        "ours-sampling": load_sampling,
+        "hf-generate": load_hf_generate,
+        "ours-run": partial(load_run, False),
+        "ours-run-with-probes": partial(load_run, True),
+    }
+)
+
+if __name__ == "__main__":
+    serve(LOADERS[sys.argv[1]], ("torch", "transformers", "transformer_lens"))

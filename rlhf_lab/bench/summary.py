@@ -1,0 +1,91 @@
+"""From stored answers to the figures that are shown: medians, ratios, exponents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+Stored = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant's medians.
+
+    Args:
+        seconds, rollout, learning: of a phase and its halves.
+        ratio: its seconds over this package's; None without this package beside it.
+        tokens_per_second: generated tokens over the seconds of the phase.
+        over_model_bytes: peak memory less what the loaded models took.
+        stages: seconds of each stage that it can tell.
+    """
+
+    name: str
+    seconds: float
+    rollout: float
+    learning: float
+    ratio: float | None
+    tokens_per_second: float
+    peak_bytes: int
+    over_model_bytes: int
+    stages: dict[str, float]
+
+
+def rows(figures: Stored, tokens: int, base: str = "ours") -> list[Row]:
+    """The medians of all contestants, with their ratio to `base`."""
+    first = _median(figures[base]["phases"], "seconds") if base in figures else None
+    return [_row(name, one, tokens, first) for name, one in figures.items()]
+
+
+def _row(name: str, one: Stored, tokens: int, first: float | None) -> Row:
+    phases = one["phases"]
+    seconds = _median(phases, "seconds")
+    names = dict.fromkeys(stage for phase in phases for stage in phase["stages"])
+    peak = max(phase["peak_bytes"] for phase in phases)
+    return Row(
+        name=name,
+        seconds=seconds,
+        rollout=_median(phases, "rollout"),
+        learning=_median(phases, "learning"),
+        ratio=None if first is None else seconds / first,
+        tokens_per_second=tokens / seconds,
+        peak_bytes=peak,
+        over_model_bytes=peak - one["loaded_bytes"],
+        stages={n: median(phase["stages"].get(n, 0.0) for phase in phases) for n in names},
+    )
+
+
+def _median(phases: Sequence[Stored], name: str) -> float:
+    return median(phase[name] for phase in phases)
+
+
+def exponent(sizes: Sequence[float | int], times: Sequence[float | int]) -> float:
+    """The slope of log time over log size by least squares: 1 is linear growth, 2 quadratic."""
+    x, y = np.log(sizes), np.log(times)
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def growth_exponent(measured: Sequence[Stored], axis: str) -> float:
+    """The exponent of the seconds of a phase along one axis of `measure.growth`."""
+    return exponent(
+        [m[axis] for m in measured], [_median(m["phases"], "seconds") for m in measured]
+    )
+
+
+def floor_distance(result: Stored) -> float:
+    """This package's seconds over those of the arithmetic alone."""
+    seconds = sum(result["floor"]["seconds"].values())
+    return _median(result["contestants"]["ours"]["phases"], "seconds") / seconds
+
+
+def probe_cost(figures: Stored) -> tuple[float, dict[str, float]]:
+    """What the probes add, as a share of the run without them, and seconds of each over the run."""
+    plain, probed = (sum(p["seconds"] for p in one["phases"]) for one in figures.values())
+    each: dict[str, float] = {}
+    for phase in figures["ours-run-with-probes"]["phases"]:
+        for stage, seconds in phase["stages"].items():
+            name = stage.removeprefix("probes/")
+            each[name] = each.get(name, 0.0) + seconds
+    return probed / plain - 1, each

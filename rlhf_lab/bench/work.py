@@ -1,0 +1,155 @@
+"""The work that is timed: the size of the model, and the size of a phase."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from rlhf_lab.errors import ConfigError
+
+ShapeName = Literal["nano", "tiny", "small", "medium"]
+
+BOS = "<|endoftext|>"
+REWARDED = "w1"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a GPT-2; the MLP is 4 times as wide as the residual stream."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    d_vocab: int
+    n_ctx: int
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the transformer, embeddings counted once."""
+        per_layer = 12 * self.d_model**2 + 13 * self.d_model
+        embeddings = (self.d_vocab + self.n_ctx) * self.d_model
+        return self.n_layers * per_layer + embeddings + 2 * self.d_model
+
+
+SHAPES: MappingProxyType[str, Shape] = MappingProxyType(
+    {
+        "nano": Shape(2, 64, 4, 74, 128),
+        "tiny": Shape(4, 128, 4, 2048, 128),
+        "small": Shape(12, 768, 12, 50257, 1024),
+        "medium": Shape(24, 1024, 16, 50257, 1024),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One phase: how much is sampled, and how often it is learned from.
+
+    Raises:
+        ConfigError: a size out of range, or two that do not go together.
+    """
+
+    shape: ShapeName = "tiny"
+    batch_size: int = 32
+    prefix_len: int = 4
+    gen_len: int = 50
+    top_k: int = 10
+    num_minibatches: int = 4
+    passes: int = 2
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "gen_len", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or greater.")
+        if self.batch_size % self.num_minibatches:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by {self.num_minibatches}, the "
+                "number of minibatches; choose a multiple of it."
+            )
+        room = self.size.n_ctx - self.prefix_len
+        if self.gen_len > room:
+            raise ConfigError(
+                f"gen_len={self.gen_len} exceeds what the shape {self.shape} has room for; "
+                f"set it to at most {room}."
+            )
+
+    @property
+    def size(self) -> Shape:
+        """The model's size."""
+        return SHAPES[self.shape]
+
+    @property
+    def prefix(self) -> str:
+        """A prompt of `prefix_len` tokens, of which BOS is the first."""
+        return " ".join(f"w{i}" for i in range(2, self.prefix_len + 1))
+
+    @property
+    def minibatch_size(self) -> int:
+        """Sequences per minibatch."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated in a phase."""
+        return self.batch_size * self.gen_len
+
+    def to_dict(self) -> dict[str, Any]:
+        """All sizes as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    def setup(self, model: Path) -> dict[str, Any]:
+        """What a contestant is told: all sizes, and where the model's weights are."""
+        told = {"model": str(model), "prefix": self.prefix, "rewarded": REWARDED, "bos": BOS}
+        return self.to_dict() | told
+
+
+def random_model(shape: Shape, seed: int = 0) -> GPT2LMHeadModel:
+    """A GPT-2 of this size with fresh weights, without dropout."""
+    config = GPT2Config(
+        vocab_size=shape.d_vocab,
+        n_positions=shape.n_ctx,
+        n_ctx=shape.n_ctx,
+        n_embd=shape.d_model,
+        n_layer=shape.n_layers,
+        n_head=shape.n_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config).eval()
+
+
+def word_tokenizer(d_vocab: int) -> PreTrainedTokenizerFast:
+    """A tokenizer for random weights: the words w1, w2, ... and one token for all else."""
+    words = {BOS: 0} | {f"w{i}": i for i in range(1, d_vocab)}
+    core = Tokenizer(WordLevel(words, unk_token=BOS))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=BOS,
+        eos_token=BOS,
+        pad_token=BOS,
+        unk_token=BOS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_model(shape: Shape, directory: Path, seed: int = 0) -> None:
+    """Write random weights and their tokenizer, from which every contestant loads."""
+    random_model(shape, seed).save_pretrained(directory)
+    word_tokenizer(shape.d_vocab).save_pretrained(directory)

@@ -1,0 +1,131 @@
+"""The learner's loop of the benchmarks: it must be right before it may be slow."""
+
+import pytest
+import torch
+
+from benchmarks.naive import NaiveArgs, NaiveTrainer, ReplayMinibatch
+from benchmarks.naive import TransformerWithValueHead as NaivePolicy
+from rlhf_lab.bench.work import SHAPES, write_model
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.rewards import load_reward
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.memory import ReplayMemory
+from rlhf_lab.training.objective import Functions, objective_terms
+
+
+@pytest.fixture(scope="module")
+def nano_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("nano")
+    write_model(SHAPES["nano"], directory)
+    return directory
+
+
+@pytest.fixture
+def both(nano_dir, randomise_weights):
+    """The package's trainer and the naive one, on one policy that both can see."""
+    args = RLHFArgs(
+        preset="gpt2-medium",
+        base_model=str(nano_dir),
+        device="cpu",
+        prefix="w2 w3 w4",
+        batch_size=8,
+        gen_len=6,
+        top_k=None,
+        ent_coef=0.3,
+        reward_fn="count:w1",
+    )
+    policy = TransformerWithValueHead(load_model(str(nano_dir)))
+    randomise_weights(policy.value_head, 3)
+    shared = NaivePolicy(policy.base_model)
+    shared.value_head = policy.value_head
+    naive_args = NaiveArgs(prefix=args.prefix, batch_size=8, gen_len=6, top_k=None, ent_coef=0.3)
+    trainer = RLHFTrainer(args, policy=policy)
+    return trainer, NaiveTrainer(naive_args, shared, load_reward(args))
+
+
+def move(policy, seed):
+    """A policy that has left both the reference and the policy that sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+
+
+def test_objective_and_its_gradient_are_those_of_the_package(both):
+    trainer, naive = both
+    move(trainer.policy, 1)
+    rollout = trainer.rollout_phase()
+    memory = naive.remember(rollout.samples.tokens, rollout.texts)
+    torch.testing.assert_close(memory.advantages, rollout.advantages, atol=1e-4, rtol=0)
+    torch.testing.assert_close(memory.logprobs, rollout.samples.logprobs, atol=1e-4, rtol=0)
+
+    move(trainer.policy, 2)
+    rows = torch.tensor([5, 0, 3])
+    minibatch = ReplayMemory(rollout, 1, 1)._take(rows)
+    returns = rollout.returns[rows]
+    same = ReplayMinibatch(
+        minibatch.tokens,
+        minibatch.logprobs,
+        minibatch.advantages,
+        returns,
+        memory.ref_logits[rows],
+    )
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.args, Functions())
+    objective = naive.objective(same)
+    assert terms.kl_penalty.item() > 0.01
+    assert abs(terms.clipped_surrogate.item()) > 1e-4
+    assert objective.item() == pytest.approx(terms.objective.item(), abs=1e-5)
+    parameters = list(trainer.policy.parameters())
+    ours = torch.autograd.grad(terms.objective, parameters, allow_unused=True)
+    theirs = torch.autograd.grad(objective, parameters, allow_unused=True)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
+
+
+def test_minibatches_hold_each_row_once_per_pass_with_its_own_figures(both):
+    trainer, naive = both
+    rollout = trainer.rollout_phase()
+    memory = naive.remember(rollout.samples.tokens, rollout.texts)
+    minibatches = list(memory.get_minibatches())
+    assert len(minibatches) == 8
+    for chosen in (minibatches[:4], minibatches[4:]):
+        rows = torch.cat([m.tokens for m in chosen])
+        assert sorted(rows.tolist()) == sorted(memory.tokens.tolist())
+    for minibatch in minibatches:
+        for i, tokens in enumerate(minibatch.tokens):
+            row = (memory.tokens == tokens).all(1).nonzero()[0, 0]
+            torch.testing.assert_close(minibatch.returns[i], rollout.returns[row])
+            assert torch.equal(minibatch.ref_logits[i], memory.ref_logits[row])
+
+
+def test_it_learns_to_write_the_rewarded_word(tmp_path):
+    torch.manual_seed(0)
+    write_model(SHAPES["tiny"], tmp_path)
+    args = NaiveArgs(
+        prefix="w2 w3 w4",
+        gen_len=8,
+        base_lr=3e-3,
+        warmup_steps=0,
+        kl_coef=0.0,
+    )
+    policy = NaivePolicy(load_model(str(tmp_path)))
+    rewards = []
+
+    def count(texts):
+        rewards.append(torch.tensor([float(text.count("w1")) for text in texts]))
+        return rewards[-1]
+
+    trainer = NaiveTrainer(args, policy, count)
+    for _ in range(10):
+        trainer.learning_phase(trainer.rollout_phase())
+    assert rewards[0].mean() < 5.5
+    assert torch.stack(rewards[-3:]).mean() > 6.5
+
+
+def test_the_learning_rate_never_falls_below_its_last_value(both):
+    naive = both[1]
+    assert naive.lr_scale(0) == pytest.approx(1 / 21)
+    assert naive.lr_scale(20) == 1.0
+    assert naive.lr_scale(110) == pytest.approx(0.55)
+    assert naive.lr_scale(500) == pytest.approx(0.1)
