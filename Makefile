@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+PEERS := .cache/peers
 
-.PHONY: train test test-browser lint course clean
+.PHONY: train test test-browser lint course bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -23,6 +24,18 @@ lint: $(INSTALLED)
 course: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab course build
 	$(BIN)/python -m rlhf_lab course check
+
+# One phase of the tiny shape; others with, for example, make bench BENCH="--shape small --probes".
+bench: $(INSTALLED)
+	$(BIN)/python -m rlhf_lab bench $(BENCH)
+
+bench-peers: $(PEERS)/trl-0.11.4/installed $(PEERS)/trl-1.12/installed
+
+$(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 # torch goes first and alone, so that a CPU build that is at hand is taken and nothing else decides its version.
 $(INSTALLED): requirements.txt pyproject.toml

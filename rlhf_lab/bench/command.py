@@ -1,5 +1,6 @@
 """What `python -m rlhf_lab bench` does; each function returns the exit status."""
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,13 +41,14 @@ def measure(options: Bench) -> int:
     console = Console()
     floor = measuring.floor(work)
     seconds = estimated_seconds(options, work, sum(floor["seconds"].values()))
+    warn_of_memory(options, work, console)
     console.print(
         f"{work.shape}: batch {work.batch_size}, {work.gen_len} new tokens, {work.device}, "
         f"{work.threads} threads; this will take about {spoken(seconds)}",
         highlight=False,
     )
     result = {"machine": machine.describe(torch.device(work.device)), "work": work.to_dict()}
-    result |= {"floor": floor, "repeats": options.repeats}
+    result |= {"command": command_line(options), "repeats": options.repeats, "floor": floor}
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory)
@@ -141,6 +144,37 @@ def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
     return seconds
 
 
+def warn_of_memory(options: Bench, work: Work, console: Console) -> None:
+    """Say so when the contestants together may need more memory than is free.
+
+    Each holds policy, reference, gradients and two moments, and a few tensors over the vocabulary;
+    one with a separate value model holds four more copies.
+    """
+    copies = sum(9 if name == "trl-1.12" else 5 for name in ("ours", *options.against))
+    logits = work.batch_size * work.gen_len * work.size.d_vocab
+    needed = 4 * (copies * work.size.n_parameters + 6 * logits * (1 + len(options.against)))
+    free = psutil.virtual_memory().available
+    if work.device == "cpu" and needed > free:
+        console.print(
+            f"the contestants may need {needed / 1e9:.0f} GB together and {free / 1e9:.0f} GB are "
+            "free; name fewer with --against.",
+            highlight=False,
+        )
+
+
+def command_line(options: Bench) -> str:
+    """The command that asks for these options, without its places on this disk."""
+    words = ["python -m rlhf_lab bench"]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value == field.default or field.name in ("out", "peers", "write_docs", "docs"):
+            continue
+        words.append(f"--{field.name.replace('_', '-')}")
+        if not isinstance(value, bool):
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    return " ".join(words)
+
+
 def spoken(seconds: float) -> str:
     """A duration as one would say it."""
     return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
@@ -149,9 +183,17 @@ def spoken(seconds: float) -> str:
 def write_page(options: Bench) -> int:
     """Write the page of figures from stored results."""
     results = [_read(path) for path in options.write_docs]
-    _write(options.docs, page(results, [path.name for path in options.write_docs]))
+    _write(options.docs, page(results, [_beside(p, options.docs) for p in options.write_docs]))
     Console().print(f"written to {options.docs}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _beside(path: Path, docs: Path) -> str:
+    """A file's place as seen from the page, or its name when it is elsewhere."""
+    try:
+        return path.resolve().relative_to(docs.resolve().parent).as_posix()
+    except ValueError:
+        return path.name
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class Row:
 
     Args:
         seconds, rollout, learning: of a phase and its halves.
+        fastest, slowest: of all phases.
         ratio: its seconds over this package's; None without this package beside it.
         tokens_per_second: generated tokens over the seconds of the phase.
         over_model_bytes: peak memory less what the loaded models took.
@@ -24,6 +25,8 @@ class Row:
 
     name: str
     seconds: float
+    fastest: float
+    slowest: float
     rollout: float
     learning: float
     ratio: float | None
@@ -47,6 +50,8 @@ def _row(name: str, one: Stored, tokens: int, first: float | None) -> Row:
     return Row(
         name=name,
         seconds=seconds,
+        fastest=min(phase["seconds"] for phase in phases),
+        slowest=max(phase["seconds"] for phase in phases),
         rollout=_median(phases, "rollout"),
         learning=_median(phases, "learning"),
         ratio=None if first is None else seconds / first,
@@ -72,6 +77,13 @@ def growth_exponent(measured: Sequence[Stored], axis: str) -> float:
     return exponent(
         [m[axis] for m in measured], [_median(m["phases"], "seconds") for m in measured]
     )
+
+
+def size_exponent(results: Sequence[Stored]) -> float:
+    """The exponent of this package's seconds over a phase's operations, from model to model."""
+    flops = [sum(result["floor"]["flops"].values()) for result in results]
+    times = [_median(result["contestants"]["ours"]["phases"], "seconds") for result in results]
+    return exponent(flops, times)
 
 
 def floor_distance(result: Stored) -> float:

@@ -1,6 +1,6 @@
 """Results as tables for the terminal."""
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlhf_lab.bench.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
 from rlhf_lab.bench.work import Work
@@ -22,7 +22,8 @@ def tables(result: Stored) -> list[Table]:
 
 
 def _phases(found: list[Row], title: str = "One phase (medians)") -> Table:
-    table = Table("", "seconds", "ratio", "rollout", "learning", "tokens/s", title=title)
+    table = Table(Column("", no_wrap=True), "seconds", "ratio", "rollout", "learning", title=title)
+    table.add_column("tokens/s")
     table.add_column("peak memory over the models")
     for row in found:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"

@@ -13,6 +13,8 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.memory import ReplayMemory
 from rlhf_lab.training.objective import Functions, objective_terms
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def nano_dir(tmp_path_factory):

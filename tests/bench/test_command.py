@@ -1,0 +1,105 @@
+"""`python -m rlhf_lab bench` as a real process: what it prints, stores and refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import make_dataclass
+
+import pytest
+
+from rlhf_lab.__main__ import main
+from rlhf_lab.bench import ours
+from rlhf_lab.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The command on the smallest shape, and where it stored its results."""
+    place = tmp_path_factory.mktemp("bench")
+    size = ("--shape", "nano", "--batch-size", "8", "--gen-len", "6", "--repeats", "1")
+    options = (*size, "--threads", "1", "--device", "cpu", "--peers", str(place))
+    settings = {"HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf_lab", "bench", *options, "--out", str(place / "nano.json")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+        timeout=300,
+    )
+    return done, place
+
+
+def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
+    done, place = measured
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("nano: batch 8, 6 new tokens, cpu, 1 threads; this will take")
+    assert done.stdout.count("make bench-peers") == 2
+    for title in ("One phase (medians)", "Seconds of each stage", "The arithmetic alone"):
+        assert title in done.stdout
+    assert "Writing model shards" not in done.stderr
+
+
+def test_what_it_stores_adds_up(measured):
+    result = json.loads((measured[1] / "nano.json").read_text())
+    assert result["contestants"].keys() == {"ours", "naive"}
+    assert result["left_out"].keys() == {"trl-0.11.4", "trl-1.12"}
+    for contestant in result["contestants"].values():
+        (phase,) = contestant["phases"]
+        assert set(phase["stages"]) == {
+            "rollout/sampling",
+            "rollout/scoring",
+            "learning/minibatches",
+            "learning/forward",
+            "learning/backward",
+            "learning/optimizer",
+        }
+        assert phase["rollout"] + phase["learning"] == pytest.approx(phase["seconds"], rel=0.01)
+        assert sum(phase["stages"].values()) <= phase["seconds"] * 1.001
+        assert phase["peak_bytes"] > 0
+    assert str(measured[1]) not in json.dumps(result)
+
+
+def test_the_page_is_written_from_what_was_stored(measured):
+    stored, page = measured[1] / "nano.json", measured[1] / "performance.md"
+    assert main(["bench", "--write-docs", str(stored), "--docs", str(page)]) == 0
+    text = page.read_text()
+    assert "## nano, cpu, fp32" in text
+    assert "[nano.json](nano.json)" in text
+
+
+MISTAKES = {
+    "unknown_shape": (("--shape", "huge"), ("huge",)),
+    "unknown_contestant": (("--against", "trlx"), ("against='trlx'", "naive")),
+    "no_repeats": (("--repeats", "0"), ("repeats=0",)),
+    "odd_batch": (("--batch-size", "30"), ("batch_size=30", "multiple")),
+    "too_long": (("--gen-len", "400"), ("gen_len=400", "124")),
+    "unknown_device": (("--device", "abacus"), ("device='abacus'",)),
+    "no_such_result": (("--write-docs", "nowhere.json"), ("nowhere.json", "--out")),
+    "no_result": (("--write-docs", "pyproject.toml"), ("pyproject.toml", "--out")),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_answered_in_one_sentence(case, capsys):
+    arguments, words = MISTAKES[case]
+    assert main(["bench", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.strip().splitlines()
+    assert line.startswith("rlhf_lab: ")
+    assert all(word in line for word in words), line
+
+
+def test_half_precision_is_the_trainers_own_field(monkeypatch):
+    monkeypatch.setattr(ours, "RLHFArgs", make_dataclass("WithIt", ["precision"]))
+    assert ours.precision_field("bf16") == {"precision": "bf16"}
+    assert ours.precision_field("fp32") == {}
+
+
+def test_half_precision_is_refused_where_the_trainer_has_none(monkeypatch):
+    monkeypatch.setattr(ours, "RLHFArgs", make_dataclass("WithoutIt", ["seed"]))
+    with pytest.raises(ConfigError, match="precision='bf16' is not there.*choose fp32"):
+        ours.precision_field("bf16")
+    assert ours.precision_field("fp32") == {}
