@@ -83,6 +83,10 @@ class RLHFArgs:
     """Seeds the value head, the sampling noise and the order of the minibatches."""
     device: str = "auto"
     """Where to run: auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:0 or mps."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32."""
+    tune_cpu: bool = True
+    """Keep freed memory and take the faster exact matrix product of this CPU (see doctor)."""
 
     total_phases: int = 200
     """Phases in the run; one phase is one rollout phase and one learning phase."""

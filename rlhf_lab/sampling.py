@@ -288,7 +288,7 @@ def sample(
         prompts: token ids (see `tokenize_prompts`), of any lengths.
         generator: the source of all randomness, on the policy's device; torch's global one when
             None.
-        dtype: of the matrix products, where no hook is attached; the policy's own when None.
+        dtype: of the matrix products; the policy's own when None.
 
     Raises:
         ConfigError: an empty prompt, or prompt and response together longer than the model's

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.critic import init_cache
+from rlhf_lab.models.device import autocast
 from rlhf_lab.models.packed import (
     Attend,
     Qkv,
@@ -58,7 +59,7 @@ def start_decoding(
     kind."""
     if is_plain(policy) and runs_packed(policy.base_model):
         return PackedDecoder(policy, prompts, prompt_mask, gen_len, dtype)
-    return HookedDecoder(policy, prompts, prompt_mask)
+    return HookedDecoder(policy, prompts, prompt_mask, dtype)
 
 
 class HookedDecoder:
@@ -72,8 +73,9 @@ class HookedDecoder:
         policy: TransformerWithValueHead,
         prompts: Int[Tensor, "batch prefix"],
         prompt_mask: Bool[Tensor, "batch prefix"],
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.policy = policy
+        self.policy, self.dtype = policy, dtype
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self._run(tokens, mask)
@@ -90,6 +92,12 @@ class HookedDecoder:
         return self.state
 
     def _run(self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> State:
+        with autocast(self.policy.device, self.dtype):
+            return self._run_modules(tokens, mask)
+
+    def _run_modules(
+        self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]
+    ) -> State:
         if not is_plain(self.policy):
             logits, values = self.policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
             return State(logits[:, -1], values[:, -1], None)

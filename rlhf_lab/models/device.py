@@ -26,3 +26,13 @@ def pick_device(name: str = "auto") -> torch.device:
             f"device={name!r} is not there: this machine has {torch.cuda.device_count()} of them."
         )
     return device
+
+
+def product_dtype(precision: str) -> torch.dtype | None:
+    """What matrix products are done in: bfloat16 for "bf16", the model's own dtype (None) else."""
+    return torch.bfloat16 if precision == "bf16" else None
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Let the hooked modules do their matrix products in this dtype; nothing changes for None."""
+    return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)

@@ -1,11 +1,13 @@
 """From the last residual to logits and values: through the modules where somebody listens."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens import HookedTransformer
 
 from rlhf_lab.functional import Readout, TokenStats, token_stats_chunked
+from rlhf_lab.models.device import autocast
 from rlhf_lab.models.packed import has_hooks, runs_packed
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead
@@ -78,13 +80,19 @@ def policy_outputs(
     policy: TransformerWithValueHead,
     tokens: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-    """What calling the policy gives, in packed form where nobody listens."""
+    """What calling the policy gives, in packed form where nobody listens.
+
+    Args:
+        dtype: of the matrix products; the policy's own when None.
+    """
     if not (is_plain(policy) and runs_packed(policy.base_model)):
-        return policy(tokens, attention_mask)
-    return read_state(
-        policy, final_residuals(policy.base_model, tokens, attention_mask, packed=True)
-    )
+        with autocast(policy.device, dtype):
+            return policy(tokens, attention_mask)
+    model = policy.base_model
+    residuals = final_residuals(model, tokens, attention_mask, packed=True, dtype=dtype)
+    return read_state(policy, residuals, model.W_U.to(dtype or model.W_U.dtype))
 
 
 def read_token_stats(
@@ -95,6 +103,7 @@ def read_token_stats(
     tokens: Int[Tensor, "batch gen"],
     temperature: float,
     support: tuple[Int[Tensor, "batch gen width"], Bool[Tensor, "batch gen width"]] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> TokenStats:
     """Log-probability, entropy and exact KL of each generated token, in chunks of rows.
 
@@ -102,12 +111,18 @@ def read_token_stats(
         hidden: of the policy, after the final norm, at the states before the tokens.
         ref_residuals: of the reference, before it.
         support: token ids and which are kept, where sampling was truncated.
+        dtype: of the matrix products; the models' own when None.
     """
     _, ref_hidden = final_norm(reference, ref_residuals)
+
+    def readout(model: HookedTransformer, hidden: Float[Tensor, "batch gen d_model"]) -> Readout:
+        parts = (hidden.flatten(0, 1), model.W_U, model.b_U)
+        return Readout(*(part.to(dtype or model.W_U.dtype) for part in parts))
+
     stats = token_stats_chunked(
-        Readout(hidden.flatten(0, 1), model.W_U, model.b_U),
+        readout(model, hidden),
         tokens.flatten(),
-        Readout(ref_hidden.flatten(0, 1), reference.W_U, reference.b_U),
+        readout(reference, ref_hidden),
         temperature,
         None if support is None else tuple(x.flatten(0, 1) for x in support),
     )

@@ -23,6 +23,7 @@ from rlhf_lab.models import (
     read_token_stats,
     runs_packed,
 )
+from rlhf_lab.models.device import product_dtype
 from rlhf_lab.training.memory import ReplayMinibatch
 
 
@@ -127,6 +128,7 @@ def run_models(
     minibatch: ReplayMinibatch,
     temperature: float,
     logprobs: Callable[..., Tensor] = F.get_logprobs,
+    dtype: torch.dtype | None = None,
 ) -> ModelOutputs:
     """Run the policy once on a minibatch, with gradients.
 
@@ -135,7 +137,7 @@ def run_models(
     3. Score the sampled tokens with the same temperature and truncation that sampled them.
     """
     prefix_len = minibatch.prefix_len
-    logits, values = policy_outputs(policy, minibatch.tokens, minibatch.attention_mask)
+    logits, values = policy_outputs(policy, minibatch.tokens, minibatch.attention_mask, dtype)
     scored = logits
     if minibatch.support is not None:
         scored = minibatch.support.restrict(logits, prefix_len)
@@ -152,6 +154,7 @@ def run_models_in_chunks(
     reference: HookedTransformer,
     minibatch: ReplayMinibatch,
     temperature: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[F.TokenStats, Float[Tensor, "minibatch gen"]]:
     """What `run_models` leads to, without its logits: statistics of each token, and values.
 
@@ -159,7 +162,9 @@ def run_models_in_chunks(
     2. Read values, and, a chunk of rows at a time, log-probabilities, entropy and exact KL.
     """
     model = policy.base_model
-    residual = final_residuals(model, minibatch.tokens, minibatch.attention_mask, packed=True)
+    residual = final_residuals(
+        model, minibatch.tokens, minibatch.attention_mask, packed=True, dtype=dtype
+    )
     normalized, hidden = final_norm(model, residual[:, minibatch.prefix_len - 1 : -1])
     support = minibatch.support
     stats = read_token_stats(
@@ -170,6 +175,7 @@ def run_models_in_chunks(
         minibatch.tokens[:, minibatch.prefix_len :],
         temperature,
         None if support is None else (support.tokens, support.kept),
+        dtype,
     )
     return stats, policy.value_head(normalized)[..., 0]
 
@@ -193,16 +199,16 @@ def objective_terms(
     Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
     term of its own.
     """
-    mask = minibatch.mask
+    mask, dtype = minibatch.mask, product_dtype(args.precision)
     kl_coef = args.kl_coef if kl_coef is None else kl_coef
     unobserved = is_plain(policy) and runs_packed(policy.base_model, reference)
     if unobserved and not functions.read_logits:
-        stats, values = run_models_in_chunks(policy, reference, minibatch, args.temperature)
+        stats, values = run_models_in_chunks(policy, reference, minibatch, args.temperature, dtype)
         logprobs = stats.logprobs
         entropy_bonus = args.ent_coef * F.masked_mean(stats.entropy, mask)
         kl_penalty = kl_coef * F.masked_mean(stats.kl, mask)
     else:
-        out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs)
+        out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs, dtype)
         logprobs, values = out.logprobs, out.values
         entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
         kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)

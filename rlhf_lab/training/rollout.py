@@ -14,6 +14,7 @@ from rlhf_lab.models import (
     runs_packed,
     same_weights,
 )
+from rlhf_lab.models.device import autocast
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
@@ -26,6 +27,7 @@ def compare_with_reference(
     samples: Samples,
     temperature: float,
     chunk_size: int,
+    dtype: torch.dtype | None = None,
 ) -> tuple[
     Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Float[Tensor, "batch gen d_model"]
 ]:
@@ -37,6 +39,10 @@ def compare_with_reference(
        exactly 0.
     3. Keep the states before each generated token, and read out both logits.
     4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
+
+    Args:
+        chunk_size: sequences at a time.
+        dtype: of the matrix products; the models' own when None.
     """
     packed = runs_packed(model, reference)
     same = packed and same_weights(model, reference)
@@ -44,16 +50,20 @@ def compare_with_reference(
     states = slice(samples.prefix_len - 1, -1)
     for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
         tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
-        ref_residual = final_residuals(reference, tokens, attention_mask, packed)[:, states]
+        with autocast(tokens.device, None if packed else dtype):
+            ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)
+        ref_residual = ref_residual[:, states]
         if same:
             residual = ref_residual
         elif samples.residuals is not None:
             residual = samples.residuals[rows]
         else:
-            residual = final_residuals(model, tokens, attention_mask, packed)[:, states]
+            residual = final_residuals(model, tokens, attention_mask, packed, dtype)[:, states]
         if packed:
             hidden, written = final_norm(model, residual)[1], tokens[:, samples.prefix_len :]
-            stats = read_token_stats(model, reference, hidden, ref_residual, written, temperature)
+            stats = read_token_stats(
+                model, reference, hidden, ref_residual, written, temperature, dtype=dtype
+            )
             kl, entropy = stats.kl, stats.entropy
         else:
             logits = read_out(model, residual) / temperature

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +19,9 @@ from transformer_lens import HookedTransformer
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.machine import tune_cpu
 from rlhf_lab.models import TransformerWithValueHead, frozen_copy, load_model
-from rlhf_lab.models.device import pick_device
+from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
 from rlhf_lab.rewards import RewardFn, load_reward, score_texts
@@ -51,7 +53,7 @@ from rlhf_lab.training.wandb_sink import WandbSink
 Stream = Literal["sampling", "minibatches", "evaluation"]
 STREAMS = ("sampling", "minibatches", "evaluation")
 EVALUATION_BATCHES = 4
-RATIO_TOLERANCE = 1e-3
+RATIO_TOLERANCE = MappingProxyType({"fp32": 1e-3, "bf16": 0.25})
 
 
 def phase_generator(
@@ -108,6 +110,8 @@ class RLHFTrainer:
         self.args = args
         self.functions = Functions.choose(functions)
         self.device = pick_device(args.device)
+        if args.tune_cpu and self.device.type == "cpu":
+            tune_cpu()
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
         given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
@@ -204,11 +208,15 @@ class RLHFTrainer:
         """
         generator = phase_generator(self.args.seed, self.phase, "sampling", self.device)
         prompts = [self.prompt] * self.args.batch_size
-        samples = sample(self.policy, prompts, self.sampling_spec, generator)
+        samples = self._sample(prompts, generator)
         self._emit("after_rollout", samples=samples)
         rollout = self._score(samples)
         self._emit("after_score", samples=samples, rollout=rollout)
         return rollout
+
+    def _sample(self, prompts: list[list[int]], generator: torch.Generator) -> Samples:
+        dtype = product_dtype(self.args.precision)
+        return sample(self.policy, prompts, self.sampling_spec, generator, dtype)
 
     def _score(self, samples: Samples) -> Rollout:
         texts = samples.texts(self.tokenizer)
@@ -222,6 +230,7 @@ class RLHFTrainer:
             samples,
             self.args.temperature,
             self.args.minibatch_size,
+            product_dtype(self.args.precision),
         )
         advantages = self.functions.estimate_advantages(
             self.args, samples.values, rewards, samples.mask
@@ -304,7 +313,7 @@ class RLHFTrainer:
             )
 
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if abs(ratio - 1) <= RATIO_TOLERANCE:
+        if abs(ratio - 1) <= RATIO_TOLERANCE[self.args.precision]:
             return
         causes = [f"own part {part}" for part in self.own_parts if part in ("policy", "logprobs")]
         if next(self.policy.parameters()).dtype != torch.float32:
@@ -369,7 +378,7 @@ class RLHFTrainer:
         prompts = [self.prompt] * self.args.batch_size
         stats: list[RolloutStats] = []
         for _ in range(EVALUATION_BATCHES):
-            samples = sample(self.policy, prompts, self.sampling_spec, generator)
+            samples = self._sample(prompts, generator)
             stats.append(summarise(self._score(samples)))
         names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
         means = {

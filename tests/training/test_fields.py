@@ -21,6 +21,8 @@ BASE = {
     "preset": "reel",
     "seed": 1,
     "device": "cpu",
+    "precision": "fp32",
+    "tune_cpu": True,
     "total_phases": 3,
     "batch_size": 4,
     "num_minibatches": 2,
@@ -60,6 +62,7 @@ BASE = {
 
 CHANGED: dict[str, Any] = {
     "seed": 2,
+    "precision": "bf16",
     "total_phases": 4,
     "batch_size": 6,
     "num_minibatches": 4,
@@ -95,6 +98,7 @@ CHANGED: dict[str, Any] = {
 ELSEWHERE = {
     "preset",
     "device",
+    "tune_cpu",
     "base_model",
     "stop_at_eos",
     "kl_target",
@@ -191,6 +195,14 @@ def test_device_chooses_where_the_run_is(monkeypatch):
         RLHFTrainer(RLHFArgs(**(BASE | {"device": "cuda"})))
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"device": "cpu"})))
     assert trainer.device == trainer.policy.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 1), (False, 0)])
+def test_tune_cpu_decides_whether_the_process_is_tuned(monkeypatch, tune_cpu, calls):
+    tuned = []
+    monkeypatch.setattr("rlhf_lab.training.trainer.tune_cpu", lambda: tuned.append(1))
+    RLHFTrainer(RLHFArgs(**(BASE | {"tune_cpu": tune_cpu})))
+    assert len(tuned) == calls
 
 
 def test_base_model_is_the_model_that_is_trained(base_run, perturbed):

@@ -319,6 +319,23 @@ def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
         assert (gradient - by_logits[name]).abs().max() <= 1e-5 * largest, name
 
 
+@pytest.mark.parametrize("listens", [False, True], ids=["packed", "a hook listens"])
+def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
+    """8 bits of mantissa: log-probabilities and values move by a few hundredths, not more."""
+    trainer = make_trainer()
+    minibatch = prepare(trainer)
+    exact = terms_of(trainer, minibatch)
+    if listens:
+        trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: None)
+    args = dataclasses.replace(trainer.args, precision="bf16")
+    rough = objective_terms(trainer.policy, trainer.reference, minibatch, args, trainer.functions)
+    for name in ("logprobs", "values"):
+        gap = (getattr(rough, name) - getattr(exact, name))[minibatch.mask].abs().max().item()
+        assert 0 < gap < 0.05
+    assert rough.objective.dtype == torch.float32
+    assert rough.objective.item() == pytest.approx(exact.objective.item(), abs=0.02)
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5, "temperature": 1.3}], ids=["all", "top_k"])
 def test_the_same_seed_gives_the_same_samples_with_and_without_a_hook(make_trainer, settings):
     """And the same KL and entropy, which are read from what the sampler noted."""

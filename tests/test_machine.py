@@ -1,0 +1,71 @@
+"""Tests the CPU settings: the choice on each processor, its exactness, and that it is undone."""
+
+import pytest
+import torch
+
+from rlhf_lab import machine
+
+
+@pytest.fixture(autouse=True)
+def settings_are_put_back():
+    before = machine.current_route()
+    yield
+    machine.set_route(before)
+
+
+def test_the_route_that_is_chosen_here_is_exact():
+    tuning = machine.tune_cpu()
+    assert tuning.route == machine.current_route()
+    assert tuning.error <= 1e-6
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(257, 257, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    assert ((a @ b).double() - exact).norm() <= 1e-6 * exact.norm()
+
+
+def test_amd_processors_take_onednn(monkeypatch):
+    monkeypatch.setattr(machine, "processor_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(machine, "matmul_error", lambda: 4e-7)
+    assert machine.tune_cpu()[1:] == ("oneDNN", 4e-7)
+    assert machine.current_route() == "oneDNN"
+
+
+def test_a_route_that_is_not_exact_is_refused(monkeypatch):
+    """As on a processor with bfloat16 matrix units, whose products are off by 2^-8."""
+    error = {"oneDNN": 2e-3, "BLAS": 2e-7}
+    monkeypatch.setattr(machine, "processor_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(machine, "matmul_error", lambda: error[machine.current_route()])
+    assert machine.tune_cpu()[1:] == ("BLAS", 2e-7)
+    assert machine.current_route() == "BLAS"
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", ""])
+def test_other_processors_keep_the_default(monkeypatch, vendor):
+    monkeypatch.setattr(machine, "processor_vendor", lambda: vendor)
+    assert machine.tune_cpu().route == machine.current_route() == "BLAS"
+
+
+def test_the_error_is_that_of_the_product_in_use(monkeypatch):
+    """A matrix product that is off by one part in a thousand everywhere."""
+    exact = torch.Tensor.__matmul__
+    monkeypatch.setattr(
+        torch.Tensor,
+        "__matmul__",
+        lambda a, b: exact(a, b) * (1.001 if a.dtype == torch.float32 else 1.0),
+    )
+    assert machine.matmul_error(64) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_memory_is_left_alone_without_glibc(monkeypatch):
+    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
+    assert machine.keep_freed_memory() is False
+
+
+def test_comparing_the_routes_leaves_the_one_in_use(monkeypatch):
+    """Scripted times: BLAS 3 seconds, oneDNN 2, so oneDNN is 1.5 times as fast."""
+    seconds = {"BLAS": 3.0, "oneDNN": 2.0}
+    monkeypatch.setattr(machine, "_seconds", lambda run: seconds[machine.current_route()])
+    for route in machine.ROUTES:
+        machine.set_route(route)
+        assert machine.route_speedup(8, 3) == 1.5
+        assert machine.current_route() == route
