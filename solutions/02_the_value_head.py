@@ -382,7 +382,8 @@ heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
 #   "wasn't". "and" by itself says nothing about how good the movie was.
 # - Attention brings in the words before. After layer 0 the first adjective is understood, negation
 #   included.
-# - Of two clauses and three, layer 0 mostly gives half or less. To add clauses up takes layer 1.
+# - Of two clauses and three, layer 0 mostly gives about half or less. To add clauses up takes
+#   layer 1.
 #
 # And by columns: in the last layer nothing is as readable as the value at "i", an empty word. The
 # *next* word after it is the verb, and to choose between "liked" and "hated" the model needs just
@@ -443,7 +444,8 @@ show_table(["R2 at", *columns], rows, digits=2)
 # %% [markdown]
 # (The ceiling is for all reviews of the grammar; 172 reviews can come out a little above or below
 # it.) So an explained variance of 0.3 over all tokens is not a bad value head. Before the first
-# adjective the ceiling is 0, and over a whole review it is well below 1.
+# adjective the ceiling is 0, it gets to 1 only behind the verb, and over all tokens together it is
+# well below 1.
 #
 # ## Your value head against the reader
 #

@@ -182,8 +182,8 @@ Html("".join(lines))
 #
 # "RL changes only a small part of the parameters" was found for large models (Mukherjee et al. 2025):
 # most entries were *exactly* as before. That is a claim that you can check in one line. But in which
-# precision? Large models are trained and stored in bfloat16, which has three significant digits; Reel
-# is trained in float32. Write both.
+# precision? Large models are trained and stored in bfloat16, which has two to three significant
+# digits; Reel is trained in float32. Write both.
 
 # %%
 from rlhf_lab.probes.weight_delta import unchanged_fraction  # exercise
@@ -315,10 +315,10 @@ bars(order, {"shift": [parts[name] for name in order]}, f"shift of logit({words[
 # %% [markdown]
 # Not the last layer: the MLP of block 0 makes most of the shift, then two heads of block 1, then its
 # MLP. Look at the last two columns. The MLP of block 0 pushes towards "loved" after every review, and
-# harder after negative ones, where more is to be won. L1H0 changed after negative reviews only: it was
-# one of the parts that said "hated" there, and it does so less. L1H3, which already spoke for "loved",
-# speaks up mostly after positive reviews. (With other seeds, the order of the two heads changes; the
-# MLP of block 0 stays first.)
+# harder after negative ones, where more is to be won. L1H0 changed after negative reviews, and
+# hardly after others: it was one of the parts that said "hated" there, and it does so less. L1H3,
+# which already spoke for "loved", speaks up most after positive reviews. (With other seeds, the order
+# of the two heads changes; the MLP of block 0 stays first.)
 #
 # What would a tool have said that takes gain and bias as folded away? Leave them out, and see how far
 # the rows are from the truth.

@@ -237,6 +237,11 @@ EXERCISES = (
                 {"(ridge * variance)": "(ridge * torch.ones_like(variance))"},
             ),
             Slip(
+                "the penalty lacks the variance of x: without it, ridge means something else at "
+                "every site",
+                {"(ridge * variance)": "(ridge * count[..., 0])"},
+            ),
+            Slip(
                 "the penalty lacks n, the number of rows that count",
                 {"/ x.shape[-1]\n": "/ x.shape[-1] / count[..., 0]\n"},
             ),
