@@ -137,7 +137,8 @@ trainer = RLHFTrainer(args, out=place / "quite", reward_fn=likes_quite)
 
 # %%
 first = trainer.rollout_phase()
-show_table(["reward", "text"], list(zip(first.raw_rewards[:4].tolist(), first.texts[:4])), digits=0)
+rows = zip(first.raw_rewards[:4].tolist(), first.texts[:4], strict=True)
+show_table(["reward", "text"], rows, digits=0)
 
 # %% [markdown]
 # While the policy learns to say "quite", does it stay as close to the language it came from? The KL
@@ -159,7 +160,8 @@ for report in trainer:
 
 # %%
 last = trainer.rollout_phase()
-show_table(["reward", "text"], list(zip(last.raw_rewards[:4].tolist(), last.texts[:4])), digits=0)
+rows = zip(last.raw_rewards[:4].tolist(), last.texts[:4], strict=True)
+show_table(["reward", "text"], rows, digits=0)
 
 kl_start = sequence_sum(first.kl, first.samples.mask).mean().item()
 kl_end = sequence_sum(last.kl, last.samples.mask).mean().item()

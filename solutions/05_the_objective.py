@@ -75,7 +75,8 @@ for _ in range(3):
     print(f"phase {report.phase}: reward {report.mean_reward:.3f}")
 
 rollout = trainer.rollout_phase()
-show_table(["reward", "text"], list(zip(rollout.raw_rewards[:4].tolist(), rollout.texts[:4])), 2)
+rows = zip(rollout.raw_rewards[:4].tolist(), rollout.texts[:4], strict=True)
+show_table(["reward", "text"], rows, digits=2)
 
 # %% [markdown]
 # That is a rollout: 128 reviews and their rewards. The learning phase deals it out in minibatches.
