@@ -82,8 +82,8 @@ from rlhf_lab.functional.registry import (
     call_by_name,
     estimate_advantages,
     estimate_kl,
+    estimator_needs,
     look_up,
-    needs,
 )
 from rlhf_lab.functional.rewards import (
     clip_rewards,
@@ -141,6 +141,7 @@ __all__ = [
     "entropy_per_token",
     "estimate_advantages",
     "estimate_kl",
+    "estimator_needs",
     "explained_variance",
     "finished_mask",
     "flawed_responses",
@@ -165,7 +166,6 @@ __all__ = [
     "masked_std",
     "masked_var",
     "mean_ratio",
-    "needs",
     "normalize_reward",
     "one_step_advantages",
     "opo_advantages",

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -85,7 +85,8 @@ def estimate_advantages(
     1. Look the estimator up, if it is a name.
     2. Call it with those of `values`, `rewards` (the sum over each sequence's real tokens),
        `token_rewards`, `mask`, `gamma`, `lam`, `group` and `greedy_rewards` that its parameters
-       name, in any order. `compute_gae` and `rloo_advantages` can be handed in as they are.
+       name, in any order; `compute_gae` and `rloo_advantages` can be handed in as they are. One
+       that takes `*args` gets values, rewards and mask.
     3. An estimator that gives one number per sequence gives it to each of its tokens.
     4. Put 0 where the mask is False.
 
@@ -103,7 +104,7 @@ def estimate_advantages(
         "group": group,
         "greedy_rewards": greedy_rewards,
     }
-    result = call_by_name(function, available, "advantages")
+    result = call_by_name(function, available, "advantages", ("values", "rewards", "mask"))
     if result.shape == mask.shape[:1]:
         result = result[:, None].expand(mask.shape)
     if result.shape != mask.shape:
@@ -134,7 +135,8 @@ def calc_policy_objective(
     2. If `normalize`, whiten the advantages over the real tokens (they must be all of them: the
        parts of a cut minibatch need advantages that were whitened together).
     3. Call it with those of `logprobs`, `old_logprobs`, `advantages`, `mask`, `clip_coef`,
-       `clip_coef_high` and `dual_clip` that its parameters name.
+       `clip_coef_high` and `dual_clip` that its parameters name (`*args`: the first five of them
+       in the order logprobs, old_logprobs, advantages, clip_coef, mask).
     4. Aggregate what it gives each token (see `aggregate`).
 
     Raises ValueError for an unknown name, for a parameter that nothing is given for, for a setting
@@ -150,7 +152,8 @@ def calc_policy_objective(
         "mask": mask,
         "clip_coef": clip_coef,
     }
-    result = call_by_name(function, available | settings, "policy_objective")
+    in_order = ("logprobs", "old_logprobs", "advantages", "clip_coef", "mask")
+    result = call_by_name(function, available | settings, "policy_objective", in_order)
     if result.shape != mask.shape:
         raise ValueError(
             f"policy_objective came back with shape {tuple(result.shape)} for a mask of shape "
@@ -180,7 +183,8 @@ def estimate_kl(
         "ref_logprobs": zero_masked(ref_logprobs, mask),
         "mask": mask,
     }
-    return zero_masked(call_by_name(function, available, "kl_estimator"), mask)
+    in_order = ("logprobs", "ref_logprobs")
+    return zero_masked(call_by_name(function, available, "kl_estimator", in_order), mask)
 
 
 def calc_sampled_kl_penalty(
@@ -206,7 +210,7 @@ def calc_sampled_kl_penalty(
     return kl_coef * aggregate(kl, mask, aggregation, denominator)
 
 
-def needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
+def estimator_needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
     """Say whether an advantage estimator cannot be called without a parameter such as `group`.
 
     1. Look the estimator up, if it is a name.
@@ -238,29 +242,37 @@ def look_up(
     return table[choice]
 
 
-def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], field: str) -> Any:
+def call_by_name(
+    function: Callable[..., Any],
+    available: Mapping[str, Any],
+    field: str,
+    in_order: Sequence[str] = (),
+) -> Any:
     """Call a function with those of the available values that its parameters name.
 
-    1. Leave out what is None (it was not given, and the function's own default counts), and what a
-       `functools.partial` has already bound.
-    2. Keep what the function has a parameter for (everything, if it takes `**kwargs`).
+    1. A function that takes `*args`, and needs nothing else, gets the values that `in_order` names.
+    2. Otherwise leave out what is None (it was not given, and the function's own default counts),
+       and what a `functools.partial` has already bound.
     3. Refuse if a parameter without a default is left without a value.
-    4. Call it.
+    4. Call the function with what it has a parameter for (everything, if it takes `**kwargs`).
 
     Raises ValueError naming `field`, the function, and the parameter.
     """
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {p.kind for p in parameters}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in named if p.default is p.empty]
+    if inspect.Parameter.VAR_POSITIONAL in kinds and not needed:
+        return function(*(available[name] for name in in_order))
     bound = getattr(function, "keywords", {})
     given = {name: x for name, x in available.items() if x is not None and name not in bound}
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for parameter in named:
-        if parameter.default is parameter.empty and parameter.name not in given:
-            names = ", ".join(given)
-            raise ValueError(
-                f"{field}: {getattr(function, '__name__', function)} has a parameter "
-                f"{parameter.name!r} that nothing was given for; what there is is {names}."
-            )
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise ValueError(
+            f"{field}: {getattr(function, '__name__', function)} has a parameter {missing[0]!r} "
+            f"that nothing was given for; what there is is {', '.join(given)}."
+        )
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     wanted = given if takes_all else {p.name for p in named}
     return function(**{name: x for name, x in given.items() if name in wanted})
 
@@ -268,10 +280,9 @@ def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], fie
 def _refuse_unused(function: Callable[..., Any], settings: Mapping[str, Any], field: str) -> None:
     """Refuse a setting that is given to a function which has no parameter for it."""
     parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, value in settings.items():
-        if value is not None and name not in parameters:
+        if value is not None and name not in parameters and not takes_all:
             raise ValueError(
                 f"{name} is {value}, but {field} {getattr(function, '__name__', function)} has no "
                 f"such setting; leave {name} out, or choose another {field}."

@@ -141,6 +141,8 @@ def test_a_penalty_by_hand_in_each_aggregation():
 def test_an_estimator_of_ones_own_stands_where_a_name_does():
     cube = lambda logprobs, ref_logprobs: (logprobs - ref_logprobs) ** 3
     assert estimate_kl(cube, tensor([[2.0]]), tensor([[0.0]])).item() == 8.0
+    in_order = lambda *both: both[0] - 2 * both[1]
+    assert estimate_kl(in_order, tensor([[2.0]]), tensor([[0.5]])).item() == 1.0
     with pytest.raises(ValueError, match="kl_estimator is 'k4'; give one of 'k1', 'k2', 'k3'"):
         estimate_kl("k4", tensor([[2.0]]), tensor([[0.0]]))
 

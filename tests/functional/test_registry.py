@@ -13,8 +13,8 @@ from rlhf_lab.functional import (
     compute_advantages,
     compute_gae,
     estimate_advantages,
+    estimator_needs,
     look_up,
-    needs,
     rloo_advantages,
     token_rewards,
 )
@@ -81,6 +81,18 @@ def test_a_function_of_ones_own_stands_where_a_name_does():
     assert torch.equal(one_step, compute_advantages(VALUES, REWARDS, MASK))
 
 
+def test_a_function_that_takes_anything_is_given_values_rewards_and_mask():
+    given = []
+
+    def noted(*arguments, settings=None):
+        given.extend(arguments)
+        return compute_advantages(*arguments)
+
+    got = estimate_advantages(noted, VALUES, PAID, MASK)
+    assert torch.equal(got, compute_advantages(VALUES, REWARDS, MASK))
+    assert given[0] is VALUES and torch.equal(given[1], REWARDS) and given[2] is MASK
+
+
 def test_a_function_of_ones_own_is_told_what_it_can_ask_for():
     with pytest.raises(ValueError, match="parameter 'v' that nothing was given for.*token_rewards"):
         estimate_advantages(lambda v, mask: v, VALUES, PAID, MASK)
@@ -103,12 +115,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 
 
 def test_what_an_estimator_needs_is_known_before_it_runs():
-    with_group = {name for name in ADVANTAGES if needs(name, "group")}
+    with_group = {name for name in ADVANTAGES if estimator_needs(name, "group")}
     assert with_group == {"rloo", "grpo", "dr_grpo", "opo", "reinforce++_baseline"}
-    with_values = {name for name in ADVANTAGES if needs(name, "values")}
+    with_values = {name for name in ADVANTAGES if estimator_needs(name, "values")}
     assert with_values == {"one_step", "gae"}
-    assert {name for name in ADVANTAGES if needs(name, "greedy_rewards")} == {"remax"}
-    assert needs(lambda group: group, "group") and not needs(lambda group=None: group, "group")
+    assert {name for name in ADVANTAGES if estimator_needs(name, "greedy_rewards")} == {"remax"}
+    assert estimator_needs(lambda group: group, "group")
+    assert not estimator_needs(lambda group=None: group, "group")
 
 
 def test_calls_by_name_leave_out_what_is_none_and_what_is_not_asked_for():
@@ -118,6 +131,8 @@ def test_calls_by_name_leave_out_what_is_none_and_what_is_not_asked_for():
     assert call_by_name(asks, {"a": 1, "b": None, "c": 3}, "field") == (1, 2)
     assert call_by_name(lambda **all: all, {"a": 1, "b": None}, "field") == {"a": 1}
     assert call_by_name(lambda a, *rest: rest, {"a": 1}, "field") == ()
+    in_order = call_by_name(lambda *all: all, {"a": 1, "b": None, "c": 3}, "field", ("c", "b"))
+    assert in_order == (3, None)
     with pytest.raises(ValueError, match="field: asks has a parameter 'a'"):
         call_by_name(asks, {"a": None, "b": 1}, "field")
 

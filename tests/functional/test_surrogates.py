@@ -209,6 +209,9 @@ def test_an_objective_of_ones_own_stands_where_a_name_does():
     logprobs, old, advantages, mask = rollouts(3)
     own = calc_policy_objective(lambda logprobs, mask: logprobs * 0 + 2, logprobs, old, old, mask)
     assert own.item() == pytest.approx(2.0)
+    anything = lambda *all: clipped_surrogate(*all[:3], all[3], mask=all[4])
+    by_order = calc_policy_objective(anything, logprobs, old, advantages, mask)
+    assert by_order == calc_policy_objective("ppo", logprobs, old, advantages, mask)
     with pytest.raises(ValueError, match=r"shape \(\) for a mask of shape \(3, 4\)"):
         calc_policy_objective(lambda logprobs: logprobs.sum(), logprobs, old, old, mask)
     with pytest.raises(ValueError, match="policy_objective is 'trpo'; give one of 'ppo'"):
