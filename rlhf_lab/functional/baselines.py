@@ -29,14 +29,13 @@ def informative_groups(
     """Mark the sequences whose group has at least two different rewards.
 
     1. Compare each reward with those of its group.
-    2. Keep the sequences that differ from one of them, or whose group-mates do.
+    2. Keep the sequences that differ from one of them: all of a group, or none.
 
     In the other groups every advantage over the group is 0, and nothing is learned (dynamic
     sampling: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2).
     """
     same = group[:, None] == group[None, :]
-    differs = (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
-    return (same & differs[None, :]).any(dim=-1)
+    return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
 
 
 def rewards_to_go(
