@@ -14,6 +14,7 @@ from eindex import eindex
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import HookedTransformer
+from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.bench.worker import Clock, Setup, serve
 from rlhf_lab.models import load_model
@@ -58,7 +59,7 @@ class TransformerWithValueHead(nn.Module):
         """Logits and values at every position."""
         values = None
 
-        def calc_values(normalized, hook):
+        def calc_values(normalized: Float[Tensor, "batch seq d_model"], hook: HookPoint) -> None:
             nonlocal values
             values = self.value_head(normalized).squeeze(-1)
 

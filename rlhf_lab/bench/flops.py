@@ -58,12 +58,18 @@ def value_flops(shape: Shape) -> int:
 def floor_seconds(work: Work) -> dict[str, float]:
     """What the arithmetic alone takes here: each part's operations over the measured rate.
 
-    Sampling goes at the rate of products with `batch` rows, the rest at that of a minibatch's.
+    Sampling goes at the rate of products with `batch` rows, the rest at that of a minibatch's, all
+    with as many threads as a contestant has.
     """
     flops = phase_flops(work)
     seq = work.prefix_len + work.gen_len - 1
-    narrow = product_rate(work, work.batch_size)
-    wide = product_rate(work, work.minibatch_size * seq)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(work.threads)
+    try:
+        narrow = product_rate(work, work.batch_size)
+        wide = product_rate(work, work.minibatch_size * seq)
+    finally:
+        torch.set_num_threads(threads)
     rates = {"sampling": narrow, "reference": wide, "learning": wide}
     return {part: flops[part] / rates[part] for part in flops}
 

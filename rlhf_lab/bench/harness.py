@@ -1,5 +1,6 @@
 """Contestants in turn, A B A B: whatever slows the machine down for a while slows all of them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from rlhf_lab.errors import RunError
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 10
 
 Answer = dict[str, Any]
 
@@ -67,30 +69,33 @@ class ContestantProcess:
         return self._ask({"do": "phase"})
 
     def _ask(self, question: dict[str, Any]) -> Answer:
-        try:
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps(question), file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            pass
         answer = self._process.stdout.readline()
         if not answer:
+            last_words = self._last_words()
             self.close()
-            raise RunError(f"the contestant {self.name} ended early: {self._last_words()}")
+            raise RunError(f"the contestant {self.name} ended early: {last_words}")
         return json.loads(answer)
 
     def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE_SECONDS)
         self._complaints.seek(0)
         lines = [line.strip() for line in self._complaints if line.strip()]
         return lines[-1] if lines else "it said nothing."
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.stdout.close()
         try:
-            self._process.wait(10)
+            self._process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._complaints.close()
 
 
 def interleave(

@@ -152,6 +152,16 @@ def test_a_peer_that_is_not_built_is_left_out_with_a_sentence(tmp_path):
     assert "make bench-peers" in left_out["trl-1.12"]
 
 
+def test_a_peer_that_is_broken_is_one_sentence(tmp_path):
+    python = tmp_path / "trl-1.12" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho no torch here >&2\n")
+    python.chmod(0o755)
+    with pytest.raises(RunError, match="trl-1.12 ended early: no torch here"):
+        with started(["trl-1.12"], Work(shape="nano"), tmp_path, peers=tmp_path):
+            pass
+
+
 def test_an_unknown_contestant_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'trlx' is unknown; choose of naive"):
         command_of("trlx", tmp_path)

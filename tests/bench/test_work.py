@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rlhf_lab.bench.flops import phase_flops, product_rate, trunk_flops
+from rlhf_lab.bench import flops
+from rlhf_lab.bench.flops import phase_flops, trunk_flops
 from rlhf_lab.bench.work import SHAPES, Shape, Work, random_model, word_tokenizer, write_model
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
@@ -73,8 +74,30 @@ def test_a_gpt2_small_phase_needs_about_three_teraflop():
     assert sum(phase_flops(Work(shape="small")).values()) == pytest.approx(3.4e12, rel=0.05)
 
 
-def test_the_product_rate_is_a_positive_number():
-    assert product_rate(Work(shape="nano"), 8) > 0
+def test_the_floor_is_each_parts_operations_over_its_own_rate(monkeypatch):
+    seen = []
+
+    def rate(work, rows):
+        seen.append((rows, torch.get_num_threads()))
+        return {8: 1e6, 2 * 9: 1e9}[rows]
+
+    monkeypatch.setattr(flops, "product_rate", rate)
+    work = Work(shape="nano", batch_size=8, gen_len=6, threads=2)
+    counted, seconds = phase_flops(work), flops.floor_seconds(work)
+    assert seconds["sampling"] == counted["sampling"] / 1e6
+    assert seconds["reference"] == counted["reference"] / 1e9
+    assert seconds["learning"] == counted["learning"] / 1e9
+    assert [threads for _, threads in seen] == [2, 2]
+    assert torch.get_num_threads() == 1
+
+
+def test_the_rate_is_the_operations_of_all_products_over_their_time(monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(flops, "perf_counter", lambda: float(next(ticks)))
+    shape = Shape(n_layers=2, d_model=2, n_heads=1, d_vocab=5, n_ctx=8)
+    monkeypatch.setattr(Work, "size", shape)
+    # Each measurement lasts one tick. Per row 2 blocks of 24 * 4 and 2 * 2 * 5 of the unembedding.
+    assert flops.product_rate(Work(shape="nano", gen_len=2), 3) == 3 * (2 * 96 + 20)
 
 
 @pytest.mark.parametrize(
