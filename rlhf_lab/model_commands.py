@@ -13,7 +13,13 @@ from rlhf_lab.training.restore import load_policy
 
 
 def train_reward(
-    pairs: str, out: Path, base_model: str, n_pairs: int, seed: int, device: str, **settings: float
+    pairs: str,
+    out: Path,
+    base_model: str,
+    n_pairs: int,
+    seed: int,
+    device: str,
+    **settings: int | float,
 ) -> int:
     """Train a reward model, and say how good it is on pairs that it has not seen."""
     disable_progress_bar()

@@ -66,6 +66,8 @@ def train_reward_model(
     _check(steps=steps, batch_size=batch_size)
     if not 0 < held_out < 1:
         raise ConfigError(f"held_out={held_out} is out of range; choose a share such as 0.2.")
+    if not 0 < learning_rate < float("inf"):
+        raise ConfigError(f"learning_rate={learning_rate} must be finite and greater than 0.")
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(pairs))
     n_held_out = min(max(1, round(held_out * len(pairs))), len(pairs) - 1)

@@ -170,7 +170,8 @@ def assert_one_sentence(done: Process, *words: str) -> None:
 def test_help_lists_every_command(cli):
     done = cli("--help")
     assert done.returncode == 0 and done.stderr == ""
-    for command in ("train", "resume", "sample", "score", "doctor", "organism"):
+    commands = "train resume sample score train-reward export doctor organism"
+    for command in commands.split():
         assert re.search(rf"• {command} ", done.stdout), command
 
 
@@ -182,6 +183,8 @@ def test_help_of_every_command_reads_well(all_at_once):
             "resume",
             "sample",
             "score",
+            "train-reward",
+            "export",
             "doctor",
             "organism",
             "organism train",

@@ -1,0 +1,151 @@
+"""The commands that make models, as real processes: train-reward, a run on it, export."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlhf_lab.__main__ import main
+from rlhf_lab.organism.bundled import weights_dir
+from rlhf_lab.rewards import LearnedReward
+from rlhf_lab.training.restore import load_policy
+
+FEW = ["--steps", "8", "--n-pairs", "60", "--batch-size", "16", "--device", "cpu"]
+
+
+def run(*arguments):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return subprocess.run(
+        [sys.executable, "-m", "rlhf_lab", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"},
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def reward(place):
+    """A reward model of few steps."""
+    out = place / "reward"
+    return run("train-reward", "--pairs", "reel", "--out", out, *FEW), out
+
+
+@pytest.fixture(scope="module")
+def trained(reward, place):
+    """A short run that the learned reward pays."""
+    out = place / "run"
+    settings = "--total-phases 1 --warmup-steps 0 --batch-size 8 --num-minibatches 2 --base-lr 1e-2"
+    learned = ["--reward-fn", "learned", "--reward-model", reward[1], "--device", "cpu"]
+    return run("train", *settings.split(), *learned, "--out", out), out
+
+
+@pytest.fixture(scope="module")
+def exported(trained, place):
+    out = place / "exported"
+    return run("export", trained[1], out), out
+
+
+def test_train_reward_says_how_good_it_is(reward):
+    done, out = reward
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((out / "reward_model.json").read_text())
+    assert f"accuracy {notes['accuracy']:.3f} on 12 held-out pairs" in done.stdout
+    assert f"the best possible judge: {notes['bayes_accuracy']:.3f}" in done.stdout
+    assert "8/8" in done.stdout and str(out) in done.stdout.replace("\n", "")
+    assert (notes["pairs"], notes["steps"], notes["train_pairs"]) == ("reel", 8, 48)
+
+
+def test_a_run_is_paid_by_the_learned_reward(trained, reward):
+    done, out = trained
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    rewards = LearnedReward(reward[1])([line["text"] for line in lines])
+    assert rewards.tolist() == pytest.approx([line["reward"] for line in lines], abs=1e-4)
+
+
+def test_export_writes_a_model_that_plain_transformers_reads(exported, trained):
+    done, out = exported
+    assert done.returncode == 0, done.stderr
+    assert "reloaded with transformers, its log-probs differ by at most" in done.stdout
+    policy, _ = load_policy(trained[1])
+    tokens = torch.randint(72, (4, 30), generator=torch.Generator().manual_seed(0))
+    hf_model = AutoModelForCausalLM.from_pretrained(str(out), local_files_only=True).eval()
+    with torch.no_grad():
+        expected = policy(tokens)[0].log_softmax(-1)
+        found = hf_model(tokens).logits.log_softmax(-1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    head = load_file(out / "value_head.safetensors")
+    assert torch.equal(head["2.weight"], policy.value_head[2].weight)
+
+
+def test_the_first_checkpoint_can_be_asked_for(trained, place):
+    """It is the bundled policy, bit for bit."""
+    assert main(["export", str(trained[1]), str(place / "first"), "--checkpoint", "0"]) == 0
+    shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
+    written = load_file(place / "first" / "model.safetensors")
+    assert all(torch.equal(written[name], tensor) for name, tensor in shipped.items())
+
+
+def test_an_exported_policy_can_be_sampled(exported, capsys):
+    assert main(["sample", str(exported[1]), "--prompt", "this movie", "-n", "2"]) == 0
+    assert capsys.readouterr().out.count("this movie") == 2
+
+
+@pytest.fixture(autouse=True)
+def warnings_as_they_were(monkeypatch):
+    """The command line shows warnings in its own way from then on."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture
+def refusal(capsys):
+    """The one sentence that a command answers with, in this process."""
+
+    def ask(*arguments):
+        assert main([str(argument) for argument in arguments]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("rlhf_lab: "), lines
+        return lines[0]
+
+    return ask
+
+
+def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
+    run_dir, never = trained[1], place / "never"
+    (place / "bad.jsonl").write_text('{"chosen": "this"}\n')
+    (place / "zebra.jsonl").write_text('{"chosen": "a zebra", "rejected": "this"}\n' * 4)
+    to_never = ["--out", never, "--device", "cpu"]
+    cases = [
+        (["train-reward", *to_never], "--pairs"),
+        (["train-reward", "--pairs", place / "none.jsonl", *to_never], "No such file"),
+        (["train-reward", "--pairs", place / "bad.jsonl", *to_never], "'rejected'"),
+        (["train-reward", "--pairs", place / "zebra.jsonl", *to_never], "zebra"),
+        (["train-reward", "--pairs", "reel", "--out", run_dir], "is there already"),
+        (["train-reward", "--pairs", "reel", "--steps", "0", *to_never], "steps=0"),
+        (["train-reward", "--pairs", "reel", "--held-out", "1", *to_never], "held_out=1.0"),
+        (["train-reward", "--pairs", "reel", "--n-pairs", "1", *to_never], "n_pairs=1"),
+        (["train-reward", "--pairs", "reel", "--learning-rate", "0", *to_never], "learning_rate=0"),
+        (["train-reward", "--pairs", "reel", "--base-model", "./none", *to_never], "./none"),
+        (["train", "--reward-fn", "learned", "--out", never], "no reward model"),
+        (["export", place / "none", never], "there is no directory"),
+        (["export", run_dir, never, "--checkpoint", "7"], "phase_000007"),
+        (["export", run_dir, run_dir], "is there already"),
+    ]
+    for arguments, word in cases:
+        assert word in refusal(*arguments), arguments
+    assert not never.exists()
+    assert not [path for path in place.iterdir() if path.name.endswith(".partial")]
