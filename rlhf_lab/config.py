@@ -129,6 +129,16 @@ class RLHFArgs:
 
     base_model: str = "gpt2-medium"
     """The policy before training: a bundled name (reel-nano), a local directory or a hub id."""
+    value_head: Literal["shared", "detached", "separate"] = "shared"
+    """Where the value loss reaches: the policy's transformer too, the value head alone, or a
+    critic, which is a second transformer that learns values only.
+    """
+    lora_rank: int = 0
+    """Train adapters of this rank while the transformer stays frozen; all its weights when 0."""
+    lora_alpha: float = 16.0
+    """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
+    lora_targets: str = "W_Q,W_V"
+    """What has adapters, with commas between: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
     prefix: str = "This is"
     """The prompt that every sequence starts with."""
     prepend_bos: bool = True
@@ -274,6 +284,8 @@ _RANGES = MappingProxyType(
         "kl_target": _POSITIVE,
         "kl_horizon": _AT_LEAST_1,
         "save_every": _AT_LEAST_1,
+        "lora_rank": _AT_LEAST_0,
+        "lora_alpha": _POSITIVE,
         "base_model": (bool, "a name, not empty"),
         "reward_fn": (bool, "a name, not empty"),
         "reward_model": (bool, "a name, not empty"),

@@ -1,5 +1,6 @@
 """Hooked models: the loader, the value head hung on a hook, the frozen reference, LoRA."""
 
+from rlhf_lab.models.build import build_policy, make_reference
 from rlhf_lab.models.critic import (
     DetachedValueHead,
     TransformerWithCritic,
@@ -44,6 +45,7 @@ __all__ = [
     "ValueHeadKind",
     "adapters_off",
     "add_lora",
+    "build_policy",
     "effective_weights",
     "export_policy",
     "final_norm",
@@ -56,6 +58,7 @@ __all__ = [
     "load_value_head",
     "lora_layers",
     "make_policy",
+    "make_reference",
     "make_value_head",
     "merge_lora",
     "merged_lora",

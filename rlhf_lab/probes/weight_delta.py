@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
+from rlhf_lab.models import effective_weights
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
@@ -143,7 +144,7 @@ class WeightDelta(Probe):
         before = dict(reference.named_parameters())
         rows = [
             describe_delta(name, before[name], after, directions)
-            for name, after in model.named_parameters()
+            for name, after in effective_weights(model).items()
         ]
         error = max(row.pop("energy_error") for row in rows)
         total = sum(row["norm"] ** 2 for row in rows) ** 0.5

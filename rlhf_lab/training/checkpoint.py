@@ -59,8 +59,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters by name."""
-    return dict(module.named_parameters())
+    """All parameters that can be trained, by name; a frozen one is where it was loaded from."""
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
 def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -4,7 +4,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 
 
 def get_optimizer(
@@ -24,6 +24,12 @@ def get_optimizer(
         {"params": list(policy.value_head.parameters()), "lr": head_lr},
     ]
     return AdamW(groups, maximize=True, weight_decay=weight_decay, fused=True)
+
+
+def add_critic(optimizer: AdamW, policy: TransformerWithValueHead) -> None:
+    """Let a separate critic, if the policy has one, learn at the transformer's rate, in place."""
+    if isinstance(policy, TransformerWithCritic):
+        optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
 
 
 def lr_scale(phase: int, warmup_steps: int, total_phases: int, final_scale: float) -> float:

@@ -6,7 +6,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models import TransformerWithValueHead, build_policy
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.run_dir import RunDir
 
@@ -34,6 +34,6 @@ def load_policy(
     name = f"phase_{which:06d}" if isinstance(which, int) else which
     file = run.checkpoints / f"{name}.safetensors"
     tensors, _ = load_checkpoint(file)
-    policy = TransformerWithValueHead(load_model(args.base_model, device=device))
+    policy = build_policy(args, device)
     load_weights(policy, tensors, file)
     return policy, args

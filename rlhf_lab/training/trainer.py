@@ -20,7 +20,12 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.machine import tune_cpu
-from rlhf_lab.models import TransformerWithValueHead, frozen_copy, load_model
+from rlhf_lab.models import (
+    TransformerWithValueHead,
+    build_policy,
+    make_reference,
+    merged_lora,
+)
 from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
@@ -38,7 +43,7 @@ from rlhf_lab.training.objective import (
     minibatch_stats,
     objective_terms,
 )
-from rlhf_lab.training.optim import get_optimizer_and_scheduler
+from rlhf_lab.training.optim import add_critic, get_optimizer_and_scheduler
 from rlhf_lab.training.report import (
     Cost,
     LearningStats,
@@ -116,10 +121,9 @@ class RLHFTrainer:
         given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         if policy is None:
-            base_model = load_model(args.base_model, device=self.device)
-            policy = TransformerWithValueHead(base_model, seed=args.seed)
+            policy = build_policy(args, self.device)
         self.policy = policy.to(self.device)
-        self.reference = reference or frozen_copy(self.policy.base_model)
+        self.reference = reference or make_reference(self.policy.base_model)
         self.reward_fn = reward_fn or load_reward(args, self.device)
         score_texts(self.reward_fn, [args.prefix, args.prefix])
         self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
@@ -127,6 +131,7 @@ class RLHFTrainer:
         self.sampling_spec = SamplingSpec.from_args(args)
         self.prompt = self._tokenize_prompt()
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+        add_critic(self.optimizer, self.policy)
         self.kl_controller = kl_controller or get_kl_controller(args)
         self.moments = Moments()
         if args.wandb_mode != "disabled":
@@ -216,7 +221,8 @@ class RLHFTrainer:
 
     def _sample(self, prompts: list[list[int]], generator: torch.Generator) -> Samples:
         dtype = product_dtype(self.args.precision)
-        return sample(self.policy, prompts, self.sampling_spec, generator, dtype)
+        with merged_lora(self.policy):
+            return sample(self.policy, prompts, self.sampling_spec, generator, dtype)
 
     def _score(self, samples: Samples) -> Rollout:
         texts = samples.texts(self.tokenizer)

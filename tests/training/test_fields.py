@@ -42,6 +42,10 @@ BASE = {
     "gae_lambda": 0.95,
     "normalize_advantages": True,
     "base_model": "reel-nano",
+    "value_head": "shared",
+    "lora_rank": 0,
+    "lora_alpha": 4.0,
+    "lora_targets": "W_Q,W_V",
     "prefix": "this movie",
     "prepend_bos": True,
     "gen_len": 6,
@@ -81,6 +85,7 @@ CHANGED: dict[str, Any] = {
     "gamma": 0.5,
     "gae_lambda": 0.2,
     "normalize_advantages": False,
+    "value_head": "detached",
     "prefix": "this film",
     "prepend_bos": False,
     "gen_len": 7,
@@ -101,6 +106,9 @@ ELSEWHERE = {
     "tune_cpu",
     "base_model",
     "stop_at_eos",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
     "kl_target",
     "kl_horizon",
     "reward_model",
@@ -219,6 +227,34 @@ def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
     rollout = trainer.rollout_phase()
     first = base_run.run.read("metrics.jsonl")[0]
     assert rollout.raw_rewards.mean().item() != pytest.approx(first["mean_reward"], abs=1e-4)
+
+
+def adapters(**overrides: Any) -> dict[str, torch.Tensor]:
+    """What was trained besides the value head, in a run with adapters of rank 2."""
+    trained = weights(phases_only(None, **({"lora_rank": 2} | overrides)))
+    return {name: weight for name, weight in trained.items() if name.endswith((".A", ".B"))}
+
+
+def test_lora_rank_is_the_rank_of_what_is_trained(base_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained, wider = adapters(), adapters(lora_rank=3)
+    assert {weight.shape[-1] for name, weight in trained.items() if name.endswith("A")} == {2}
+    assert {weight.shape[-1] for name, weight in wider.items() if name.endswith("A")} == {3}
+    assert any(weight.any() for name, weight in trained.items() if name.endswith("B"))
+    assert not any(".A" in name for name in weights(base_run))
+
+
+def test_lora_alpha_changes_what_is_learned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert differ(adapters(), adapters(lora_alpha=16.0))
+
+
+def test_lora_targets_are_what_has_adapters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = {name.split(".")[-3] for name in adapters(lora_targets="W_O, W_in")}
+    assert found == {"W_O", "W_in"}
+    with pytest.raises(ConfigError, match="lora_targets=.*'W_X'"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"lora_rank": 2, "lora_targets": "W_X"})))
 
 
 def test_stop_at_eos_masks_what_follows_the_first_stop():

@@ -1,0 +1,30 @@
+"""The policy and the reference that a run's arguments describe."""
+
+import torch
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.critic import make_policy
+from rlhf_lab.models.load import load_model
+from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
+from rlhf_lab.models.reference import frozen_copy
+from rlhf_lab.models.value_head import TransformerWithValueHead
+
+
+def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
+    """The policy before training: base model, adapters if asked for, value head.
+
+    Raises:
+        LoadError: the base model was not found.
+        ConfigError: adapters that do not fit it.
+    """
+    base_model = load_model(args.base_model, device=device)
+    if args.lora_rank:
+        targets = args.lora_targets.replace(",", " ").split()
+        add_lora(base_model, args.lora_rank, args.lora_alpha, targets, args.seed)
+    return make_policy(base_model, args.value_head, args.seed)
+
+
+def make_reference(model: HookedTransformer) -> HookedTransformer:
+    """What a policy's transformer is compared with: a frozen copy, or, below adapters, itself."""
+    return without_adapters(model) if lora_layers(model) else frozen_copy(model)
