@@ -200,8 +200,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise RunError(
-            f"{path} cannot be read as stored results ({error}); make them with --out."
+            f"{path} cannot be read as stored results ({reason}); make them with --out."
         ) from error
     if not isinstance(result, dict) or not {"machine", "work", "contestants"} <= result.keys():
         raise RunError(f"{path} holds no results of this command; make them with --out.")
