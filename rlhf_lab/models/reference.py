@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
+from rlhf_lab.models.lora import effective_weights
 from rlhf_lab.models.packed import packed_residuals
 from rlhf_lab.models.padding import run_left_padded
 
@@ -57,8 +58,8 @@ def final_residuals(
 
 
 def same_weights(model: HookedTransformer, reference: HookedTransformer) -> bool:
-    """Whether two models have the same parameters, bit for bit; small ones are compared first."""
-    own, other = dict(model.named_parameters()), dict(reference.named_parameters())
+    """Whether two models use the same weights, bit for bit, with what adapters add to them."""
+    own, other = effective_weights(model), effective_weights(reference)
     smallest_first = sorted(own, key=lambda name: own[name].numel())
     return own.keys() == other.keys() and all(
         torch.equal(own[name], other[name]) for name in smallest_first
