@@ -5,7 +5,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-import einops
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -155,11 +154,11 @@ def _pack_block(block: TransformerBlock, dtype: torch.dtype) -> PackedBlock:
     own = "_" if isinstance(attn, GroupedQueryAttention) else ""
     matrices = [attn.W_Q, getattr(attn, f"{own}W_K"), getattr(attn, f"{own}W_V")]
     biases = [attn.b_Q, getattr(attn, f"{own}b_K"), getattr(attn, f"{own}b_V")]
-    columns = "head d_model d_head -> d_model (head d_head)"
+    W_qkv = torch.cat([W.to(dtype).transpose(0, 1) for W in matrices], dim=1)
     rotary = attn.cfg.positional_embedding_type == "rotary"
     return PackedBlock(
         norm1=make_norm(block.ln1),
-        W_qkv=torch.cat([einops.rearrange(W.to(dtype), columns) for W in matrices], dim=1),
+        W_qkv=W_qkv.flatten(1),
         b_qkv=torch.cat([b.to(dtype).flatten() for b in biases]),
         attend=Attend(
             n_heads=len(matrices[0]),

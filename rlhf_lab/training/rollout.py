@@ -19,6 +19,8 @@ from rlhf_lab.sampling import Samples
 from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
 
+TOKENS_AT_ONCE = 8192
+
 
 @torch.no_grad()
 def compare_with_reference(
@@ -41,14 +43,16 @@ def compare_with_reference(
     4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
 
     Args:
-        chunk_size: sequences at a time.
+        chunk_size: sequences at a time; more, where little memory is needed for more.
         dtype: of the matrix products; the models' own when None.
     """
     packed = runs_packed(model, reference)
     same = packed and same_weights(model, reference)
     kls, entropies, residuals = [], [], []
     states = slice(samples.prefix_len - 1, -1)
-    for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
+    batch, seq = samples.tokens.shape
+    chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq) if packed else chunk_size
+    for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
         tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
         with autocast(tokens.device, None if packed else dtype):
             ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)
