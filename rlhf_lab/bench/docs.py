@@ -28,8 +28,10 @@ A ratio is a contestant's time over this package's: above 1, this package is fas
 CONTESTANTS = """\
 ## Who is compared, and where the work differs
 
-- **ours**: `RLHFTrainer.rollout_phase()` and `.learning_phase()`, with every hook of the policy
-  alive. Log-probabilities are of the truncated distribution that sampled.
+- **ours**: `RLHFTrainer.rollout_phase()` and `.learning_phase()`. Log-probabilities are of the
+  truncated distribution that sampled. No hook is attached, so the packed form runs.
+- **ours-hooked**: the same while a hook listens to the policy, in sampling and in every forward of
+  learning, so that the hooked modules run.
 - **naive** (`benchmarks/naive.py`): PPO on a HookedTransformer as a learner would finish the
   notebook: the same objective, with three forwards per rollout and the reference's logits kept over
   the whole vocabulary. A test holds its objective and gradients equal to ours.

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lab.bench.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.machine import tune_cpu
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
@@ -69,9 +70,15 @@ def precision_field(precision: str) -> dict[str, Any]:
     return {"precision": precision}
 
 
-def load_phase(setup: Setup) -> Callable[[Clock], None]:
-    """One rollout phase and one learning phase of a trainer, and nothing else."""
+def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]:
+    """One rollout phase and one learning phase of a trainer, and nothing else.
+
+    Args:
+        site: where a hook listens to every forward of the policy, if one does.
+    """
     trainer = RLHFTrainer(bench_args(setup))
+    if site is not None:
+        trainer.policy.base_model.add_hook(site, lambda activation, hook: None)
     clocks: list[Clock] = []
 
     def lap(stage: str) -> Callable[[Context], None]:
@@ -107,6 +114,8 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
 def load_sampling(setup: Setup) -> Callable[[Clock], None]:
     """The sampler alone."""
     args = bench_args(setup)
+    if setup["device"] == "cpu" and args.tune_cpu:
+        tune_cpu()
     policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
     prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
     generator = torch.Generator(setup["device"]).manual_seed(setup["seed"])
@@ -143,6 +152,7 @@ def load_hf_generate(setup: Setup) -> Callable[[Clock], None]:
 LOADERS: MappingProxyType[str, Callable[[Setup], Callable[[Clock], None]]] = MappingProxyType(
     {
         "ours": load_phase,
+        "ours-hooked": partial(load_phase, site="blocks.0.hook_resid_post"),
         "ours-sampling": load_sampling,
         "hf-generate": load_hf_generate,
         "ours-run": partial(load_run, False),
