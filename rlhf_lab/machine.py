@@ -19,6 +19,7 @@ from torch import Tensor
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 2**30
 LARGEST_ERROR = 1e-6
+WIDE = 512
 ROUTES = {"BLAS": "none", "oneDNN": "bf16"}
 """The setting of `torch.backends.mkldnn.matmul.fp32_precision` for each route. "bf16" permits
 oneDNN to use bfloat16 where the processor has matrix units for it; elsewhere it stays in fp32."""
@@ -39,18 +40,19 @@ class Tuning(NamedTuple):
     error: float
 
 
-def tune_cpu() -> Tuning:
-    """Set what pays on this processor, and check it.
+def tune_cpu(d_model: int) -> Tuning:
+    """Set what pays on this processor for a model of this width, and check it.
 
     1. Tell glibc to keep freed memory.
-    2. On AMD processors, where the default BLAS is slow, take oneDNN if it is exact: on processors
-       with bfloat16 matrix units it is not, and the default stays.
+    2. For wide models on AMD processors, where the default BLAS is slow, take oneDNN if it is
+       exact: on processors with bfloat16 matrix units it is not, and the default stays. For narrow
+       models it stays, too: oneDNN takes longer to begin than the product takes.
 
-    Which route is taken follows from the processor and the check alone, never from a timing, so
-    that the same seed gives the same run.
+    Which route is taken follows from processor, width and check alone, never from a timing, so that
+    the same seed gives the same run.
     """
     kept = keep_freed_memory()
-    if processor_vendor() == "AuthenticAMD":
+    if d_model >= WIDE and processor_vendor() == "AuthenticAMD":
         set_route("oneDNN")
         error = matmul_error()
         if error <= LARGEST_ERROR:

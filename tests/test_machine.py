@@ -14,7 +14,7 @@ def settings_are_put_back():
 
 
 def test_the_route_that_is_chosen_here_is_exact():
-    tuning = machine.tune_cpu()
+    tuning = machine.tune_cpu(768)
     assert tuning.route == machine.current_route()
     assert tuning.error <= 1e-6
     generator = torch.Generator().manual_seed(3)
@@ -26,7 +26,7 @@ def test_the_route_that_is_chosen_here_is_exact():
 def test_amd_processors_take_onednn(monkeypatch):
     monkeypatch.setattr(machine, "processor_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(machine, "matmul_error", lambda: 4e-7)
-    assert machine.tune_cpu()[1:] == ("oneDNN", 4e-7)
+    assert machine.tune_cpu(768)[1:] == ("oneDNN", 4e-7)
     assert machine.current_route() == "oneDNN"
 
 
@@ -35,14 +35,19 @@ def test_a_route_that_is_not_exact_is_refused(monkeypatch):
     error = {"oneDNN": 2e-3, "BLAS": 2e-7}
     monkeypatch.setattr(machine, "processor_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(machine, "matmul_error", lambda: error[machine.current_route()])
-    assert machine.tune_cpu()[1:] == ("BLAS", 2e-7)
+    assert machine.tune_cpu(768)[1:] == ("BLAS", 2e-7)
     assert machine.current_route() == "BLAS"
+
+
+def test_narrow_models_keep_the_default(monkeypatch):
+    monkeypatch.setattr(machine, "processor_vendor", lambda: "AuthenticAMD")
+    assert machine.tune_cpu(128).route == machine.current_route() == "BLAS"
 
 
 @pytest.mark.parametrize("vendor", ["GenuineIntel", ""])
 def test_other_processors_keep_the_default(monkeypatch, vendor):
     monkeypatch.setattr(machine, "processor_vendor", lambda: vendor)
-    assert machine.tune_cpu().route == machine.current_route() == "BLAS"
+    assert machine.tune_cpu(768).route == machine.current_route() == "BLAS"
 
 
 def test_the_error_is_that_of_the_product_in_use(monkeypatch):

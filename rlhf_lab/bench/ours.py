@@ -114,9 +114,9 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
 def load_sampling(setup: Setup) -> Callable[[Clock], None]:
     """The sampler alone."""
     args = bench_args(setup)
-    if setup["device"] == "cpu" and args.tune_cpu:
-        tune_cpu()
     policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
+    if setup["device"] == "cpu" and args.tune_cpu:
+        tune_cpu(policy.base_model.cfg.d_model)
     prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
     generator = torch.Generator(setup["device"]).manual_seed(setup["seed"])
     spec = SamplingSpec.from_args(args)

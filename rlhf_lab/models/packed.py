@@ -22,6 +22,8 @@ from transformer_lens.components import (
 from transformer_lens.components.mlps.gated_mlp import GatedMLP
 from transformer_lens.components.mlps.mlp import MLP
 
+from rlhf_lab.machine import current_route
+
 GELU_TANH = partial(F.gelu, approximate="tanh")
 ACTIVATIONS = MappingProxyType(
     {
@@ -32,6 +34,7 @@ ACTIVATIONS = MappingProxyType(
         "relu": F.relu,
     }
 )
+SHORT = 512
 KNOWN_PARTS = (
     TransformerBlock,
     Attention,
@@ -63,13 +66,15 @@ UNUSUAL = (
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything listens to this module or a part of it, forwards or backwards."""
-    return any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        for part in module.modules()
-    )
+    parts = [module]
+    while parts:
+        part = parts.pop()
+        if part._forward_hooks or part._backward_hooks:
+            return True
+        if part._forward_pre_hooks or part._backward_pre_hooks:
+            return True
+        parts.extend(child for child in part._modules.values() if child is not None)
+    return False
 
 
 def can_pack(model: HookedTransformer) -> bool:
@@ -244,9 +249,31 @@ def attend_causally(
         q, k = (rotate(attend.rotate, x, slice(0, x.shape[2])) for x in (q, k))
     if keep is not None:
         keep((k, v))
+    if current_route() == "oneDNN" and q.device.type == "cpu" and q.shape[2] <= SHORT:
+        return _attend_by_products(attend, q, k, v)
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=attend.scale, enable_gqa=attend.n_heads != attend.n_kv_heads
     )
+
+
+def _attend_by_products(
+    attend: Attend,
+    q: Float[Tensor, "batch head seq d_head"],
+    k: Float[Tensor, "batch kv_head seq d_head"],
+    v: Float[Tensor, "batch kv_head seq d_head"],
+) -> Float[Tensor, "batch head seq d_head"]:
+    """Causal attention as two batched products and a softmax.
+
+    Torch's fused kernel multiplies tiles that are too small for oneDNN: where oneDNN multiplies,
+    short sequences take it three to nine times as long as this, forward and backward.
+    """
+    batch, heads, seq, _ = q.shape
+    if attend.n_kv_heads != heads:
+        k, v = (x.repeat_interleave(heads // attend.n_kv_heads, dim=1) for x in (k, v))
+    q, k, v = (x.reshape(batch * heads, seq, -1) for x in (q, k, v))
+    later = q.new_full((seq, seq), -torch.inf).triu(1).expand(batch * heads, -1, -1)
+    scores = torch.baddbmm(later, q, k.mT, alpha=attend.scale)
+    return (scores.softmax(-1) @ v).view(batch, heads, seq, -1)
 
 
 def rotate(

@@ -12,6 +12,8 @@ from rlhf_lab.models.packed import has_hooks, runs_packed
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead
 
+LEAST_ROWS, LOGITS_AT_ONCE = 256, 2**22
+
 
 def final_norm(
     model: HookedTransformer, residual: Float[Tensor, "*batch d_model"]
@@ -125,5 +127,6 @@ def read_token_stats(
         readout(reference, ref_hidden),
         temperature,
         None if support is None else tuple(x.flatten(0, 1) for x in support),
+        max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
     )
     return TokenStats(*(x.view(tokens.shape) for x in stats))

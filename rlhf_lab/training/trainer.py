@@ -115,14 +115,14 @@ class RLHFTrainer:
         self.args = args
         self.functions = Functions.choose(functions)
         self.device = pick_device(args.device)
-        if args.tune_cpu and self.device.type == "cpu":
-            tune_cpu()
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
         given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         if policy is None:
             policy = build_policy(args, self.device)
         self.policy = policy.to(self.device)
+        if args.tune_cpu and self.device.type == "cpu":
+            tune_cpu(self.policy.base_model.cfg.d_model)
         self.reference = reference or make_reference(self.policy.base_model)
         self.reward_fn = reward_fn or load_reward(args, self.device)
         score_texts(self.reward_fn, [args.prefix, args.prefix])
@@ -304,7 +304,7 @@ class RLHFTrainer:
         terms.objective.backward()
         self._emit("after_backward", terms=terms, **there)
         grad_norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.parameters(), self.args.max_grad_norm
+            self.policy.parameters(), self.args.max_grad_norm, foreach=self.device.type != "mps"
         ).item()
         self._refuse_non_finite("gradient norm", grad_norm)
         self.optimizer.step()

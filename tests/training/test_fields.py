@@ -208,7 +208,7 @@ def test_device_chooses_where_the_run_is(monkeypatch):
 @pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 1), (False, 0)])
 def test_tune_cpu_decides_whether_the_process_is_tuned(monkeypatch, tune_cpu, calls):
     tuned = []
-    monkeypatch.setattr("rlhf_lab.training.trainer.tune_cpu", lambda: tuned.append(1))
+    monkeypatch.setattr("rlhf_lab.training.trainer.tune_cpu", lambda d_model: tuned.append(1))
     RLHFTrainer(RLHFArgs(**(BASE | {"tune_cpu": tune_cpu})))
     assert len(tuned) == calls
 
