@@ -1,5 +1,6 @@
 """The optimiser with two learning rates, and their schedule over the phases."""
 
+import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -60,3 +61,17 @@ def get_optimizer_and_scheduler(
         return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
 
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
+
+
+def clip_gradients(policy: TransformerWithValueHead, max_grad_norm: float) -> float:
+    """Scale all gradients down, in place, if their common norm exceeds a limit; return the norm.
+
+    1. Take the Euclidean norm over all parameters together.
+    2. If it is above the limit, or not finite, multiply every gradient by limit / norm; otherwise
+       leave them alone, which saves a pass over memory.
+    """
+    gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if not norm <= max_grad_norm:
+        torch.nn.utils.clip_grads_with_norm_(policy.parameters(), max_grad_norm, norm)
+    return norm.item()

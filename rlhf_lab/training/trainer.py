@@ -43,7 +43,7 @@ from rlhf_lab.training.objective import (
     minibatch_stats,
     objective_terms,
 )
-from rlhf_lab.training.optim import add_critic, get_optimizer_and_scheduler
+from rlhf_lab.training.optim import add_critic, clip_gradients, get_optimizer_and_scheduler
 from rlhf_lab.training.report import (
     Cost,
     LearningStats,
@@ -303,9 +303,7 @@ class RLHFTrainer:
         self.optimizer.zero_grad()
         terms.objective.backward()
         self._emit("after_backward", terms=terms, **there)
-        grad_norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.parameters(), self.args.max_grad_norm, foreach=self.device.type != "mps"
-        ).item()
+        grad_norm = clip_gradients(self.policy, self.args.max_grad_norm)
         self._refuse_non_finite("gradient norm", grad_norm)
         self.optimizer.step()
         self._emit("after_step", terms=terms, grad_norm=grad_norm, **there)
