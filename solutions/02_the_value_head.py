@@ -140,6 +140,12 @@ predictions.compare(
 print("and after the with block:", "as before" if after.equal(before) else "still changed")
 
 # %% [markdown]
+# Hook points cost time, even with nothing on them: they cut a forward pass into many small steps. So
+# when the trainer samples and learns, and nobody listens, it computes the same numbers in fewer and
+# larger steps that pass no hook point. Hang a hook on its policy, and it goes through the modules
+# again, in sampling and in learning, and your hook is called. A `forward` that you wrote yourself,
+# as you are about to, is always run as you wrote it.
+#
 # ## A value head
 #
 # The value head is a small network from `d_model` numbers to one. Hang it on

@@ -243,6 +243,11 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # how two runs of one seed can be equal to the last bit, even if one of them is stopped in between.
 # What a function takes, and what is in a `Rollout`, a cell with a question mark tells you:
 # `compare_with_reference?`.
+#
+# To compare them, only the reference has to read the reviews again. The sampler has noted the
+# policy's last residual before each token, and the logits can be read out of that a second time. And
+# as long as both have the same weights, the reference's residuals serve for both: before the first
+# step the KL is exactly 0, and not merely 0 up to rounding.
 
 # %%
 from rlhf_lab.course.phases import rollout_phase  # exercise
@@ -561,14 +566,14 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # How it could be seen:
 #
 # - **A** looks better than healthy: the reward is the highest of all. But its KL is exactly 0 in
-#   every phase, while the reward has nearly doubled. A policy that has changed its texts cannot be at no
+#   every phase, while the reward has about doubled. A policy that has changed its texts cannot be at no
 #   distance from where it started; what it is compared with has moved along. Numbers that are
 #   *exactly* something are worth a look. (With no leash to hold it back, no wonder it earns more.)
 # - **B** shows nothing broken, and does not learn. Ratio, KL, clipping, gradient norm: all as they
 #   should be. Explained variance is the clue, which stays at 0. With advantages of the wrong sign, or
 #   one token late, the value head does learn something (try it); here it cannot foresee anything:
 #   its targets have nothing to do with its states.
-# - **C** begins exactly like the healthy run. Then KL goes to the hundreds, and the KL penalty, a
+# - **C** begins like the healthy run. Then KL goes to the hundreds, and the KL penalty, a
 #   number that cannot be negative, is below 0. The reward rises at first all the same.
 #
 # ## What surprised you

@@ -194,6 +194,11 @@ found = "equal to the bit" if gap == 0 else "nearly equal" if gap < 1e-5 else "d
 predictions.compare("weights with and without probes", twin_weights, found)
 
 # %% [markdown]
+# (Probes and `capture` look through forward passes of their own, and leave nothing hanging on the
+# model. A hook that you leave there with `add_hook` is called in sampling and learning, too. While it
+# is there, the trainer runs the model module by module instead of in larger steps, and the weights
+# that come out are equal up to rounding, but not to the bit.)
+#
 # ## Value, layer by layer
 #
 # The value head listens to the last residual, behind the final norm. What would it say of an earlier
@@ -449,8 +454,8 @@ heatmap(
 
 # %% [markdown]
 # From top to bottom nearly nothing changes. The policy learned to *say* other things, not to *know*
-# other things. And the reading is late again: at `ADJ 3` and `STOP` the decoder stays seven points
-# below what Bayes' rule makes of the same tokens, and at "i" it has caught up.
+# other things. And the reading is late again: at `ADJ 3` and `STOP` the decoder stays some seven
+# points below what Bayes' rule makes of the same tokens, and at "i" it has caught up.
 #
 # ## Readable is not used
 #
@@ -561,8 +566,8 @@ curves(
 )
 
 # %% [markdown]
-# The heads of block 1, which read the clauses for the verdict, move more than those of block 0. Half of
-# the way or more lies behind them by phase 4.
+# The heads of block 1, which read the clauses for the verdict, move more than those of block 0. About
+# half of the way or more lies behind them by phase 4.
 #
 # Relative movement flatters small parts, though. L1H1 has moved by more than its own size, which is not
 # much; multiply the columns, and the largest movements are those of the two MLPs, with L1H0 and L1H3

@@ -140,10 +140,10 @@ else:
 bars(slots, series, "KL from the old model, nats per token")
 
 # %% [markdown]
-# The run spent twice the KL that its reward is worth. Adjectives and the verdict are where the best
-# policy spends, too. But it spends a little on the connectors, where this run spends next to nothing,
-# and *nothing* on the copula, where this run spends more than on the verdict. (The opening words, a
-# matter of style, were left alone, as they should be.)
+# The run spent about twice the KL that its reward is worth. Adjectives and the verdict are where the
+# best policy spends, too. But it spends a little on the connectors, where this run spends even less,
+# and *nothing* on the copula, where this run spends as much as on the verdict, or more. (The opening
+# words, a matter of style, were left alone, as they should be.)
 #
 # Here is what happened at the copula. The grammar says "wasn't" one time in five, and to say it costs
 # nothing, if the adjective is chosen to match. What did the checkpoints do, and what did it bring them?
@@ -248,10 +248,11 @@ kind = "attention" if ".attn." in top else "MLP" if ".mlp." in top else "embeddi
 predictions.compare("largest delta, relatively", largest_relative, kind)
 
 # %% [markdown]
-# A few directions, in every matrix: one to six by the stable rank, and with three to seventeen of them
-# 90 % of the energy is there. (The same work on large models reports deltas of nearly full rank. Rank
-# counts every direction however weak; the stable rank asks for strength. Say which one you mean.)
-# Attention has changed most for its size, by a tenth; embeddings and unembedding least.
+# A few directions, in every matrix: between one and about six by the stable rank, and with three to
+# about twenty of them 90 % of the energy is there. (The same work on large models reports deltas of
+# nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
+# which one you mean.)
+# Attention has changed most for its size, by about a tenth; embeddings and unembedding least.
 #
 # ## Which part changed its mind?
 #
@@ -316,7 +317,7 @@ bars(order, {"shift": [parts[name] for name in order]}, f"shift of logit({words[
 # Not the last layer: the MLP of block 0 makes most of the shift, then two heads of block 1, then its
 # MLP. Look at the last two columns. The MLP of block 0 pushes towards "loved" after every review, and
 # harder after negative ones, where more is to be won. L1H0 changed after negative reviews, and
-# hardly after others: it was one of the parts that said "hated" there, and it does so less. L1H3,
+# far less after others: it was one of the parts that said "hated" there, and it does so less. L1H3,
 # which already spoke for "loved", speaks up most after positive reviews. (With other seeds, the order
 # of the two heads changes; the MLP of block 0 stays first.)
 #
@@ -413,11 +414,11 @@ curves(
 )
 
 # %% [markdown]
-# Alpha = 1, which the claim is about, goes a tenth of the way. The vector is no noise: four times it
-# goes half the way at a KL of 0.76 and keeps the grammar, where a random vector of that length turns
-# the text into rubble. But more of it breaks the language, too, and the reward it still gets for that is
-# the classifier's opinion of rubble (look at the column "grammatical"). Nor can it be undone this way:
-# the new model less the vector is still the new model.
+# Alpha = 1, which the claim is about, goes about a tenth of the way. The vector is no noise: four times
+# it goes about half the way, at less KL than the new model has, and keeps the grammar, where a random
+# vector of that length turns the text into rubble. But more of it breaks the language, too, and the
+# reward it still gets for that is the classifier's opinion of rubble (look at the column
+# "grammatical"). Nor can it be undone this way: the new model less the vector is still the new model.
 #
 # So: it *has* a steering vector in it, and it is not one. What RLHF changed here depends on what was
 # said before (which adjective, after which copula, before which verdict), and one vector for all places
