@@ -107,7 +107,8 @@ def _sizes(results: Sequence[Stored]) -> list[str]:
 def _one(result: Stored, source: str) -> list[str]:
     work = Work(**result["work"])
     found = [f"## {label(result)}\n", _circumstances(result, source)]
-    found += [_phases(result["contestants"], work, "ours"), _stages(result, work), _floor(result)]
+    found += [_phases(result["contestants"], work, "ours"), _states(work)]
+    found += [_stages(result, work), _floor(result)]
     if "generation" in result:
         found += ["Sampling alone:\n", _phases(result["generation"], work, "ours-sampling")]
     if "growth" in result:
@@ -153,6 +154,17 @@ def _phases(figures: Stored, work: Work, base: str) -> str:
         for row in rows(figures, work.tokens, base)
     ]
     return _table(head, body)
+
+
+def _states(work: Work) -> str:
+    """How much of the peak memory nobody who trains all weights with Adam can do without."""
+    shape = work.size
+    trained = shape.n_parameters + shape.d_model * shape.d_vocab
+    return (
+        f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "
+        f"Adam's two moments of the {trained / 1e6:.1f} million weights of a HookedTransformer, "
+        "whose embedding and unembedding are two matrices (12 bytes each).\n"
+    )
 
 
 def _stages(result: Stored, work: Work) -> str:

@@ -6,6 +6,7 @@ import torch
 
 from rlhf_lab.bench.work import Shape, Work
 from rlhf_lab.bench.worker import synchronize
+from rlhf_lab.machine import current_route, set_route, tune_cpu
 
 MEASUREMENTS = 3
 
@@ -59,17 +60,20 @@ def floor_seconds(work: Work) -> dict[str, float]:
     """What the arithmetic alone takes here: each part's operations over the measured rate.
 
     Sampling goes at the rate of products with `batch` rows, the rest at that of a minibatch's, all
-    with as many threads as a contestant has.
+    with as many threads as a contestant has, and by the route that this package takes.
     """
     flops = phase_flops(work)
     seq = work.prefix_len + work.gen_len - 1
-    threads = torch.get_num_threads()
+    threads, route = torch.get_num_threads(), current_route()
     torch.set_num_threads(work.threads)
+    if work.device == "cpu":
+        tune_cpu(work.size.d_model)
     try:
         narrow = product_rate(work, work.batch_size)
         wide = product_rate(work, work.minibatch_size * seq)
     finally:
         torch.set_num_threads(threads)
+        set_route(route)
     rates = {"sampling": narrow, "reference": wide, "learning": wide}
     return {part: flops[part] / rates[part] for part in flops}
 
