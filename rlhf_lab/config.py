@@ -13,6 +13,20 @@ from beartype.door import is_bearable
 from rlhf_lab.errors import ConfigError
 
 Preset = Literal["reel", "smol", "gpt2-small", "gpt2-medium"]
+Advantages = Literal[
+    "one_step",
+    "gae",
+    "reinforce",
+    "reinforce++",
+    "reinforce++_baseline",
+    "remax",
+    "rloo",
+    "grpo",
+    "dr_grpo",
+    "opo",
+]
+NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")
+"""Estimators that compare the answers to one prompt with each other."""
 
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -118,10 +132,16 @@ class RLHFArgs:
     """Clip the value prediction to this distance from the rollout's value (PPO2); off when None."""
     ent_coef: float = 0.001
     """Weight of the entropy bonus in the objective."""
-    advantages: Literal["one_step", "gae"] = "one_step"
-    """Advantage estimator: one-step temporal difference, or generalised advantage estimation."""
+    advantages: Advantages = "one_step"
+    """Advantage estimator. With the value head: one_step, gae. Against the batch: reinforce,
+    reinforce++. Against the greedy answer: remax. Against the other answers to the prompt:
+    reinforce++_baseline, rloo, grpo, dr_grpo, opo. The last eight do without the value head, which
+    vf_coef=0 leaves alone.
+    """
+    samples_per_prompt: int = 1
+    """Answers that are sampled to each prompt and compared with each other; divides batch_size."""
     gamma: float = 1.0
-    """Discount per token, used by gae."""
+    """Discount per token, used by one_step, gae, reinforce and reinforce++."""
     gae_lambda: float = 0.95
     """Lambda of gae: 0 is the one-step estimate, 1 is the return minus the value."""
     normalize_advantages: bool = True
@@ -209,6 +229,7 @@ class RLHFArgs:
                 f"batch_size={self.batch_size} is not divisible by "
                 f"num_minibatches={self.num_minibatches}; choose a divisor."
             )
+        self._check_groups()
         if self.warmup_steps >= self.total_phases:
             raise ConfigError(
                 f"warmup_steps={self.warmup_steps} must be smaller than "
@@ -231,6 +252,23 @@ class RLHFArgs:
             )
         if self.reward_fn == "count:":
             raise ConfigError("reward_fn='count:' names no text; write for example count:great.")
+
+    def _check_groups(self) -> None:
+        if self.batch_size % self.samples_per_prompt:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by "
+                f"samples_per_prompt={self.samples_per_prompt}; choose a divisor."
+            )
+        if self.advantages in NEED_GROUPS and self.samples_per_prompt == 1:
+            raise ConfigError(
+                f"advantages={self.advantages!r} compares the answers to a prompt, but "
+                "samples_per_prompt=1; sample at least 2 per prompt, such as 8."
+            )
+        if self.advantages == "remax" and self.normalize_reward:
+            raise ConfigError(
+                "advantages='remax' compares with the greedy answer's reward, which "
+                "normalize_reward=True would leave on another scale; set normalize_reward=False."
+            )
 
     @property
     def minibatch_size(self) -> int:
@@ -274,6 +312,7 @@ _RANGES = MappingProxyType(
         "vf_coef": _AT_LEAST_0,
         "vf_clip": _POSITIVE,
         "ent_coef": _AT_LEAST_0,
+        "samples_per_prompt": _AT_LEAST_1,
         "gamma": _UNIT,
         "gae_lambda": _UNIT,
         "gen_len": _AT_LEAST_1,

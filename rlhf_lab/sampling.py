@@ -223,6 +223,11 @@ class Samples:
         """False on the left padding; what `TransformerWithValueHead.forward` takes."""
         return torch.cat([self.prompt_mask, torch.ones_like(self.mask)], dim=1)
 
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt, without padding."""
+        rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
+        return [ids[real].tolist() for ids, real in rows]
+
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Prompt and response as text, without special tokens or what follows a stop token."""
         real = torch.cat([self.prompt_mask, self.mask], dim=1)

@@ -39,7 +39,7 @@ FIELDS = [field.name for field in dataclasses.fields(RLHFArgs)]
 OPTIONAL = {"wandb_entity", "vf_clip", "top_k", "top_p"}
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
-    "top_k save_every"
+    "top_k save_every samples_per_prompt"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
@@ -66,6 +66,7 @@ OUT_OF_RANGE = [
     ("vf_clip", 0.0),
     ("vf_clip", -0.2),
     ("ent_coef", -0.001),
+    ("samples_per_prompt", 0),
     ("gamma", 1.01),
     ("gamma", -0.1),
     ("gae_lambda", 1.01),

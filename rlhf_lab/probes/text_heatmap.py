@@ -147,14 +147,14 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
     """The identities of what the trainer computed."""
     args, samples = seen.args, rollout.samples
     checks = []
-    if "advantages" not in seen.own_parts:
+    if "advantages" not in seen.own_parts and args.advantages in ("one_step", "gae"):
         is_gae = args.advantages == "gae"
         error = telescoping_error(
             rollout.advantages,
             samples.values,
             rollout.rewards,
             samples.mask,
-            args.gamma if is_gae else 1.0,
+            args.gamma,
             args.gae_lambda if is_gae else 0.0,
         )
         checks.append(Check.at_most("advantages telescope to r - V(s_0)", error, 1e-4))

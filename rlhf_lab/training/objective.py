@@ -1,12 +1,13 @@
 """The objective of one minibatch, put together from functions that the caller can replace."""
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
@@ -33,8 +34,9 @@ class Functions:
 
     Args:
         normalize_reward: `(rewards)`, used when `args.normalize_reward`.
-        advantages: `(values, rewards, mask)`; None takes the estimator that `args.advantages`
-            names.
+        advantages: any of `values`, `rewards`, `token_rewards`, `mask`, `gamma`, `lam`, `group` and
+            `greedy_rewards`, by the names of its parameters (`*args`: values, rewards, mask); None
+            takes the estimator that `args.advantages` names.
         logprobs: `(logits, tokens, prefix_len, temperature)`.
         clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`.
         value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
@@ -71,14 +73,60 @@ class Functions:
         values: Float[Tensor, "batch gen"],
         rewards: Float[Tensor, " batch"],
         mask: Bool[Tensor, "batch gen"],
+        token_rewards: Float[Tensor, "batch gen"] | None = None,
+        group: Int[Tensor, " batch"] | None = None,
+        greedy_rewards: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch gen"]:
-        """Advantages by the caller's estimator, or by the one that `args.advantages` names."""
-        if self.advantages is not None:
-            return self.advantages(values, rewards, mask)
-        if args.advantages == "one_step":
-            return F.compute_advantages(values, rewards, mask)
-        token_rewards = F.token_rewards(rewards, mask)
-        return F.compute_gae(values, token_rewards, args.gamma, args.gae_lambda, mask)
+        """Advantages by the caller's estimator, or by the one that `args.advantages` names.
+
+        Args:
+            token_rewards: of each token; the reward at the last real one and nothing elsewhere,
+                when None.
+            group: a number that the answers to one prompt share.
+            greedy_rewards: what the greedy answer to each row's prompt earns.
+        """
+        if token_rewards is None:
+            token_rewards = F.token_rewards(rewards, mask)
+        return F.estimate_advantages(
+            self._estimator(args),
+            values,
+            token_rewards,
+            mask,
+            gamma=args.gamma,
+            lam=args.gae_lambda,
+            group=group,
+            greedy_rewards=greedy_rewards,
+        )
+
+    def estimate_returns(
+        self,
+        args: RLHFArgs,
+        advantages: Float[Tensor, "batch gen"],
+        values: Float[Tensor, "batch gen"],
+        token_rewards: Float[Tensor, "batch gen"],
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, "batch gen"]:
+        """What the value head is trained towards.
+
+        Advantages plus values; where the estimator does without values, the rewards to go.
+        """
+        parameters = self._parameters(args)
+        any_order = inspect.Parameter.VAR_POSITIONAL in {p.kind for p in parameters.values()}
+        if "values" in parameters or any_order:
+            return F.compute_returns(advantages, values, mask)
+        return F.rewards_to_go(token_rewards, args.gamma, mask)
+
+    def compares_with_greedy(self, args: RLHFArgs) -> bool:
+        """Whether the estimator of the advantages wants the rewards of greedy answers."""
+        return "greedy_rewards" in self._parameters(args)
+
+    def _estimator(self, args: RLHFArgs) -> Callable[..., Tensor]:
+        """The caller's own estimator of advantages, or the one that `args` names."""
+        return F.look_up(self.advantages or args.advantages, F.ADVANTAGES, "advantages")
+
+    def _parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
+        """What the estimator of the advantages takes."""
+        return inspect.signature(self._estimator(args)).parameters
 
     @property
     def read_logits(self) -> bool:

@@ -1,5 +1,6 @@
 """The trainer: rollout phase, learning phase, and a moment after each thing that happens."""
 
+import dataclasses
 import math
 import platform
 import warnings
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
@@ -219,10 +220,15 @@ class RLHFTrainer:
         self._emit("after_score", samples=samples, rollout=rollout)
         return rollout
 
-    def _sample(self, prompts: list[list[int]], generator: torch.Generator) -> Samples:
+    def _sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+        spec: SamplingSpec | None = None,
+    ) -> Samples:
         dtype = product_dtype(self.args.precision)
         with merged_lora(self.policy):
-            return sample(self.policy, prompts, self.sampling_spec, generator, dtype)
+            return sample(self.policy, prompts, spec or self.sampling_spec, generator, dtype)
 
     def _score(self, samples: Samples) -> Rollout:
         texts = samples.texts(self.tokenizer)
@@ -238,9 +244,7 @@ class RLHFTrainer:
             self.args.minibatch_size,
             product_dtype(self.args.precision),
         )
-        advantages = self.functions.estimate_advantages(
-            self.args, samples.values, rewards, samples.mask
-        )
+        credit = self._assign_credit(samples, rewards)
         return Rollout(
             samples=samples,
             texts=texts,
@@ -251,9 +255,37 @@ class RLHFTrainer:
             kl=kl,
             entropy=entropy,
             ref_residuals=ref_residuals,
-            advantages=advantages,
-            returns=F.compute_returns(advantages, samples.values, samples.mask),
+            advantages=credit[0],
+            returns=credit[1],
         )
+
+    def _assign_credit(
+        self, samples: Samples, rewards: Float[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
+        """The advantages of a batch, and the returns that the value head is trained towards."""
+        args, functions, mask = self.args, self.functions, samples.mask
+        token_rewards = F.token_rewards(rewards, mask)
+        group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
+        advantages = functions.estimate_advantages(
+            args,
+            samples.values,
+            rewards,
+            mask,
+            token_rewards,
+            group,
+            self._greedy_rewards(samples) if functions.compares_with_greedy(args) else None,
+        )
+        returns = functions.estimate_returns(args, advantages, samples.values, token_rewards, mask)
+        return advantages, returns
+
+    def _greedy_rewards(self, samples: Samples) -> Float[Tensor, " batch"]:
+        """What the likeliest tokens, one after the other, earn on the prompt of each row."""
+        prompts = [tuple(prompt) for prompt in samples.prompts()]
+        distinct = list(dict.fromkeys(prompts))
+        spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
+        greedy = self._sample(distinct, torch.Generator(self.device), spec)
+        rewards = score_texts(self.reward_fn, greedy.texts(self.tokenizer)).to(self.device)
+        return rewards[[distinct.index(prompt) for prompt in prompts]]
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout.

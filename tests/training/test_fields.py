@@ -38,6 +38,7 @@ BASE = {
     "vf_clip": None,
     "ent_coef": 0.001,
     "advantages": "gae",
+    "samples_per_prompt": 1,
     "gamma": 1.0,
     "gae_lambda": 0.95,
     "normalize_advantages": True,
@@ -106,6 +107,7 @@ ELSEWHERE = {
     "tune_cpu",
     "base_model",
     "stop_at_eos",
+    "samples_per_prompt",
     "lora_rank",
     "lora_alpha",
     "lora_targets",
@@ -263,6 +265,17 @@ def test_stop_at_eos_masks_what_follows_the_first_stop():
     running = RLHFTrainer(RLHFArgs(**hot)).rollout_phase().samples
     stopping = RLHFTrainer(RLHFArgs(**(hot | {"stop_at_eos": True}))).rollout_phase().samples
     assert running.mask.all() and not stopping.mask.all()
+
+
+def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
+    """With two per group, each advantage is the other one's negative; with four it is not."""
+    group = BASE | {"advantages": "rloo", "temperature": 3.0}
+    pairs, four = (
+        RLHFTrainer(RLHFArgs(**(group | {"samples_per_prompt": n}))).rollout_phase().advantages
+        for n in (2, 4)
+    )
+    assert torch.allclose(pairs[0], -pairs[1]) and torch.allclose(pairs[2], -pairs[3])
+    assert not torch.allclose(four[0], -four[1])
 
 
 def test_save_every_says_how_often_the_state_is_saved(tmp_path):

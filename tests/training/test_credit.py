@@ -1,0 +1,157 @@
+"""Advantages and returns in the trainer: every estimator by name, groups, and greedy baselines."""
+
+import inspect
+from typing import get_args
+
+import pytest
+import torch
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import NEED_GROUPS, Advantages
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.training import RLHFTrainer
+
+GROUPS_OF_TWO = {"samples_per_prompt": 2, "normalize_reward": False}
+
+
+def paid(*rewards: float):
+    """A reward function that pays these, whatever is written, and 0 for any other batch size."""
+
+    def reward_fn(texts: list[str]) -> torch.Tensor:
+        return torch.tensor(rewards if len(texts) == len(rewards) else [0.0] * len(texts))
+
+    return reward_fn
+
+
+def test_the_names_are_those_of_the_registry_and_know_what_needs_groups():
+    assert set(get_args(Advantages)) == set(F.ADVANTAGES)
+    assert set(NEED_GROUPS) == {n for n in F.ADVANTAGES if F.estimator_needs(n, "group")}
+
+
+@pytest.mark.parametrize("name", get_args(Advantages))
+def test_every_estimator_trains_and_repeats_itself(make_trainer, name, metrics_of):
+    """Two runs of one seed agree, and no weight becomes nan."""
+    runs = []
+    for _ in range(2):
+        trainer = make_trainer(advantages=name, **GROUPS_OF_TWO)
+        trainer.train()
+        assert all(p.isfinite().all() for p in trainer.policy.parameters())
+        runs.append(metrics_of(trainer.run.path))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rloo", [-2.0, 2.0, -4.0, 4.0]),
+        ("dr_grpo", [-1.0, 1.0, -2.0, 2.0]),
+        ("grpo", [-0.70711, 0.70711, -0.70711, 0.70711]),
+        ("opo", [-1.0, 1.0, -2.0, 2.0]),
+        ("reinforce", [1.0, 3.0, 2.0, 6.0]),
+    ],
+)
+def test_answers_to_one_prompt_are_compared_with_each_other(make_trainer, name, expected):
+    """Rewards 1, 3 and 2, 6.
+
+    RLOO: 1 - 3, 3 - 1, 2 - 6, 6 - 2; Dr. GRPO: minus the means 2 and 4; GRPO divides by the
+    deviations sqrt(2) and sqrt(8). All responses are equally long, so OPO's mean is the plain one.
+    """
+    fields = {"batch_size": 4, "gen_len": 3, "stop_at_eos": False} | GROUPS_OF_TWO
+    trainer = make_trainer({"reward_fn": paid(1.0, 3.0, 2.0, 6.0)}, advantages=name, **fields)
+    advantages = trainer.rollout_phase().advantages
+    assert advantages.shape == (4, 3)
+    for row, value in zip(advantages, expected, strict=True):
+        assert row.tolist() == pytest.approx([value] * 3, abs=1e-3)
+
+
+def test_reinforce_plus_plus_whitens_the_rewards_over_the_batch(make_trainer):
+    """Rewards 1, 3, 2, 6 on 3 tokens each: mean 3, 12 numbers, sum of squares 3 * 14 = 42.
+
+    The unbiased variance is 42 / 11, the deviation 1.954.
+    """
+    fields = {"batch_size": 4, "gen_len": 3, "stop_at_eos": False, "normalize_reward": False}
+    parts = {"reward_fn": paid(1.0, 3.0, 2.0, 6.0)}
+    rollout = make_trainer(parts, advantages="reinforce++", **fields).rollout_phase()
+    expected = [(r - 3) / (42 / 11) ** 0.5 for r in (1, 3, 2, 6)]
+    assert rollout.advantages[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def greedy_text(trainer: RLHFTrainer) -> str:
+    """The likeliest token each time, by whole forwards of the policy."""
+    tokens = torch.tensor([trainer.prompt])
+    for _ in range(trainer.args.gen_len):
+        with torch.no_grad():
+            logits, _ = trainer.policy(tokens)
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return trainer.tokenizer.decode(tokens[0], skip_special_tokens=True)
+
+
+def test_remax_subtracts_what_the_greedy_answer_earns(make_trainer):
+    """The reward is the number of letters."""
+    parts = {"reward_fn": lambda texts: torch.tensor([float(len(text)) for text in texts])}
+    trainer = make_trainer(
+        parts, advantages="remax", normalize_reward=False, stop_at_eos=False, temperature=1.3
+    )
+    rollout, baseline = trainer.rollout_phase(), len(greedy_text(trainer))
+    expected = torch.tensor([float(len(text)) - baseline for text in rollout.texts])
+    assert len(set(expected.tolist())) > 1
+    assert torch.equal(rollout.advantages, expected[:, None].expand_as(rollout.advantages))
+
+
+def test_greedy_answers_cost_the_samples_nothing(make_trainer):
+    """The same seed gives the same samples with and without them."""
+    plain = make_trainer(normalize_reward=False).rollout_phase()
+    compared = make_trainer(advantages="remax", normalize_reward=False).rollout_phase()
+    assert plain.texts == compared.texts
+
+
+def test_own_estimators_are_called_by_the_names_of_their_parameters(make_trainer):
+    """Order and choice are the caller's; one number per sequence reaches each of its tokens."""
+
+    def mine(group, greedy_rewards, rewards):
+        return rewards + 10.0 * group + 100.0 * greedy_rewards
+
+    reward_fn = lambda texts: torch.ones(len(texts))
+    parts = {"advantages": mine, "reward_fn": reward_fn}
+    fields = {"batch_size": 4, "stop_at_eos": False} | GROUPS_OF_TWO
+    advantages = make_trainer(parts, **fields).rollout_phase().advantages
+    assert advantages[:, 0].tolist() == advantages[:, -1].tolist() == [101.0, 101.0, 111.0, 111.0]
+
+
+def test_a_registered_estimator_handed_in_is_the_same_as_its_name(make_trainer):
+    by_name = make_trainer(advantages="rloo", **GROUPS_OF_TWO).rollout_phase()
+    by_hand = make_trainer({"advantages": F.rloo_advantages}, **GROUPS_OF_TWO).rollout_phase()
+    assert torch.equal(by_name.advantages, by_hand.advantages)
+    assert torch.equal(by_name.returns, by_hand.returns)
+
+
+@pytest.mark.parametrize("name", get_args(Advantages))
+def test_returns_are_rewards_to_go_where_the_estimator_knows_no_values(make_trainer, name):
+    """At gamma 1 and a reward at the end, that is the reward at every real token."""
+    rollout = make_trainer(
+        advantages=name, gen_len=26, temperature=20.0, **GROUPS_OF_TWO
+    ).rollout_phase()
+    mask = rollout.samples.mask
+    if "values" in inspect.signature(F.ADVANTAGES[name]).parameters:
+        expected = rollout.advantages + rollout.samples.values
+    else:
+        expected = rollout.rewards[:, None].expand(mask.shape)
+    assert not mask.all()
+    torch.testing.assert_close(rollout.returns[mask], expected[mask])
+    assert (rollout.returns[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", NEED_GROUPS)
+def test_group_estimators_ask_for_several_samples_per_prompt(reel_args, name):
+    with pytest.raises(ConfigError, match=r"samples_per_prompt=1; sample at least 2"):
+        reel_args(advantages=name)
+
+
+def test_groups_that_do_not_fill_the_batch_are_refused(reel_args):
+    with pytest.raises(ConfigError, match="batch_size=8 is not divisible by samples_per_prompt=3"):
+        reel_args(samples_per_prompt=3)
+
+
+def test_remax_refuses_rewards_on_another_scale(reel_args):
+    with pytest.raises(ConfigError, match="normalize_reward=True"):
+        reel_args(advantages="remax", normalize_reward=True)
