@@ -126,6 +126,21 @@ class RLHFArgs:
 
     clip_coef: float = 0.2
     """PPO's epsilon: the probability ratio is clipped to [1 - clip_coef, 1 + clip_coef]."""
+    clip_coef_high: float | None = None
+    """Clip the ratio to 1 + clip_coef_high above instead (clip-higher); as below when None."""
+    dual_clip: float | None = None
+    """No token of negative advantage falls below dual_clip times it; above 1, off when None."""
+    policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
+    """What is clipped: each token's ratio (ppo), that of the response (gspo, with a clip_coef a
+    hundred times smaller), the weight of the gradient (cispo), or nothing (policy_gradient, good
+    for one step per batch).
+    """
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """How the policy loss counts: each token alike, each response alike, or the sum divided by
+    responses times gen_len; the other terms are means over tokens.
+    """
+    max_log_ratio: float | None = None
+    """Hold log-ratios between -max_log_ratio and it, without gradient outside; off when None."""
     vf_coef: float = 0.15
     """Weight of the value loss in the objective."""
     vf_clip: float | None = None
@@ -230,6 +245,7 @@ class RLHFArgs:
                 f"num_minibatches={self.num_minibatches}; choose a divisor."
             )
         self._check_groups()
+        self._check_policy_loss()
         if self.warmup_steps >= self.total_phases:
             raise ConfigError(
                 f"warmup_steps={self.warmup_steps} must be smaller than "
@@ -270,6 +286,20 @@ class RLHFArgs:
                 "normalize_reward=True would leave on another scale; set normalize_reward=False."
             )
 
+    def _check_policy_loss(self) -> None:
+        knows = {
+            "clip_coef_high": ("ppo", "gspo", "cispo"),
+            "dual_clip": ("ppo",),
+            "max_log_ratio": ("ppo", "gspo"),
+        }
+        for name, losses in knows.items():
+            if getattr(self, name) is not None and self.policy_loss not in losses:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} has no effect with "
+                    f"policy_loss={self.policy_loss!r}; leave it None, or choose "
+                    f"{' or '.join(losses)}."
+                )
+
     @property
     def minibatch_size(self) -> int:
         """Sequences per minibatch."""
@@ -309,6 +339,9 @@ _RANGES = MappingProxyType(
         "warmup_steps": _AT_LEAST_0,
         "final_scale": _UNIT,
         "clip_coef": _POSITIVE,
+        "clip_coef_high": _POSITIVE,
+        "dual_clip": (lambda v: v > 1, "greater than 1"),
+        "max_log_ratio": _POSITIVE,
         "vf_coef": _AT_LEAST_0,
         "vf_clip": _POSITIVE,
         "ent_coef": _AT_LEAST_0,

@@ -36,14 +36,22 @@ SEED_DEFAULTS = {
     "normalize_reward": True,
 }
 FIELDS = [field.name for field in dataclasses.fields(RLHFArgs)]
-OPTIONAL = {"wandb_entity", "vf_clip", "top_k", "top_p"}
+OPTIONAL = {
+    "wandb_entity",
+    "vf_clip",
+    "top_k",
+    "top_p",
+    "clip_coef_high",
+    "dual_clip",
+    "max_log_ratio",
+}
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
     "top_k save_every samples_per_prompt"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
-    "gamma gae_lambda temperature top_p kl_coef"
+    "gamma gae_lambda temperature top_p kl_coef clip_coef_high max_log_ratio"
 ).split()
 OUT_OF_RANGE = [
     ("seed", -1),
@@ -62,6 +70,11 @@ OUT_OF_RANGE = [
     ("final_scale", 1.1),
     ("clip_coef", 0.0),
     ("clip_coef", -0.2),
+    ("clip_coef_high", 0.0),
+    ("dual_clip", 1.0),
+    ("max_log_ratio", 0.0),
+    ("policy_loss", "trpo"),
+    ("loss_aggregation", "sum"),
     ("vf_coef", -0.1),
     ("vf_clip", 0.0),
     ("vf_clip", -0.2),
@@ -275,6 +288,9 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        ({"clip_coef_high": 0.3, "policy_loss": "policy_gradient"}, ["clip_coef_high=0.3"]),
+        ({"dual_clip": 3.0, "policy_loss": "gspo"}, ["dual_clip=3.0", "policy_loss='gspo'"]),
+        ({"max_log_ratio": 3.0, "policy_loss": "cispo"}, ["max_log_ratio=3.0", "'cispo'"]),
     ],
     ids=str,
 )

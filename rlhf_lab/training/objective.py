@@ -38,7 +38,12 @@ class Functions:
             `greedy_rewards`, by the names of its parameters (`*args`: values, rewards, mask); None
             takes the estimator that `args.advantages` names.
         logprobs: `(logits, tokens, prefix_len, temperature)`.
-        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`.
+        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`, PPO's
+            in its plain form.
+        policy_loss: what each token adds to the policy's objective; any of `logprobs`,
+            `old_logprobs`, `advantages`, `mask`, `clip_coef`, `clip_coef_high` and `dual_clip`, by
+            the names of its parameters (`*args`: logprobs, old_logprobs, advantages, clip_coef,
+            mask); None takes the one that `args.policy_loss` names.
         value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
         entropy_bonus: `(logits, ent_coef, mask)`.
         kl_penalty: `(logits, ref_logits, kl_coef, mask)`.
@@ -48,6 +53,7 @@ class Functions:
     advantages: Callable[..., Tensor] | None = None
     logprobs: Callable[..., Tensor] = F.get_logprobs
     clipped_surrogate: Callable[..., Tensor] = F.calc_clipped_surrogate_objective
+    policy_loss: Callable[..., Tensor] | None = None
     value_loss: Callable[..., Tensor] = F.calc_value_function_loss
     entropy_bonus: Callable[..., Tensor] = F.calc_entropy_bonus
     kl_penalty: Callable[..., Tensor] = F.calc_kl_penalty
@@ -66,6 +72,29 @@ class Functions:
                     f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
                 )
         return cls(**given)
+
+    def check(self, args: RLHFArgs) -> None:
+        """Refuse a function of the caller's that these arguments would leave unused.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        own_surrogate = self.clipped_surrogate is not F.calc_clipped_surrogate_objective
+        if own_surrogate and not self.clips_plainly(args):
+            raise ConfigError(
+                "clipped_surrogate is called for the plain policy_loss='ppo' only; leave "
+                "policy_loss, clip_coef_high, dual_clip and loss_aggregation as they were, or hand "
+                "it in as policy_loss."
+            )
+
+    def clips_plainly(self, args: RLHFArgs) -> bool:
+        """Whether the policy's objective is `clipped_surrogate`: one clip, a mean over tokens."""
+        return (
+            self.policy_loss is None
+            and (args.policy_loss, args.loss_aggregation) == ("ppo", "token_mean")
+            and args.clip_coef_high is None
+            and args.dual_clip is None
+        )
 
     def estimate_advantages(
         self,
@@ -141,6 +170,7 @@ class ObjectiveTerms:
 
     Args:
         objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, to be maximised.
+        clipped_surrogate: the policy's objective, whichever `args.policy_loss` names.
         logprobs: of the minibatch's tokens under the policy as it is now.
         values: of the states before them.
     """
@@ -260,14 +290,7 @@ def objective_terms(
         logprobs, values = out.logprobs, out.values
         entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
         kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
-    clipped_surrogate = functions.clipped_surrogate(
-        logprobs,
-        minibatch.logprobs,
-        minibatch.advantages,
-        args.clip_coef,
-        mask,
-        args.normalize_advantages,
-    )
+    clipped_surrogate = policy_objective(logprobs, minibatch, args, functions)
     value_loss = functions.value_loss(
         values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
     )
@@ -282,6 +305,56 @@ def objective_terms(
     )
 
 
+def policy_objective(
+    logprobs: Float[Tensor, "minibatch gen"],
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    functions: Functions,
+) -> Float[Tensor, ""]:
+    """The policy's part of the objective: PPO's, or the one that was chosen in its place.
+
+    1. Hold the log-ratios within `args.max_log_ratio`, if so asked.
+    2. Let the chosen function say what each token adds, and aggregate as `args.loss_aggregation`
+       says.
+    """
+    old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
+    if args.max_log_ratio is not None:
+        logprobs = old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
+    if functions.clips_plainly(args):
+        return functions.clipped_surrogate(
+            logprobs, old, advantages, args.clip_coef, mask, args.normalize_advantages
+        )
+    return F.calc_policy_objective(
+        functions.policy_loss or args.policy_loss,
+        logprobs,
+        old,
+        advantages,
+        mask,
+        clip_coef=args.clip_coef,
+        clip_coef_high=args.clip_coef_high,
+        dual_clip=args.dual_clip,
+        normalize=args.normalize_advantages,
+        aggregation=args.loss_aggregation,
+        denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
+    )
+
+
+def clip_fraction(
+    logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
+) -> Float[Tensor, ""]:
+    """The share of real tokens that the policy loss clips, which for GSPO are whole responses."""
+    old, mask = minibatch.logprobs, minibatch.mask
+    if args.policy_loss == "policy_gradient":
+        return logprobs.new_zeros(())
+    if args.policy_loss == "gspo":
+        ratio = F.sequence_ratio(logprobs, old, mask)[:, None].expand(mask.shape)
+        logprobs, old = ratio.log(), torch.zeros_like(ratio)
+    if args.clip_coef_high is None:
+        return F.clip_fraction(logprobs, old, args.clip_coef, mask)
+    low = F.clip_fraction_low(logprobs, old, args.clip_coef, mask)
+    return low + F.clip_fraction_high(logprobs, old, args.clip_coef_high, mask)
+
+
 @torch.no_grad()
 def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> float:
     """Of the probability ratios of the real tokens, the one that is furthest from 1."""
@@ -291,17 +364,30 @@ def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> float:
 
 @torch.no_grad()
 def minibatch_stats(
-    terms: ObjectiveTerms, minibatch: ReplayMinibatch, grad_norm: float, clip_coef: float
+    terms: ObjectiveTerms,
+    minibatch: ReplayMinibatch,
+    grad_norm: float,
+    clip_coef: float,
+    args: RLHFArgs | None = None,
 ) -> dict[str, float]:
-    """The numbers of one minibatch that `LearningStats` averages."""
+    """The numbers of one minibatch that `LearningStats` averages.
+
+    Args:
+        clip_coef: of the plain clipped surrogate.
+        args: say what is clipped in its place, if given.
+    """
     new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
+    if args is None:
+        clipped = F.clip_fraction(new, old, clip_coef, mask)
+    else:
+        clipped = clip_fraction(new, minibatch, args)
     return {
         "objective": terms.objective.item(),
         "clipped_surrogate": terms.clipped_surrogate.item(),
         "value_loss": terms.value_loss.item(),
         "entropy_bonus": terms.entropy_bonus.item(),
         "kl_penalty": terms.kl_penalty.item(),
-        "clip_fraction": F.clip_fraction(new, old, clip_coef, mask).item(),
+        "clip_fraction": clipped.item(),
         "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask).item(),
         "grad_norm": grad_norm,
     }

@@ -115,6 +115,7 @@ class RLHFTrainer:
             RunDir(Path(out)).refuse_occupied()
         self.args = args
         self.functions = Functions.choose(functions)
+        self.functions.check(args)
         self.device = pick_device(args.device)
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
         given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
@@ -309,7 +310,8 @@ class RLHFTrainer:
             if first_ratio is None:
                 first_ratio = furthest_ratio(terms, minibatch)
                 self._warn_if_off_policy(first_ratio)
-            stats.append(minibatch_stats(terms, minibatch, grad_norm, self.args.clip_coef))
+            clip_coef = self.args.clip_coef
+            stats.append(minibatch_stats(terms, minibatch, grad_norm, clip_coef, self.args))
         self.scheduler.step()
         means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
         return LearningStats(ratio_first_minibatch=first_ratio, **means)

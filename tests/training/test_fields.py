@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import ReplayMemory, RLHFTrainer
+from rlhf_lab.training.objective import policy_objective
 
 BASE = {
     "preset": "reel",
@@ -34,6 +35,11 @@ BASE = {
     "warmup_steps": 1,
     "final_scale": 0.1,
     "clip_coef": 0.2,
+    "clip_coef_high": None,
+    "dual_clip": None,
+    "policy_loss": "ppo",
+    "loss_aggregation": "token_mean",
+    "max_log_ratio": None,
     "vf_coef": 0.15,
     "vf_clip": None,
     "ent_coef": 0.001,
@@ -79,6 +85,9 @@ CHANGED: dict[str, Any] = {
     "warmup_steps": 2,
     "final_scale": 0.9,
     "clip_coef": 0.01,
+    "clip_coef_high": 0.01,
+    "policy_loss": "policy_gradient",
+    "max_log_ratio": 0.01,
     "vf_coef": 1.0,
     "vf_clip": 1e-3,
     "ent_coef": 0.1,
@@ -107,6 +116,8 @@ ELSEWHERE = {
     "tune_cpu",
     "base_model",
     "stop_at_eos",
+    "dual_clip",
+    "loss_aggregation",
     "samples_per_prompt",
     "lora_rank",
     "lora_alpha",
@@ -265,6 +276,36 @@ def test_stop_at_eos_masks_what_follows_the_first_stop():
     running = RLHFTrainer(RLHFArgs(**hot)).rollout_phase().samples
     stopping = RLHFTrainer(RLHFArgs(**(hot | {"stop_at_eos": True}))).rollout_phase().samples
     assert running.mask.all() and not stopping.mask.all()
+
+
+def test_dual_clip_holds_what_a_token_of_negative_advantage_can_cost():
+    """Ratio e^1.1 = 3.004 on advantage -1: -3.004 without, -2 with dual_clip = 2."""
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"normalize_advantages": False})))
+    rollout = trainer.rollout_phase()
+    minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
+    ones = torch.ones_like(minibatch.advantages)
+    minibatch = dataclasses.replace(minibatch, advantages=-ones)
+    for dual_clip, expected in ((None, -3.0042), (2.0, -2.0)):
+        args = dataclasses.replace(trainer.args, dual_clip=dual_clip)
+        found = policy_objective(minibatch.logprobs + 1.1, minibatch, args, trainer.functions)
+        assert found.item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_loss_aggregation_says_how_much_a_response_counts():
+    """Ratio 1, advantages 1 on a response of 1 token and 0 on one of 3; gen_len is 6.
+
+    Mean over tokens 1/4, over sequences 1/2, over 2 times 6 slots 1/12.
+    """
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"normalize_advantages": False})))
+    rollout = trainer.rollout_phase()
+    minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
+    mask = torch.arange(6) < torch.tensor([[1], [3]])
+    advantages = torch.tensor([[1.0], [0.0]]).expand(2, 6)
+    minibatch = dataclasses.replace(minibatch, mask=mask, advantages=advantages)
+    for aggregation, expected in (("token_mean", 4), ("sequence_mean", 2), ("constant", 12)):
+        args = dataclasses.replace(trainer.args, loss_aggregation=aggregation)
+        found = policy_objective(minibatch.logprobs, minibatch, args, trainer.functions)
+        assert found.item() == pytest.approx(1 / expected)
 
 
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():

@@ -228,8 +228,19 @@ def one_step(values, rewards, mask):
     return F.compute_advantages(values, rewards, mask)
 
 
-DEFAULTS = {**{f.name: f.default for f in dataclasses.fields(Functions)}, "advantages": one_step}
+def ppo(logprobs, old_logprobs, advantages, clip_coef, mask):
+    return F.clipped_surrogate(logprobs, old_logprobs, advantages, clip_coef, mask=mask)
 
+
+DEFAULTS = {
+    **{f.name: f.default for f in dataclasses.fields(Functions)},
+    "advantages": one_step,
+    "policy_loss": ppo,
+}
+
+
+ALSO_BY_NAME = ("policy_loss",)
+"""Parts that stand beside another part's default, not in its place."""
 
 FUNCTION_RUN = {
     "total_phases": 1,
@@ -274,7 +285,7 @@ def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unc
     own = {
         name: lambda *given, default=default: default(*given)
         for name, default in DEFAULTS.items()
-        if name not in ("logprobs", "entropy_bonus", "kl_penalty")
+        if name not in ("logprobs", "entropy_bonus", "kl_penalty", *ALSO_BY_NAME)
     }
     trainer = make_trainer(own, **FUNCTION_RUN)
     trainer.train()
