@@ -190,7 +190,13 @@ class RLHFArgs:
     """Sample from the smallest set of tokens with this much probability; off when None."""
 
     kl_coef: float = 2.5
-    """Weight of the exact KL divergence from the reference (nats per token) in the objective."""
+    """Weight of the KL divergence from the reference, in nats per token."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Subtract the KL's mean from the objective, or each token's own KL from its reward."""
+    kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
+    """The KL of the whole next-token distribution, or an estimate from the token that was sampled
+    (mse is k2 by another name; k3_straight_through has k3's value and k2's gradient).
+    """
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
     """Keep kl_coef as it is, or steer it so that the KL settles at kl_target."""
     kl_target: float = 6.0

@@ -75,6 +75,8 @@ OUT_OF_RANGE = [
     ("max_log_ratio", 0.0),
     ("policy_loss", "trpo"),
     ("loss_aggregation", "sum"),
+    ("kl_in", "value"),
+    ("kl_estimator", "k4"),
     ("vf_coef", -0.1),
     ("vf_clip", 0.0),
     ("vf_clip", -0.2),

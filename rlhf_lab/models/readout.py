@@ -99,9 +99,9 @@ def policy_outputs(
 
 def read_token_stats(
     model: HookedTransformer,
-    reference: HookedTransformer,
+    reference: HookedTransformer | None,
     hidden: Float[Tensor, "batch gen d_model"],
-    ref_residuals: Float[Tensor, "batch gen d_model"],
+    ref_residuals: Float[Tensor, "batch gen d_model"] | None,
     tokens: Int[Tensor, "batch gen"],
     temperature: float,
     support: tuple[Int[Tensor, "batch gen width"], Bool[Tensor, "batch gen width"]] | None = None,
@@ -111,22 +111,24 @@ def read_token_stats(
 
     Args:
         hidden: of the policy, after the final norm, at the states before the tokens.
-        ref_residuals: of the reference, before it.
+        ref_residuals: of the reference, before it; without a reference there is no KL.
         support: token ids and which are kept, where sampling was truncated.
         dtype: of the matrix products; the models' own when None.
     """
-    _, ref_hidden = final_norm(reference, ref_residuals)
 
     def readout(model: HookedTransformer, hidden: Float[Tensor, "batch gen d_model"]) -> Readout:
         parts = (hidden.flatten(0, 1), model.W_U, model.b_U)
         return Readout(*(part.to(dtype or model.W_U.dtype) for part in parts))
 
+    ref_readout = None
+    if reference is not None:
+        ref_readout = readout(reference, final_norm(reference, ref_residuals)[1])
     stats = token_stats_chunked(
         readout(model, hidden),
         tokens.flatten(),
-        readout(reference, ref_hidden),
+        ref_readout,
         temperature,
         None if support is None else tuple(x.flatten(0, 1) for x in support),
         max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
     )
-    return TokenStats(*(x.view(tokens.shape) for x in stats))
+    return TokenStats(*(None if x is None else x.view(tokens.shape) for x in stats))

@@ -147,7 +147,8 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
     """The identities of what the trainer computed."""
     args, samples = seen.args, rollout.samples
     checks = []
-    if "advantages" not in seen.own_parts and args.advantages in ("one_step", "gae"):
+    by_values = args.advantages in ("one_step", "gae") and args.kl_in == "loss"
+    if "advantages" not in seen.own_parts and by_values:
         is_gae = args.advantages == "gae"
         error = telescoping_error(
             rollout.advantages,

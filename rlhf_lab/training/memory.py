@@ -25,7 +25,9 @@ class Rollout:
         entropy: of the policy, in nats per token.
         ref_residuals: the reference's final residual at the states before each generated token.
         advantages: of each generated token, before any whitening.
-        returns: advantages + values, the value head's target.
+        returns: the value head's target.
+        ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
+            them; at the same temperature and truncation as the policy's.
     """
 
     samples: Samples
@@ -39,6 +41,7 @@ class Rollout:
     ref_residuals: Float[Tensor, "batch gen d_model"]
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
+    ref_logprobs: Float[Tensor, "batch gen"] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class ReplayMinibatch:
         advantages, returns: see `Rollout`.
         ref_residuals: see `Rollout`; the reference's logits are read out from them.
         support: the tokens that truncated sampling left, if it was on.
+        ref_logprobs: see `Rollout`.
     """
 
     tokens: Int[Tensor, "minibatch seq"]
@@ -65,6 +69,7 @@ class ReplayMinibatch:
     returns: Float[Tensor, "minibatch gen"]
     ref_residuals: Float[Tensor, "minibatch gen d_model"]
     support: Support | None
+    ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
 
     @property
     def prefix_len(self) -> int:
@@ -103,7 +108,7 @@ class ReplayMemory:
                 yield self._take(rows.to(self.rollout.samples.tokens.device))
 
     def _take(self, rows: Int[Tensor, " rows"]) -> ReplayMinibatch:
-        samples = self.rollout.samples
+        samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
         return ReplayMinibatch(
             tokens=samples.tokens[rows],
             attention_mask=samples.attention_mask[rows],
@@ -114,4 +119,5 @@ class ReplayMemory:
             returns=self.rollout.returns[rows],
             ref_residuals=self.rollout.ref_residuals[rows],
             support=None if samples.support is None else samples.support[rows],
+            ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
         )

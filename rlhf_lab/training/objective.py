@@ -46,7 +46,9 @@ class Functions:
             mask); None takes the one that `args.policy_loss` names.
         value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
         entropy_bonus: `(logits, ent_coef, mask)`.
-        kl_penalty: `(logits, ref_logits, kl_coef, mask)`.
+        kl_penalty: `(logits, ref_logits, kl_coef, mask)`, for the exact KL in the loss.
+        kl_estimator: the KL of each token from those of `logprobs`, `ref_logprobs` and `mask` that
+            its parameters name (`*args`: the first two); None takes what `args.kl_estimator` names.
     """
 
     normalize_reward: Callable[..., Tensor] = F.normalize_reward
@@ -57,6 +59,7 @@ class Functions:
     value_loss: Callable[..., Tensor] = F.calc_value_function_loss
     entropy_bonus: Callable[..., Tensor] = F.calc_entropy_bonus
     kl_penalty: Callable[..., Tensor] = F.calc_kl_penalty
+    kl_estimator: Callable[..., Tensor] | None = None
 
     @classmethod
     def choose(cls, given: dict[str, Any]) -> "Functions":
@@ -86,6 +89,18 @@ class Functions:
                 "policy_loss, clip_coef_high, dual_clip and loss_aggregation as they were, or hand "
                 "it in as policy_loss."
             )
+        own_penalty = self.kl_penalty is not F.calc_kl_penalty
+        if own_penalty and (args.kl_in != "loss" or self.sampled_kl(args) is not None):
+            raise ConfigError(
+                "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only; leave them "
+                "so, or hand in a kl_estimator of your own."
+            )
+
+    def sampled_kl(self, args: RLHFArgs) -> str | Callable[..., Tensor] | None:
+        """What estimates the KL from sampled tokens; None where it is the exact one."""
+        if self.kl_estimator is not None:
+            return self.kl_estimator
+        return None if args.kl_estimator == "exact" else args.kl_estimator
 
     def clips_plainly(self, args: RLHFArgs) -> bool:
         """Whether the policy's objective is `clipped_surrogate`: one clip, a mean over tokens."""
@@ -229,7 +244,7 @@ def run_models(
 
 def run_models_in_chunks(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedTransformer | None,
     minibatch: ReplayMinibatch,
     temperature: float,
     dtype: torch.dtype | None = None,
@@ -237,7 +252,8 @@ def run_models_in_chunks(
     """What `run_models` leads to, without its logits: statistics of each token, and values.
 
     1. Run the policy in packed form; keep the states before the generated tokens.
-    2. Read values, and, a chunk of rows at a time, log-probabilities, entropy and exact KL.
+    2. Read values, and, a chunk of rows at a time, log-probabilities, entropy and, where there is a
+       reference, exact KL.
     """
     model = policy.base_model
     residual = final_residuals(
@@ -249,7 +265,7 @@ def run_models_in_chunks(
         model,
         reference,
         hidden,
-        minibatch.ref_residuals,
+        None if reference is None else minibatch.ref_residuals,
         minibatch.tokens[:, minibatch.prefix_len :],
         temperature,
         None if support is None else (support.tokens, support.kept),
@@ -271,25 +287,31 @@ def objective_terms(
     1. Run the policy once, and read the reference's logits out of its residuals; in chunks, where
        nobody listens to the models and no function of the caller's wants to see logits.
     2. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
-       and KL are of the whole next-token distribution at that temperature, at generated tokens
-       only.
+       and the exact KL are of the whole next-token distribution at that temperature, at generated
+       tokens only.
 
     Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
     term of its own.
     """
     mask, dtype = minibatch.mask, product_dtype(args.precision)
     kl_coef = args.kl_coef if kl_coef is None else kl_coef
+    exact = args.kl_in == "loss" and functions.sampled_kl(args) is None
     unobserved = is_plain(policy) and runs_packed(policy.base_model, reference)
     if unobserved and not functions.read_logits:
-        stats, values = run_models_in_chunks(policy, reference, minibatch, args.temperature, dtype)
+        compared = reference if exact else None
+        stats, values = run_models_in_chunks(policy, compared, minibatch, args.temperature, dtype)
         logprobs = stats.logprobs
         entropy_bonus = args.ent_coef * F.masked_mean(stats.entropy, mask)
-        kl_penalty = kl_coef * F.masked_mean(stats.kl, mask)
+        kl_penalty = kl_coef * F.masked_mean(stats.kl, mask) if exact else None
     else:
         out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs, dtype)
         logprobs, values = out.logprobs, out.values
         entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
-        kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
+        kl_penalty = None
+        if exact:
+            kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
+    if kl_penalty is None:
+        kl_penalty = sampled_kl_penalty(logprobs, minibatch, args, functions, kl_coef)
     clipped_surrogate = policy_objective(logprobs, minibatch, args, functions)
     value_loss = functions.value_loss(
         values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
@@ -337,6 +359,25 @@ def policy_objective(
         aggregation=args.loss_aggregation,
         denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
     )
+
+
+def sampled_kl_penalty(
+    logprobs: Float[Tensor, "minibatch gen"],
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    functions: Functions,
+    kl_coef: float,
+) -> Float[Tensor, ""]:
+    """The KL penalty from sampled tokens alone; 0 where the rewards have paid for the KL."""
+    if args.kl_in == "reward":
+        return logprobs.new_zeros(())
+    if minibatch.ref_logprobs is None:
+        raise ConfigError(
+            f"kl_estimator={args.kl_estimator!r} needs the rollout's ref_logprobs, which are "
+            "missing; make the rollout with the trainer's own rollout_phase."
+        )
+    estimator, reference = functions.sampled_kl(args), minibatch.ref_logprobs
+    return F.calc_sampled_kl_penalty(estimator, logprobs, reference, kl_coef, minibatch.mask)
 
 
 def clip_fraction(

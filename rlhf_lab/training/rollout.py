@@ -79,6 +79,44 @@ def compare_with_reference(
     return torch.cat(kls), torch.cat(entropies), torch.cat(residuals)
 
 
+@torch.no_grad()
+def reference_logprobs(
+    reference: HookedTransformer,
+    samples: Samples,
+    ref_residuals: Float[Tensor, "batch gen d_model"],
+    temperature: float,
+    chunk_size: int,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Log-probability of each generated token under the reference, as the policy's is taken.
+
+    1. Read out the reference's residuals at the same temperature.
+    2. Where sampling was truncated, renormalise over the tokens that the policy kept, so that both
+       log-probabilities are of distributions over the same tokens.
+
+    Args:
+        ref_residuals, chunk_size, dtype: see `compare_with_reference`.
+    """
+    written, support, found = samples.tokens[:, samples.prefix_len :], samples.support, []
+    for rows in torch.arange(len(written), device=written.device).split(chunk_size):
+        residual = ref_residuals[rows]
+        kept = None if support is None else support[rows]
+        if runs_packed(reference):
+            hidden = final_norm(reference, residual)[1]
+            pair = None if kept is None else (kept.tokens, kept.kept)
+            stats = read_token_stats(
+                reference, None, hidden, None, written[rows], temperature, pair, dtype
+            )
+            found.append(stats.logprobs)
+        else:
+            logits = read_out(reference, residual)
+            logits = torch.cat([logits, logits[:, -1:]], dim=1)
+            scored = logits if kept is None else kept.restrict(logits, 1)
+            tokens = torch.cat([written[rows][:, :1], written[rows]], dim=1)
+            found.append(F.get_logprobs(scored, tokens, 1, temperature))
+    return torch.cat(found)
+
+
 def summarise(rollout: Rollout) -> RolloutStats:
     """What the batch says about the policy that wrote it."""
     mask = rollout.samples.mask

@@ -52,7 +52,11 @@ from rlhf_lab.training.report import (
     RolloutStats,
     peak_memory_bytes,
 )
-from rlhf_lab.training.rollout import compare_with_reference, summarise
+from rlhf_lab.training.rollout import (
+    compare_with_reference,
+    reference_logprobs,
+    summarise,
+)
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.wandb_sink import WandbSink
 
@@ -245,7 +249,8 @@ class RLHFTrainer:
             self.args.minibatch_size,
             product_dtype(self.args.precision),
         )
-        credit = self._assign_credit(samples, rewards)
+        ref_logprobs = self._reference_logprobs(samples, ref_residuals)
+        advantages, returns = self._assign_credit(samples, rewards, kl, ref_logprobs)
         return Rollout(
             samples=samples,
             texts=texts,
@@ -256,16 +261,45 @@ class RLHFTrainer:
             kl=kl,
             entropy=entropy,
             ref_residuals=ref_residuals,
-            advantages=credit[0],
-            returns=credit[1],
+            advantages=advantages,
+            returns=returns,
+            ref_logprobs=ref_logprobs,
+        )
+
+    def _reference_logprobs(
+        self, samples: Samples, ref_residuals: Float[Tensor, "batch gen d_model"]
+    ) -> Float[Tensor, "batch gen"] | None:
+        """The reference's log-probabilities of the samples, if the KL is estimated from them."""
+        if self.functions.sampled_kl(self.args) is None:
+            return None
+        return reference_logprobs(
+            self.reference,
+            samples,
+            ref_residuals,
+            self.args.temperature,
+            self.args.minibatch_size,
+            product_dtype(self.args.precision),
         )
 
     def _assign_credit(
-        self, samples: Samples, rewards: Float[Tensor, " batch"]
+        self,
+        samples: Samples,
+        rewards: Float[Tensor, " batch"],
+        kl: Float[Tensor, "batch gen"],
+        ref_logprobs: Float[Tensor, "batch gen"] | None,
     ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
-        """The advantages of a batch, and the returns that the value head is trained towards."""
+        """The advantages of a batch, and the returns that the value head is trained towards.
+
+        Args:
+            kl: exact KL of each token, which its reward pays for unless it is estimated.
+        """
         args, functions, mask = self.args, self.functions, samples.mask
         token_rewards = F.token_rewards(rewards, mask)
+        if args.kl_in == "reward":
+            estimator = functions.sampled_kl(args)
+            if estimator is not None:
+                kl = F.estimate_kl(estimator, samples.logprobs, ref_logprobs, mask)
+            token_rewards = F.token_rewards(rewards, mask, kl, self.kl_controller.kl_coef)
         group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
         advantages = functions.estimate_advantages(
             args,

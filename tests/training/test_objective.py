@@ -236,10 +236,11 @@ DEFAULTS = {
     **{f.name: f.default for f in dataclasses.fields(Functions)},
     "advantages": one_step,
     "policy_loss": ppo,
+    "kl_estimator": lambda logprobs, ref_logprobs: F.kl_estimate(logprobs, ref_logprobs, "k1"),
 }
 
 
-ALSO_BY_NAME = ("policy_loss",)
+ALSO_BY_NAME = ("policy_loss", "kl_estimator")
 """Parts that stand beside another part's default, not in its place."""
 
 FUNCTION_RUN = {
