@@ -215,6 +215,18 @@ class RLHFArgs:
     """Which class of the classifier is rewarded."""
     normalize_reward: bool = True
     """Standardise the rewards within each batch before they become advantages."""
+    reward_scaling: Literal["off", "scale", "scale_and_shift"] = "off"
+    """Divide rewards by the standard deviation of all rewards so far, and subtract their mean."""
+    reward_clip: float | None = None
+    """Hold rewards, after scaling and before standardising, within this of 0; off when None."""
+    penalise_no_eos: bool = False
+    """Give a response that did not end by itself reward_penalty in place of its reward."""
+    min_response_length: int = 0
+    """Give a response with fewer tokens, stop token included, reward_penalty; off at 0."""
+    reward_penalty: float = -3.0
+    """The reward of responses that are penalised for their length; below 0."""
+    overlong_buffer: int = 0
+    """Take up to 1 off the reward within the last so many of gen_len tokens; off at 0."""
 
     wandb_mode: Literal["disabled", "online", "offline"] = "disabled"
     """Mirror metrics and samples to Weights & Biases."""
@@ -252,6 +264,7 @@ class RLHFArgs:
             )
         self._check_groups()
         self._check_policy_loss()
+        self._check_rewards()
         if self.warmup_steps >= self.total_phases:
             raise ConfigError(
                 f"warmup_steps={self.warmup_steps} must be smaller than "
@@ -291,6 +304,24 @@ class RLHFArgs:
                 "advantages='remax' compares with the greedy answer's reward, which "
                 "normalize_reward=True would leave on another scale; set normalize_reward=False."
             )
+
+    def _check_rewards(self) -> None:
+        if self.normalize_reward and self.reward_scaling != "off":
+            raise ConfigError(
+                f"reward_scaling={self.reward_scaling!r} is undone by normalize_reward=True; "
+                "set one of the two."
+            )
+        for name in ("penalise_no_eos", "min_response_length", "overlong_buffer"):
+            value = getattr(self, name)
+            if value and not self.stop_at_eos:
+                raise ConfigError(
+                    f"{name}={value!r} needs responses of different lengths, but "
+                    "stop_at_eos=False; set it True."
+                )
+            if value > self.gen_len:
+                raise ConfigError(
+                    f"{name}={value!r} exceeds gen_len={self.gen_len}; lower it or raise gen_len."
+                )
 
     def _check_policy_loss(self) -> None:
         knows = {
@@ -361,6 +392,10 @@ _RANGES = MappingProxyType(
         "kl_coef": _AT_LEAST_0,
         "kl_target": _POSITIVE,
         "kl_horizon": _AT_LEAST_1,
+        "reward_clip": _POSITIVE,
+        "min_response_length": _AT_LEAST_0,
+        "reward_penalty": (lambda v: v < 0, "below 0"),
+        "overlong_buffer": _AT_LEAST_0,
         "save_every": _AT_LEAST_1,
         "lora_rank": _AT_LEAST_0,
         "lora_alpha": _POSITIVE,

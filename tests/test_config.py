@@ -43,15 +43,18 @@ OPTIONAL = {
     "top_p",
     "clip_coef_high",
     "dual_clip",
+    "reward_clip",
     "max_log_ratio",
 }
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
-    "top_k save_every samples_per_prompt"
+    "top_k save_every samples_per_prompt "
+    "min_response_length overlong_buffer"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
-    "gamma gae_lambda temperature top_p kl_coef clip_coef_high max_log_ratio"
+    "gamma gae_lambda temperature top_p kl_coef clip_coef_high max_log_ratio "
+    "reward_clip"
 ).split()
 OUT_OF_RANGE = [
     ("seed", -1),
@@ -76,6 +79,11 @@ OUT_OF_RANGE = [
     ("policy_loss", "trpo"),
     ("loss_aggregation", "sum"),
     ("kl_in", "value"),
+    ("reward_scaling", "batch"),
+    ("reward_clip", 0.0),
+    ("reward_penalty", 0.0),
+    ("min_response_length", -1),
+    ("overlong_buffer", -1),
     ("kl_estimator", "k4"),
     ("vf_coef", -0.1),
     ("vf_clip", 0.0),
@@ -112,7 +120,7 @@ WRONG_TYPE = [
     *((name, "1") for name in WHOLE_NUMBERS + NUMBERS),
     *((name, bad) for name in NUMBERS for bad in (math.nan, math.inf, -math.inf)),
     *((name, None) for name in FIELDS if name not in OPTIONAL),
-    *((name, 1) for name in ("prepend_bos", "stop_at_eos", "normalize_reward")),
+    *((name, 1) for name in ("prepend_bos", "stop_at_eos", "normalize_reward", "penalise_no_eos")),
     *((name, 0) for name in ("normalize_advantages",)),
     *((name, 3) for name in ("base_model", "reward_model", "prefix", "device", "wandb_entity")),
     ("reward_fn", max),
@@ -290,6 +298,10 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        ({"reward_scaling": "scale"}, ["reward_scaling='scale'", "normalize_reward=True"]),
+        ({"penalise_no_eos": True}, ["penalise_no_eos=True", "stop_at_eos=False"]),
+        ({"overlong_buffer": 4}, ["overlong_buffer=4", "stop_at_eos=False"]),
+        ({"min_response_length": 51, "stop_at_eos": True}, ["=51", "gen_len=50"]),
         ({"clip_coef_high": 0.3, "policy_loss": "policy_gradient"}, ["clip_coef_high=0.3"]),
         ({"dual_clip": 3.0, "policy_loss": "gspo"}, ["dual_clip=3.0", "policy_loss='gspo'"]),
         ({"max_log_ratio": 3.0, "policy_loss": "cispo"}, ["max_log_ratio=3.0", "'cispo'"]),

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.functional import RunningMoments
 from rlhf_lab.sampling import Samples, Support
 
 
@@ -18,7 +19,8 @@ class Rollout:
         samples: tokens, masks, log-probabilities and values, as the sampler noted them.
         texts: what the reward function read.
         raw_rewards: as the reward function returned them.
-        rewards: what the advantages were computed from; standardised raw rewards, if so asked.
+        rewards: what the advantages were computed from: raw rewards after penalties, scaling,
+            clipping and standardising, each if so asked.
         gold_rewards: the known truth beside the reward, where there is one (Reel).
         grammatical: whether each text parses, where that is known (Reel).
         kl: exact KL of the policy from the reference, in nats per token.
@@ -28,6 +30,7 @@ class Rollout:
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
+        reward_moments: of all rewards of the run, these included, if rewards are scaled by them.
     """
 
     samples: Samples
@@ -42,6 +45,7 @@ class Rollout:
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
+    reward_moments: RunningMoments | None = None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from rlhf_lab.training.rollout import (
     summarise,
 )
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
+from rlhf_lab.training.shaping import penalised, rescaled
 from rlhf_lab.training.wandb_sink import WandbSink
 
 Stream = Literal["sampling", "minibatches", "evaluation"]
@@ -139,6 +140,7 @@ class RLHFTrainer:
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
         add_critic(self.optimizer, self.policy)
         self.kl_controller = kl_controller or get_kl_controller(args)
+        self.reward_moments = F.RunningMoments()
         self.moments = Moments()
         if args.wandb_mode != "disabled":
             WandbSink(args, self.moments)
@@ -213,7 +215,8 @@ class RLHFTrainer:
         """Sample a batch, score it, and compute everything that learning needs.
 
         1. Let the policy continue the prompt.
-        2. Let the reward function read the texts; standardise the rewards if so asked.
+        2. Let the reward function read the texts; penalise, scale, clip and standardise the rewards
+           as far as so asked.
         3. Compare policy and reference on the finished sequences.
         4. Estimate advantages and returns.
         """
@@ -238,9 +241,9 @@ class RLHFTrainer:
     def _score(self, samples: Samples) -> Rollout:
         texts = samples.texts(self.tokenizer)
         raw_rewards = score_texts(self.reward_fn, texts).to(self.device)
-        rewards = raw_rewards
+        moments, rewards = self._shape_rewards(samples, raw_rewards)
         if self.args.normalize_reward:
-            rewards = self.functions.normalize_reward(raw_rewards)
+            rewards = self.functions.normalize_reward(rewards)
         kl, entropy, ref_residuals = compare_with_reference(
             self.policy.base_model,
             self.reference,
@@ -250,7 +253,7 @@ class RLHFTrainer:
             product_dtype(self.args.precision),
         )
         ref_logprobs = self._reference_logprobs(samples, ref_residuals)
-        advantages, returns = self._assign_credit(samples, rewards, kl, ref_logprobs)
+        advantages, returns = self._assign_credit(samples, rewards, kl, ref_logprobs, moments)
         return Rollout(
             samples=samples,
             texts=texts,
@@ -264,7 +267,25 @@ class RLHFTrainer:
             advantages=advantages,
             returns=returns,
             ref_logprobs=ref_logprobs,
+            reward_moments=moments,
         )
+
+    def _shape_rewards(
+        self,
+        samples: Samples,
+        raw_rewards: Float[Tensor, " batch"],
+        moments: F.RunningMoments | None = None,
+    ) -> tuple[F.RunningMoments | None, Float[Tensor, " batch"]]:
+        """Penalise, scale and clip rewards; also returns the moments that scaled them.
+
+        Args:
+            moments: to scale by; the run's with these rewards taken in, when None.
+        """
+        stops = self.sampling_spec.stops(self.tokenizer)
+        rewards = penalised(raw_rewards, samples, stops, self.args)
+        if self.args.reward_scaling != "off" and moments is None:
+            moments = self.reward_moments.update(rewards)
+        return moments, rescaled(rewards, moments, self.args)
 
     def _reference_logprobs(
         self, samples: Samples, ref_residuals: Float[Tensor, "batch gen d_model"]
@@ -287,11 +308,13 @@ class RLHFTrainer:
         rewards: Float[Tensor, " batch"],
         kl: Float[Tensor, "batch gen"],
         ref_logprobs: Float[Tensor, "batch gen"] | None,
+        moments: F.RunningMoments | None,
     ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
         """The advantages of a batch, and the returns that the value head is trained towards.
 
         Args:
             kl: exact KL of each token, which its reward pays for unless it is estimated.
+            moments: what the rewards were scaled by.
         """
         args, functions, mask = self.args, self.functions, samples.mask
         token_rewards = F.token_rewards(rewards, mask)
@@ -308,18 +331,23 @@ class RLHFTrainer:
             mask,
             token_rewards,
             group,
-            self._greedy_rewards(samples) if functions.compares_with_greedy(args) else None,
+            self._greedy_rewards(samples, moments)
+            if functions.compares_with_greedy(args)
+            else None,
         )
         returns = functions.estimate_returns(args, advantages, samples.values, token_rewards, mask)
         return advantages, returns
 
-    def _greedy_rewards(self, samples: Samples) -> Float[Tensor, " batch"]:
+    def _greedy_rewards(
+        self, samples: Samples, moments: F.RunningMoments | None
+    ) -> Float[Tensor, " batch"]:
         """What the likeliest tokens, one after the other, earn on the prompt of each row."""
         prompts = [tuple(prompt) for prompt in samples.prompts()]
         distinct = list(dict.fromkeys(prompts))
         spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
         greedy = self._sample(distinct, torch.Generator(self.device), spec)
         rewards = score_texts(self.reward_fn, greedy.texts(self.tokenizer)).to(self.device)
+        _, rewards = self._shape_rewards(greedy, rewards, moments)
         return rewards[[distinct.index(prompt) for prompt in prompts]]
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
@@ -327,7 +355,7 @@ class RLHFTrainer:
 
         1. Deal the batch out in minibatches, several times over.
         2. On each, take one optimiser step up the objective.
-        3. Step the learning-rate schedule once.
+        3. Step the learning-rate schedule once, and remember the moments of the rewards.
 
         Raises:
             RunError: the objective is no longer finite; no step is taken with it.
@@ -347,6 +375,7 @@ class RLHFTrainer:
             clip_coef = self.args.clip_coef
             stats.append(minibatch_stats(terms, minibatch, grad_norm, clip_coef, self.args))
         self.scheduler.step()
+        self.reward_moments = rollout.reward_moments or self.reward_moments
         means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
         return LearningStats(ratio_first_minibatch=first_ratio, **means)
 
@@ -498,6 +527,7 @@ class RLHFTrainer:
             group["lr"] = lr
         self.phase, self.best = notes["phase"], notes["best"]
         self.kl_controller.kl_coef = notes["kl_coef"]
+        self.reward_moments = F.RunningMoments(**notes.get("reward_moments", {}))
 
     def _start(self) -> None:
         """Make the run's directory if it is a new run, and say that it begins; once."""
@@ -584,6 +614,7 @@ class RLHFTrainer:
             "best": self.best,
             "scheduler": scheduler,
             "kl_coef": self.kl_controller.kl_coef,
+            "reward_moments": dataclasses.asdict(self.reward_moments),
         }
         checkpoint.save_checkpoint(path, tensors, notes)
         self._emit("checkpoint", checkpoint=path)

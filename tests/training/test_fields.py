@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.training import ReplayMemory, RLHFTrainer
+from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout
 from rlhf_lab.training.objective import policy_objective
 
 BASE = {
@@ -70,6 +70,12 @@ BASE = {
     "reward_model": "reel-sentiment",
     "direction": "pos",
     "normalize_reward": True,
+    "reward_scaling": "off",
+    "reward_clip": None,
+    "penalise_no_eos": False,
+    "min_response_length": 0,
+    "reward_penalty": -3.0,
+    "overlong_buffer": 0,
     "save_every": 1,
 }
 
@@ -111,6 +117,7 @@ CHANGED: dict[str, Any] = {
     "reward_fn": "count:the",
     "direction": "neg",
     "normalize_reward": False,
+    "reward_clip": 0.5,
 }
 """Fields that show in the weights that come out of a tiny run."""
 
@@ -122,6 +129,11 @@ ELSEWHERE = {
     "stop_at_eos",
     "dual_clip",
     "loss_aggregation",
+    "reward_scaling",
+    "penalise_no_eos",
+    "min_response_length",
+    "reward_penalty",
+    "overlong_buffer",
     "samples_per_prompt",
     "lora_rank",
     "lora_alpha",
@@ -310,6 +322,56 @@ def test_loss_aggregation_says_how_much_a_response_counts():
         args = dataclasses.replace(trainer.args, loss_aggregation=aggregation)
         found = policy_objective(minibatch.logprobs, minibatch, args, trainer.functions)
         assert found.item() == pytest.approx(1 / expected)
+
+
+ALTERNATING = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "stop_at_eos": True}
+"""One response in three stops early."""
+
+
+def shaped(**fields: Any) -> Rollout:
+    """A rollout of raw rewards 2, 4, 2, 4, ... that are not standardised."""
+    args = BASE | ALTERNATING | {"normalize_reward": False} | fields
+    reward_fn = lambda texts: torch.arange(len(texts)) % 2 * 2.0 + 2.0
+    return RLHFTrainer(RLHFArgs(**args), reward_fn=reward_fn).rollout_phase()
+
+
+def test_reward_scaling_divides_by_the_deviation_of_all_rewards_so_far():
+    """Of eight 2s and eight 4s: mean 3, variance 16 / 15."""
+    std = (16 / 15) ** 0.5
+    assert shaped(reward_scaling="scale").rewards[:2].tolist() == pytest.approx([2 / std, 4 / std])
+    both = shaped(reward_scaling="scale_and_shift").rewards[:2].tolist()
+    assert both == pytest.approx([-1 / std, 1 / std])
+
+
+def test_penalise_no_eos_replaces_the_reward_of_what_did_not_end():
+    rollout, plain = shaped(penalise_no_eos=True), shaped()
+    tokenizer = RLHFTrainer(RLHFArgs(**BASE)).tokenizer
+    rows = rollout.samples.tokens[:, rollout.samples.prefix_len :].tolist()
+    ended = torch.tensor([tokenizer.eos_token_id in row for row in rows])
+    assert 0 < ended.sum() < 16
+    assert torch.equal(rollout.rewards[ended], plain.rewards[ended])
+    assert (rollout.rewards[~ended] == -3.0).all()
+    assert torch.equal(rollout.raw_rewards, plain.raw_rewards)
+
+
+def test_min_response_length_replaces_the_reward_of_what_is_shorter():
+    rollout = shaped(min_response_length=20)
+    short = rollout.samples.mask.sum(1) < 20
+    assert 0 < short.sum() < 16
+    assert torch.equal(rollout.rewards == -3.0, short)
+
+
+def test_reward_penalty_is_what_stands_in_place_of_the_reward():
+    rollout = shaped(min_response_length=20, reward_penalty=-7.0)
+    assert torch.equal(rollout.rewards == -7.0, rollout.samples.mask.sum(1) < 20)
+
+
+def test_overlong_buffer_takes_up_to_1_off_long_responses():
+    """Of 28 tokens the last 10 cost a tenth each."""
+    rollout = shaped(overlong_buffer=10)
+    lengths = rollout.samples.mask.sum(1)
+    expected = rollout.raw_rewards - (lengths - 18).clamp(min=0) / 10
+    assert torch.allclose(rollout.rewards, expected) and lengths.min() < 18
 
 
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
