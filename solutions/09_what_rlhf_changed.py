@@ -204,7 +204,7 @@ share = "less than 10 %" if exactly < 0.1 else "10 to 70 %" if exactly < 0.7 els
 predictions.compare("weights that have not changed", unchanged, share)
 
 # %% [markdown]
-# On Reel every single weight has changed, and even in bfloat16 nearly all have. So the observation does
+# On Reel practically every weight has changed, and even in bfloat16 nearly all have. So the observation does
 # not carry over: what it needs is a step so small that bfloat16 rounds it away, and Reel's learning
 # rate of 3e-4 is far above a large model's. Unchanged entries say as much about precision and step size
 # as about RL.
