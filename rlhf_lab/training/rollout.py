@@ -36,9 +36,9 @@ def compare_with_reference(
     """Exact KL and entropy of the policy at each generated token, and the reference's residuals.
 
     1. Run the reference over finished sequences, as far as the last residual.
-    2. Take the policy's last residuals as the sampler noted them; or run the policy, too. While
-       the policy still has the reference's weights, they are the reference's, and the KL is
-       exactly 0.
+    2. Take the policy's last residuals as the sampler noted them; while the policy still has the
+       reference's weights, they are the reference's. Where a hook listens, run the policy, too, on
+       the same path. Either way equal weights give a KL of exactly 0.
     3. Keep the states before each generated token, and read out both logits.
     4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
 
@@ -59,7 +59,7 @@ def compare_with_reference(
         ref_residual = ref_residual[:, states]
         if same:
             residual = ref_residual
-        elif samples.residuals is not None:
+        elif packed and samples.residuals is not None:
             residual = samples.residuals[rows]
         else:
             residual = final_residuals(model, tokens, attention_mask, packed, dtype)[:, states]

@@ -348,6 +348,14 @@ def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     assert rough.objective.item() == pytest.approx(exact.objective.item(), abs=0.02)
 
 
+@pytest.mark.parametrize("listens", [False, True], ids=["packed", "a hook listens"])
+def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens):
+    trainer = make_trainer()
+    if listens:
+        trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: None)
+    assert torch.equal(trainer.rollout_phase().kl, torch.zeros(trainer.args.batch_size, 6))
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5, "temperature": 1.3}], ids=["all", "top_k"])
 def test_the_same_seed_gives_the_same_samples_with_and_without_a_hook(make_trainer, settings):
     """And the same KL and entropy, which are read from what the sampler noted."""
