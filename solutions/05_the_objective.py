@@ -27,7 +27,7 @@
 # | `kl_coef` climbs although the KL is tiny | the unit of its target | nats per token are 26 times fewer than nats per sequence |
 # | explained variance stays at 0 | value loss and its sign | the value head does not learn |
 #
-# About 110 minutes of work. All cells together run in about 45 seconds on one core, without a
+# About 110 minutes of work. All cells together run in about 25 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -496,7 +496,7 @@ assert torch.allclose(objective, theirs.objective, atol=1e-5)
 # Every one of these functions can be handed to the trainer by name. Two runs of eight phases: one
 # with yours, one with the package's. Will their rewards be the same, to the last digit?
 #
-# (9 s on one core)
+# (5 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -535,7 +535,7 @@ predictions.compare(
 # Now change the leash. `kl_coef` is 0.3 in this run. With 3 instead, or with none at all: where is
 # the final reward highest, and where the KL?
 #
-# (9 s on one core)
+# (5 s on one core)
 
 # %%
 highest_reward = 0.0  # predict: 0.0, 0.3 or 3.0
@@ -618,7 +618,7 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # target for one per token, and gives 0.3 / 26: does its reward get as high as in the first, or
 # higher, or does it stay lower?
 #
-# (18 s on one core)
+# (9 s on one core)
 
 # %%
 coefficient_goes = "down"  # predict: "up" or "down"

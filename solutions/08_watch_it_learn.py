@@ -28,7 +28,7 @@
 # | is there a sentiment direction? | held-out accuracy beside Bayes' rule | no probe beats Bayes' rule, but by luck |
 # | is it used? | ablate it, look at the next word | a random direction must change nothing |
 #
-# About 110 minutes of work. All cells together run in about 26 seconds on one core, without a
+# About 110 minutes of work. All cells together run in about 19 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -154,7 +154,7 @@ def remember_parts(ctx, acts):
 
 
 # %% [markdown]
-# (10 s on one core)
+# (6 s on one core)
 
 # %%
 reports = trainer.train()
@@ -331,7 +331,7 @@ Html("".join(lines)) if truth else None
 # *credit* with the exact credit, which of the two correlations is higher? And of the second adjective
 # and what follows it ("dull *but* the *plot*"), where does the critic hand out most?
 #
-# (10 s on one core)
+# (6 s on one core)
 
 # %%
 better_correlated = "values"  # predict: "values", "credit" or "about the same"

@@ -24,7 +24,7 @@
 # | which part changed its mind? | rows of the logit shift | they sum to the measured shift |
 # | is it a steering vector? | reward over alpha | beside a random vector of the same length |
 #
-# About 60 minutes of work. All cells together run in about 20 seconds on one core, without a
+# About 60 minutes of work. All cells together run in about 15 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -63,7 +63,7 @@ predictions = Predictions()
 # Train, and then forget the trainer. A run's folder holds the weights after 0, 1, 2, 4, 8, ... phases
 # and the last ones.
 #
-# (7 s on one core)
+# (4 s on one core)
 
 # %%
 args = RLHFArgs(**SETTINGS)
@@ -343,7 +343,7 @@ print(f"with them: off by {new.error:.0e} at most")
 #
 # How much of the way from the old reward to the new one does alpha = 1 go? And alpha = 4?
 #
-# (6 s on one core)
+# (5 s on one core)
 
 # %%
 alpha_one = (
