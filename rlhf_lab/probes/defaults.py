@@ -65,10 +65,10 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
     phases = trainer.args.total_phases
     every = phases // 4 if phases >= 20 else phases
     return Suite(
-        TextHeatmap(every=max(1, trainer.args.total_phases // 10)),
+        TextHeatmap(every=max(1, phases // 5)),
         RunHealth(),
         StepLedger(every=-(-phases // LEDGERS)),
-        KLByPosition(every=2),
+        KLByPosition(every=max(1, phases // 5)),
         ValueLens(every=every),
         Direction("sentiment", every=every),
         LogitShift(word, other, pos=truth.grammar.slot("VERB") - 1, every=every),

@@ -132,7 +132,7 @@ def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, T
 def _truth(seen: Observation, prefix_len: int, gen_len: int) -> dict[str, list]:
     """Slot names, and what each position tells about the reward."""
     seq = prefix_len + gen_len
-    information = torch.nn.functional.pad(seen.truth.information(), (0, seq))[:seq]
+    information = torch.nn.functional.pad(seen.truth.information, (0, seq))[:seq]
     return {
         "slots": seen.truth.slot_names(seq)[prefix_len:],
         "information": decimals(information[prefix_len:], 9),

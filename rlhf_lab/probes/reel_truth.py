@@ -121,6 +121,7 @@ class ReelTruth:
             defined,
         )
 
+    @cached_property
     def information(self) -> Float[Tensor, " seq"]:
         """I_t, the variance of the reward that the token at each position settles; 0 for <bos>."""
         behind_bos = token_information(self.policy, self.reward).float()

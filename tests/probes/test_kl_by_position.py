@@ -55,7 +55,7 @@ def test_a_run_stores_kl_by_slot_with_the_exact_information_beside_it(finished, 
     assert before["kl"] == [0.0] * 26 and before["k3_mean"] == [0.0] * 26
     assert after["phase"] == 2 and sum(after["kl"]) > 0
     assert sum(after["kl"]) == pytest.approx(finished.metrics()[2]["kl_per_sequence"], rel=1e-2)
-    assert before["information"] == pytest.approx(truth.information()[3:].tolist(), abs=1e-8)
+    assert before["information"] == pytest.approx(truth.information[3:].tolist(), abs=1e-8)
 
 
 def test_one_sequence_is_too_few_for_a_variance():

@@ -62,14 +62,14 @@ def test_an_optimum_without_a_price_of_kl_is_refused(truth):
 def test_information_sums_to_the_variance_of_the_reward(truth):
     rewards, chances = truth.final_rewards
     variance = (chances * rewards**2).sum() - (chances * rewards).sum() ** 2
-    information = truth.information()
+    information = truth.information
     assert information.shape == (29,) and information[0] == 0
     assert information.sum().item() == pytest.approx(variance, rel=1e-5)
 
 
 def test_kl_of_a_gentle_optimum_is_spent_where_the_information_is(truth):
     # Young 2026: KL_t -> I_t / (2 beta^2) as beta grows.
-    beta, information = 30.0, truth.information()[1:].double()
+    beta, information = 30.0, truth.information[1:].double()
     kl = optimal_policy(truth.policy, truth.reward, beta).kl_by_position(truth.policy)
     informative = information > 1e-3
     ratio = kl[informative] * 2 * beta**2 / information[informative]
