@@ -119,6 +119,12 @@ class RLHFArgs:
     """AdamW's decoupled weight decay."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm before every optimiser step."""
+    target_kl: float | None = None
+    """End the learning phase before a step whose minibatch has moved further than 1.5 times this
+    from the policy that sampled, in nats per token (k3); off when None.
+    """
+    ratio_threshold: float | None = None
+    """Take no step on a minibatch whose mean probability ratio exceeds this; off when None."""
     warmup_steps: int = 20
     """Phases of linear warm-up of the learning rates; smaller than total_phases."""
     final_scale: float = 0.1
@@ -373,6 +379,8 @@ _RANGES = MappingProxyType(
         "head_lr": _AT_LEAST_0,
         "weight_decay": _AT_LEAST_0,
         "max_grad_norm": _POSITIVE,
+        "target_kl": _POSITIVE,
+        "ratio_threshold": (lambda v: v > 1, "greater than 1"),
         "warmup_steps": _AT_LEAST_0,
         "final_scale": _UNIT,
         "clip_coef": _POSITIVE,

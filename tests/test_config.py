@@ -43,6 +43,8 @@ OPTIONAL = {
     "top_p",
     "clip_coef_high",
     "dual_clip",
+    "target_kl",
+    "ratio_threshold",
     "reward_clip",
     "max_log_ratio",
 }
@@ -54,7 +56,7 @@ WHOLE_NUMBERS = (
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
     "gamma gae_lambda temperature top_p kl_coef clip_coef_high max_log_ratio "
-    "reward_clip"
+    "reward_clip target_kl"
 ).split()
 OUT_OF_RANGE = [
     ("seed", -1),
@@ -68,6 +70,8 @@ OUT_OF_RANGE = [
     ("weight_decay", -0.01),
     ("max_grad_norm", 0.0),
     ("max_grad_norm", -1.0),
+    ("target_kl", 0.0),
+    ("ratio_threshold", 1.0),
     ("warmup_steps", -1),
     ("final_scale", -0.1),
     ("final_scale", 1.1),

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,9 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.device import product_dtype
 from rlhf_lab.training.memory import ReplayMinibatch
+
+Verdict = Literal["step", "skip", "stop"]
+KL_TOLERANCE = 1.5
 
 
 @dataclass(frozen=True)
@@ -394,6 +397,29 @@ def clip_fraction(
         return F.clip_fraction(logprobs, old, args.clip_coef, mask)
     low = F.clip_fraction_low(logprobs, old, args.clip_coef, mask)
     return low + F.clip_fraction_high(logprobs, old, args.clip_coef_high, mask)
+
+
+@torch.no_grad()
+def judge_step(terms: ObjectiveTerms, minibatch: ReplayMinibatch, args: RLHFArgs) -> Verdict:
+    """Whether the policy is still close enough to the one that sampled to learn from its samples.
+
+    1. "stop" if KL(old policy || policy), estimated by k3 over the real tokens, exceeds 1.5 times
+       `args.target_kl`: the rest of the phase would move it further yet.
+    2. "skip" if the mean ratio exceeds `args.ratio_threshold`: this minibatch is an outlier.
+    3. "step" otherwise.
+
+    Source: the early stop of OpenAI's Spinning Up, and the skip of TRL's PPO trainer, which there
+    multiplies the loss by 0 and steps all the same.
+    """
+    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
+    if args.target_kl is not None:
+        moved = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
+        if moved > KL_TOLERANCE * args.target_kl:
+            return "stop"
+    if args.ratio_threshold is not None:
+        if F.mean_ratio(new, old, mask) > args.ratio_threshold:
+            return "skip"
+    return "step"
 
 
 @torch.no_grad()

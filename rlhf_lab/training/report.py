@@ -19,6 +19,9 @@ class LearningStats:
         ratio_first_minibatch: the probability ratio that is furthest from 1 before the first step;
             1 when the policy that is trained is the policy that sampled.
         grad_norm: global norm of the gradient before clipping.
+        skipped_minibatches: those whose mean ratio exceeded ratio_threshold; no step was taken on
+            them, and they count in no mean.
+        unused_minibatches: those left when target_kl ended the phase; 0 if it did not.
     """
 
     objective: float
@@ -30,6 +33,8 @@ class LearningStats:
     approx_kl_per_token: float
     ratio_first_minibatch: float
     grad_norm: float
+    skipped_minibatches: int = 0
+    unused_minibatches: int = 0
 
 
 @dataclass(frozen=True)

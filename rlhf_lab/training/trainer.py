@@ -40,7 +40,9 @@ from rlhf_lab.training.moments import Context, Moment, Moments
 from rlhf_lab.training.objective import (
     Functions,
     ObjectiveTerms,
+    Verdict,
     furthest_ratio,
+    judge_step,
     minibatch_stats,
     objective_terms,
 )
@@ -354,38 +356,59 @@ class RLHFTrainer:
         """Improve the policy on a rollout.
 
         1. Deal the batch out in minibatches, several times over.
-        2. On each, take one optimiser step up the objective.
+        2. On each, take one optimiser step up the objective; but skip it above `ratio_threshold`,
+           and end the phase beyond `target_kl`.
         3. Step the learning-rate schedule once, and remember the moments of the rewards.
 
         Raises:
-            RunError: the objective is no longer finite; no step is taken with it.
+            RunError: the objective is no longer finite, and no step is taken with it; or there was
+            no minibatch to take a step on.
         """
         memory = ReplayMemory(
             rollout, self.args.num_minibatches, self.args.batches_per_learning_phase
         )
         generator = phase_generator(self.args.seed, self.phase, "minibatches")
-        stats, first_ratio = [], None
+        stats, first_ratio, skipped, unused = [], None, 0, 0
         for step, minibatch in enumerate(memory.get_minibatches(generator)):
             there = {"rollout": rollout, "minibatch": minibatch, "step": step}
             self._emit("before_minibatch", **there)
-            terms, grad_norm = self._step(minibatch, there)
+            terms, grad_norm, verdict = self._step(minibatch, there)
             if first_ratio is None:
                 first_ratio = furthest_ratio(terms, minibatch)
                 self._warn_if_off_policy(first_ratio)
+            if verdict == "stop":
+                unused = memory.num_minibatches * memory.passes - step
+                break
+            if verdict == "skip":
+                skipped += 1
+                continue
             clip_coef = self.args.clip_coef
             stats.append(minibatch_stats(terms, minibatch, grad_norm, clip_coef, self.args))
+        if not stats:
+            raise RunError(
+                f"no step was taken in phase {self.phase}, whose first minibatch has a ratio of "
+                f"{first_ratio:.4g}; raise ratio_threshold or target_kl, or lower the learning rates."
+            )
         self.scheduler.step()
         self.reward_moments = rollout.reward_moments or self.reward_moments
         means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
-        return LearningStats(ratio_first_minibatch=first_ratio, **means)
+        return LearningStats(
+            ratio_first_minibatch=first_ratio,
+            skipped_minibatches=skipped,
+            unused_minibatches=unused,
+            **means,
+        )
 
     def _step(
         self, minibatch: ReplayMinibatch, there: dict[str, Any]
-    ) -> tuple[ObjectiveTerms, float]:
-        """One optimiser step up the objective; also returns the gradient norm before clipping.
+    ) -> tuple[ObjectiveTerms, float | None, Verdict]:
+        """One optimiser step up the objective, unless the minibatch has moved too far for it.
 
         Args:
             there: what the moments of the step show.
+
+        Returns:
+            The terms, the gradient norm before clipping (None without a step), and what was done.
         """
         terms = objective_terms(
             self.policy,
@@ -395,6 +418,10 @@ class RLHFTrainer:
             self.functions,
             self.kl_controller.kl_coef,
         )
+        verdict = judge_step(terms, minibatch, self.args)
+        if verdict != "step":
+            self.optimizer.zero_grad()
+            return terms, None, verdict
         self._refuse_non_finite("objective", terms.objective.item())
         self._emit("after_loss", terms=terms, **there)
         self.optimizer.zero_grad()
@@ -404,7 +431,7 @@ class RLHFTrainer:
         self._refuse_non_finite("gradient norm", grad_norm)
         self.optimizer.step()
         self._emit("after_step", terms=terms, grad_norm=grad_norm, **there)
-        return terms, grad_norm
+        return terms, grad_norm, verdict
 
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):

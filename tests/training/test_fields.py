@@ -32,6 +32,8 @@ BASE = {
     "head_lr": 1e-2,
     "weight_decay": 0.01,
     "max_grad_norm": 1.0,
+    "target_kl": None,
+    "ratio_threshold": None,
     "warmup_steps": 1,
     "final_scale": 0.1,
     "clip_coef": 0.2,
@@ -90,6 +92,7 @@ CHANGED: dict[str, Any] = {
     "head_lr": 1e-3,
     "weight_decay": 0.5,
     "max_grad_norm": 0.01,
+    "target_kl": 1e-9,
     "warmup_steps": 2,
     "final_scale": 0.9,
     "clip_coef": 0.01,
@@ -129,6 +132,7 @@ ELSEWHERE = {
     "stop_at_eos",
     "dual_clip",
     "loss_aggregation",
+    "ratio_threshold",
     "reward_scaling",
     "penalise_no_eos",
     "min_response_length",
@@ -372,6 +376,16 @@ def test_overlong_buffer_takes_up_to_1_off_long_responses():
     lengths = rollout.samples.mask.sum(1)
     expected = rollout.raw_rewards - (lengths - 18).clamp(min=0) / 10
     assert torch.allclose(rollout.rewards, expected) and lengths.min() < 18
+
+
+def test_ratio_threshold_skips_the_minibatches_that_have_moved():
+    """After the first of four steps ratios are no longer 1; some means are above 1.0001."""
+    skipped = {}
+    for threshold in (1.0001, 100.0):
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"ratio_threshold": threshold})))
+        stats = trainer.learning_phase(trainer.rollout_phase())
+        skipped[threshold] = stats.skipped_minibatches
+    assert 0 < skipped[1.0001] < 4 and skipped[100.0] == 0
 
 
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
