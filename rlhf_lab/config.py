@@ -108,6 +108,12 @@ class RLHFArgs:
     """Sequences sampled per phase."""
     num_minibatches: int = 4
     """Minibatches per pass over the batch; divides batch_size."""
+    micro_batch_size: int | None = None
+    """Sequences per forward and backward pass, which saves memory and leaves the gradient as it is;
+    divides the minibatch, which is taken whole when None.
+    """
+    generation_batch_size: int | None = None
+    """Sequences sampled at a time, which saves memory but draws other samples; all when None."""
     batches_per_learning_phase: int = 2
     """Passes over the batch in one learning phase, each in a fresh random order."""
 
@@ -268,6 +274,11 @@ class RLHFArgs:
                 f"batch_size={self.batch_size} is not divisible by "
                 f"num_minibatches={self.num_minibatches}; choose a divisor."
             )
+        if self.micro_batch_size is not None and self.minibatch_size % self.micro_batch_size:
+            raise ConfigError(
+                f"micro_batch_size={self.micro_batch_size} does not divide the minibatch of "
+                f"batch_size / num_minibatches = {self.minibatch_size} sequences; choose a divisor."
+            )
         self._check_groups()
         self._check_policy_loss()
         self._check_rewards()
@@ -374,6 +385,8 @@ _RANGES = MappingProxyType(
         "total_phases": _AT_LEAST_1,
         "batch_size": _AT_LEAST_1,
         "num_minibatches": _AT_LEAST_1,
+        "micro_batch_size": _AT_LEAST_1,
+        "generation_batch_size": _AT_LEAST_1,
         "batches_per_learning_phase": _AT_LEAST_1,
         "base_lr": _AT_LEAST_0,
         "head_lr": _AT_LEAST_0,

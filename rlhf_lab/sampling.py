@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformer_lens import HookedTransformer
 from transformers import PreTrainedTokenizerBase
 
@@ -327,6 +328,63 @@ def sample(
         residuals=_columns(steps, "residual", spec.gen_len),
         support=_gather_support(steps, spec.gen_len) if spec.truncates else None,
     )
+
+
+def sample_in_parts(
+    policy: TransformerWithValueHead,
+    prompts: Sequence[Sequence[int]],
+    spec: SamplingSpec,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    part_size: int | None = None,
+) -> Samples:
+    """`sample`, with the key-value cache of `part_size` sequences only; of all when None.
+
+    The noise is drawn part after part, so that another size gives other samples of the same
+    distribution.
+    """
+    if part_size is None or part_size >= len(prompts):
+        return sample(policy, prompts, spec, generator, dtype)
+    parts = [
+        sample(policy, prompts[start : start + part_size], spec, generator, dtype)
+        for start in range(0, len(prompts), part_size)
+    ]
+    tokenizer = policy.base_model.tokenizer
+    return join_samples(parts, _pad_token(tokenizer, spec.stops(tokenizer)))
+
+
+def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
+    """Several batches of equally long responses as one, with prompts padded to the longest.
+
+    1. Pad tokens and prompt masks on the left.
+    2. Widen each support to the widest, with nothing kept in what is added.
+    3. Put everything one below the other.
+    """
+    width = max(part.prefix_len for part in parts)
+    short = [width - part.prefix_len for part in parts]
+    tokens = [pad(p.tokens, (n, 0), value=pad_token) for p, n in zip(parts, short, strict=True)]
+    masks = [pad(p.prompt_mask, (n, 0), value=False) for p, n in zip(parts, short, strict=True)]
+    noted = all(part.residuals is not None for part in parts)
+    return Samples(
+        tokens=torch.cat(tokens),
+        prompt_mask=torch.cat(masks),
+        mask=torch.cat([part.mask for part in parts]),
+        logprobs=torch.cat([part.logprobs for part in parts]),
+        values=torch.cat([part.values for part in parts]),
+        support=_join_supports([part.support for part in parts]),
+        residuals=torch.cat([part.residuals for part in parts]) if noted else None,
+    )
+
+
+def _join_supports(parts: Sequence[Support | None]) -> Support | None:
+    """Supports one below the other, as wide as the widest."""
+    if parts[0] is None:
+        return None
+    width = max(part.tokens.shape[-1] for part in parts)
+    added = [(0, width - part.tokens.shape[-1]) for part in parts]
+    tokens = [pad(part.tokens, n) for part, n in zip(parts, added, strict=True)]
+    kept = [pad(part.kept, n, value=False) for part, n in zip(parts, added, strict=True)]
+    return Support(torch.cat(tokens), torch.cat(kept))
 
 
 class _Step(NamedTuple):

@@ -43,6 +43,8 @@ OPTIONAL = {
     "top_p",
     "clip_coef_high",
     "dual_clip",
+    "micro_batch_size",
+    "generation_batch_size",
     "target_kl",
     "ratio_threshold",
     "reward_clip",
@@ -51,7 +53,7 @@ OPTIONAL = {
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
     "top_k save_every samples_per_prompt "
-    "min_response_length overlong_buffer"
+    "min_response_length overlong_buffer micro_batch_size generation_batch_size"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
@@ -72,6 +74,8 @@ OUT_OF_RANGE = [
     ("max_grad_norm", -1.0),
     ("target_kl", 0.0),
     ("ratio_threshold", 1.0),
+    ("micro_batch_size", 0),
+    ("generation_batch_size", 0),
     ("warmup_steps", -1),
     ("final_scale", -0.1),
     ("final_scale", 1.1),
@@ -302,6 +306,7 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        ({"micro_batch_size": 3}, ["micro_batch_size=3", "8 sequences"]),
         ({"reward_scaling": "scale"}, ["reward_scaling='scale'", "normalize_reward=True"]),
         ({"penalise_no_eos": True}, ["penalise_no_eos=True", "stop_at_eos=False"]),
         ({"overlong_buffer": 4}, ["overlong_buffer=4", "stop_at_eos=False"]),

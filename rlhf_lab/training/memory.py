@@ -1,5 +1,6 @@
 """What one phase remembers: the rollout, and the minibatches it is learned from."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,6 +75,11 @@ class ReplayMinibatch:
     ref_residuals: Float[Tensor, "minibatch gen d_model"]
     support: Support | None
     ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
+
+    def __getitem__(self, rows: Int[Tensor, " rows"]) -> "ReplayMinibatch":
+        """Some of the sequences."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return ReplayMinibatch(**{n: None if x is None else x[rows] for n, x in parts.items()})
 
     @property
     def prefix_len(self) -> int:

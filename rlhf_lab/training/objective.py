@@ -330,6 +330,66 @@ def objective_terms(
     )
 
 
+def climb_in_parts(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    functions: Functions,
+    kl_coef: float,
+    part_size: int,
+) -> ObjectiveTerms:
+    """Add the gradient of the objective to the policy's, a few sequences at a time.
+
+    1. Whiten the advantages over the whole minibatch, if so asked.
+    2. Take the terms of each part, which are means over its tokens (or sequences), times its share
+       of the minibatch's tokens (or sequences), so that they add up to those of the whole.
+    3. Go back through each part before the next, so that only one is in memory.
+
+    Value and gradient are those of `objective_terms`, however the minibatch is cut. The terms that
+    come back have no graph.
+    """
+    advantages = minibatch.advantages
+    if args.normalize_advantages:
+        advantages = F.whiten(advantages, minibatch.mask)
+    whole = dataclasses.replace(minibatch, advantages=advantages)
+    args = dataclasses.replace(args, normalize_advantages=False)
+    found = []
+    for rows in torch.arange(len(advantages), device=advantages.device).split(part_size):
+        part = whole[rows]
+        terms = objective_terms(policy, reference, part, args, functions, kl_coef)
+        found.append(_weigh(terms, part.mask, whole.mask, args))
+        found[-1].objective.backward()
+        found[-1] = _map(Tensor.detach, found[-1])
+    scalars = [x.ndim == 0 for x in vars(found[0]).values()]
+    columns = zip(scalars, *(vars(terms).values() for terms in found), strict=True)
+    return ObjectiveTerms(*(sum(xs) if scalar else torch.cat(xs) for scalar, *xs in columns))
+
+
+def _weigh(
+    terms: ObjectiveTerms,
+    part: Bool[Tensor, "part gen"],
+    whole: Bool[Tensor, "minibatch gen"],
+    args: RLHFArgs,
+) -> ObjectiveTerms:
+    """The terms of a part, times its share of what they are means over."""
+    by_token, by_aggregation = (
+        F.aggregation_denominator(part, name) / F.aggregation_denominator(whole, name).clamp(min=1)
+        for name in ("token_mean", args.loss_aggregation)
+    )
+    surrogate = by_aggregation * terms.clipped_surrogate
+    others = (terms.value_loss, terms.entropy_bonus, terms.kl_penalty)
+    value_loss, entropy_bonus, kl_penalty = (by_token * term for term in others)
+    objective = surrogate - value_loss + entropy_bonus - kl_penalty
+    rest = (value_loss, entropy_bonus, kl_penalty, terms.logprobs, terms.values)
+    return ObjectiveTerms(objective, surrogate, *rest)
+
+
+def _map(function: Callable[[Tensor], Tensor], terms: ObjectiveTerms) -> ObjectiveTerms:
+    """A function of each of the terms."""
+    return ObjectiveTerms(*map(function, vars(terms).values()))
+
+
 def policy_objective(
     logprobs: Float[Tensor, "minibatch gen"],
     minibatch: ReplayMinibatch,

@@ -31,7 +31,13 @@ from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
 from rlhf_lab.rewards import RewardFn, load_reward, score_texts
-from rlhf_lab.sampling import Samples, SamplingSpec, check_context, sample, tokenize_prompts
+from rlhf_lab.sampling import (
+    Samples,
+    SamplingSpec,
+    check_context,
+    sample_in_parts,
+    tokenize_prompts,
+)
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.capture import capturing, check_request
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
@@ -41,6 +47,7 @@ from rlhf_lab.training.objective import (
     Functions,
     ObjectiveTerms,
     Verdict,
+    climb_in_parts,
     furthest_ratio,
     judge_step,
     minibatch_stats,
@@ -238,7 +245,14 @@ class RLHFTrainer:
     ) -> Samples:
         dtype = product_dtype(self.args.precision)
         with merged_lora(self.policy):
-            return sample(self.policy, prompts, spec or self.sampling_spec, generator, dtype)
+            return sample_in_parts(
+                self.policy,
+                prompts,
+                spec or self.sampling_spec,
+                generator,
+                dtype,
+                self.args.generation_batch_size,
+            )
 
     def _score(self, samples: Samples) -> Rollout:
         texts = samples.texts(self.tokenizer)
@@ -251,7 +265,7 @@ class RLHFTrainer:
             self.reference,
             samples,
             self.args.temperature,
-            self.args.minibatch_size,
+            self.args.micro_batch_size or self.args.minibatch_size,
             product_dtype(self.args.precision),
         )
         ref_logprobs = self._reference_logprobs(samples, ref_residuals)
@@ -300,7 +314,7 @@ class RLHFTrainer:
             samples,
             ref_residuals,
             self.args.temperature,
-            self.args.minibatch_size,
+            self.args.micro_batch_size or self.args.minibatch_size,
             product_dtype(self.args.precision),
         )
 
@@ -387,7 +401,7 @@ class RLHFTrainer:
         if not stats:
             raise RunError(
                 f"no step was taken in phase {self.phase}, whose first minibatch has a ratio of "
-                f"{first_ratio:.4g}; raise ratio_threshold or target_kl, or lower the learning rates."
+                f"{first_ratio:.4g}; raise ratio_threshold or target_kl, or lower base_lr."
             )
         self.scheduler.step()
         self.reward_moments = rollout.reward_moments or self.reward_moments
@@ -410,22 +424,23 @@ class RLHFTrainer:
         Returns:
             The terms, the gradient norm before clipping (None without a step), and what was done.
         """
-        terms = objective_terms(
-            self.policy,
-            self.reference,
-            minibatch,
-            self.args,
-            self.functions,
-            self.kl_controller.kl_coef,
-        )
+        part_size = self.args.micro_batch_size
+        models, kl_coef = (self.policy, self.reference), self.kl_controller.kl_coef
+        settings = (minibatch, self.args, self.functions, kl_coef)
+        if part_size is None:
+            terms = objective_terms(*models, *settings)
+        else:
+            self.optimizer.zero_grad()
+            terms = climb_in_parts(*models, *settings, part_size)
         verdict = judge_step(terms, minibatch, self.args)
         if verdict != "step":
             self.optimizer.zero_grad()
             return terms, None, verdict
         self._refuse_non_finite("objective", terms.objective.item())
         self._emit("after_loss", terms=terms, **there)
-        self.optimizer.zero_grad()
-        terms.objective.backward()
+        if part_size is None:
+            self.optimizer.zero_grad()
+            terms.objective.backward()
         self._emit("after_backward", terms=terms, **there)
         grad_norm = clip_gradients(self.policy, self.args.max_grad_norm)
         self._refuse_non_finite("gradient norm", grad_norm)

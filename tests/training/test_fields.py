@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout
+from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout, objective_terms
 from rlhf_lab.training.objective import policy_objective
 
 BASE = {
@@ -27,6 +27,8 @@ BASE = {
     "total_phases": 3,
     "batch_size": 4,
     "num_minibatches": 2,
+    "micro_batch_size": None,
+    "generation_batch_size": None,
     "batches_per_learning_phase": 2,
     "base_lr": 3e-3,
     "head_lr": 1e-2,
@@ -87,6 +89,7 @@ CHANGED: dict[str, Any] = {
     "total_phases": 4,
     "batch_size": 6,
     "num_minibatches": 4,
+    "generation_batch_size": 1,
     "batches_per_learning_phase": 1,
     "base_lr": 1e-3,
     "head_lr": 1e-3,
@@ -132,6 +135,7 @@ ELSEWHERE = {
     "stop_at_eos",
     "dual_clip",
     "loss_aggregation",
+    "micro_batch_size",
     "ratio_threshold",
     "reward_scaling",
     "penalise_no_eos",
@@ -386,6 +390,23 @@ def test_ratio_threshold_skips_the_minibatches_that_have_moved():
         stats = trainer.learning_phase(trainer.rollout_phase())
         skipped[threshold] = stats.skipped_minibatches
     assert 0 < skipped[1.0001] < 4 and skipped[100.0] == 0
+
+
+def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(monkeypatch):
+    """A minibatch of 2 is taken in one piece, or one by one."""
+    sizes = {}
+    for size in (None, 1):
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"micro_batch_size": size})))
+        rollout, seen = trainer.rollout_phase(), sizes.setdefault(size, [])
+
+        def noting(policy, reference, minibatch, *rest, seen=seen):
+            seen.append(len(minibatch.tokens))
+            return objective_terms(policy, reference, minibatch, *rest)
+
+        for module in ("objective", "trainer"):
+            monkeypatch.setattr(f"rlhf_lab.training.{module}.objective_terms", noting)
+        trainer.learning_phase(rollout)
+    assert sizes == {None: [2] * 4, 1: [1] * 8}
 
 
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
