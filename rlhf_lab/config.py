@@ -187,11 +187,17 @@ class RLHFArgs:
     lora_targets: str = "W_Q,W_V"
     """What has adapters, with commas between: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
     prefix: str = "This is"
-    """The prompt that every sequence starts with."""
+    """The prompt that every sequence starts with, unless there are prompts."""
+    prompts: str | None = None
+    """A file of prompts in place of the prefix: .jsonl or .csv with the column prompt, or text with
+    one prompt per line.
+    """
     prepend_bos: bool = True
     """Put the beginning-of-sequence token before the prompt."""
     gen_len: int = 50
     """Tokens to generate per sequence."""
+    gen_len_min: int | None = None
+    """Draw the number of tokens anew in each phase, from gen_len_min to gen_len; off when None."""
     stop_at_eos: bool = False
     """Mask everything after the first end-of-sequence token; when off, text runs on past it."""
     temperature: float = 1.0
@@ -280,6 +286,11 @@ class RLHFArgs:
                 f"batch_size / num_minibatches = {self.minibatch_size} sequences; choose a divisor."
             )
         self._check_groups()
+        if self.gen_len_min is not None and self.gen_len_min > self.gen_len:
+            raise ConfigError(
+                f"gen_len_min={self.gen_len_min} exceeds gen_len={self.gen_len}; lower it or raise "
+                "gen_len."
+            )
         self._check_policy_loss()
         self._check_rewards()
         if self.warmup_steps >= self.total_phases:
@@ -407,6 +418,8 @@ _RANGES = MappingProxyType(
         "gamma": _UNIT,
         "gae_lambda": _UNIT,
         "gen_len": _AT_LEAST_1,
+        "gen_len_min": _AT_LEAST_1,
+        "prompts": (bool, "a file, or None"),
         "temperature": _POSITIVE,
         "top_k": _AT_LEAST_1,
         "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),

@@ -43,6 +43,8 @@ OPTIONAL = {
     "top_p",
     "clip_coef_high",
     "dual_clip",
+    "prompts",
+    "gen_len_min",
     "micro_batch_size",
     "generation_batch_size",
     "target_kl",
@@ -53,7 +55,8 @@ OPTIONAL = {
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
     "top_k save_every samples_per_prompt "
-    "min_response_length overlong_buffer micro_batch_size generation_batch_size"
+    "min_response_length overlong_buffer micro_batch_size generation_batch_size "
+    "gen_len_min"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
@@ -76,6 +79,8 @@ OUT_OF_RANGE = [
     ("ratio_threshold", 1.0),
     ("micro_batch_size", 0),
     ("generation_batch_size", 0),
+    ("prompts", ""),
+    ("gen_len_min", 0),
     ("warmup_steps", -1),
     ("final_scale", -0.1),
     ("final_scale", 1.1),
@@ -306,6 +311,7 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        ({"gen_len_min": 51}, ["gen_len_min=51", "gen_len=50"]),
         ({"micro_batch_size": 3}, ["micro_batch_size=3", "8 sequences"]),
         ({"reward_scaling": "scale"}, ["reward_scaling='scale'", "normalize_reward=True"]),
         ({"penalise_no_eos": True}, ["penalise_no_eos=True", "stop_at_eos=False"]),

@@ -9,9 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -54,6 +53,7 @@ from rlhf_lab.training.objective import (
     objective_terms,
 )
 from rlhf_lab.training.optim import add_critic, clip_gradients, get_optimizer_and_scheduler
+from rlhf_lab.training.prompts import choose_prompts, deal
 from rlhf_lab.training.report import (
     Cost,
     LearningStats,
@@ -68,25 +68,11 @@ from rlhf_lab.training.rollout import (
 )
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.shaping import penalised, rescaled
+from rlhf_lab.training.streams import phase_generator
 from rlhf_lab.training.wandb_sink import WandbSink
 
-Stream = Literal["sampling", "minibatches", "evaluation"]
-STREAMS = ("sampling", "minibatches", "evaluation")
 EVALUATION_BATCHES = 4
 RATIO_TOLERANCE = MappingProxyType({"fp32": 1e-3, "bf16": 0.25})
-
-
-def phase_generator(
-    seed: int, phase: int, stream: Stream, device: str | torch.device = "cpu"
-) -> torch.Generator:
-    """The random numbers of one purpose in one phase, from nothing but the seed.
-
-    No random state runs through a training run, so a phase can be repeated from its weights alone,
-    and nothing that draws random numbers on the side changes it.
-    """
-    entropy = np.random.SeedSequence([seed, phase, STREAMS.index(stream)])
-    state = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
-    return torch.Generator(device).manual_seed(state)
 
 
 class RLHFTrainer:
@@ -101,6 +87,7 @@ class RLHFTrainer:
             when None. It is made when the first phase begins.
         policy: the model to train; the one that `args.base_model` names when None.
         reference: what the KL is measured from; a frozen copy of the policy when None.
+        prompts: texts to continue; those of `args.prompts`, or `args.prefix` alone, when None.
         reward_fn: from texts to rewards; the one that `args.reward_fn` names when None.
         gold_fn: a known truth to show beside the reward; on the bundled Reel policy, its gold
             reward.
@@ -120,6 +107,7 @@ class RLHFTrainer:
         out: str | Path | None = None,
         policy: TransformerWithValueHead | None = None,
         reference: HookedTransformer | None = None,
+        prompts: Sequence[str] | None = None,
         reward_fn: RewardFn | None = None,
         gold_fn: RewardFn | None = None,
         kl_controller: KLController | None = None,
@@ -132,7 +120,12 @@ class RLHFTrainer:
         self.functions.check(args)
         self.device = pick_device(args.device)
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
-        given |= {"gold_fn": gold_fn, "kl_controller": kl_controller, **functions}
+        given |= {
+            "prompts": prompts,
+            "gold_fn": gold_fn,
+            "kl_controller": kl_controller,
+            **functions,
+        }
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         if policy is None:
             policy = build_policy(args, self.device)
@@ -141,11 +134,13 @@ class RLHFTrainer:
             tune_cpu(self.policy.base_model.cfg.d_model)
         self.reference = reference or make_reference(self.policy.base_model)
         self.reward_fn = reward_fn or load_reward(args, self.device)
-        score_texts(self.reward_fn, [args.prefix, args.prefix])
+        texts = choose_prompts(args.prefix, args.prompts, prompts)
+        score_texts(self.reward_fn, [texts[0], texts[0]])
         self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
         self.gold_fn = gold_fn or (REWARDS["gold"] if self.speaks_reel else None)
         self.sampling_spec = SamplingSpec.from_args(args)
-        self.prompt = self._tokenize_prompt()
+        self.prompts = self._tokenize_prompts(texts)
+        self.prompt = max(self.prompts, key=len)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
         add_critic(self.optimizer, self.policy)
         self.kl_controller = kl_controller or get_kl_controller(args)
@@ -160,17 +155,36 @@ class RLHFTrainer:
         self._started = False
         self._stop_requested = False
 
-    def _tokenize_prompt(self) -> list[int]:
+    def _tokenize_prompts(self, texts: list[str]) -> list[list[int]]:
         model, args = self.policy.base_model, self.args
         if model.tokenizer is None:
             raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
-        prompt = tokenize_prompts(model.tokenizer, [args.prefix], args.prepend_bos)[0]
-        if not prompt:
+        prompts = tokenize_prompts(model.tokenizer, texts, args.prepend_bos)
+        if not all(prompts):
             raise ConfigError(
                 "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
             )
-        check_context(model, len(prompt), args.gen_len)
-        return prompt
+        check_context(model, max(map(len, prompts)), args.gen_len)
+        return prompts
+
+    def _deal_prompts(self, batch: int) -> list[list[int]]:
+        """The prompt of each row of a run's batch, counted from 0; answers to one stand together.
+
+        Where there is one prompt only, it is the same in every batch.
+        """
+        each = self.args.samples_per_prompt
+        n = self.args.batch_size // each
+        chosen = deal(len(self.prompts), batch * n, n, self.args.seed)
+        return [self.prompts[i] for i in chosen for _ in range(each)]
+
+    def _phase_spec(self) -> SamplingSpec:
+        """The sampling spec, with this phase's number of tokens."""
+        shortest, longest = self.args.gen_len_min, self.sampling_spec.gen_len
+        if shortest is None:
+            return self.sampling_spec
+        generator = phase_generator(self.args.seed, self.phase, "lengths")
+        drawn = torch.randint(shortest, longest + 1, (), generator=generator)
+        return dataclasses.replace(self.sampling_spec, gen_len=int(drawn))
 
     @property
     def tokenizer(self) -> Any:
@@ -223,15 +237,14 @@ class RLHFTrainer:
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute everything that learning needs.
 
-        1. Let the policy continue the prompt.
+        1. Let the policy continue the prompts.
         2. Let the reward function read the texts; penalise, scale, clip and standardise the rewards
            as far as so asked.
         3. Compare policy and reference on the finished sequences.
         4. Estimate advantages and returns.
         """
         generator = phase_generator(self.args.seed, self.phase, "sampling", self.device)
-        prompts = [self.prompt] * self.args.batch_size
-        samples = self._sample(prompts, generator)
+        samples = self._sample(self._deal_prompts(self.phase), generator, self._phase_spec())
         self._emit("after_rollout", samples=samples)
         rollout = self._score(samples)
         self._emit("after_score", samples=samples, rollout=rollout)
@@ -518,10 +531,9 @@ class RLHFTrainer:
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
         generator = phase_generator(self.args.seed, self.phase, "evaluation", self.device)
-        prompts = [self.prompt] * self.args.batch_size
         stats: list[RolloutStats] = []
-        for _ in range(EVALUATION_BATCHES):
-            samples = self._sample(prompts, generator)
+        for batch in range(EVALUATION_BATCHES):
+            samples = self._sample(self._deal_prompts(batch), generator)
             stats.append(summarise(self._score(samples)))
         names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
         means = {

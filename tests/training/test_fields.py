@@ -58,8 +58,10 @@ BASE = {
     "lora_alpha": 4.0,
     "lora_targets": "W_Q,W_V",
     "prefix": "this movie",
+    "prompts": None,
     "prepend_bos": True,
     "gen_len": 6,
+    "gen_len_min": None,
     "stop_at_eos": False,
     "temperature": 1.0,
     "top_k": None,
@@ -135,6 +137,8 @@ ELSEWHERE = {
     "stop_at_eos",
     "dual_clip",
     "loss_aggregation",
+    "prompts",
+    "gen_len_min",
     "micro_batch_size",
     "ratio_threshold",
     "reward_scaling",
@@ -407,6 +411,21 @@ def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(
             monkeypatch.setattr(f"rlhf_lab.training.{module}.objective_terms", noting)
         trainer.learning_phase(rollout)
     assert sizes == {None: [2] * 4, 1: [1] * 8}
+
+
+def test_prompts_are_what_is_continued_in_place_of_the_prefix(tmp_path):
+    (tmp_path / "prompts.txt").write_text("the film\nthe script was\n")
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"prompts": str(tmp_path / "prompts.txt")})))
+    texts = trainer.rollout_phase().texts
+    assert sum(text.startswith("the film ") for text in texts) == 2
+    assert sum(text.startswith("the script was ") for text in texts) == 2
+
+
+def test_gen_len_min_draws_the_number_of_tokens_in_each_phase():
+    trainer, lengths = RLHFTrainer(RLHFArgs(**(BASE | {"gen_len_min": 3}))), []
+    for trainer.phase in range(30):
+        lengths.append(trainer.rollout_phase().samples.mask.shape[1])
+    assert set(lengths) == {3, 4, 5, 6}
 
 
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():

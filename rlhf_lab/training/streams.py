@@ -1,0 +1,25 @@
+"""Random numbers of one purpose each, from the run's seed and the number of the phase."""
+
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+Stream = Literal["sampling", "minibatches", "evaluation", "prompts", "lengths", "generate"]
+STREAMS = get_args(Stream)
+
+
+def phase_generator(
+    seed: int, phase: int, stream: Stream, device: str | torch.device = "cpu", call: int = 0
+) -> torch.Generator:
+    """The random numbers of one purpose in one phase, from nothing but the seed.
+
+    No random state runs through a training run, so a phase can be repeated from its weights alone,
+    and nothing that draws random numbers on the side changes it.
+
+    Args:
+        call: which use of the purpose in this phase it is, if there are several.
+    """
+    entropy = np.random.SeedSequence([seed, phase, STREAMS.index(stream), *[call] * (call > 0)])
+    state = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return torch.Generator(device).manual_seed(state)
