@@ -39,6 +39,7 @@ from rlhf_lab.sampling import (
 )
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.capture import capturing, check_request
+from rlhf_lab.training.given import Texts, as_tokens, note_given
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.moments import Context, Moment, Moments
@@ -79,7 +80,7 @@ class RLHFTrainer:
     """Trains a policy with PPO against a reward, under a KL leash, and shows everything on the way.
 
     Iterate over it for one `PhaseReport` per phase, or call `train()`. `rollout_phase()` and
-    `learning_phase()` work on their own, too.
+    `learning_phase()` work on their own, too; `generate()` and `step()` leave the loop to you.
 
     Args:
         args: the settings.
@@ -152,6 +153,7 @@ class RLHFTrainer:
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None
         self._out = out
+        self._generated = 0
         self._started = False
         self._stop_requested = False
 
@@ -267,9 +269,9 @@ class RLHFTrainer:
                 self.args.generation_batch_size,
             )
 
-    def _score(self, samples: Samples) -> Rollout:
+    def _score(self, samples: Samples, reward_fn: RewardFn | None = None) -> Rollout:
         texts = samples.texts(self.tokenizer)
-        raw_rewards = score_texts(self.reward_fn, texts).to(self.device)
+        raw_rewards = score_texts(reward_fn or self.reward_fn, texts).to(self.device)
         moments, rewards = self._shape_rewards(samples, raw_rewards)
         if self.args.normalize_reward:
             rewards = self.functions.normalize_reward(rewards)
@@ -489,7 +491,10 @@ class RLHFTrainer:
         """One rollout phase and one learning phase, logged and saved."""
         self._start()
         began = perf_counter()
-        rollout = self.rollout_phase()
+        return self._learn_and_report(self.rollout_phase(), began)
+
+    def _learn_and_report(self, rollout: Rollout, began: float) -> PhaseReport:
+        """The second half of a phase, whose first began at `began`."""
         rolled_out = perf_counter()
         stats = summarise(rollout)
         self._save_best(stats.mean_reward)
@@ -502,9 +507,85 @@ class RLHFTrainer:
         self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
         self._log(report, rollout)
         self._emit("after_phase", rollout=rollout, report=report)
-        self.phase += 1
+        self.phase, self._generated = self.phase + 1, 0
         self._save_due()
         return report
+
+    def generate(self, prompts: Texts) -> list[str] | list[Int[Tensor, " response"]]:
+        """Let the policy answer, in the kind that the prompts are: texts, or token ids.
+
+        1. Take prompts as they are, but for a BOS before texts, if `args.prepend_bos`.
+        2. Sample, by the seed: another call in the same phase has other noise.
+        3. Return the responses alone; token ids include the stop token, texts do not.
+
+        Raises:
+            ConfigError: an empty prompt, or one that leaves no room for an answer.
+        """
+        rows = as_tokens(self.tokenizer, prompts, "prompts", self.args.prepend_bos)
+        place = (self.args.seed, self.phase, "generate", self.device)
+        generator = phase_generator(*place, call=self._generated)
+        self._generated += 1
+        samples = self._sample(rows, generator, self._phase_spec())
+        written = samples.tokens[:, samples.prefix_len :]
+        responses = [ids[real] for ids, real in zip(written, samples.mask, strict=True)]
+        if isinstance(prompts[0], str):
+            return self.tokenizer.batch_decode(responses, skip_special_tokens=True)
+        return responses
+
+    def step(
+        self, queries: Texts, responses: Texts, scores: Sequence[float] | Sequence[Tensor] | Tensor
+    ) -> PhaseReport:
+        """One phase of learning from texts that are scored already: TRL's way of working.
+
+        1. Run the policy over query and response for log-probabilities and values.
+        2. Go on as any phase does: shape the scores, learn, log, save.
+
+        Args:
+            queries, responses: `batch_size` of each, as texts or as token ids. A text has no stop
+                token; where the end matters, give token ids.
+            scores: one number for each.
+
+        Returns:
+            The report; `trl_stats` has its numbers under TRL's names.
+
+        Raises:
+            ConfigError: not as many as `batch_size`, an empty one, or advantages='remax', for which
+                no scores of greedy answers are there.
+        """
+        self._check_step(queries, responses, scores)
+        bos, given = self.args.prepend_bos, self.tokenizer
+        asked = as_tokens(given, queries, "queries", bos)
+        answered = as_tokens(given, responses, "responses", False)
+        numbers = torch.tensor([float(score) for score in scores])
+        began = perf_counter()
+        samples = note_given(
+            self.policy,
+            asked,
+            answered,
+            self.args.temperature,
+            self.args.micro_batch_size or self.args.minibatch_size,
+            product_dtype(self.args.precision),
+        )
+        self._start()
+        self._emit("after_rollout", samples=samples)
+        rollout = self._score(samples, lambda texts: numbers)
+        self._emit("after_score", samples=samples, rollout=rollout)
+        return self._learn_and_report(rollout, began)
+
+    def _check_step(self, queries: Texts, responses: Texts, scores: Sequence[Any] | Tensor) -> None:
+        """Refuse what is not one query, response and score for each row of the batch."""
+        given = {"queries": queries, "responses": responses, "scores": scores}
+        for name, entries in given.items():
+            if len(entries) != self.args.batch_size:
+                raise ConfigError(
+                    f"{name} has {len(entries)} entries, but batch_size={self.args.batch_size}; "
+                    "give one for each sequence of the batch."
+                )
+        if self.functions.compares_with_greedy(self.args):
+            raise ConfigError(
+                f"advantages={self.args.advantages!r} needs scores of greedy answers, which step() "
+                "is not given; choose another estimator."
+            )
 
     def __iter__(self) -> Iterator[PhaseReport]:
         """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""

@@ -1,0 +1,71 @@
+"""Queries and responses from elsewhere, made into what the sampler would have noted of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, policy_outputs
+from rlhf_lab.sampling import Samples, check_context, pad_left, tokenize_prompts
+
+Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
+
+
+def as_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Texts, field: str, prepend_bos: bool
+) -> list[list[int]]:
+    """Token ids of texts; what is given as token ids stays as it is.
+
+    Raises:
+        ConfigError: nothing is given, or one of them is empty; named by `field` and number.
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
+    if all(isinstance(text, str) for text in texts):
+        rows = tokenize_prompts(tokenizer, texts, prepend_bos)
+    else:
+        rows = [torch.as_tensor(row).flatten().tolist() for row in texts]
+    empty = [number for number, row in enumerate(rows) if not row]
+    if empty:
+        raise ConfigError(f"{field}[{empty[0]}] is empty; give it at least one token.")
+    return rows
+
+
+@torch.no_grad()
+def note_given(
+    policy: TransformerWithValueHead,
+    queries: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    temperature: float,
+    chunk_size: int,
+    dtype: torch.dtype | None = None,
+) -> Samples:
+    """Run the policy over finished texts for the log-probabilities and values of their tokens.
+
+    1. Pad queries on the left and responses on the right.
+    2. Run the policy over some rows at a time.
+
+    Log-probabilities are over the whole vocabulary at the temperature, whatever wrote the
+    responses: there is no support, in learning either.
+
+    Raises:
+        ConfigError: query and response together are longer than the model's context.
+    """
+    tokens, prompt_mask = pad_left(queries, 0, policy.device)
+    longest = max(map(len, responses))
+    check_context(policy.base_model, tokens.shape[1], longest)
+    padded = [[*row, *[0] * (longest - len(row))] for row in responses]
+    written = torch.tensor(padded, device=policy.device)
+    lengths = torch.tensor([len(row) for row in responses], device=policy.device)
+    mask = torch.arange(longest, device=policy.device) < lengths[:, None]
+    tokens, prefix_len = torch.cat([tokens, written], dim=1), tokens.shape[1]
+    attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
+    logprobs, values = [], []
+    for rows in torch.arange(len(tokens), device=policy.device).split(chunk_size):
+        logits, all_values = policy_outputs(policy, tokens[rows], attention_mask[rows], dtype)
+        logprobs.append(F.get_logprobs(logits, tokens[rows], prefix_len, temperature))
+        values.append(F.generated_values(all_values, prefix_len).float())
+    return Samples(tokens, prompt_mask, mask, torch.cat(logprobs), torch.cat(values), support=None)
