@@ -68,7 +68,7 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
         TextHeatmap(every=max(1, phases // 5)),
         RunHealth(),
         StepLedger(every=-(-phases // LEDGERS)),
-        KLByPosition(every=max(1, phases // 5)),
+        KLByPosition(every=max(2, phases // 5)),
         ValueLens(every=every),
         Direction("sentiment", every=every),
         LogitShift(word, other, pos=truth.grammar.slot("VERB") - 1, every=every),
