@@ -15,7 +15,7 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import run_models
+from rlhf_lab.training.objective import penalised_kl, run_models, surrogate_shares
 
 BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
 Entries = dict[str, Float[Tensor, "minibatch gen"]]
@@ -39,14 +39,19 @@ def ledger_entries(
     Raises:
         ConfigError: no kl_coef, although the run changes it as it goes.
 
+    The KL is the one that the loss pays for: the run's estimate, or 0 where the reward pays.
+
     share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
+    (with PPO's plain loss; another one has its own first term)
     """
     kl_coef = _coefficient(args, kl_coef)
     mask, out = minibatch.mask, run_models(policy, reference, minibatch, args.temperature)
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,
-        "kl": F.kl_per_token(out.logits, out.ref_logits),
+        "kl": penalised_kl(
+            out.logprobs, F.kl_per_token(out.logits, out.ref_logits), minibatch, args
+        ),
         "entropy": F.entropy_per_token(out.logits),
         "value_loss": _value_losses(out.values, minibatch, args) / mask.sum(),
     }
@@ -82,7 +87,7 @@ def _surrogate(
         "clipped": (clipped < ratio * whitened).to(ratio.dtype),
         "advantage": advantages,
         "whitened": whitened,
-        "surrogate": torch.minimum(ratio * whitened, clipped) / mask.sum(),
+        "surrogate": surrogate_shares(logprobs, minibatch, args),
     }
 
 

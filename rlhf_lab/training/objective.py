@@ -403,8 +403,7 @@ def policy_objective(
        says.
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
-    if args.max_log_ratio is not None:
-        logprobs = old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
+    logprobs = _held(logprobs, old, args)
     if functions.clips_plainly(args):
         return functions.clipped_surrogate(
             logprobs, old, advantages, args.clip_coef, mask, args.normalize_advantages
@@ -422,6 +421,58 @@ def policy_objective(
         aggregation=args.loss_aggregation,
         denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
     )
+
+
+def _held(
+    logprobs: Float[Tensor, "minibatch gen"],
+    old: Float[Tensor, "minibatch gen"],
+    args: RLHFArgs,
+) -> Float[Tensor, "minibatch gen"]:
+    """Log-probabilities whose distance from the old ones is at most `args.max_log_ratio`."""
+    if args.max_log_ratio is None:
+        return logprobs
+    return old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
+
+
+def surrogate_shares(
+    logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
+) -> Float[Tensor, "minibatch gen"]:
+    """What each token adds to `policy_objective` with the package's functions; they sum to it.
+
+    1. Take what the chosen loss gives each token.
+    2. Multiply by its weight in the aggregation: one over the number of real tokens, over the
+       number of responses and the token's own response, or over responses times gen_len.
+    """
+    old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
+    given = {
+        "logprobs": _held(logprobs, old, args),
+        "old_logprobs": old,
+        "advantages": F.whiten(advantages, mask) if args.normalize_advantages else advantages,
+        "mask": mask,
+        "clip_coef": args.clip_coef,
+        "clip_coef_high": args.clip_coef_high,
+        "dual_clip": args.dual_clip,
+    }
+    loss = F.look_up(args.policy_loss, F.POLICY_OBJECTIVES, "policy_loss")
+    per_token = F.call_by_name(loss, given, "policy_loss")
+    weight = 1 / F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len)
+    if args.loss_aggregation == "sequence_mean":
+        weight = weight / mask.sum(1, keepdim=True).clamp(min=1)
+    return F.zero_masked(per_token * weight, mask)
+
+
+def penalised_kl(
+    logprobs: Float[Tensor, "minibatch gen"],
+    exact: Float[Tensor, "minibatch gen"],
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+) -> Float[Tensor, "minibatch gen"]:
+    """The KL of each token that the loss pays for: exact, estimated, or 0 if the reward pays."""
+    if args.kl_in == "reward":
+        return torch.zeros_like(exact)
+    if args.kl_estimator == "exact":
+        return exact
+    return F.estimate_kl(args.kl_estimator, logprobs, minibatch.ref_logprobs, minibatch.mask)
 
 
 def sampled_kl_penalty(

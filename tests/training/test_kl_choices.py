@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 
 FORMULAS = {
@@ -85,6 +86,26 @@ def test_an_estimate_in_the_loss_is_its_mean_over_the_real_tokens(make_trainer, 
     total = terms.clipped_surrogate - terms.value_loss + terms.entropy_bonus - terms.kl_penalty
     assert terms.objective.item() == pytest.approx(total.item())
     assert abs(expected) > 1e-4
+
+
+LEDGERS = [
+    {"kl_estimator": "k3", "policy_loss": "gspo", "loss_aggregation": "sequence_mean"},
+    {"kl_in": "reward", "dual_clip": 3.0, "loss_aggregation": "constant"},
+    {"micro_batch_size": 2, "max_log_ratio": 0.01, "clip_coef_high": 0.3},
+]
+
+
+@pytest.mark.parametrize("fields", LEDGERS, ids=str)
+def test_the_ledger_of_a_step_adds_up_whatever_the_terms_are(make_trainer, fields):
+    trainer, gaps = make_trainer(ent_coef=0.1, base_lr=1e-3, **fields), []
+
+    def compare(ctx):
+        shares = ledger_entries(ctx.policy, ctx.reference, ctx.minibatch, ctx.args)["share"]
+        gaps.append(abs(shares.sum().item() - ctx.terms.objective.item()))
+
+    trainer.on("after_loss")(compare)
+    trainer.learning_phase(trainer.rollout_phase())
+    assert len(gaps) == 4 and max(gaps) < 1e-5
 
 
 def kl_gradient(trainer: RLHFTrainer, minibatch) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Functions, ReplayMemory, ReplayMinibatch, RLHFTrainer
-from rlhf_lab.training.objective import clip_fraction, policy_objective
+from rlhf_lab.training.objective import clip_fraction, policy_objective, surrogate_shares
 
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
@@ -88,6 +88,14 @@ def test_every_policy_loss_is_the_sum_over_its_tokens(reel_args, case):
     args = reel_args(**({"normalize_advantages": False} | CASES[case]))
     found = policy_objective(torch.tensor(NEW), minibatch(), args, Functions())
     assert found.item() == pytest.approx(by_hand(args), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_shares_of_the_tokens_add_up_to_the_objective(reel_args, case):
+    args = reel_args(**({"normalize_advantages": False} | CASES[case]))
+    shares = surrogate_shares(torch.tensor(NEW), minibatch(), args)
+    assert shares.sum().item() == pytest.approx(by_hand(args), rel=1e-5)
+    assert shares[1, 2].item() == 0.0
 
 
 def test_the_cases_are_all_different(reel_args):
