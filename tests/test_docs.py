@@ -5,16 +5,20 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import math
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import torch
 from beartype.door import is_bearable
 
 from rlhf_lab.__main__ import parse
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -139,3 +143,167 @@ def test_every_test_that_is_named_exists(path):
     named = {test for other, test in cited() if other == path}
     assert all(test.startswith("test_") for test in named)
     assert named <= defined_tests(ROOT / "tests" / path)
+
+
+GUIDES = ("from_trl", "from_arena", "from_torchtune", "from_torchrl", "from_openrlhf")
+SHARED = ("from_torchtune", "from_openrlhf")
+"""Pages whose first program holds the numbers that both sides use."""
+TRL_HEADING = "## Statistics"
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def our_program(guide: str) -> str:
+    """The last program of a page, after the numbers that both sides share, if there are any."""
+    programs = re.findall(r"```python\n(.*?)```", page(guide), flags=re.DOTALL)
+    return programs[0] + programs[-1] if guide in SHARED else programs[-1]
+
+
+@pytest.fixture
+def run_page(tmp_path, monkeypatch):
+    """Runs our side of a page in an empty directory, and gives what it has defined."""
+
+    def run(guide: str) -> dict[str, Any]:
+        monkeypatch.chdir(tmp_path)
+        defined: dict[str, Any] = {}
+        exec(compile(our_program(guide), guide, "exec"), defined)
+        return defined
+
+    return run
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_name_of_ours_in_a_guide_exists(guide):
+    names = page(guide).split("## Names")[1].split(TRL_HEADING)[0].split("## Facts")[0]
+    cells = [row[1] for row in rows(names, 3)]
+    assert len(cells) > 15
+    for cell in cells:
+        assert quoted(cell)
+        for name in quoted(cell):
+            check_name(name)
+
+
+def test_coming_from_trl(run_page):
+    """The statistics are what the table says, worked out from the report."""
+    found = run_page("from_trl")
+    stats, report = found["stats"], found["report"]
+    table = rows(page("from_trl").split(TRL_HEADING)[1].split("## Facts")[0], 3)
+    assert [quoted(row[0])[0] for row in table] == list(stats)
+    known = report.to_dict() | report.to_dict()["cost"] | {"vf_coef": found["args"].vf_coef}
+    for theirs, ours, _ in table:
+        expected = eval(quoted(ours)[0], {}, known)
+        assert stats[quoted(theirs)[0]] == pytest.approx(expected), theirs
+    assert stats["ppo/mean_scores"] == pytest.approx(sum(found["scores"]) / 16)
+    assert found["trainer"].phase == 2 and stats["objective/kl"] > 0
+
+
+def test_coming_from_arena(run_page):
+    """One-step advantages add up to reward less first value; the sampler noted the same."""
+    found = run_page("from_arena")
+    samples = found["samples"]
+    assert samples.mask.all() and samples.tokens.shape == (8, 3 + 10)
+    total = found["rewards"] - found["values"][:, 0]
+    torch.testing.assert_close(found["advantages"].sum(1), total, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["logprobs"], samples.logprobs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found["values"], samples.values, atol=1e-4, rtol=0)
+
+
+def real(found: dict[str, Any], *names: str) -> list[tuple[float, ...]]:
+    """The entries of several tensors at the real tokens, token by token."""
+    return list(zip(*(found[name][found["mask"]].tolist() for name in names), strict=True))
+
+
+def half_squared_error(tokens: list[tuple[float, ...]], clip: float) -> float:
+    """The clipped value loss of PPO2 over (value, old value, return)."""
+    worst = []
+    for value, old, target in tokens:
+        held = old + min(max(value - old, -clip), clip)
+        worst.append(max((value - target) ** 2, (held - target) ** 2))
+    return sum(worst) / len(worst) / 2
+
+
+def test_coming_from_torchtune(run_page):
+    """Rewards, GAE, whitening and both losses again, a token at a time."""
+    found = run_page("from_torchtune")
+    paid = [[-0.02, 0.01, 1.0 - 0.01], [0.0, -1.0 - 0.03]]
+    values = [[0.1, 0.2, 0.4], [0.3, 0.1]]
+    raw = []
+    for row_paid, row_values in zip(paid, values, strict=True):
+        following, advantage, row = 0.0, 0.0, []
+        for reward, value in zip(row_paid[::-1], row_values[::-1], strict=True):
+            advantage = reward + following - value + 0.95 * advantage
+            following, row = value, [advantage, *row]
+        raw += row
+    assert [x for (x,) in real(found, "raw_advantages")] == pytest.approx(raw, abs=1e-6)
+    mean, std = statistics.mean(raw), statistics.stdev(raw)
+    policy = 0.0
+    for (new, old), advantage in zip(real(found, "logprobs", "old_logprobs"), raw, strict=True):
+        ratio, weight = math.exp(new - old), (advantage - mean) / std
+        policy -= min(ratio * weight, min(max(ratio, 0.8), 1.2) * weight) / 5
+    assert found["policy_loss"].item() == pytest.approx(policy, abs=1e-5)
+    value = half_squared_error(real(found, "values", "old_values", "returns"), 0.2)
+    assert found["value_loss"].item() == pytest.approx(value, abs=1e-6)
+    assert found["loss"].item() == pytest.approx(policy + 0.1 * value, abs=1e-5)
+
+
+def test_coming_from_torchrl(run_page):
+    """Each row is paid its clipped reward once, less the coefficient times its log-ratios."""
+    found = run_page("from_torchrl")
+    rollout, samples, coefficient = found["rollout"], found["samples"], found["kl_coef"]
+    for i, row in enumerate(samples.mask.tolist()):
+        gaps = (samples.logprobs[i] - rollout.ref_logprobs[i]).tolist()
+        kl = sum(gap for gap, counts in zip(gaps, row, strict=True) if counts)
+        expected = rollout.raw_rewards[i].item() - coefficient * kl
+        assert found["reward"][i].sum().item() == pytest.approx(expected, abs=1e-5)
+    assert found["reward_kl"].abs().max() > 1e-5 and coefficient != 0.1
+    assert found["actions"].shape == found["logprobs"].shape == (16, 8)
+
+
+def test_coming_from_openrlhf(run_page):
+    """The dual clip binds at the token of ratio e^1.4 and advantage -2."""
+    found, policy = run_page("from_openrlhf"), 0.0
+    for new, old, advantage in real(found, "logprobs", "old_logprobs", "advantages"):
+        ratio = math.exp(new - old)
+        gain = min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+        policy -= (max(gain, 3.0 * advantage) if advantage < 0 else gain) / 5
+    assert found["policy_loss"].item() == pytest.approx(policy, abs=1e-6)
+    value = half_squared_error(real(found, "values", "old_values", "returns"), 0.5)
+    assert found["value_loss"].item() == pytest.approx(value, abs=1e-6)
+    surprise = [math.log(1 + math.exp(-gap)) for gap in (0.5, -0.2)]
+    assert found["reward_loss"].item() == pytest.approx(sum(surprise) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["features", "metrics", *GUIDES])
+def test_linked_pages_and_tests_exist(name):
+    for link in re.findall(r"\]\(([^)#]+)", page(name)):
+        assert (DOCS / link).is_file(), link
+    for path in re.findall(r"`(tests/[^`]+\.py)`", page(name)):
+        assert (ROOT / path).is_file(), path
+
+
+METRICS = {
+    "## The phase": PhaseReport,
+    "## The rollout": RolloutStats,
+    "## Learning": LearningStats,
+    "## Cost": Cost,
+}
+
+
+@pytest.mark.parametrize("heading", METRICS)
+def test_the_metrics_page_names_exactly_the_fields(heading):
+    table = rows(page("metrics").split(heading + "\n")[1].split("\n## ")[0], 4)
+    parts = {"rollout", "learning", "cost"}
+    fields = [f.name for f in dataclasses.fields(METRICS[heading]) if f.name not in parts]
+    assert sorted(quoted(row[0])[0] for row in table) == sorted(fields)
+    for _, formula, unit, where in table:
+        assert formula and unit
+        check_name(quoted(where)[0])
+
+
+def test_a_line_of_metrics_holds_the_names_of_the_page_and_no_other(run_page):
+    """The line of a real phase, not the declared fields."""
+    line = run_page("from_trl")["trainer"].run.read("metrics.jsonl")[-1]
+    tables = rows(page("metrics"), 4)
+    assert {quoted(row[0])[0] for row in tables} == (line.keys() - {"cost"}) | line["cost"].keys()
