@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
+from rlhf_lab.models.device import autocast
 from rlhf_lab.models.lora import effective_weights
 from rlhf_lab.models.packed import packed_residuals
 from rlhf_lab.models.padding import run_left_padded
@@ -45,14 +46,15 @@ def final_residuals(
 
     Args:
         packed: skip the hook points (see `can_pack`).
-        dtype: of the matrix products of the packed form.
+        dtype: of the matrix products; the model's own when None.
     """
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
         if packed:
             return (packed_residuals(model, tokens, dtype),)
         all_real = torch.ones_like(tokens)
-        return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)
+        with autocast(tokens.device, dtype):
+            return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)
 
     return run_left_padded(run, input_ids, attention_mask)[0]
 

@@ -14,7 +14,6 @@ from rlhf_lab.models import (
     runs_packed,
     same_weights,
 )
-from rlhf_lab.models.device import autocast
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
@@ -54,9 +53,7 @@ def compare_with_reference(
     chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq) if packed else chunk_size
     for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
         tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
-        with autocast(tokens.device, None if packed else dtype):
-            ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)
-        ref_residual = ref_residual[:, states]
+        ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)[:, states]
         if same:
             residual = ref_residual
         elif packed and samples.residuals is not None:

@@ -348,9 +348,10 @@ def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     assert rough.objective.item() == pytest.approx(exact.objective.item(), abs=0.02)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("listens", [False, True], ids=["packed", "a hook listens"])
-def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens):
-    trainer = make_trainer()
+def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens, precision):
+    trainer = make_trainer(precision=precision)
     if listens:
         trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: None)
     assert torch.equal(trainer.rollout_phase().kl, torch.zeros(trainer.args.batch_size, 6))
