@@ -1,8 +1,9 @@
 """The page of figures, written from stored results and from nothing else."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from rlhf_lab.bench.goals import WHY_NOT_MET, goal_rows, trained_weights
 from rlhf_lab.bench.summary import (
     Stored,
     floor_distance,
@@ -50,120 +51,15 @@ without, over the measured rate of matrix products of these shapes on the same m
 
 def page(results: Sequence[Stored], sources: Sequence[str]) -> str:
     """The whole page as Markdown, one part per stored result."""
-    parts = [INTRODUCTION, _overview(results), *_sizes(results), goals(results)]
+    parts = [INTRODUCTION, _overview(results), *_sizes(results), _goals(results)]
     for result, source in zip(results, sources, strict=True):
         parts += _one(result, source)
     return "\n".join([*parts, CONTESTANTS])
 
 
-def goals(results: Sequence[Stored]) -> str:
-    """What this package set out to reach, beside what was measured, met or not."""
-    found = {(r["work"]["shape"], r["work"]["precision"]): r for r in results}
-    body = []
-    for shape, precision, what, bound, measure in GOALS:
-        result = found.get((shape, precision))
-        value = None if result is None else measure(result)
-        if value is None:
-            body.append([f"{shape}, {precision}: {what}", _spoken(bound), "not measured", ""])
-            continue
-        met = value >= bound if bound > 0 else value <= -bound
-        body.append(
-            [
-                f"{shape}, {precision}: {what}",
-                _spoken(bound),
-                f"{value:.2f}",
-                "yes" if met else "no",
-            ]
-        )
-    table = _table(["goal", "bound", "measured", "met"], body)
+def _goals(results: Sequence[Stored]) -> str:
+    table = _table(["goal", "bound", "measured", "met"], goal_rows(results))
     return f"## Goals\n\n{table}\n{WHY_NOT_MET}"
-
-
-def _spoken(bound: float) -> str:
-    return f"at least {bound:g}" if bound > 0 else f"at most {-bound:g}"
-
-
-def _times(name: str) -> Callable[[Stored], float | None]:
-    """How many times as long as this package a contestant takes."""
-
-    def measure(result: Stored) -> float | None:
-        found = {
-            row.name: row for row in rows(result["contestants"], Work(**result["work"]).tokens)
-        }
-        return found[name].ratio if name in found else None
-
-    return measure
-
-
-def _generation(result: Stored) -> float | None:
-    if "generation" not in result:
-        return None
-    found = rows(result["generation"], Work(**result["work"]).tokens, "ours-sampling")
-    return next(row.ratio for row in found if row.name == "hf-generate")
-
-
-def _memory(result: Stored) -> float | None:
-    found = {row.name: row for row in rows(result["contestants"], Work(**result["work"]).tokens)}
-    if "naive" not in found:
-        return None
-    return found["ours"].over_model_bytes / found["naive"].over_model_bytes
-
-
-def _working_memory(result: Stored) -> float | None:
-    """The same without gradients and Adam's moments, which both hold."""
-    found = {row.name: row for row in rows(result["contestants"], Work(**result["work"]).tokens)}
-    if "naive" not in found:
-        return None
-    states = 12 * _trained(Work(**result["work"]))
-    ours, naive = (found[name].over_model_bytes - states for name in ("ours", "naive"))
-    return ours / naive
-
-
-def _probe_share(result: Stored) -> float | None:
-    return probe_cost(result["probes"])[0] if "probes" in result else None
-
-
-def _growth_along(axis: str) -> Callable[[Stored], float | None]:
-    """The exponent from 16 sequences on, or over all lengths."""
-
-    def measure(result: Stored) -> float | None:
-        if "growth" not in result:
-            return None
-        points = [one for one in result["growth"][axis] if axis != "batch_size" or one[axis] >= 16]
-        return growth_exponent(points, axis)
-
-    return measure
-
-
-GOALS: tuple[tuple[str, str, str, float, Callable[[Stored], float | None]], ...] = (
-    ("small", "fp32", "times faster than naive", 3.5, _times("naive")),
-    ("small", "fp32", "times faster than trl-0.11.4", 2.7, _times("trl-0.11.4")),
-    ("small", "fp32", "times faster than trl-1.12", 3.3, _times("trl-1.12")),
-    ("small", "bf16", "times faster than naive in fp32", 5.0, _times("naive")),
-    ("tiny", "fp32", "times faster than naive", 2.2, _times("naive")),
-    ("tiny", "fp32", "times faster than trl-0.11.4", 1.9, _times("trl-0.11.4")),
-    ("small", "fp32", "sampling, times faster than generate", 1.5, _generation),
-    ("small", "fp32", "peak memory over the models, share of naive", -0.35, _memory),
-    ("small", "fp32", "the same without the optimiser's state", -0.35, _working_memory),
-    ("small", "fp32", "time over the arithmetic alone", -1.3, floor_distance),
-    ("tiny", "fp32", "share that the default probes add", -0.1, _probe_share),
-    ("small", "fp32", "share that the default probes add", -0.1, _probe_share),
-    ("tiny", "fp32", "growth with the batch, exponent", -1.05, _growth_along("batch_size")),
-    ("tiny", "fp32", "growth with the length, exponent", -1.05, _growth_along("gen_len")),
-    ("small", "fp32", "growth with the batch, exponent", -1.05, _growth_along("batch_size")),
-    ("small", "fp32", "growth with the length, exponent", -1.05, _growth_along("gen_len")),
-)
-"""Shape, precision, what, the bound (a positive one from below, a negative one from above) and how
-to read it from a stored result."""
-
-WHY_NOT_MET = """\
-Why some are not met: naive's own products run at the speed of this machine's BLAS, which on it is
-nearer to oneDNN than the goals took for granted, so that the arithmetic alone bounds the ratio;
-what is left above it at `small` is the softmaxes over the vocabulary, the copies of weights into
-packed form at every step, and the optimiser's passes over memory. At `tiny` it is Python and the
-start of small operations. Gradients and Adam's moments of all weights are most of the memory of
-every contestant.
-"""
 
 
 def label(result: Stored) -> str:
@@ -268,17 +164,12 @@ def _phases(figures: Stored, work: Work, base: str) -> str:
 
 def _states(work: Work) -> str:
     """How much of the peak memory nobody who trains all weights with Adam can do without."""
-    trained = _trained(work)
+    trained = trained_weights(work.size)
     return (
         f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "
         f"Adam's two moments of the {trained / 1e6:.1f} million weights of a HookedTransformer, "
         "whose embedding and unembedding are two matrices (12 bytes each).\n"
     )
-
-
-def _trained(work: Work) -> int:
-    """The weights of a HookedTransformer of this shape, embedding and unembedding apart."""
-    return work.size.n_parameters + work.size.d_model * work.size.d_vocab
 
 
 def _stages(result: Stored, work: Work) -> str:
