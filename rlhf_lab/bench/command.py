@@ -31,7 +31,14 @@ from rlhf_lab.models.device import pick_device
 
 START_SECONDS, OVERHEAD_SECONDS = 10.0, 0.5
 GUESSED_TIMES_FLOOR = MappingProxyType(
-    {"ours": 2.0, "ours-hooked": 3.0, "naive": 5.0, "trl-0.11.4": 4.0, "trl-1.12": 5.0}
+    {
+        "ours": 2.0,
+        "ours-hooked": 2.0,
+        "ours-modules": 4.0,
+        "naive": 5.0,
+        "trl-0.11.4": 4.0,
+        "trl-1.12": 5.0,
+    }
 )
 
 

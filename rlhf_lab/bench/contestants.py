@@ -15,8 +15,16 @@ BENCHMARKS = ROOT / "benchmarks"
 PEERS: MappingProxyType[str, str] = MappingProxyType(
     {"trl-0.11.4": "trl_step.py", "trl-1.12": "trl_experimental.py"}
 )
-OTHERS = ("ours-hooked", "naive", *PEERS)
-OWN = ("ours", "ours-hooked", "ours-sampling", "hf-generate", "ours-run", "ours-run-with-probes")
+OTHERS = ("ours-hooked", "ours-modules", "naive", *PEERS)
+OWN = (
+    "ours",
+    "ours-hooked",
+    "ours-modules",
+    "ours-sampling",
+    "hf-generate",
+    "ours-run",
+    "ours-run-with-probes",
+)
 
 
 def command_of(name: str, peers: Path | None) -> list[str]:

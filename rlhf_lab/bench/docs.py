@@ -30,9 +30,11 @@ CONTESTANTS = """\
 ## Who is compared, and where the work differs
 
 - **ours**: `RLHFTrainer.rollout_phase()` and `.learning_phase()`. Log-probabilities are of the
-  truncated distribution that sampled. No hook is attached, so the packed form runs.
-- **ours-hooked**: the same while a hook listens to the policy, in sampling and in every forward of
-  learning, so that the hooked modules run.
+  truncated distribution that sampled. No hook is attached.
+- **ours-hooked**: the same while a hook listens to the policy's residual stream, in sampling and in
+  every forward of learning; the packed form passes it.
+- **ours-modules**: the same while a hook listens to an attention pattern, which the packed form
+  does not pass, so that the hooked modules run.
 - **naive** (`benchmarks/naive.py`): PPO on a HookedTransformer as a learner would finish the
   notebook: the same objective, with three forwards per rollout and the reference's logits kept over
   the whole vocabulary. A test holds its objective and gradients equal to ours.

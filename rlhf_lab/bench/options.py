@@ -11,7 +11,7 @@ class Bench:
 
     shape: Literal["nano", "tiny", "small", "medium"] = "tiny"
     """The model: nano as the bundled one, tiny 4 layers, small and medium as GPT-2's."""
-    against: tuple[str, ...] = ("ours-hooked", "naive", "trl-0.11.4", "trl-1.12")
+    against: tuple[str, ...] = ("ours-hooked", "ours-modules", "naive", "trl-0.11.4", "trl-1.12")
     """Who else does the work; a peer that is not built (`make bench-peers`) is left out."""
     repeats: int = 3
     """Turns that count, after one that does not; medians are reported."""

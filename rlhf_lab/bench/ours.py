@@ -153,6 +153,7 @@ LOADERS: MappingProxyType[str, Callable[[Setup], Callable[[Clock], None]]] = Map
     {
         "ours": load_phase,
         "ours-hooked": partial(load_phase, site="blocks.0.hook_resid_post"),
+        "ours-modules": partial(load_phase, site="blocks.0.attn.hook_pattern"),
         "ours-sampling": load_sampling,
         "hf-generate": load_hf_generate,
         "ours-run": partial(load_run, False),

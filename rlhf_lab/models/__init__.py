@@ -25,7 +25,7 @@ from rlhf_lab.models.lora import (
     unmerge_lora,
     without_adapters,
 )
-from rlhf_lab.models.packed import runs_packed
+from rlhf_lab.models.packed import has_hooks, runs_packed
 from rlhf_lab.models.readout import final_norm, is_plain, policy_outputs, read_out, read_token_stats
 from rlhf_lab.models.reference import (
     final_residuals,
@@ -51,6 +51,7 @@ __all__ = [
     "final_norm",
     "final_residuals",
     "frozen_copy",
+    "has_hooks",
     "init_cache",
     "is_plain",
     "load_lora",

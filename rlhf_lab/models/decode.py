@@ -15,6 +15,7 @@ from rlhf_lab.models.packed import (
     Qkv,
     attend_causally,
     embed,
+    has_hooks,
     pack,
     rotate,
     run_block,
@@ -55,9 +56,13 @@ def start_decoding(
     gen_len: int,
     dtype: torch.dtype | None = None,
 ) -> "HookedDecoder | PackedDecoder":
-    """Read left-padded prompts, in packed form where nobody listens and the policy is of a known
-    kind."""
-    if is_plain(policy) and runs_packed(policy.base_model):
+    """Read left-padded prompts, in packed form where it passes all that is hooked.
+
+    Whoever listens sees prompts of unequal lengths with their padding on the left, which is where
+    the hooked modules have it and the packed form does not.
+    """
+    as_modules = has_hooks(policy.base_model) and not bool(prompt_mask.all())
+    if is_plain(policy) and runs_packed(policy.base_model) and not as_modules:
         return PackedDecoder(policy, prompts, prompt_mask, gen_len, dtype)
     return HookedDecoder(policy, prompts, prompt_mask, dtype)
 

@@ -1,6 +1,6 @@
-"""The transformer without its hook points: the same numbers in fewer and larger operations."""
+"""The transformer in fewer and larger operations: the same numbers, with the main hook points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from transformer_lens.components import (
 )
 from transformer_lens.components.mlps.gated_mlp import GatedMLP
 from transformer_lens.components.mlps.mlp import MLP
+from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.machine import current_route
 
@@ -62,19 +63,36 @@ UNUSUAL = (
     "load_in_4bit",
     "clip_qkv",
 )
+PASSED = (
+    "hook_resid_pre",
+    "attn.hook_q",
+    "attn.hook_k",
+    "attn.hook_v",
+    "attn.hook_z",
+    "hook_attn_out",
+    "hook_resid_mid",
+    "mlp.hook_pre",
+    "mlp.hook_post",
+    "hook_mlp_out",
+    "hook_resid_post",
+)
+"""The hook points of a block that its packed form passes, with the shapes of the modules."""
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything listens to this module or a part of it, forwards or backwards."""
+    return any(True for _ in _hooked_parts(module))
+
+
+def _hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
     parts = [module]
     while parts:
         part = parts.pop()
         if part._forward_hooks or part._backward_hooks:
-            return True
-        if part._forward_pre_hooks or part._backward_pre_hooks:
-            return True
+            yield part
+        elif part._forward_pre_hooks or part._backward_pre_hooks:
+            yield part
         parts.extend(child for child in part._modules.values() if child is not None)
-    return False
 
 
 def can_pack(model: HookedTransformer) -> bool:
@@ -99,8 +117,21 @@ def can_pack(model: HookedTransformer) -> bool:
 
 
 def runs_packed(*models: HookedTransformer) -> bool:
-    """Whether these models may skip their hook points: all are known, and nobody listens."""
-    return all(can_pack(model) and not has_hooks(model) for model in models)
+    """Whether these models may run in packed form: it knows them, and passes whatever is hooked.
+
+    It passes the embedding and, in every block, what `PASSED` lists. Who listens elsewhere, to the
+    attention pattern say, is served by the hooked modules.
+    """
+    return all(can_pack(model) and _passes_hooks(model) for model in models)
+
+
+def _passes_hooks(model: HookedTransformer) -> bool:
+    hooked = list(_hooked_parts(model))
+    if not hooked:
+        return True
+    passed = {model.hook_embed}
+    passed.update(block.get_submodule(name) for block in model.blocks for name in PASSED)
+    return passed.issuperset(hooked)
 
 
 def _is_known(block: nn.Module) -> bool:
@@ -127,6 +158,7 @@ class PackedBlock(NamedTuple):
 
     `W_qkv` is `[d_model, (heads + 2 kv_heads) * d_head]`, so that queries, keys and values are one
     product; the other matrices are views of the block's own. `W_gate` is None without a gate.
+    `heard` holds the hook points that somebody listened to when the block was packed.
     """
 
     norm1: Callable[[Tensor], Tensor]
@@ -142,6 +174,7 @@ class PackedBlock(NamedTuple):
     activation: Callable[[Tensor], Tensor]
     W_out: Float[Tensor, "d_mlp d_model"]
     b_out: Float[Tensor, " d_model"]
+    heard: Mapping[str, HookPoint]
 
 
 def pack(model: HookedTransformer, dtype: torch.dtype | None = None) -> list[PackedBlock]:
@@ -181,7 +214,14 @@ def _pack_block(block: TransformerBlock, dtype: torch.dtype) -> PackedBlock:
         activation=ACTIVATIONS[mlp.cfg.act_fn],
         W_out=mlp.W_out.to(dtype),
         b_out=mlp.b_out.to(dtype),
+        heard=_heard(block),
     )
+
+
+def _heard(block: TransformerBlock) -> dict[str, HookPoint]:
+    hooked = set(_hooked_parts(block))
+    points = ((name, block.get_submodule(name)) for name in PASSED if hooked)
+    return {name: point for name, point in points if point in hooked}
 
 
 def make_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -210,25 +250,42 @@ def run_block(
 
     1. Norm, then queries, keys and values in one product; attention; back to the residual.
     2. Norm, then the MLP, with or without a gate; back to the residual.
+
+    On the way every hook point of `PASSED` is called that somebody listens to.
     """
     batch, seq, _ = residual.shape
-    x = residual.flatten(0, 1)
+
+    def at(name: str, x: Tensor) -> Tensor:
+        point = packed.heard.get(name)
+        return x if point is None else point(x.unflatten(0, (batch, seq))).flatten(0, 1)
+
+    x = at("hook_resid_pre", residual.flatten(0, 1))
     heads = _linear(packed.norm1(x), packed.W_qkv, packed.b_qkv)
-    heads = heads.view(batch, seq, -1, packed.attend.d_head).transpose(1, 2)
+    heads = heads.view(batch * seq, -1, packed.attend.d_head)
     sizes = (packed.attend.n_heads, packed.attend.n_kv_heads, packed.attend.n_kv_heads)
-    z = attention(heads.split(sizes, dim=1))
-    x = x + _linear(z.transpose(1, 2).reshape(batch * seq, -1), packed.W_O, packed.b_O)
-    x = x + _mlp(packed, packed.norm2(x))
-    return x.view(batch, seq, -1)
+    q, k, v = (
+        at(f"attn.hook_{name}", part).view(batch, seq, -1, packed.attend.d_head).transpose(1, 2)
+        for name, part in zip("qkv", heads.split(sizes, dim=1), strict=True)
+    )
+    z = at("attn.hook_z", attention((q, k, v)).transpose(1, 2).flatten(0, 1))
+    x = x + at("hook_attn_out", _linear(z.flatten(1), packed.W_O, packed.b_O))
+    x = at("hook_resid_mid", x)
+    x = x + at("hook_mlp_out", _mlp(packed, packed.norm2(x), at))
+    return at("hook_resid_post", x).view(batch, seq, -1)
 
 
-def _mlp(packed: PackedBlock, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
+def _mlp(
+    packed: PackedBlock,
+    x: Float[Tensor, "n d_model"],
+    at: Callable[[str, Tensor], Tensor],
+) -> Float[Tensor, "n d_model"]:
     if packed.W_gate is None:
-        post = packed.activation(_linear(x, packed.W_in, packed.b_in))
+        post = packed.activation(at("mlp.hook_pre", _linear(x, packed.W_in, packed.b_in)))
     else:
         x = x.to(packed.W_in.dtype)
-        post = packed.activation(x @ packed.W_gate) * (x @ packed.W_in) + packed.b_in
-    return _linear(post, packed.W_out, packed.b_out)
+        gate = packed.activation(at("mlp.hook_pre", x @ packed.W_gate))
+        post = gate * (x @ packed.W_in) + packed.b_in
+    return _linear(at("mlp.hook_post", post), packed.W_out, packed.b_out)
 
 
 def _linear(
@@ -296,7 +353,7 @@ def embed(
     positions: slice | Int[Tensor, "batch seq"],
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream before the first block."""
-    residual = F.embedding(tokens, model.W_E)
+    residual = model.hook_embed(F.embedding(tokens, model.W_E))
     if model.cfg.positional_embedding_type == "standard":
         residual = residual + model.W_pos[positions]
     return residual
@@ -307,8 +364,9 @@ def packed_residuals(
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block, of sequences that begin at position 0.
 
-    The same as running the model with `stop_at_layer=n_layers`, except that no hook point is
-    passed. Padding belongs to the right, where causal attention never looks from.
+    The same as running the model with `stop_at_layer=n_layers`, except that only the hook points
+    of `PASSED` are passed, and that of the embedding. Padding belongs to the right, where causal
+    attention never looks from.
     """
     residual = embed(model, tokens, slice(0, tokens.shape[1]))
     for packed in pack(model, dtype):

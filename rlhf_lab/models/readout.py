@@ -84,7 +84,7 @@ def policy_outputs(
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-    """What calling the policy gives, in packed form where nobody listens.
+    """What calling the policy gives, in packed form where it passes all that is hooked.
 
     Args:
         dtype: of the matrix products; the policy's own when None.

@@ -45,7 +45,7 @@ def final_residuals(
     logits.
 
     Args:
-        packed: skip the hook points (see `can_pack`).
+        packed: in packed form, where `runs_packed` says so.
         dtype: of the matrix products; the model's own when None.
     """
 

@@ -288,7 +288,7 @@ def objective_terms(
     """The objective of one minibatch, with gradients; `args.kl_coef` counts unless one is given.
 
     1. Run the policy once, and read the reference's logits out of its residuals; in chunks, where
-       nobody listens to the models and no function of the caller's wants to see logits.
+       the models run packed and no function of the caller's wants to see logits.
     2. Weigh the four terms: clipped surrogate - value loss + entropy bonus - KL penalty. Entropy
        and the exact KL are of the whole next-token distribution at that temperature, at generated
        tokens only.

@@ -9,6 +9,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.models import (
     final_norm,
     final_residuals,
+    has_hooks,
     read_out,
     read_token_stats,
     runs_packed,
@@ -36,8 +37,8 @@ def compare_with_reference(
 
     1. Run the reference over finished sequences, as far as the last residual.
     2. Take the policy's last residuals as the sampler noted them; while the policy still has the
-       reference's weights, they are the reference's. Where a hook listens, run the policy, too, on
-       the same path. Either way equal weights give a KL of exactly 0.
+       reference's weights, they are the reference's. Where a hook listens, which might change what
+       it hears, run the policy on the same path. Either way equal weights give a KL of exactly 0.
     3. Keep the states before each generated token, and read out both logits.
     4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
 
@@ -46,7 +47,8 @@ def compare_with_reference(
         dtype: of the matrix products; the models' own when None.
     """
     packed = runs_packed(model, reference)
-    same = packed and same_weights(model, reference)
+    noted = packed and not has_hooks(model)
+    same = noted and not has_hooks(reference) and same_weights(model, reference)
     kls, entropies, residuals = [], [], []
     states = slice(samples.prefix_len - 1, -1)
     batch, seq = samples.tokens.shape
@@ -56,7 +58,7 @@ def compare_with_reference(
         ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)[:, states]
         if same:
             residual = ref_residual
-        elif packed and samples.residuals is not None:
+        elif noted and samples.residuals is not None:
             residual = samples.residuals[rows]
         else:
             residual = final_residuals(model, tokens, attention_mask, packed, dtype)[:, states]

@@ -15,7 +15,7 @@ from rlhf_lab.models import (
     same_weights,
 )
 from rlhf_lab.models.decode import HookedDecoder, PackedDecoder, start_decoding
-from rlhf_lab.models.packed import can_pack, packed_residuals
+from rlhf_lab.models.packed import PASSED, can_pack, packed_residuals
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 11, 5], [12, 4, 19, 6, 8, 10], [7, 7, 9, 5, 4, 6]])
 MASK = torch.tensor([[True] * 6, [False, False, True, True, True, True], [False] * 5 + [True]])
@@ -182,9 +182,80 @@ def test_a_policy_of_the_learners_own_is_called():
     assert decoder.state.residual is None
 
 
-@pytest.mark.parametrize("site", ["hook_embed", "blocks.1.attn.hook_pattern", "unembed.hook_out"])
+def passed_sites(model):
+    blocks = [f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in PASSED]
+    return ["hook_embed", *blocks]
+
+
+def overhear(model, run):
+    """What passes every hook point of the packed form in a run, and its gradients, by name."""
+    heard = {}
+    listen = lambda x, hook: heard.setdefault(hook.name, []).append(x.detach())
+    hear_gradient = lambda x, hook: heard.setdefault(f"d {hook.name}", []).append(x.detach())
+    hooks = [(site, listen) for site in passed_sites(model)]
+    back = [(site, hear_gradient) for site in passed_sites(model)]
+    with model.hooks(fwd_hooks=hooks, bwd_hooks=back):
+        run().square().sum().backward()
+    return heard
+
+
+def test_whoever_listens_hears_what_passes_the_modules(model):
+    found = overhear(model, lambda: final_residuals(model, TOKENS, MASK, packed=True))
+    expected = overhear(model, lambda: final_residuals(model, TOKENS, MASK))
+    assert len(found) == 2 * len(passed_sites(model)) and found.keys() == expected.keys()
+    for name, values in expected.items():
+        (value,), (ours,) = values, found[name]
+        assert ours.shape == value.shape, name
+        scale = max(1.0, value.abs().max().item())
+        torch.testing.assert_close(ours / scale, value / scale, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_whoever_listens_hears_every_token_that_is_decoded(model):
+    policy = TransformerWithValueHead(model)
+    heard = {PackedDecoder: {}, HookedDecoder: {}}
+    everywhere = torch.ones(3, 2, dtype=torch.bool)
+    for kind, tokens in heard.items():
+        listen = lambda x, hook, to=tokens: to.setdefault(hook.name, []).append(x)
+        rest = (2,) if kind is PackedDecoder else ()
+        with torch.no_grad(), model.hooks(fwd_hooks=[(s, listen) for s in passed_sites(model)]):
+            kind(policy, TOKENS[:, :2], everywhere, *rest).feed(TOKENS[:, 2])
+    found, expected = heard.values()
+    assert found.keys() == expected.keys() == set(passed_sites(model))
+    for name, values in expected.items():
+        assert len(values) == 2
+        for ours, value in zip(found[name], values, strict=True):
+            torch.testing.assert_close(ours, value, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_what_a_hook_returns_goes_on_in_its_place(model, name):
+    halve = lambda x, hook: x / 2
+    with model.hooks(fwd_hooks=[(f"blocks.0.{name}", halve)]):
+        assert runs_packed(model)
+        expected = final_residuals(model, TOKENS)
+        found = packed_residuals(model, TOKENS)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert (found - packed_residuals(model, TOKENS)).abs().max() > 1e-3
+
+
+def test_prompts_of_unequal_lengths_are_decoded_as_modules_for_a_listener():
+    policy = TransformerWithValueHead(random_model())
+    everywhere, padded = torch.ones_like(MASK), MASK
+    listen = ("blocks.0.hook_resid_pre", lambda x, hook: None)
+    for mask, hooks, kind in (
+        (everywhere, [listen], PackedDecoder),
+        (padded, [listen], HookedDecoder),
+        (padded, [], PackedDecoder),
+    ):
+        with policy.base_model.hooks(fwd_hooks=hooks):
+            assert type(start_decoding(policy, TOKENS, mask, 2)) is kind
+
+
+@pytest.mark.parametrize(
+    "site", ["hook_pos_embed", "blocks.1.attn.hook_pattern", "unembed.hook_out"]
+)
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_whoever_listens_is_served(site, direction):
+def test_whoever_listens_elsewhere_is_served_by_the_modules(site, direction):
     policy = TransformerWithValueHead(random_model())
     seen = []
     policy.base_model.add_hook(site, lambda x, hook: seen.append(x.shape[0]), dir=direction)
@@ -197,7 +268,7 @@ def test_whoever_listens_is_served(site, direction):
 
 def test_a_model_runs_packed_again_when_the_hook_is_gone():
     model = random_model()
-    with model.hooks(fwd_hooks=[("hook_embed", lambda x, hook: None)]):
+    with model.hooks(fwd_hooks=[("ln_final.hook_scale", lambda x, hook: None)]):
         assert not runs_packed(model)
     assert runs_packed(model)
 

@@ -60,3 +60,12 @@ def metrics_of() -> Callable[[Path], list[dict[str, Any]]]:
         return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
 
     return read
+
+
+@pytest.fixture(
+    params=[None, "hook_embed", "blocks.0.attn.hook_pattern"],
+    ids=["nobody listens", "a hook in packed form", "a hook on the modules"],
+)
+def listens(request):
+    """Where a hook listens, which decides on the form that the model runs in."""
+    return request.param
