@@ -112,6 +112,10 @@ class RLHFArgs:
     """Sequences per forward and backward pass, which saves memory and leaves the gradient as it is;
     divides the minibatch, which is taken whole when None.
     """
+    activation_checkpointing: bool = False
+    """Keep only what goes from block to block, and run each block again in the backward pass: less
+    memory, more time, the same gradient. Hooks within a block would fire twice and are refused.
+    """
     generation_batch_size: int | None = None
     """Sequences sampled at a time, which saves memory but draws other samples; all when None."""
     batches_per_learning_phase: int = 2

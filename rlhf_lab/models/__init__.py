@@ -10,6 +10,7 @@ from rlhf_lab.models.critic import (
 )
 from rlhf_lab.models.decode import start_decoding
 from rlhf_lab.models.export import export_policy, load_value_head
+from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
     LORA_TARGETS,
@@ -25,8 +26,9 @@ from rlhf_lab.models.lora import (
     unmerge_lora,
     without_adapters,
 )
-from rlhf_lab.models.packed import has_hooks, runs_packed
+from rlhf_lab.models.packed import runs_packed
 from rlhf_lab.models.readout import final_norm, is_plain, policy_outputs, read_out, read_token_stats
+from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
@@ -67,6 +69,8 @@ __all__ = [
     "policy_outputs",
     "read_out",
     "read_token_stats",
+    "recomputing_blocks",
+    "refuse_hooked_blocks",
     "runs_packed",
     "same_weights",
     "save_lora",

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.device import autocast
+from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.packed import (
     Attend,
     Qkv,
     attend_causally,
     embed,
-    has_hooks,
     pack,
     rotate,
     run_block,

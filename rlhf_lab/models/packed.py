@@ -1,6 +1,6 @@
 """The transformer in fewer and larger operations: the same numbers, with the main hook points."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from transformer_lens.components.mlps.mlp import MLP
 from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.machine import current_route
+from rlhf_lab.models.hooks import hooked_parts
+from rlhf_lab.models.recompute import refuse_hooked_blocks, run_again
 
 GELU_TANH = partial(F.gelu, approximate="tanh")
 ACTIVATIONS = MappingProxyType(
@@ -79,22 +81,6 @@ PASSED = (
 """The hook points of a block that its packed form passes, with the shapes of the modules."""
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether anything listens to this module or a part of it, forwards or backwards."""
-    return any(True for _ in _hooked_parts(module))
-
-
-def _hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
-    parts = [module]
-    while parts:
-        part = parts.pop()
-        if part._forward_hooks or part._backward_hooks:
-            yield part
-        elif part._forward_pre_hooks or part._backward_pre_hooks:
-            yield part
-        parts.extend(child for child in part._modules.values() if child is not None)
-
-
 def can_pack(model: HookedTransformer) -> bool:
     """Whether the packed form knows every part of this model: GPT-2 and Llama shapes do.
 
@@ -126,7 +112,7 @@ def runs_packed(*models: HookedTransformer) -> bool:
 
 
 def _passes_hooks(model: HookedTransformer) -> bool:
-    hooked = list(_hooked_parts(model))
+    hooked = list(hooked_parts(model))
     if not hooked:
         return True
     passed = {model.hook_embed}
@@ -219,7 +205,7 @@ def _pack_block(block: TransformerBlock, dtype: torch.dtype) -> PackedBlock:
 
 
 def _heard(block: TransformerBlock) -> dict[str, HookPoint]:
-    hooked = set(_hooked_parts(block))
+    hooked = set(hooked_parts(block))
     points = ((name, block.get_submodule(name)) for name in PASSED if hooked)
     return {name: point for name, point in points if point in hooked}
 
@@ -360,15 +346,35 @@ def embed(
 
 
 def packed_residuals(
-    model: HookedTransformer, tokens: Int[Tensor, "batch seq"], dtype: torch.dtype | None = None
+    model: HookedTransformer,
+    tokens: Int[Tensor, "batch seq"],
+    dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block, of sequences that begin at position 0.
 
     The same as running the model with `stop_at_layer=n_layers`, except that only the hook points
     of `PASSED` are passed, and that of the embedding. Padding belongs to the right, where causal
     attention never looks from.
+
+    Args:
+        recompute: keep only the residuals between blocks for the backward pass; everything within
+            a block, its packed matrices included, is made there again.
+
+    Raises:
+        ConfigError: `recompute`, and a hook within a block, which would fire twice.
     """
+    if recompute:
+        refuse_hooked_blocks(model)
     residual = embed(model, tokens, slice(0, tokens.shape[1]))
-    for packed in pack(model, dtype):
-        residual = run_block(packed, residual, partial(attend_causally, packed.attend))
+    for block in model.blocks:
+        run = partial(_pack_and_run, block, dtype or model.cfg.dtype)
+        residual = run_again(run, residual) if recompute else run(residual)
     return residual
+
+
+def _pack_and_run(
+    block: TransformerBlock, dtype: torch.dtype, residual: Float[Tensor, "batch seq d_model"]
+) -> Float[Tensor, "batch seq d_model"]:
+    packed = _pack_block(block, dtype)
+    return run_block(packed, residual, partial(attend_causally, packed.attend))

@@ -8,7 +8,9 @@ from transformer_lens import HookedTransformer
 
 from rlhf_lab.functional import Readout, TokenStats, token_stats_chunked
 from rlhf_lab.models.device import autocast
-from rlhf_lab.models.packed import has_hooks, runs_packed
+from rlhf_lab.models.hooks import has_hooks
+from rlhf_lab.models.packed import runs_packed
+from rlhf_lab.models.recompute import recomputing_blocks
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.value_head import VALUE_HOOK, TransformerWithValueHead
 
@@ -83,17 +85,23 @@ def policy_outputs(
     tokens: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
     """What calling the policy gives, in packed form where it passes all that is hooked.
 
     Args:
         dtype: of the matrix products; the policy's own when None.
+        recompute: keep only what goes from block to block for the backward pass, and run each
+            block again there.
+
+    Raises:
+        ConfigError: `recompute`, and a hook within a block, which would fire twice.
     """
     if not (is_plain(policy) and runs_packed(policy.base_model)):
-        with autocast(policy.device, dtype):
+        with autocast(policy.device, dtype), recomputing_blocks(policy, recompute):
             return policy(tokens, attention_mask)
     model = policy.base_model
-    residuals = final_residuals(model, tokens, attention_mask, packed=True, dtype=dtype)
+    residuals = final_residuals(model, tokens, attention_mask, True, dtype, recompute)
     return read_state(policy, residuals, model.W_U.to(dtype or model.W_U.dtype))
 
 

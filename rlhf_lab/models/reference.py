@@ -38,6 +38,7 @@ def final_residuals(
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     packed: bool = False,
     dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block.
 
@@ -47,11 +48,12 @@ def final_residuals(
     Args:
         packed: in packed form, where `runs_packed` says so.
         dtype: of the matrix products; the model's own when None.
+        recompute: see `packed_residuals`, in packed form only.
     """
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
         if packed:
-            return (packed_residuals(model, tokens, dtype),)
+            return (packed_residuals(model, tokens, dtype, recompute),)
         all_real = torch.ones_like(tokens)
         with autocast(tokens.device, dtype):
             return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)

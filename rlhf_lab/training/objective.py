@@ -225,6 +225,7 @@ def run_models(
     temperature: float,
     logprobs: Callable[..., Tensor] = F.get_logprobs,
     dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> ModelOutputs:
     """Run the policy once on a minibatch, with gradients.
 
@@ -233,7 +234,9 @@ def run_models(
     3. Score the sampled tokens with the same temperature and truncation that sampled them.
     """
     prefix_len = minibatch.prefix_len
-    logits, values = policy_outputs(policy, minibatch.tokens, minibatch.attention_mask, dtype)
+    logits, values = policy_outputs(
+        policy, minibatch.tokens, minibatch.attention_mask, dtype, recompute
+    )
     scored = logits
     if minibatch.support is not None:
         scored = minibatch.support.restrict(logits, prefix_len)
@@ -251,6 +254,7 @@ def run_models_in_chunks(
     minibatch: ReplayMinibatch,
     temperature: float,
     dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> tuple[F.TokenStats, Float[Tensor, "minibatch gen"]]:
     """What `run_models` leads to, without its logits: statistics of each token, and values.
 
@@ -260,7 +264,7 @@ def run_models_in_chunks(
     """
     model = policy.base_model
     residual = final_residuals(
-        model, minibatch.tokens, minibatch.attention_mask, packed=True, dtype=dtype
+        model, minibatch.tokens, minibatch.attention_mask, True, dtype, recompute
     )
     normalized, hidden = final_norm(model, residual[:, minibatch.prefix_len - 1 : -1])
     support = minibatch.support
@@ -296,18 +300,22 @@ def objective_terms(
     Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
     term of its own.
     """
-    mask, dtype = minibatch.mask, product_dtype(args.precision)
+    mask, settings = minibatch.mask, (product_dtype(args.precision), args.activation_checkpointing)
     kl_coef = args.kl_coef if kl_coef is None else kl_coef
     exact = args.kl_in == "loss" and functions.sampled_kl(args) is None
     unobserved = is_plain(policy) and runs_packed(policy.base_model, reference)
     if unobserved and not functions.read_logits:
         compared = reference if exact else None
-        stats, values = run_models_in_chunks(policy, compared, minibatch, args.temperature, dtype)
+        stats, values = run_models_in_chunks(
+            policy, compared, minibatch, args.temperature, *settings
+        )
         logprobs = stats.logprobs
         entropy_bonus = args.ent_coef * F.masked_mean(stats.entropy, mask)
         kl_penalty = kl_coef * F.masked_mean(stats.kl, mask) if exact else None
     else:
-        out = run_models(policy, reference, minibatch, args.temperature, functions.logprobs, dtype)
+        out = run_models(
+            policy, reference, minibatch, args.temperature, functions.logprobs, *settings
+        )
         logprobs, values = out.logprobs, out.values
         entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
         kl_penalty = None

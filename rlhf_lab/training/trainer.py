@@ -25,6 +25,7 @@ from rlhf_lab.models import (
     build_policy,
     make_reference,
     merged_lora,
+    refuse_hooked_blocks,
 )
 from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
@@ -668,6 +669,8 @@ class RLHFTrainer:
         """Make the run's directory if it is a new run, and say that it begins; once."""
         if self._started:
             return
+        if self.args.activation_checkpointing:
+            refuse_hooked_blocks(self.policy)
         self._started = True
         if self.run is None:
             name = f"{self.args.preset}-seed{self.args.seed}"

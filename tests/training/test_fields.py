@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.packed import run_block
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout, objective_terms
 from rlhf_lab.training.objective import policy_objective
@@ -28,6 +29,7 @@ BASE = {
     "batch_size": 4,
     "num_minibatches": 2,
     "micro_batch_size": None,
+    "activation_checkpointing": False,
     "generation_batch_size": None,
     "batches_per_learning_phase": 2,
     "base_lr": 3e-3,
@@ -140,6 +142,7 @@ ELSEWHERE = {
     "prompts",
     "gen_len_min",
     "micro_batch_size",
+    "activation_checkpointing",
     "ratio_threshold",
     "reward_scaling",
     "penalise_no_eos",
@@ -411,6 +414,23 @@ def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(
             monkeypatch.setattr(f"rlhf_lab.training.{module}.objective_terms", noting)
         trainer.learning_phase(rollout)
     assert sizes == {None: [2] * 4, 1: [1] * 8}
+
+
+def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pass(monkeypatch):
+    """4 minibatches, one forward each: as many runs of each block without it, twice with it."""
+    runs = {}
+    for on in (False, True):
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"activation_checkpointing": on})))
+        rollout, blocks = trainer.rollout_phase(), len(trainer.policy.base_model.blocks)
+
+        def counting(*inputs, on=on):
+            runs[on] = runs.get(on, 0) + 1
+            return run_block(*inputs)
+
+        monkeypatch.setattr("rlhf_lab.models.packed.run_block", counting)
+        trainer.learning_phase(rollout)
+        monkeypatch.undo()
+    assert runs == {False: 4 * blocks, True: 8 * blocks}
 
 
 def test_prompts_are_what_is_continued_in_place_of_the_prefix(tmp_path):

@@ -1,0 +1,70 @@
+"""Activation checkpointing: run a block again in the backward pass rather than keep its insides."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformer_lens.components import TransformerBlock
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooks import has_hooks
+
+
+def run_again(function: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+    """Call a function now, and once more in the backward pass, from its inputs alone.
+
+    Gradients are those of calling it once. Nothing here draws random numbers, so none are replayed.
+
+    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+    """
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
+
+
+def refuse_hooked_blocks(module: nn.Module) -> None:
+    """Refuse hooks that would fire once more when the backward pass runs their block again.
+
+    Raises:
+        ConfigError: something listens within a block of the transformer.
+    """
+    for name, block in module.named_modules():
+        if isinstance(block, TransformerBlock) and has_hooks(block):
+            raise ConfigError(
+                f"activation_checkpointing=True runs {name} again in the backward pass, where the "
+                "hooks in it would fire a second time; take them off (reset_hooks), or set "
+                "activation_checkpointing=False."
+            )
+
+
+@contextmanager
+def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
+    """Let the hooked blocks of a module keep their inputs only, in forwards made in here.
+
+    Args:
+        on: False leaves everything as it is.
+
+    Raises:
+        ConfigError: something listens within a block, now or when it is run again.
+    """
+    blocks = [part for part in module.modules() if on and isinstance(part, TransformerBlock)]
+    if blocks:
+        refuse_hooked_blocks(module)
+    for block in blocks:
+        block.forward = _recomputing(block)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _recomputing(block: TransformerBlock) -> Callable[..., Any]:
+    """The block's forward, run now and in the backward pass, each time without hooks within."""
+    forward = block.forward
+
+    def run(*inputs: Any, **more: Any) -> Any:
+        refuse_hooked_blocks(block)
+        return forward(*inputs, **more)
+
+    return lambda *inputs, **more: run_again(run, *inputs, **more)
