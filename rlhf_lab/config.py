@@ -127,6 +127,9 @@ class RLHFArgs:
     """Peak learning rate of the value head, which starts untrained."""
     weight_decay: float = 0.01
     """AdamW's decoupled weight decay."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """AdamW with moments of 32 bits, or of 8 bits (with bitsandbytes), in a quarter of the memory.
+    """
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm before every optimiser step."""
     target_kl: float | None = None

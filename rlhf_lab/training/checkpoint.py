@@ -79,22 +79,32 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as flat tensors: optimizer.INDEX.NAME."""
-    state = optimizer.state_dict()["state"]
-    return {
+    """The optimiser's state as flat tensors of their own: optimizer.INDEX.NAME.
+
+    INDEX counts the parameters of all groups, as `Optimizer.state_dict` does. Whole numbers become
+    tensors, and a tensor that several parameters share (a table of 8-bit codes) one for each.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = {
         f"{OPTIMIZER}{index}.{name}": torch.as_tensor(value)
-        for index, values in state.items()
-        for name, value in values.items()
+        for index, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+    }
+    owners = {tensor.data_ptr(): name for name, tensor in tensors.items()}
+    return {
+        name: tensor if owners[tensor.data_ptr()] == name else tensor.clone()
+        for name, tensor in tensors.items()
     }
 
 
 def load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back the state that `optimizer_tensors` took; learning rates are left as they are."""
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Tensor | int]] = {}
     for name, tensor in tensors.items():
         if name.startswith(OPTIMIZER):
             index, field = name.removeprefix(OPTIMIZER).split(".", 1)
-            state.setdefault(int(index), {})[field] = tensor
+            number = tensor.ndim == 0 and not tensor.is_floating_point()
+            state.setdefault(int(index), {})[field] = tensor.item() if number else tensor
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 

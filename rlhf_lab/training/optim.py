@@ -1,11 +1,12 @@
 """The optimiser with two learning rates, and their schedule over the phases."""
 
 import torch
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.training.eight_bit import with_8bit_moments
 
 
 def get_optimizer(
@@ -27,7 +28,7 @@ def get_optimizer(
     return AdamW(groups, maximize=True, weight_decay=weight_decay, fused=True)
 
 
-def add_critic(optimizer: AdamW, policy: TransformerWithValueHead) -> None:
+def add_critic(optimizer: Optimizer, policy: TransformerWithValueHead) -> None:
     """Let a separate critic, if the policy has one, learn at the transformer's rate, in place."""
     if isinstance(policy, TransformerWithCritic):
         optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
@@ -49,13 +50,16 @@ def lr_scale(phase: int, warmup_steps: int, total_phases: int, final_scale: floa
 
 def get_optimizer_and_scheduler(
     args: RLHFArgs, policy: TransformerWithValueHead
-) -> tuple[AdamW, LambdaLR]:
+) -> tuple[Optimizer, LambdaLR]:
     """The optimiser and its schedule, which is stepped once per phase.
 
-    1. Make the optimiser with the peak learning rates.
+    1. Make the optimiser with the peak learning rates, and with the moments that `args.optimizer`
+       names.
     2. Let the schedule multiply both by `lr_scale` of the phase.
     """
     optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
+    if args.optimizer == "adamw_8bit":
+        optimizer = with_8bit_moments(optimizer)
 
     def scale(phase: int) -> float:
         return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)

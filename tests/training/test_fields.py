@@ -35,6 +35,7 @@ BASE = {
     "base_lr": 3e-3,
     "head_lr": 1e-2,
     "weight_decay": 0.01,
+    "optimizer": "adamw",
     "max_grad_norm": 1.0,
     "target_kl": None,
     "ratio_threshold": None,
@@ -141,6 +142,7 @@ ELSEWHERE = {
     "loss_aggregation",
     "prompts",
     "gen_len_min",
+    "optimizer",
     "micro_batch_size",
     "activation_checkpointing",
     "ratio_threshold",
@@ -414,6 +416,25 @@ def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(
             monkeypatch.setattr(f"rlhf_lab.training.{module}.objective_terms", noting)
         trainer.learning_phase(rollout)
     assert sizes == {None: [2] * 4, 1: [1] * 8}
+
+
+def test_optimizer_names_the_bits_of_the_moments(monkeypatch):
+    """A stand-in for bitsandbytes, which other tests use where it is installed."""
+    made = []
+
+    class AdamW8bit(torch.optim.AdamW):
+        def __init__(self, groups):
+            made.append([len(group["params"]) for group in groups])
+            super().__init__(groups)
+
+    fake = types.SimpleNamespace(optim=types.SimpleNamespace(AdamW8bit=AdamW8bit))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", fake)
+    assert type(RLHFTrainer(RLHFArgs(**BASE)).optimizer) is torch.optim.AdamW and not made
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"optimizer": "adamw_8bit"})))
+    assert type(trainer.optimizer) is AdamW8bit
+    assert sum(made[0]) == len(list(trainer.policy.parameters()))
+    with pytest.raises(ConfigError, match="optimizer='sgd'"):
+        RLHFArgs(optimizer="sgd")
 
 
 def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pass(monkeypatch):

@@ -1,0 +1,49 @@
+"""AdamW whose two moments take a byte per weight instead of four, by the bitsandbytes package."""
+
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from rlhf_lab.errors import ConfigError
+
+
+def with_8bit_moments(optimizer: AdamW) -> Optimizer:
+    """An optimiser of the same parameters and settings that quantises its moments block by block.
+
+    1. Take the groups, with their learning rates and weight decays, over into bitsandbytes' AdamW.
+    2. Turn the gradients around for the time of its step, since it can only minimise.
+
+    Tensors of fewer than 4096 numbers keep moments of 32 bits.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+
+    Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861.
+    """
+    taken = ("params", "lr", "weight_decay", "betas", "eps")
+    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
+    eight_bit = _import_bitsandbytes().optim.AdamW8bit(groups)
+    eight_bit.register_step_pre_hook(_turn_gradients_around)
+    eight_bit.register_step_post_hook(_turn_gradients_around)
+    return eight_bit
+
+
+@torch.no_grad()
+def _turn_gradients_around(optimizer: Optimizer, *inputs: Any) -> None:
+    """Negate all gradients, in place."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_neg_(gradients)
+
+
+def _import_bitsandbytes() -> Any:
+    try:
+        import bitsandbytes
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "optimizer='adamw_8bit' needs the package bitsandbytes, which is not installed; "
+            "pip install 'rlhf_lab[eightbit]', or set optimizer='adamw'."
+        ) from None
+    return bitsandbytes

@@ -1,0 +1,122 @@
+"""AdamW with 8-bit moments: its steps, the memory they take, and going on from a checkpoint."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.training import RLHFTrainer, get_optimizer
+from rlhf_lab.training.eight_bit import with_8bit_moments
+
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason="bitsandbytes is not installed (pip install 'rlhf_lab[eightbit]')",
+)
+FIELDS = {"total_phases": 3, "base_lr": 1e-3, "gen_len": 12}
+
+
+def state_bytes(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> int:
+    """Of the moments of some parameters, tables of 256 codes that all share not counted."""
+    shared = ("qmap1", "qmap2")
+    states = [optimizer.state[parameter] for parameter in parameters]
+    moments = [x for s in states for name, x in s.items() if name not in shared]
+    return sum(x.nbytes for x in moments if isinstance(x, Tensor) and x.ndim)
+
+
+@needs_bitsandbytes
+def test_the_moments_of_large_tensors_take_a_byte_and_a_scale_per_block(make_trainer):
+    """8 bytes per number in fp32; two codes of 1 byte, and two scales of 4 for every 256, here."""
+    sizes = {}
+    for name in ("adamw", "adamw_8bit"):
+        trainer = make_trainer(optimizer=name)
+        trainer.learning_phase(trainer.rollout_phase())
+        parameters = list(trainer.policy.parameters())
+        large = [p for p in parameters if p.numel() >= 4096 and p.numel() % 256 == 0]
+        sizes[name] = state_bytes(trainer.optimizer, large)
+        numbers = sum(p.numel() for p in large)
+    assert sizes["adamw"] == 8 * numbers
+    assert sizes["adamw_8bit"] == 2 * numbers + 8 * numbers // 256
+
+
+@needs_bitsandbytes
+def test_the_first_step_goes_up_by_the_learning_rate_and_leaves_the_gradient(make_trainer):
+    """Adam's first step is lr * g / |g|, whatever the bits; g = 2 (30 - p) > 0."""
+    policy = make_trainer().policy
+    before = [p.detach().clone() for p in policy.parameters()]
+    rates = [1.0 if n.startswith("base_model") else 0.25 for n, _ in policy.named_parameters()]
+    optimizer = with_8bit_moments(get_optimizer(policy, 1.0, 0.25, weight_decay=0.0))
+    (-sum((p - 30).square().sum() for p in policy.parameters())).backward()
+    optimizer.step()
+    for old, parameter, rate in zip(before, policy.parameters(), rates, strict=True):
+        torch.testing.assert_close(parameter.detach(), old + rate, rtol=0, atol=0.02)
+        assert torch.equal(parameter.grad, 2 * (30 - old))
+
+
+@needs_bitsandbytes
+def test_a_short_run_ends_near_the_run_with_32_bits(make_trainer, parameters_of):
+    """After 12 steps, apart by less than a quarter of the way that the weights went."""
+    fields = FIELDS | {"batches_per_learning_phase": 6}
+    start = parameters_of(make_trainer(**fields).policy)
+    ends = []
+    for name in ("adamw", "adamw_8bit"):
+        trainer = make_trainer(optimizer=name, **fields)
+        trainer.learning_phase(trainer.rollout_phase())
+        ends.append(parameters_of(trainer.policy))
+    flat = [torch.cat([(end[n] - start[n]).flatten() for n in start]) for end in ends]
+    apart, way = (flat[0] - flat[1]).norm(), flat[0].norm()
+    assert 0 < apart < 0.25 * way
+
+
+@needs_bitsandbytes
+def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, parameters_of):
+    whole, halved = (make_trainer(optimizer="adamw_8bit", **FIELDS) for _ in range(2))
+    whole.train()
+    for report in halved:
+        if report.phase == 1:
+            halved.request_stop()
+    resumed = RLHFTrainer.resume(halved.run.path)
+    codes = [s["state1"] for s in resumed.optimizer.state.values()]
+    assert {x.dtype for x in codes} == {torch.uint8, torch.float32}
+    resumed.train()
+    theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+@needs_bitsandbytes
+def test_a_critic_and_adapters_learn_with_8_bits(make_trainer, parameters_of):
+    trainer = make_trainer(optimizer="adamw_8bit", value_head="separate", lora_rank=2)
+    before = parameters_of(trainer.policy)
+    trainer.train()
+    after = parameters_of(trainer.policy)
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert any(n.startswith("critic") for n in moved) and any(n.endswith(".B") for n in moved)
+
+
+def test_without_bitsandbytes_one_sentence_says_what_to_install(monkeypatch, make_trainer):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rlhf_lab\[eightbit\]'.*set optimizer="):
+        make_trainer(optimizer="adamw_8bit")
+
+
+def test_the_state_that_parameters_share_is_saved_for_each(tmp_path):
+    """A table of codes that two parameters share: safetensors stores no shared memory."""
+    from rlhf_lab.training import checkpoint
+
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    table = torch.arange(4.0)
+    for step, parameter in enumerate(layer.parameters()):
+        optimizer.state[parameter] = {"table": table, "step": step + 3}
+    tensors = checkpoint.optimizer_tensors(optimizer)
+    checkpoint.save_checkpoint(tmp_path / "x.safetensors", tensors, {})
+    loaded, _ = checkpoint.load_checkpoint(tmp_path / "x.safetensors")
+    fresh = torch.optim.SGD(layer.parameters())
+    checkpoint.load_optimizer(fresh, loaded)
+    states = [fresh.state[parameter] for parameter in layer.parameters()]
+    assert [state["step"] for state in states] == [3, 4]
+    assert all(
+        type(state["step"]) is int and torch.equal(state["table"], table) for state in states
+    )
