@@ -130,8 +130,12 @@ class RLHFArgs:
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """AdamW with moments of 32 bits, or of 8 bits (with bitsandbytes), in a quarter of the memory.
     """
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global norm before every optimiser step."""
+    optimizer_in_backward: bool = False
+    """Step each weight as soon as its gradient is there, so that gradients are never all in memory;
+    needs max_grad_norm=None and no micro_batch_size. No gradient is left for after_backward.
+    """
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this global norm before every optimiser step; off when None."""
     target_kl: float | None = None
     """End the learning phase before a step whose minibatch has moved further than 1.5 times this
     from the policy that sampled, in nats per token (k3); off when None.
@@ -293,6 +297,7 @@ class RLHFArgs:
                 f"batch_size / num_minibatches = {self.minibatch_size} sequences; choose a divisor."
             )
         self._check_groups()
+        self._check_in_backward()
         if self.gen_len_min is not None and self.gen_len_min > self.gen_len:
             raise ConfigError(
                 f"gen_len_min={self.gen_len_min} exceeds gen_len={self.gen_len}; lower it or raise "
@@ -322,6 +327,20 @@ class RLHFArgs:
             )
         if self.reward_fn == "count:":
             raise ConfigError("reward_fn='count:' names no text; write for example count:great.")
+
+    def _check_in_backward(self) -> None:
+        if not self.optimizer_in_backward:
+            return
+        if self.max_grad_norm is not None:
+            raise ConfigError(
+                "optimizer_in_backward=True steps before the norm of all gradients is known, so "
+                f"that max_grad_norm={self.max_grad_norm} cannot hold; set max_grad_norm=None."
+            )
+        if self.micro_batch_size is not None:
+            raise ConfigError(
+                "optimizer_in_backward=True lets no gradient wait for those of other parts, which "
+                f"micro_batch_size={self.micro_batch_size} needs; leave it None."
+            )
 
     def _check_groups(self) -> None:
         if self.batch_size % self.samples_per_prompt:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -224,6 +225,11 @@ class Samples:
         """False on the left padding; what `TransformerWithValueHead.forward` takes."""
         return torch.cat([self.prompt_mask, torch.ones_like(self.mask)], dim=1)
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether some prompts are shorter than others."""
+        return not bool(self.prompt_mask.all())
+
     def prompts(self) -> list[list[int]]:
         """The token ids of each prompt, without padding."""
         rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
@@ -231,8 +237,8 @@ class Samples:
 
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Prompt and response as text, without special tokens or what follows a stop token."""
-        real = torch.cat([self.prompt_mask, self.mask], dim=1)
-        rows = [ids[keep].tolist() for ids, keep in zip(self.tokens, real, strict=True)]
+        real = torch.cat([self.prompt_mask, self.mask], dim=1).tolist()
+        rows = [list(compress(*row)) for row in zip(self.tokens.tolist(), real, strict=True)]
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 

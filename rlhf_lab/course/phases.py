@@ -111,6 +111,6 @@ def learning_stats(steps: Sequence[Step], clip_coef: float) -> LearningStats:
     2. Of the first step, take the ratio that is furthest from 1.
     """
     stats = [minibatch_stats(s.terms, s.minibatch, s.grad_norm, clip_coef) for s in steps]
-    means = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
-    first = furthest_ratio(steps[0].terms, steps[0].minibatch)
+    means = {name: sum(s[name].item() for s in stats) / len(stats) for name in stats[0]}
+    first = furthest_ratio(steps[0].terms, steps[0].minibatch).item()
     return LearningStats(ratio_first_minibatch=first, **means)

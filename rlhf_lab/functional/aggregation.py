@@ -77,7 +77,7 @@ def aggregation_denominator(
         return mask.any(dim=-1).sum().float()
     if aggregation == "constant":
         max_len = mask.shape[1] if max_len is None else max_len
-        return torch.tensor(float(len(mask) * max_len), device=mask.device)
+        return torch.full((), float(len(mask) * max_len), device=mask.device)
     raise _unknown(aggregation)
 
 

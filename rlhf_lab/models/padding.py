@@ -33,14 +33,21 @@ def run_left_padded(
     run: Callable[[Int[Tensor, "batch seq"]], tuple[Tensor, ...]],
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None,
+    padded: bool | None = None,
 ) -> tuple[Tensor, ...]:
     """Call `run` on rows whose padding was moved to the right, and move its outputs back.
 
     Causal attention never looks to the right, so padding there changes nothing, and position 0 is
     the first real token. Left padding that is masked instead attends to nothing, and NaN runs
     through the backward pass of its softmax.
+
+    Args:
+        padded: whether the mask hides anything, where that is known; otherwise it is looked at,
+            for which a GPU has to stop.
     """
-    if attention_mask is None or bool(attention_mask.all()):
+    if attention_mask is None or padded is False:
+        return run(input_ids)
+    if padded is None and bool(attention_mask.all()):
         return run(input_ids)
     outputs = run(rotate_padding(input_ids, attention_mask, "right"))
     return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)

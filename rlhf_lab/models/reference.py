@@ -39,6 +39,7 @@ def final_residuals(
     packed: bool = False,
     dtype: torch.dtype | None = None,
     recompute: bool = False,
+    padded: bool | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block.
 
@@ -49,6 +50,7 @@ def final_residuals(
         packed: in packed form, where `runs_packed` says so.
         dtype: of the matrix products; the model's own when None.
         recompute: see `packed_residuals`, in packed form only.
+        padded: see `run_left_padded`.
     """
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
@@ -58,7 +60,7 @@ def final_residuals(
         with autocast(tokens.device, dtype):
             return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)
 
-    return run_left_padded(run, input_ids, attention_mask)[0]
+    return run_left_padded(run, input_ids, attention_mask, padded)[0]
 
 
 def same_weights(model: HookedTransformer, reference: HookedTransformer) -> bool:

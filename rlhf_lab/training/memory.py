@@ -63,6 +63,7 @@ class ReplayMinibatch:
         ref_residuals: see `Rollout`; the reference's logits are read out from them.
         support: the tokens that truncated sampling left, if it was on.
         ref_logprobs: see `Rollout`.
+        padded: whether the attention mask hides anything; True may be said where nobody knows.
     """
 
     tokens: Int[Tensor, "minibatch seq"]
@@ -75,11 +76,13 @@ class ReplayMinibatch:
     ref_residuals: Float[Tensor, "minibatch gen d_model"]
     support: Support | None
     ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
+    padded: bool = True
 
     def __getitem__(self, rows: Int[Tensor, " rows"]) -> "ReplayMinibatch":
         """Some of the sequences."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return ReplayMinibatch(**{n: None if x is None else x[rows] for n, x in parts.items()})
+        cut = {n: x[rows] for n, x in parts.items() if isinstance(x, Tensor | Support)}
+        return dataclasses.replace(self, **cut)
 
     @property
     def prefix_len(self) -> int:
@@ -104,20 +107,21 @@ class ReplayMemory:
     def get_minibatches(self, generator: torch.Generator) -> Iterator[ReplayMinibatch]:
         """Deal out the batch `passes` times, each time in a fresh order.
 
-        1. Draw a random order of the sequences.
+        1. Draw a random order of the sequences for each pass.
         2. Cut it into `num_minibatches` equal parts.
-        3. Take these rows of every tensor; repeat for the next pass.
+        3. Take these rows of every tensor.
 
         Args:
             generator: on the CPU, so that the order is the same on every device.
         """
-        batch = len(self.rollout.texts)
-        for _ in range(self.passes):
-            order = torch.randperm(batch, generator=generator)
-            for rows in order.reshape(self.num_minibatches, -1):
-                yield self._take(rows.to(self.rollout.samples.tokens.device))
+        batch, samples = len(self.rollout.texts), self.rollout.samples
+        orders = [torch.randperm(batch, generator=generator) for _ in range(self.passes)]
+        dealt = torch.stack(orders).reshape(self.passes * self.num_minibatches, -1)
+        padded = samples.is_padded
+        for rows in dealt.to(samples.tokens.device):
+            yield self._take(rows, padded)
 
-    def _take(self, rows: Int[Tensor, " rows"]) -> ReplayMinibatch:
+    def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
         samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
         return ReplayMinibatch(
             tokens=samples.tokens[rows],
@@ -130,4 +134,5 @@ class ReplayMemory:
             ref_residuals=self.rollout.ref_residuals[rows],
             support=None if samples.support is None else samples.support[rows],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
+            padded=padded,
         )

@@ -102,6 +102,10 @@ class Moments:
             name = f"{first}_{number}"
         return name
 
+    def hears(self, moment: Moment) -> bool:
+        """Whether anyone registered for this moment, of whichever phases."""
+        return bool(self._listeners.get(moment))
+
     def emit(self, moment: Moment, phase: int, **fields: Any) -> None:
         """Call everyone who registered for this moment, in the order of registration."""
         for entry in list(self._listeners.get(moment, [])):

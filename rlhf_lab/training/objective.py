@@ -234,9 +234,8 @@ def run_models(
     3. Score the sampled tokens with the same temperature and truncation that sampled them.
     """
     prefix_len = minibatch.prefix_len
-    logits, values = policy_outputs(
-        policy, minibatch.tokens, minibatch.attention_mask, dtype, recompute
-    )
+    attention_mask = minibatch.attention_mask if minibatch.padded else None
+    logits, values = policy_outputs(policy, minibatch.tokens, attention_mask, dtype, recompute)
     scored = logits
     if minibatch.support is not None:
         scored = minibatch.support.restrict(logits, prefix_len)
@@ -263,8 +262,9 @@ def run_models_in_chunks(
        reference, exact KL.
     """
     model = policy.base_model
+    tokens, attention_mask = minibatch.tokens, minibatch.attention_mask
     residual = final_residuals(
-        model, minibatch.tokens, minibatch.attention_mask, True, dtype, recompute
+        model, tokens, attention_mask, True, dtype, recompute, minibatch.padded
     )
     normalized, hidden = final_norm(model, residual[:, minibatch.prefix_len - 1 : -1])
     support = minibatch.support
@@ -273,7 +273,7 @@ def run_models_in_chunks(
         reference,
         hidden,
         None if reference is None else minibatch.ref_residuals,
-        minibatch.tokens[:, minibatch.prefix_len :],
+        tokens[:, minibatch.prefix_len :],
         temperature,
         None if support is None else (support.tokens, support.kept),
         dtype,
@@ -542,21 +542,22 @@ def judge_step(terms: ObjectiveTerms, minibatch: ReplayMinibatch, args: RLHFArgs
 
 
 @torch.no_grad()
-def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> float:
+def furthest_ratio(terms: ObjectiveTerms, minibatch: ReplayMinibatch) -> Float[Tensor, ""]:
     """Of the probability ratios of the real tokens, the one that is furthest from 1."""
-    ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs)[minibatch.mask]
-    return ratio[(ratio - 1).abs().argmax()].item()
+    ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs).flatten()
+    distance = (ratio - 1).abs().masked_fill(~minibatch.mask.flatten(), -1.0)
+    return ratio.gather(0, distance.argmax(0, keepdim=True))[0]
 
 
 @torch.no_grad()
 def minibatch_stats(
     terms: ObjectiveTerms,
     minibatch: ReplayMinibatch,
-    grad_norm: float,
+    grad_norm: float | Float[Tensor, ""],
     clip_coef: float,
     args: RLHFArgs | None = None,
-) -> dict[str, float]:
-    """The numbers of one minibatch that `LearningStats` averages.
+) -> dict[str, Float[Tensor, ""]]:
+    """The numbers of one minibatch that `LearningStats` averages, still on the device.
 
     Args:
         clip_coef: of the plain clipped surrogate.
@@ -568,12 +569,12 @@ def minibatch_stats(
     else:
         clipped = clip_fraction(new, minibatch, args)
     return {
-        "objective": terms.objective.item(),
-        "clipped_surrogate": terms.clipped_surrogate.item(),
-        "value_loss": terms.value_loss.item(),
-        "entropy_bonus": terms.entropy_bonus.item(),
-        "kl_penalty": terms.kl_penalty.item(),
-        "clip_fraction": clipped.item(),
-        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask).item(),
-        "grad_norm": grad_norm,
+        "objective": terms.objective.detach(),
+        "clipped_surrogate": terms.clipped_surrogate.detach(),
+        "value_loss": terms.value_loss.detach(),
+        "entropy_bonus": terms.entropy_bonus.detach(),
+        "kl_penalty": terms.kl_penalty.detach(),
+        "clip_fraction": clipped,
+        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
+        "grad_norm": torch.as_tensor(grad_norm),
     }

@@ -1,6 +1,10 @@
 """The optimiser with two learning rates, and their schedule over the phases."""
 
+from collections.abc import Callable
+
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -67,15 +71,93 @@ def get_optimizer_and_scheduler(
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
 
 
-def clip_gradients(policy: TransformerWithValueHead, max_grad_norm: float) -> float:
+def clip_gradients(
+    policy: TransformerWithValueHead, max_grad_norm: float | None
+) -> Float[Tensor, ""]:
     """Scale all gradients down, in place, if their common norm exceeds a limit; return the norm.
 
     1. Take the Euclidean norm over all parameters together.
     2. If it is above the limit, or not finite, multiply every gradient by limit / norm; otherwise
-       leave them alone, which saves a pass over memory.
+       by 1, or, where the host can see the norm for nothing, not at all.
+
+    Args:
+        max_grad_norm: the limit; none when None.
     """
     gradients = [p.grad for p in policy.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    if not norm <= max_grad_norm:
-        torch.nn.utils.clip_grads_with_norm_(policy.parameters(), max_grad_norm, norm)
-    return norm.item()
+    if max_grad_norm is None or (is_at_hand(norm) and norm <= max_grad_norm):
+        return norm
+    scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
+    torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def is_at_hand(x: Tensor) -> bool:
+    """Whether the host can read a tensor without waiting for a device to finish its queue."""
+    return x.device.type == "cpu"
+
+
+def step_if(sound: Bool[Tensor, ""], optimizer: Optimizer) -> None:
+    """Step, but leave weights and moments as they are where `sound` is False.
+
+    The fused AdamW decides that on the device, by the flag that torch's GradScaler sets, so that
+    the host need not wait; for any other optimiser the host looks.
+    """
+    if isinstance(optimizer, AdamW) and sound.device.type in ("cpu", "cuda"):
+        optimizer.found_inf = (~sound).float()
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf
+    elif sound:
+        optimizer.step()
+
+
+class StepInBackward:
+    """Steps each parameter as soon as its gradient is there, and lets the gradient go at once.
+
+    Hooks on the parameters do it during `climb`; other backward passes are left alone. Without
+    clipping by a common norm, the weights are those of one step at the end.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._sound: Bool[Tensor, ""] | None = None
+        self._norms: list[Float[Tensor, ""]] = []
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._stepping(index))
+
+    def climb(self, objective: Float[Tensor, ""], sound: Bool[Tensor, ""]) -> Float[Tensor, ""]:
+        """Go back from the objective, stepping on the way; return the norm of the whole gradient.
+
+        Args:
+            sound: False leaves all weights as they are, as a gradient that is not finite does those
+                of its parameter.
+        """
+        self.optimizer.zero_grad()
+        self._sound, self._norms = sound, []
+        try:
+            objective.backward()
+        finally:
+            self._sound = None
+        return torch.linalg.vector_norm(torch.stack(self._norms))
+
+    def _stepping(self, index: int) -> Callable[[Tensor], None]:
+        """What is done with a parameter of a group when its gradient is there."""
+
+        def step(parameter: Tensor) -> None:
+            if self._sound is None:
+                return
+            norm = torch.linalg.vector_norm(parameter.grad)
+            self._norms.append(norm)
+            groups = self.optimizer.param_groups
+            self.optimizer.param_groups = [groups[index] | {"params": [parameter]}]
+            try:
+                step_if(self._sound & norm.isfinite(), self.optimizer)
+            finally:
+                self.optimizer.param_groups = groups
+            parameter.grad = None
+
+        return step

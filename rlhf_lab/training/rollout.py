@@ -46,7 +46,7 @@ def compare_with_reference(
         chunk_size: sequences at a time; more, where little memory is needed for more.
         dtype: of the matrix products; the models' own when None.
     """
-    packed = runs_packed(model, reference)
+    packed, padded = runs_packed(model, reference), samples.is_padded
     noted = packed and not has_hooks(model)
     same = noted and not has_hooks(reference) and same_weights(model, reference)
     kls, entropies, residuals = [], [], []
@@ -55,13 +55,14 @@ def compare_with_reference(
     chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq) if packed else chunk_size
     for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
         tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
-        ref_residual = final_residuals(reference, tokens, attention_mask, packed, dtype)[:, states]
+        settings = (tokens, attention_mask, packed, dtype, False, padded)
+        ref_residual = final_residuals(reference, *settings)[:, states]
         if same:
             residual = ref_residual
         elif noted and samples.residuals is not None:
             residual = samples.residuals[rows]
         else:
-            residual = final_residuals(model, tokens, attention_mask, packed, dtype)[:, states]
+            residual = final_residuals(model, *settings)[:, states]
         if packed:
             hidden, written = final_norm(model, residual)[1], tokens[:, samples.prefix_len :]
             stats = read_token_stats(
@@ -119,18 +120,20 @@ def reference_logprobs(
 def summarise(rollout: Rollout) -> RolloutStats:
     """What the batch says about the policy that wrote it."""
     mask = rollout.samples.mask
+    found = {
+        "mean_reward": rollout.raw_rewards.mean(),
+        "reward_std": F.masked_std(rollout.raw_rewards),
+        "kl_per_token": F.masked_mean(rollout.kl, mask),
+        "kl_per_sequence": F.kl_per_sequence(rollout.kl, mask).mean(),
+        "entropy_per_token": F.masked_mean(rollout.entropy, mask),
+        "response_length": mask.float().sum(1).mean(),
+        "explained_variance": F.explained_variance(rollout.samples.values, rollout.returns, mask),
+    }
+    numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
     return RolloutStats(
-        mean_reward=rollout.raw_rewards.mean().item(),
-        reward_std=F.masked_std(rollout.raw_rewards).item(),
         gold_reward=_mean(rollout.gold_rewards),
         grammatical_fraction=_mean(rollout.grammatical),
-        kl_per_token=F.masked_mean(rollout.kl, mask).item(),
-        kl_per_sequence=F.kl_per_sequence(rollout.kl, mask).mean().item(),
-        entropy_per_token=F.masked_mean(rollout.entropy, mask).item(),
-        response_length=mask.float().sum(1).mean().item(),
-        explained_variance=F.explained_variance(
-            rollout.samples.values, rollout.returns, mask
-        ).item(),
+        **numbers,
     )
 
 

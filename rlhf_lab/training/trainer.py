@@ -54,7 +54,13 @@ from rlhf_lab.training.objective import (
     minibatch_stats,
     objective_terms,
 )
-from rlhf_lab.training.optim import add_critic, clip_gradients, get_optimizer_and_scheduler
+from rlhf_lab.training.optim import (
+    StepInBackward,
+    add_critic,
+    clip_gradients,
+    get_optimizer_and_scheduler,
+    step_if,
+)
 from rlhf_lab.training.prompts import choose_prompts, deal
 from rlhf_lab.training.report import (
     Cost,
@@ -71,6 +77,7 @@ from rlhf_lab.training.rollout import (
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.shaping import penalised, rescaled
 from rlhf_lab.training.streams import phase_generator
+from rlhf_lab.training.tally import Tally
 from rlhf_lab.training.wandb_sink import WandbSink
 
 EVALUATION_BATCHES = 4
@@ -145,6 +152,7 @@ class RLHFTrainer:
         self.prompt = max(self.prompts, key=len)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
         add_critic(self.optimizer, self.policy)
+        self.stepper = StepInBackward(self.optimizer) if args.optimizer_in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
         self.reward_moments = F.RunningMoments()
         self.moments = Moments()
@@ -391,21 +399,20 @@ class RLHFTrainer:
         3. Step the learning-rate schedule once, and remember the moments of the rewards.
 
         Raises:
-            RunError: the objective is no longer finite, and no step is taken with it; or there was
-            no minibatch to take a step on.
+            RunError: an objective or a gradient was not finite, and no step was taken with it or
+            after it; or there was no minibatch to take a step on.
         """
         memory = ReplayMemory(
             rollout, self.args.num_minibatches, self.args.batches_per_learning_phase
         )
         generator = phase_generator(self.args.seed, self.phase, "minibatches")
-        stats, first_ratio, skipped, unused = [], None, 0, 0
+        tally, furthest, names, skipped, unused = Tally(), None, (), 0, 0
         for step, minibatch in enumerate(memory.get_minibatches(generator)):
             there = {"rollout": rollout, "minibatch": minibatch, "step": step}
             self._emit("before_minibatch", **there)
-            terms, grad_norm, verdict = self._step(minibatch, there)
-            if first_ratio is None:
-                first_ratio = furthest_ratio(terms, minibatch)
-                self._warn_if_off_policy(first_ratio)
+            terms, grad_norm, verdict = self._step(minibatch, there, tally)
+            if furthest is None:
+                furthest = furthest_ratio(terms, minibatch)
             if verdict == "stop":
                 unused = memory.num_minibatches * memory.passes - step
                 break
@@ -413,7 +420,15 @@ class RLHFTrainer:
                 skipped += 1
                 continue
             clip_coef = self.args.clip_coef
-            stats.append(minibatch_stats(terms, minibatch, grad_norm, clip_coef, self.args))
+            stats = minibatch_stats(terms, minibatch, grad_norm, clip_coef, self.args)
+            tally.add(torch.stack(list(stats.values())))
+            names = tuple(stats)
+        rows, (first_ratio,) = tally.read(furthest)
+        stats = [dict(zip(names, row, strict=True)) for row in rows]
+        self._warn_if_off_policy(first_ratio)
+        for numbers in stats:
+            self._refuse_non_finite("objective", numbers["objective"])
+            self._refuse_non_finite("gradient norm", numbers["grad_norm"])
         if not stats:
             raise RunError(
                 f"no step was taken in phase {self.phase}, whose first minibatch has a ratio of "
@@ -430,12 +445,13 @@ class RLHFTrainer:
         )
 
     def _step(
-        self, minibatch: ReplayMinibatch, there: dict[str, Any]
-    ) -> tuple[ObjectiveTerms, float | None, Verdict]:
+        self, minibatch: ReplayMinibatch, there: dict[str, Any], tally: Tally
+    ) -> tuple[ObjectiveTerms, Float[Tensor, ""] | None, Verdict]:
         """One optimiser step up the objective, unless the minibatch has moved too far for it.
 
         Args:
             there: what the moments of the step show.
+            tally: knows whether all was finite so far; otherwise weights stay as they are.
 
         Returns:
             The terms, the gradient norm before clipping (None without a step), and what was done.
@@ -452,17 +468,28 @@ class RLHFTrainer:
         if verdict != "step":
             self.optimizer.zero_grad()
             return terms, None, verdict
-        self._refuse_non_finite("objective", terms.objective.item())
         self._emit("after_loss", terms=terms, **there)
-        if part_size is None:
+        grad_norm = self._climb(terms, there, tally)
+        if self.moments.hears("after_step"):
+            self._emit("after_step", terms=terms, grad_norm=grad_norm.item(), **there)
+        return terms, grad_norm, verdict
+
+    def _climb(
+        self, terms: ObjectiveTerms, there: dict[str, Any], tally: Tally
+    ) -> Float[Tensor, ""]:
+        """Backward pass and step; returns the norm of the gradient before it was clipped."""
+        if self.stepper is not None:
+            grad_norm = self.stepper.climb(terms.objective, tally.still_sound(terms.objective))
+            tally.still_sound(grad_norm)
+            self._emit("after_backward", terms=terms, **there)
+            return grad_norm
+        if self.args.micro_batch_size is None:
             self.optimizer.zero_grad()
             terms.objective.backward()
         self._emit("after_backward", terms=terms, **there)
         grad_norm = clip_gradients(self.policy, self.args.max_grad_norm)
-        self._refuse_non_finite("gradient norm", grad_norm)
-        self.optimizer.step()
-        self._emit("after_step", terms=terms, grad_norm=grad_norm, **there)
-        return terms, grad_norm, verdict
+        step_if(tally.still_sound(terms.objective, grad_norm), self.optimizer)
+        return grad_norm
 
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
@@ -472,7 +499,7 @@ class RLHFTrainer:
             )
 
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if abs(ratio - 1) <= RATIO_TOLERANCE[self.args.precision]:
+        if math.isnan(ratio) or abs(ratio - 1) <= RATIO_TOLERANCE[self.args.precision]:
             return
         causes = [f"own part {part}" for part in self.own_parts if part in ("policy", "logprobs")]
         if next(self.policy.parameters()).dtype != torch.float32:
@@ -699,16 +726,11 @@ class RLHFTrainer:
 
     def _log(self, report: PhaseReport, rollout: Rollout) -> None:
         self.run.append(METRICS, [report.to_dict()])
-        gold = rollout.gold_rewards
-        samples = [
-            {
-                "phase": self.phase,
-                "text": text,
-                "reward": rollout.raw_rewards[i].item(),
-                "gold_reward": None if gold is None else gold[i].item(),
-            }
-            for i, text in enumerate(rollout.texts)
-        ]
+        rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
+        golds = [None] * len(rewards) if gold is None else gold.tolist()
+        rows = zip(rollout.texts, rewards, golds, strict=True)
+        names = ("text", "reward", "gold_reward")
+        samples = [{"phase": self.phase} | dict(zip(names, row, strict=True)) for row in rows]
         self.run.append(SAMPLES, samples)
         if self.phase == 0:
             self._write_info(initial=report.to_dict())

@@ -36,6 +36,7 @@ BASE = {
     "head_lr": 1e-2,
     "weight_decay": 0.01,
     "optimizer": "adamw",
+    "optimizer_in_backward": False,
     "max_grad_norm": 1.0,
     "target_kl": None,
     "ratio_threshold": None,
@@ -143,6 +144,7 @@ ELSEWHERE = {
     "prompts",
     "gen_len_min",
     "optimizer",
+    "optimizer_in_backward",
     "micro_batch_size",
     "activation_checkpointing",
     "ratio_threshold",
@@ -435,6 +437,20 @@ def test_optimizer_names_the_bits_of_the_moments(monkeypatch):
     assert sum(made[0]) == len(list(trainer.policy.parameters()))
     with pytest.raises(ConfigError, match="optimizer='sgd'"):
         RLHFArgs(optimizer="sgd")
+
+
+def test_optimizer_in_backward_lets_no_gradient_wait(monkeypatch):
+    """After the backward pass all gradients are there, or none."""
+    there = {}
+    for on in (False, True):
+        fields = {"optimizer_in_backward": on, "max_grad_norm": None}
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | fields)))
+        seen = there.setdefault(on, set())
+        trainer.on("after_backward")(
+            lambda ctx, seen=seen: seen.update(p.grad is None for p in ctx.policy.parameters())
+        )
+        trainer.learning_phase(trainer.rollout_phase())
+    assert there == {False: {False}, True: {True}}
 
 
 def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pass(monkeypatch):
