@@ -201,7 +201,8 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
         trainer.speaks_reel, trainer.gold_fn = False, None
         trainer.train()
         samples = trainer._sample(trainer._deal_prompts(0), torch.Generator())
-        counts[batch_size] = host_reads(lambda: summarise(trainer._score(samples)))
+        score = lambda trainer=trainer, samples=samples: summarise(trainer._score(samples))
+        counts[batch_size] = host_reads(score)
     assert counts[8] == counts[32] and counts[8].total() <= 10
 
 
