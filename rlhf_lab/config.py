@@ -27,6 +27,7 @@ Advantages = Literal[
 ]
 NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")
 """Estimators that compare the answers to one prompt with each other."""
+LOGGERS = ("tensorboard", "trackio")
 
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -260,9 +261,11 @@ class RLHFArgs:
     wandb_mode: Literal["disabled", "online", "offline"] = "disabled"
     """Mirror metrics and samples to Weights & Biases."""
     wandb_project_name: str = "rlhf_transformers"
-    """The Weights & Biases project."""
+    """The project in Weights & Biases, and in trackio."""
     wandb_entity: str | None = None
     """The Weights & Biases user or team; the account's default when None."""
+    loggers: str = ""
+    """Where else to mirror metrics and samples, with commas between: tensorboard, trackio."""
     save_every: int = 1
     """Phases between saves of the full training state, from which a killed run goes on."""
 
@@ -324,6 +327,12 @@ class RLHFArgs:
             raise ConfigError(
                 "prefix='' with prepend_bos=False leaves nothing to start from; "
                 "give a prefix or set prepend_bos=True."
+            )
+        unknown = [name for name in self.logger_names if name not in LOGGERS]
+        if unknown:
+            raise ConfigError(
+                f"loggers={self.loggers!r} names {unknown[0]!r}, which is none of "
+                f"{', '.join(LOGGERS)}; metrics.jsonl is always written, wandb by wandb_mode."
             )
         if self.reward_fn == "count:":
             raise ConfigError("reward_fn='count:' names no text; write for example count:great.")
@@ -395,6 +404,12 @@ class RLHFArgs:
     def minibatch_size(self) -> int:
         """Sequences per minibatch."""
         return self.batch_size // self.num_minibatches
+
+    @property
+    def logger_names(self) -> list[str]:
+        """The names in `loggers`, each once."""
+        names = (name.strip() for name in self.loggers.split(","))
+        return list(dict.fromkeys(name for name in names if name))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""

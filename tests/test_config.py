@@ -126,6 +126,7 @@ OUT_OF_RANGE = [
     ("direction", "positive"),
     ("direction", "POS"),
     ("wandb_mode", "on"),
+    ("loggers", "tensorboard,csv"),
 ]
 WRONG_TYPE = [
     *((name, True) for name in WHOLE_NUMBERS + NUMBERS),
@@ -220,6 +221,13 @@ def test_presets_cannot_be_changed_by_accident():
 def test_the_arguments_are_frozen(name):
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(RLHFArgs(), name, 5)
+
+
+def test_loggers_are_named_with_commas_each_once():
+    assert RLHFArgs().logger_names == []
+    args = RLHFArgs(loggers="trackio, tensorboard,,trackio")
+    assert args.logger_names == ["trackio", "tensorboard"]
+    assert "names 'csv'" in refusal(loggers="trackio,csv")
 
 
 def test_equal_arguments_are_equal_and_hash_alike():

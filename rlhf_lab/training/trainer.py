@@ -76,9 +76,9 @@ from rlhf_lab.training.rollout import (
 )
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.shaping import penalised, rescaled
+from rlhf_lab.training.sinks import attach_sinks
 from rlhf_lab.training.streams import phase_generator
 from rlhf_lab.training.tally import Tally
-from rlhf_lab.training.wandb_sink import WandbSink
 
 EVALUATION_BATCHES = 4
 RATIO_TOLERANCE = MappingProxyType({"fp32": 1e-3, "bf16": 0.25})
@@ -156,8 +156,7 @@ class RLHFTrainer:
         self.kl_controller = kl_controller or get_kl_controller(args)
         self.reward_moments = F.RunningMoments()
         self.moments = Moments()
-        if args.wandb_mode != "disabled":
-            WandbSink(args, self.moments)
+        attach_sinks(args, self.moments)
         self.phase = 0
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None

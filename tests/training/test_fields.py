@@ -163,6 +163,7 @@ ELSEWHERE = {
     "wandb_mode",
     "wandb_project_name",
     "wandb_entity",
+    "loggers",
     "save_every",
 }
 """Fields with a test of their own below."""
@@ -603,6 +604,13 @@ def test_wandb_project_name_is_handed_on(wandb_calls, tmp_path):
 def test_wandb_entity_is_handed_on(wandb_calls, tmp_path):
     tiny_run(tmp_path / "run", wandb_mode="offline", wandb_entity="my-team")
     assert options_of_init(wandb_calls)["entity"] == "my-team"
+
+
+def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
+    pytest.importorskip("tensorboard")
+    mirrored = phases_only(tmp_path / "run", loggers="tensorboard")
+    assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+    assert not differ(weights(base_run), weights(mirrored))
 
 
 def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatch, reel_args):
