@@ -41,7 +41,12 @@ from rlhf_lab.functional.kl import (
     kl_per_token,
     kl_straight_through,
 )
-from rlhf_lab.functional.logprobs import generated_logits, generated_values, get_logprobs
+from rlhf_lab.functional.logprobs import (
+    generated_logits,
+    generated_values,
+    get_logprobs,
+    get_max_logprobs,
+)
 from rlhf_lab.functional.masks import (
     at_least_float32,
     finished_mask,
@@ -148,6 +153,7 @@ __all__ = [
     "generated_logits",
     "generated_values",
     "get_logprobs",
+    "get_max_logprobs",
     "grpo_advantages",
     "gspo_surrogate",
     "has_stop",

@@ -36,6 +36,28 @@ def get_logprobs(
         return eindex(logprobs, tokens, "b s [b s+1]")
 
 
+def get_max_logprobs(
+    logits: Float[Tensor, "batch seq d_vocab"],
+    prefix_len: int | None = None,
+    temperature: float = 1.0,
+) -> Float[Tensor, "batch gen"]:
+    """Give the log-probability of the likeliest token wherever a token was generated.
+
+    1. Keep logits from position `prefix_len - 1` on but the last, as `get_logprobs` does.
+    2. Divide them by the temperature, and take the largest log-softmax over the vocabulary.
+
+    In nats: 0 where the policy is certain, -log d_vocab where all tokens are alike; never below
+    `get_logprobs` of any token. Where two are likeliest, the gradient goes to one of them. Raises
+    ValueError as `get_logprobs` does.
+
+    max_v log pi(v | s_t) = (max_v z[v]) / T - log sum_v exp(z[v] / T)
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
+    kept = generated_logits(logits, 1 if prefix_len is None else prefix_len)
+    return (at_least_float32(kept) / temperature).log_softmax(dim=-1).max(dim=-1).values
+
+
 def generated_values(
     values: Float[Tensor, "batch seq"], prefix_len: int
 ) -> Float[Tensor, "batch gen"]:

@@ -1,8 +1,9 @@
 """What one phase remembers: the rollout, and the minibatches it is learned from."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +48,14 @@ class Rollout:
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
     reward_moments: RunningMoments | None = None
+
+    def to_tensordict(
+        self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
+    ) -> Any:
+        """The rollout as a TensorDict of torchrl's kind; see `tensordict_view.to_tensordict`."""
+        from rlhf_lab.training.tensordict_view import to_tensordict
+
+        return to_tensordict(self, kl_coef, stop_tokens, pad_token)
 
 
 @dataclass(frozen=True)

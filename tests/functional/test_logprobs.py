@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_lab.functional import generated_logits, generated_values, get_logprobs
+from rlhf_lab.functional import (
+    generated_logits,
+    generated_values,
+    get_logprobs,
+    get_max_logprobs,
+)
 
 LOG3 = math.log(3)
 
@@ -101,6 +106,7 @@ def test_a_prefix_that_leaves_no_state_or_no_token_is_refused(prefix_len):
     logits, tokens, values = torch.zeros(1, 4, 3), torch.zeros(1, 4).long(), torch.zeros(1, 4)
     for call in (
         lambda: get_logprobs(logits, tokens, prefix_len),
+        lambda: get_max_logprobs(logits, prefix_len),
         lambda: generated_values(values, prefix_len),
         lambda: generated_logits(logits, prefix_len),
     ):
@@ -112,6 +118,8 @@ def test_a_prefix_that_leaves_no_state_or_no_token_is_refused(prefix_len):
 def test_a_temperature_that_is_not_positive_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature"):
         get_logprobs(torch.zeros(1, 2, 3), torch.zeros(1, 2).long(), 1, temperature)
+    with pytest.raises(ValueError, match="temperature"):
+        get_max_logprobs(torch.zeros(1, 2, 3), 1, temperature)
 
 
 def test_no_warning_reaches_the_user_and_the_filters_stay_as_they_were():
@@ -128,6 +136,66 @@ def test_no_warning_reaches_the_user_and_the_filters_stay_as_they_were():
 def test_list_indexing_outside_the_function_is_untouched():
     get_logprobs(torch.zeros(1, 2, 3), torch.zeros(1, 2).long(), 1)
     assert torch.arange(6).reshape(3, 2)[[0, 2]].tolist() == [[0, 1], [4, 5]]
+
+
+def test_max_logprobs_by_hand():
+    # position 0: (1/2, 1/2); position 1: (1/4, 3/4); position 2 predicts nothing
+    logits = tensor([[[0.0, 0.0], [0.0, LOG3], [9.0, -9.0]]])
+    both = [math.log(1 / 2), math.log(3 / 4)]
+    assert get_max_logprobs(logits)[0].tolist() == pytest.approx(both)
+    assert get_max_logprobs(logits, prefix_len=1)[0].tolist() == pytest.approx(both)
+    assert get_max_logprobs(logits, prefix_len=2)[0].tolist() == pytest.approx(both[1:])
+    # at temperature 2, token 1 of position 1 has sqrt 3 / (1 + sqrt 3)
+    warm = get_max_logprobs(logits, 2, temperature=2.0).item()
+    assert warm == pytest.approx(math.log(math.sqrt(3) / (1 + math.sqrt(3))))
+
+
+@given(
+    st.integers(1, 3), st.integers(2, 6), st.integers(2, 5), st.data(), st.sampled_from([0.5, 1.0])
+)
+@settings(max_examples=30, deadline=None)
+def test_max_logprobs_are_the_largest_of_all_tokens_tried_in_turn(
+    batch, seq, d_vocab, data, temperature
+):
+    """Each token in every place, in value and gradient; ties have measure zero."""
+    prefix_len = data.draw(st.integers(1, seq - 1))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    logits = torch.randn(batch, seq, d_vocab, dtype=torch.float64)
+    one, other = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    got = get_max_logprobs(one, prefix_len, temperature)
+    of_each = [
+        gathered(other, torch.full((batch, seq), token), prefix_len, temperature)
+        for token in range(d_vocab)
+    ]
+    expected = torch.stack(of_each).amax(0)
+    torch.testing.assert_close(got, expected)
+    assert -math.log(d_vocab) - 1e-9 <= got.min() and got.max() <= 0
+    weight = torch.randn_like(got)
+    (got * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_max_logprobs_gradient_agrees_with_finite_differences():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda z: get_max_logprobs(z, 2, 0.7), logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_max_logprobs_of_half_precision_are_normalised_in_float32(dtype):
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 50).to(dtype)
+    got = get_max_logprobs(logits, 2)
+    assert got.dtype == torch.float32
+    expected = logits.double().log_softmax(-1)[:, 1:-1].amax(-1)
+    torch.testing.assert_close(got.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_max_logprobs_of_extreme_filtered_and_equal_logits():
+    logits = tensor([[[3e38, -3e38], [-math.inf, 5.0], [0.0, 0.0], [0.0, 0.0]]])
+    assert get_max_logprobs(logits)[0].tolist() == [0.0, 0.0, pytest.approx(-math.log(2))]
+    assert get_max_logprobs(torch.zeros(1, 2, 4), 1).tolist() == [[pytest.approx(-math.log(4))]]
 
 
 def test_generated_values_slice_the_sequence_axis_not_the_batch_axis():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import tensor
+from torch.nn.functional import pad as pad
 
 from rlhf_lab import functional as F
 
@@ -235,6 +236,17 @@ def test_torchrl_logprobs_and_kl():
     inputs = (case["logprobs"], case["ref_logprobs"])
     close(F.estimate_kl("k3", *inputs).mean(), case["kl"])
     close(F.calc_sampled_kl_penalty("k3", *inputs, case["kl_coef"]), case["kl_penalty"])
+
+
+def test_torchrl_scores_of_generate():
+    case = load("torchrl", "scores_of_generate")
+    # a state more, whose logits predict nothing, and a token more, which nothing predicts
+    logits = pad(case["logits"], (0, 0, 0, 1))
+    tokens = pad(case["ids"], (1, 0))
+    close(F.get_logprobs(logits, tokens, 1), case["logprobs"])
+    close(F.get_max_logprobs(logits, 1), case["max_logprobs"])
+    # torchrl pads the logits of a row that stopped early with minus infinity, and normalises them
+    assert case["nan_after_an_early_stop"].tolist() == [[False, False, True, True]] * 2
 
 
 def test_torchrl_advantages():

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.training.sinks.packages import import_logger
 from rlhf_lab.training.sinks.sink import COLUMNS, Entry, Sink
 
 DIRECTORY = "tensorboard"
@@ -24,7 +24,7 @@ class TensorBoardSink(Sink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._module = import_logger("torch.utils.tensorboard", "tensorboard")
+        self._module = import_extra("torch.utils.tensorboard", "loggers='tensorboard'", "loggers")
         self._writer: Any = None
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:

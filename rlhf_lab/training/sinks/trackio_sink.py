@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.training.sinks.packages import import_logger
 from rlhf_lab.training.sinks.sink import COLUMNS, Entry, Sink, entries_so_far
 
 
@@ -22,7 +22,7 @@ class TrackioSink(Sink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trackio = import_logger("trackio", "trackio")
+        self._trackio = import_extra("trackio", "loggers='trackio'", "loggers")
         self._run: Any = None
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:

@@ -145,6 +145,55 @@ def rollout_rewards() -> dict[str, Any]:
     }
 
 
+def rollout_view() -> dict[str, Any]:
+    """A whole rollout: row 0 stops early, row 1 never, row 2 with the last token that it may."""
+    generated = torch.tensor(
+        [[1, 2, 5, EOS, EOS, EOS, EOS], [1, 2, 3, 6, 7, 8, 9], [1, 2, 5, 6, 7, EOS, EOS]]
+    )
+    scores, log_probs, log_ratio = torch.tensor([3.0, 2.0, 1.0]), draw(3, 4), draw(3, 4)
+    batch = SimpleNamespace(
+        input_ids=generated,
+        attention_mask=generated != EOS,
+        prompt_rindex=torch.tensor([2, 3, 2]),
+    )
+    answers = iter([(None, scores), (None, torch.zeros(3))])
+    rollout = RolloutFromModel(
+        model=None,
+        ref_model=None,
+        reward_model=lambda **_: next(answers),
+        kl_coef=0.1,
+        max_new_tokens=4,
+    )
+    made = rollout.create_rollout_td(batch, generated, log_probs[..., None], log_ratio)
+    keys = made.keys(include_nested=True, leaves_only=True)
+    return {
+        "generated": generated,
+        "prompt_lengths": batch.prompt_rindex,
+        "stop_token": EOS,
+        "scores": scores,
+        "log_probs": log_probs,
+        "log_ratio": log_ratio,
+        "kl_coef": 0.1,
+        "batch_size": list(made.batch_size),
+        **{" ".join(k if isinstance(k, tuple) else (k,)): made[k] for k in keys},
+    }
+
+
+def scores_of_generate() -> dict[str, Any]:
+    """Log-probs of tokens from the logits of each step, of the likeliest, and after a stop."""
+    logits, ids = draw(2, 4, 6), torch.randint(0, 6, (2, 4))
+    steps = tuple(logits.unbind(1))
+    rollout = RolloutFromModel(None, None, None, max_new_tokens=4)
+    of_short = rollout._get_scores(steps[:2], ids)[..., 0]
+    return {
+        "logits": logits,
+        "ids": ids,
+        "logprobs": rollout._get_scores(steps, ids)[..., 0],
+        "max_logprobs": rollout._get_scores(steps, use_max=True),
+        "nan_after_an_early_stop": of_short.isnan(),
+    }
+
+
 def main() -> None:
     """Write the file beside this one."""
     torch.manual_seed(3)
@@ -156,6 +205,8 @@ def main() -> None:
         "objectives": objectives(),
         "reward_model_loss": reward_model_loss(),
         "rollout_rewards": rollout_rewards(),
+        "rollout_view": rollout_view(),
+        "scores_of_generate": scores_of_generate(),
     }
     write(Path(__file__).with_name("torchrl.json"), made)
 

@@ -1,0 +1,100 @@
+"""A rollout as torchrl shows one: a TensorDict with a step per generated token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.sampling import Samples
+from rlhf_lab.training.extras import import_extra
+from rlhf_lab.training.memory import Rollout
+
+
+def to_tensordict(
+    rollout: Rollout, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
+) -> Any:
+    """A TensorDict `[batch gen]` with the keys of torchrl's `RolloutFromModel`, and two more.
+
+    1. At step t, the observation is the prompt and the t tokens written so far, on the left of a
+       row of `seq`; the action is the next token.
+    2. A row is done once, at its last real token: terminated if it ended itself, by a stop token in
+       the last place or before it; truncated if it used up the places.
+    3. There the reward is paid, once. Every real token pays kl_coef times its log-ratio (times its
+       exact KL, if the rollout has no log-probs of the reference).
+
+    Beside torchrl's keys, `mask` is True on the steps that were taken, and `next, truncated` stands
+    beside terminated. Steps that were not taken have log-prob and rewards 0. The two observations
+    are `[batch gen seq]`, so memory grows with the square of the length.
+
+    Args:
+        kl_coef: the weight of the KL in the rewards; 0 where it is in the loss.
+        stop_tokens: what ends a response of full length.
+        pad_token: what fills a row after its last token; `attention_mask` is False there.
+
+    Raises:
+        ConfigError: the package tensordict is not installed.
+    """
+    samples = rollout.samples
+    mask = samples.mask
+    reward_raw = F.token_rewards(rollout.rewards, mask)
+    reward_kl = -kl_coef * _paid_kl(rollout)
+    tokens, seen = _observations(samples, pad_token)
+    done = F.last_token_mask(mask)
+    terminated = done & _ended_itself(samples, stop_tokens)[:, None]
+    after = {
+        "input_ids": tokens[:, 1:],
+        "attention_mask": seen[:, 1:],
+        "done": done[..., None],
+        "terminated": terminated[..., None],
+        "truncated": (done & ~terminated)[..., None],
+        "reward": (reward_raw + reward_kl)[..., None],
+        "reward_raw": reward_raw[..., None],
+        "reward_kl": reward_kl[..., None],
+    }
+    fields = {
+        "action": samples.tokens[:, samples.prefix_len :].masked_fill(~mask, pad_token),
+        "input_ids": tokens[:, :-1],
+        "attention_mask": seen[:, :-1],
+        "sample_log_prob": samples.logprobs.masked_fill(~mask, 0)[..., None],
+        "mask": mask,
+        "next": after,
+    }
+    TensorDict = import_extra("tensordict", "to_tensordict()", "tensordict").TensorDict
+    return TensorDict(fields, batch_size=mask.shape, names=[None, "time"]).clone()
+
+
+def _paid_kl(rollout: Rollout) -> Float[Tensor, "batch gen"]:
+    """The log-ratio of each real token, or its exact KL where the reference's log-probs are not
+    noted; 0 elsewhere.
+    """
+    kl, mask = rollout.kl, rollout.samples.mask
+    if rollout.ref_logprobs is not None:
+        kl = rollout.samples.logprobs - rollout.ref_logprobs
+    return kl.masked_fill(~mask, 0)
+
+
+def _observations(
+    samples: Samples, pad_token: int
+) -> tuple[Int[Tensor, "batch states seq"], Bool[Tensor, "batch states seq"]]:
+    """What stands in each row before the first token, and after each: gen + 1 states.
+
+    After the last real token nothing changes any more.
+    """
+    real = torch.cat([samples.prompt_mask, samples.mask], dim=1)
+    whole, there = F.pad_right(samples.tokens, real, pad_token)
+    written = torch.arange(samples.mask.shape[1] + 1, device=whole.device)
+    lengths = samples.prompt_mask.sum(1)[:, None] + written
+    places = torch.arange(whole.shape[1], device=whole.device)
+    seen = there[:, None] & (places < lengths[..., None])
+    return torch.where(seen, whole[:, None], pad_token), seen
+
+
+def _ended_itself(samples: Samples, stop_tokens: Sequence[int]) -> Bool[Tensor, " batch"]:
+    """Whether a stop token ended the row, rather than the number of tokens to generate."""
+    generated = samples.tokens[:, samples.prefix_len :]
+    stops = torch.tensor(stop_tokens, dtype=generated.dtype, device=generated.device)
+    stopped_last = torch.isin(generated[:, -1], stops)
+    return stopped_last | ~samples.mask[:, -1]

@@ -1,0 +1,163 @@
+"""A rollout as a TensorDict: torchrl's numbers, paid once and done once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.sampling import Samples
+from rlhf_lab.training import Rollout
+
+REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "torchrl.json"
+
+
+@pytest.fixture(scope="module")
+def tensordict() -> Any:
+    return pytest.importorskip("tensordict")
+
+
+def rollout_of(
+    tokens: Tensor, prompt_mask: Tensor, mask: Tensor, logprobs: Tensor, ref: Tensor, scores: Tensor
+) -> Rollout:
+    """A rollout in which everything else is 0, but the exact KL, which is 7 everywhere."""
+    zeros = torch.zeros_like(logprobs)
+    samples = Samples(tokens, prompt_mask, mask, logprobs, values=zeros, support=None)
+    return Rollout(
+        samples=samples,
+        texts=[""] * len(tokens),
+        raw_rewards=scores,
+        rewards=scores,
+        gold_rewards=None,
+        grammatical=None,
+        kl=zeros + 7,
+        entropy=zeros,
+        ref_residuals=zeros[..., None],
+        advantages=zeros,
+        returns=zeros,
+        ref_logprobs=ref,
+    )
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, Any]:
+    case = json.loads(REFERENCE.read_text())["rollout_view"]
+    return {name: tensor(x) if isinstance(x, list) else x for name, x in case.items()}
+
+
+@pytest.fixture(scope="module")
+def ours(theirs, tensordict) -> Any:
+    """The same rollout, whose prompts are padded on the left here.
+
+    Row 0: prompt 1 2, writes 5 and stops. Row 1: prompt 1 2 3, writes 6 7 8 9. Row 2: prompt 1 2,
+    writes 5 6 7 and stops with the last token that it may.
+    """
+    eos = theirs["stop_token"]
+    pad = [0]
+    tokens = tensor(
+        [
+            [*pad, 1, 2, 5, eos, eos, eos],
+            [1, 2, 3, 6, 7, 8, 9],
+            [*pad, 1, 2, 5, 6, 7, eos],
+        ]
+    )
+    prompt_mask = tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1]]).bool()
+    mask = tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
+    logprobs = theirs["log_probs"].float()
+    ref = logprobs - theirs["log_ratio"].float()
+    rollout = rollout_of(tokens, prompt_mask, mask, logprobs, ref, theirs["scores"].float())
+    return rollout.to_tensordict(theirs["kl_coef"], stop_tokens=[eos], pad_token=eos)
+
+
+KEYS = ["action", "input_ids", "attention_mask", "sample_log_prob"]
+NEXT = ["input_ids", "attention_mask", "done", "terminated", "reward", "reward_raw", "reward_kl"]
+
+
+def test_it_has_torchrls_keys_and_shapes_and_two_keys_more(ours, theirs):
+    found = set(ours.keys(include_nested=True, leaves_only=True))
+    assert found == {*KEYS, "mask"} | {("next", name) for name in [*NEXT, "truncated"]}
+    assert list(ours.batch_size) == theirs["batch_size"].tolist() == [3, 4]
+    assert ours.names == [None, "time"]
+    for name in KEYS:
+        assert ours[name].shape == theirs[name].shape
+    for name in NEXT:
+        assert ours["next", name].shape == theirs[f"next {name}"].shape
+
+
+def test_actions_and_observations_are_torchrls(ours, theirs):
+    assert ours["action"].tolist() == theirs["action"].tolist()
+    assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
+    assert ours["next", "input_ids"].tolist() == theirs["next input_ids"].tolist()
+
+
+def test_a_stop_token_is_attended_to_once_written_and_padding_never(ours, theirs):
+    """torchrl tells padding by its token id, which is that of the stop token."""
+    differs = ours["next", "attention_mask"] != theirs["next attention_mask"]
+    # row 0: its stop token stands at place 3, from step 1 on; row 2: at place 5, at the last step
+    expected = torch.zeros(3, 4, 7).bool()
+    expected[0, 1:, 3] = True
+    expected[2, 3, 5] = True
+    assert differs.tolist() == expected.tolist()
+
+
+def test_each_row_is_done_once_where_torchrl_has_the_last_column_too(ours, theirs):
+    assert theirs["next done"].sum(1).flatten().tolist() == [2, 1, 1]
+    done = [[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    assert ours["next", "done"].squeeze(-1).int().tolist() == done
+
+
+def test_a_stop_in_the_last_place_terminates_where_torchrl_calls_it_cut_off(ours, theirs):
+    assert theirs["next terminated"].flatten(1).any(1).tolist() == [True, False, False]
+    assert ours["next", "terminated"].flatten(1).any(1).tolist() == [True, False, True]
+    assert ours["next", "truncated"].flatten(1).any(1).tolist() == [False, True, False]
+
+
+def test_the_score_is_paid_once_where_torchrl_pays_it_twice(ours, theirs):
+    assert theirs["next reward_raw"][0].flatten().tolist() == [0.0, 3.0, 0.0, 3.0]
+    raw = [[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]]
+    assert ours["next", "reward_raw"].squeeze(-1).tolist() == raw
+
+
+def test_the_rest_is_torchrls_on_the_steps_that_were_taken_and_0_on_the_others(ours, theirs):
+    mask = ours["mask"]
+    pairs = [(ours["next", name], theirs[f"next {name}"]) for name in ("reward_kl", "reward")]
+    pairs.append((ours["sample_log_prob"], theirs["sample_log_prob"]))
+    for found, expected in pairs:
+        torch.testing.assert_close(found[mask], expected[mask].float(), atol=1e-6, rtol=0)
+        assert not found[~mask].any() and expected[~mask].all()
+
+
+def test_without_the_references_logprobs_the_exact_kl_is_paid(tensordict):
+    """One row of one token: 2.0 - 0.5 * 7."""
+    one = torch.ones(1, 1)
+    rollout = rollout_of(
+        tensor([[4, 9]]), one.bool(), one.bool(), -one, ref=None, scores=tensor([2.0])
+    )
+    view = rollout.to_tensordict(kl_coef=0.5)
+    assert view["next", "reward"].item() == -1.5 and view["next", "truncated"].item()
+    assert view["input_ids"].tolist() == [[[4, 0]]] and view["action"].tolist() == [[9]]
+    assert rollout.to_tensordict()["next", "reward"].item() == 2.0
+
+
+def test_a_real_rollout_can_be_changed_without_changing_it(make_trainer, tensordict):
+    trainer = make_trainer(kl_in="reward", kl_estimator="k1", normalize_reward=False)
+    rollout, eos = trainer.rollout_phase(), trainer.tokenizer.eos_token_id
+    before = rollout.samples.logprobs.clone()
+    view = rollout.to_tensordict(trainer.kl_controller.kl_coef, [eos])
+    assert list(view.batch_size) == [8, 6]
+    total = view["next", "reward_raw"].flatten(1).sum(1)
+    torch.testing.assert_close(total, rollout.rewards)
+    view["sample_log_prob"].zero_()
+    view["action"].zero_()
+    assert torch.equal(rollout.samples.logprobs, before) and rollout.samples.tokens.any()
+
+
+def test_without_the_package_it_says_how_to_get_it(make_trainer, monkeypatch):
+    rollout = make_trainer().rollout_phase()
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    with pytest.raises(ConfigError, match=r"rlhf_lab\[tensordict\]"):
+        rollout.to_tensordict()
