@@ -9,7 +9,9 @@ from rlhf_lab.models import export_policy, load_model
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.export import refuse_occupied
 from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.model_card import write_export_card
+from rlhf_lab.training.restore import checkpoint_name, load_policy
+from rlhf_lab.training.run_dir import RunDir
 
 
 def train_reward(
@@ -58,6 +60,7 @@ def export(directory: Path, out: Path, checkpoint: str) -> int:
     which = int(checkpoint) if checkpoint.isdigit() else checkpoint
     policy, args = load_policy(directory, which)
     out, gap = export_policy(policy, args.base_model, out)
+    write_export_card(RunDir.open(directory), checkpoint_name(which), out)
     Console().print(
         f"written to {out}; reloaded with transformers, its log-probs differ by at most "
         f"{gap:.1g} nats",

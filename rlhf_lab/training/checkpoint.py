@@ -58,6 +58,19 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(written)
 
 
+def read_notes(path: Path) -> dict[str, Any]:
+    """The notes of a checkpoint, without its tensors.
+
+    Raises:
+        RunError: there is no such file, or it is not a checkpoint.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads(file.metadata()["notes"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is no checkpoint ({error}); name another one.") from None
+
+
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """All parameters that can be trained, by name; a frozen one is where it was loaded from."""
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}

@@ -31,9 +31,13 @@ def load_policy(
             f"{run.path} was trained with its own policy; build that model and use load_weights."
         )
     args = RLHFArgs.from_dict(info["args"])
-    name = f"phase_{which:06d}" if isinstance(which, int) else which
-    file = run.checkpoints / f"{name}.safetensors"
+    file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, _ = load_checkpoint(file)
     policy = build_policy(args, device)
     load_weights(policy, tensors, file)
     return policy, args
+
+
+def checkpoint_name(which: str | int) -> str:
+    """The name of a checkpoint's file, given its own name or a number of learning phases."""
+    return f"phase_{which:06d}" if isinstance(which, int) else which

@@ -43,6 +43,7 @@ from rlhf_lab.training.capture import capturing, check_request
 from rlhf_lab.training.given import Texts, as_tokens, note_given
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
+from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.moments import Context, Moment, Moments
 from rlhf_lab.training.objective import (
     Functions,
@@ -157,6 +158,8 @@ class RLHFTrainer:
         self.reward_moments = F.RunningMoments()
         self.moments = Moments()
         attach_sinks(args, self.moments)
+        for moment in ("checkpoint", "run_end"):
+            self.moments.on(moment)(keep_run_card)
         self.phase = 0
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None
@@ -594,6 +597,7 @@ class RLHFTrainer:
             product_dtype(self.args.precision),
         )
         self._start()
+        self._write_info(scores="given")
         self._emit("after_rollout", samples=samples)
         rollout = self._score(samples, lambda texts: numbers)
         self._emit("after_score", samples=samples, rollout=rollout)

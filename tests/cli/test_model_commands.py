@@ -91,6 +91,12 @@ def test_export_writes_a_model_that_plain_transformers_reads(exported, trained):
     assert torch.equal(head["2.weight"], policy.value_head[2].weight)
 
 
+def test_an_exported_policy_says_what_it_is(exported):
+    text = (exported[1] / "README.md").read_text(encoding="utf-8")
+    assert "A policy after 1 learning phase of" in text and "the reward model `reward`" in text
+    assert "| figure | phase 0 | after training |" in text
+
+
 def test_the_first_checkpoint_can_be_asked_for(trained, place):
     """It is the bundled policy, bit for bit."""
     assert main(["export", str(trained[1]), str(place / "first"), "--checkpoint", "0"]) == 0

@@ -197,7 +197,7 @@ def test_all_files_of_a_run_are_there_and_no_other(watched):
     names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
     phases = [f"checkpoints/phase_{n:06d}.safetensors" for n in (0, 1, 2, 4, 8)]
     assert names == sorted(
-        ["metrics.jsonl", "run.json", "samples.jsonl", *phases]
+        ["README.md", "metrics.jsonl", "run.json", "samples.jsonl", *phases]
         + ["checkpoints/best.safetensors", "checkpoints/last.safetensors"]
     )
 
