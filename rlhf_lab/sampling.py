@@ -236,8 +236,12 @@ class Samples:
         return [ids[real].tolist() for ids, real in rows]
 
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Prompt and response as text, without special tokens or what follows a stop token."""
-        real = torch.cat([self.prompt_mask, self.mask], dim=1).tolist()
+        """Prompt and response as text, without special tokens or what follows a stop token.
+
+        Tokens that do not count (see `RLHFTrainer.step`) are there if one that counts follows.
+        """
+        until_last = self.mask.flip(1).cumsum(1).flip(1) > 0
+        real = torch.cat([self.prompt_mask, until_last], dim=1).tolist()
         rows = [list(compress(*row)) for row in zip(self.tokens.tolist(), real, strict=True)]
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 

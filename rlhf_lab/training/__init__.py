@@ -8,7 +8,7 @@ from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, 
 from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer
-from rlhf_lab.training.trl_names import trl_stats
+from rlhf_lab.training.trl_names import TRLStats, trl_stats
 
 __all__ = [
     "AdaptiveKLController",
@@ -26,6 +26,7 @@ __all__ = [
     "RolloutStats",
     "Rollout",
     "RunDir",
+    "TRLStats",
     "get_optimizer",
     "get_optimizer_and_scheduler",
     "lr_scale",

@@ -34,6 +34,32 @@ def as_tokens(
     return rows
 
 
+def as_masks(
+    response_masks: Sequence[Sequence[int]] | Sequence[Tensor] | None,
+    responses: Sequence[Sequence[int]],
+) -> list[list[bool]]:
+    """Which tokens of each response count; all of them, when there are no masks.
+
+    Raises:
+        ConfigError: not a 0 or 1 for each token, or a response of which nothing counts.
+    """
+    if response_masks is None:
+        return [[True] * len(row) for row in responses]
+    if len(response_masks) != len(responses):
+        raise ConfigError(
+            f"response_masks has {len(response_masks)} entries for {len(responses)} responses; "
+            "give one for each."
+        )
+    rows = [torch.as_tensor(row).flatten().tolist() for row in response_masks]
+    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
+        if len(row) != len(response) or not set(row) <= {0, 1} or not any(row):
+            raise ConfigError(
+                f"response_masks[{i}]={row} does not fit a response of {len(response)} tokens; "
+                "give a 0 or a 1 for each token, and at least one 1."
+            )
+    return [[bool(counts) for counts in row] for row in rows]
+
+
 @torch.no_grad()
 def note_given(
     policy: TransformerWithValueHead,
@@ -42,6 +68,7 @@ def note_given(
     temperature: float,
     chunk_size: int,
     dtype: torch.dtype | None = None,
+    counted: Sequence[Sequence[bool]] | None = None,
 ) -> Samples:
     """Run the policy over finished texts for the log-probabilities and values of their tokens.
 
@@ -51,6 +78,10 @@ def note_given(
     Log-probabilities are over the whole vocabulary at the temperature, whatever wrote the
     responses: there is no support, in learning either.
 
+    Args:
+        counted: which tokens of each response are the policy's own; the others are read as context,
+            and not learned from. All, when None.
+
     Raises:
         ConfigError: query and response together are longer than the model's context.
     """
@@ -59,8 +90,9 @@ def note_given(
     check_context(policy.base_model, tokens.shape[1], longest)
     padded = [[*row, *[0] * (longest - len(row))] for row in responses]
     written = torch.tensor(padded, device=policy.device)
-    lengths = torch.tensor([len(row) for row in responses], device=policy.device)
-    mask = torch.arange(longest, device=policy.device) < lengths[:, None]
+    counted = counted or [[True] * len(row) for row in responses]
+    filled = [[*row, *[False] * (longest - len(row))] for row in counted]
+    mask = torch.tensor(filled, device=policy.device)
     tokens, prefix_len = torch.cat([tokens, written], dim=1), tokens.shape[1]
     attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
     logprobs, values = [], []

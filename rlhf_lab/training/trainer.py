@@ -40,7 +40,7 @@ from rlhf_lab.sampling import (
 )
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.capture import capturing, check_request
-from rlhf_lab.training.given import Texts, as_tokens, note_given
+from rlhf_lab.training.given import Texts, as_masks, as_tokens, note_given
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.model_card import keep_run_card
@@ -563,7 +563,11 @@ class RLHFTrainer:
         return responses
 
     def step(
-        self, queries: Texts, responses: Texts, scores: Sequence[float] | Sequence[Tensor] | Tensor
+        self,
+        queries: Texts,
+        responses: Texts,
+        scores: Sequence[float] | Sequence[Tensor] | Tensor,
+        response_masks: Sequence[Sequence[int]] | Sequence[Tensor] | None = None,
     ) -> PhaseReport:
         """One phase of learning from texts that are scored already: TRL's way of working.
 
@@ -574,6 +578,8 @@ class RLHFTrainer:
             queries, responses: `batch_size` of each, as texts or as token ids. A text has no stop
                 token; where the end matters, give token ids.
             scores: one number for each.
+            response_masks: for each response, 1 for its tokens that are learned from and 0 for
+                those that are context only, such as the answer of a tool; all 1 when None.
 
         Returns:
             The report; `trl_stats` has its numbers under TRL's names.
@@ -586,6 +592,7 @@ class RLHFTrainer:
         bos, given = self.args.prepend_bos, self.tokenizer
         asked = as_tokens(given, queries, "queries", bos)
         answered = as_tokens(given, responses, "responses", False)
+        counted = as_masks(response_masks, answered)
         numbers = torch.tensor([float(score) for score in scores])
         began = perf_counter()
         samples = note_given(
@@ -595,6 +602,7 @@ class RLHFTrainer:
             self.args.temperature,
             self.args.micro_batch_size or self.args.minibatch_size,
             product_dtype(self.args.precision),
+            counted,
         )
         self._start()
         self._write_info(scores="given")

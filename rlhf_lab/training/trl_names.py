@@ -1,11 +1,24 @@
 """A phase's numbers under the names that TRL's PPOTrainer (0.7 to 0.11) gave to its statistics."""
 
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
+from rlhf_lab.training.memory import ReplayMinibatch, Rollout
+from rlhf_lab.training.moments import Context
+from rlhf_lab.training.objective import Functions, ObjectiveTerms
 from rlhf_lab.training.report import PhaseReport
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
 
 
 def trl_stats(report: PhaseReport, args: RLHFArgs) -> dict[str, float]:
-    """What TRL's `step` returned, as far as it is known here.
+    """What TRL's `step` returned, as far as a report has it; `TRLStats` has the rest.
 
     Where the numbers differ: `objective/kl` is exact, nats per sequence (TRL: k1);
     `ppo/policy/approxkl` is k3 (TRL: k2); `ppo/loss/total` is minus the objective, entropy bonus
@@ -28,3 +41,159 @@ def trl_stats(report: PhaseReport, args: RLHFArgs) -> dict[str, float]:
         "tokens/responses_len_mean": report.response_length,
         "time/ppo/total": report.rollout_seconds + report.learning_seconds,
     }
+
+
+class TRLStats:
+    """Watches a trainer, and has each phase's statistics under TRL's names and as TRL defines them.
+
+    Make it before the first `step`, and read `stats` after each. It looks at every minibatch on
+    which a step is taken; nothing of the run changes.
+    """
+
+    def __init__(self, trainer: "RLHFTrainer") -> None:
+        self._functions = trainer.functions
+        self._of_rollout: dict[str, float | Tensor] = {}
+        self._updates: list[dict[str, Tensor]] = []
+        self._stats: dict[str, float | Tensor] | None = None
+        for moment in ("after_score", "after_loss", "after_phase"):
+            trainer.on(moment)(self)
+
+    @property
+    def stats(self) -> dict[str, float | Tensor]:
+        """Those of the last phase: numbers, and tensors where TRL has more than one.
+
+        Raises:
+            RunError: no phase has ended yet.
+        """
+        if self._stats is None:
+            raise RunError("no phase has ended yet; read `stats` after a step or phase.")
+        return dict(self._stats)
+
+    def __call__(self, ctx: Context) -> None:
+        """Note what there is at this moment."""
+        if ctx.moment == "after_score":
+            self._updates = []
+            kl_coef = ctx.kl_coef if ctx.args.kl_in == "reward" else 0.0
+            self._of_rollout = rollout_stats(ctx.rollout, ctx.args, self._functions, kl_coef)
+        elif ctx.moment == "after_loss":
+            self._updates.append(update_stats(ctx.terms, ctx.minibatch, ctx.args))
+        else:
+            self._stats = (
+                trl_stats(ctx.report, ctx.args)
+                | self._of_rollout
+                | mean_of_updates(self._updates)
+                | {"time/ppo/optimize_step": ctx.report.learning_seconds}
+            )
+
+
+def rollout_stats(
+    rollout: Rollout, args: RLHFArgs, functions: Functions, kl_coef: float
+) -> dict[str, float | Tensor]:
+    """TRL's statistics of a batch before learning.
+
+    1. KL: by the run's estimator if it has one, else exact; summed over each sequence.
+    2. Entropy: minus the sum of a sequence's log-probs, which is its estimate from that sequence.
+    3. Scores: as the advantages are computed from them; env/reward: as they were handed in.
+
+    Args:
+        kl_coef: the weight of the KL in the rewards.
+    """
+    samples, estimator = rollout.samples, functions.sampled_kl(args)
+    mask, kl = samples.mask, F.zero_masked(rollout.kl, samples.mask)
+    found: dict[str, Tensor] = {"objective/logprobs": F.zero_masked(samples.logprobs, mask)}
+    if estimator is not None and rollout.ref_logprobs is not None:
+        kl = F.estimate_kl(estimator, samples.logprobs, rollout.ref_logprobs, mask)
+        found["objective/ref_logprobs"] = F.zero_masked(rollout.ref_logprobs, mask)
+    found |= {
+        "objective/kl": kl.sum(1).mean(),
+        "objective/kl_dist": kl.sum(1),
+        "objective/entropy": -found["objective/logprobs"].sum(1).mean(),
+        "ppo/mean_non_score_reward": -kl_coef * F.masked_mean(kl, mask),
+        "ppo/mean_scores": rollout.rewards.mean(),
+        "ppo/std_scores": F.masked_std(rollout.rewards),
+    }
+    found |= _spread("env/reward", rollout.raw_rewards, "_")
+    found |= _spread("tokens/queries", samples.prompt_mask.sum(1).float(), "_len_")
+    found |= _spread("tokens/responses", mask.sum(1).float(), "_len_")
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def update_stats(
+    terms: ObjectiveTerms, minibatch: ReplayMinibatch, args: RLHFArgs
+) -> dict[str, Tensor]:
+    """TRL's statistics of one minibatch, before the step on it.
+
+    Tensors of several numbers hold the minibatch's real tokens. The entropy is left out where the
+    objective has none.
+    """
+    mask, old, new = minibatch.mask, minibatch.logprobs, terms.logprobs
+    values, returns = F.zero_masked(terms.values, mask), F.zero_masked(minibatch.returns, mask)
+    advantages = minibatch.advantages
+    if args.normalize_advantages:
+        advantages = F.whiten(advantages, mask)
+    sides = (
+        (F.clip_fraction_low, args.clip_coef),
+        (
+            F.clip_fraction_high,
+            args.clip_coef_high or args.clip_coef,
+        ),
+    )
+    found = {
+        "loss/policy": -terms.clipped_surrogate,
+        "loss/value": terms.value_loss / (args.vf_coef or 1.0),
+        "loss/total": terms.value_loss - terms.clipped_surrogate,
+        "policy/approxkl": F.approx_kl(new, old, mask, "k2"),
+        "policy/policykl": F.approx_kl(new, old, mask, "k1"),
+        "policy/clipfrac": sum(f(new, old, clip, mask, advantages) for f, clip in sides),
+        "policy/advantages": advantages[mask],
+        "policy/advantages_mean": F.masked_mean(advantages, mask),
+        "policy/ratio": F.policy_ratio(new, old)[mask],
+        "returns/mean": F.masked_mean(returns, mask),
+        "returns/var": F.masked_var(returns, mask),
+        "val/vpred": F.masked_mean(values, mask),
+        "val/error": F.masked_mean((values - returns).square(), mask),
+        "val/clipfrac": _value_clip_fraction(values, minibatch, args),
+        "val/mean": F.masked_mean(minibatch.values, mask),
+        "val/var": F.masked_var(minibatch.values, mask),
+    }
+    if args.ent_coef:
+        found["policy/entropy"] = terms.entropy_bonus / args.ent_coef
+    return {f"ppo/{name}": value.detach() for name, value in found.items()}
+
+
+def mean_of_updates(updates: list[dict[str, Tensor]]) -> dict[str, float | Tensor]:
+    """Means over the minibatches; tensors of several numbers, one after the other.
+
+    The explained variance is 1 - mean error / mean variance of the returns; 0 if that is 0.
+    """
+    if not updates:
+        return {}
+    columns = {name: [update[name] for update in updates] for name in updates[0]}
+    found = {
+        name: _plain(torch.stack(column).mean() if column[0].ndim == 0 else torch.cat(column))
+        for name, column in columns.items()
+    }
+    error, variance = found["ppo/val/error"], found["ppo/returns/var"]
+    return found | {"ppo/val/var_explained": 1 - error / variance if variance else 0.0}
+
+
+def _value_clip_fraction(values: Tensor, minibatch: ReplayMinibatch, args: RLHFArgs) -> Tensor:
+    """Share of values whose clipped error counts; none where values are not clipped."""
+    if args.vf_clip is None:
+        return values.new_zeros(())
+    told = minibatch.returns, minibatch.values, args.vf_clip, minibatch.mask
+    return F.value_clip_fraction(values, *told)
+
+
+def _spread(name: str, x: Tensor, infix: str) -> dict[str, Tensor]:
+    """Mean, deviation and all values, under TRL's three names."""
+    return {
+        f"{name}{infix}mean": x.mean(),
+        f"{name}{infix}std": F.masked_std(x),
+        f"{name}_dist": x,
+    }
+
+
+def _plain(value: Tensor) -> float | Tensor:
+    """A number as a number, more than one as a tensor on the CPU."""
+    return value.item() if value.ndim == 0 else value.detach().cpu()
