@@ -1,6 +1,5 @@
 """Trains and saves the two bundled models: a GPT-2-shaped writer and a sentiment classifier."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import (
     DistilBertConfig,
@@ -18,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rlhf_lab.fitting import fit
 from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
 from rlhf_lab.organism.tokenizer import (
     PAD,
@@ -25,10 +24,6 @@ from rlhf_lab.organism.tokenizer import (
     save_classifier_tokenizer,
     save_language_model_tokenizer,
 )
-
-BETAS = (0.9, 0.98)
-WEIGHT_DECAY = 0.01
-WARMUP_FRACTION = 0.05
 
 
 class Trained(NamedTuple):
@@ -78,60 +73,6 @@ def classifier_config() -> DistilBertConfig:
         eos_token_id=None,
         id2label={0: "NEGATIVE", 1: "POSITIVE"},
         label2id={"NEGATIVE": 0, "POSITIVE": 1},
-    )
-
-
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Give the share of the peak learning rate: a linear warm-up, then half a cosine to zero."""
-    warmup = max(1, int(steps * WARMUP_FRACTION))
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
-
-
-def fit(
-    model: torch.nn.Module,
-    batch_loss: Callable[[], Float[Tensor, ""]],
-    steps: int,
-    learning_rate: float,
-    title: str,
-    show_progress: bool,
-) -> Float[Tensor, " step"]:
-    """Minimise a loss with AdamW and give its value at every step.
-
-    1. Warm up, then let the learning rate fall along half a cosine.
-    2. Each step: a fresh batch's loss, its gradient clipped to norm 1, one AdamW step.
-    """
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, steps)
-    )
-    losses = []
-    with _progress_bar(show_progress) as progress:
-        task = progress.add_task(title, total=steps, loss=math.nan)
-        for _ in range(steps):
-            loss = batch_loss()
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.detach())
-            progress.update(task, advance=1, loss=float(losses[-1]))
-    return torch.stack(losses)
-
-
-def _progress_bar(show: bool) -> Progress:
-    """Build a bar with the current loss and the remaining time."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-        disable=not show,
     )
 
 

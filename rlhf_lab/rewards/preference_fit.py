@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import Fitting, first_and_last
 from rlhf_lab.functional import bradley_terry_loss
-from rlhf_lab.organism.train import fit
 from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.rewards.pairs import Pairs
 
@@ -63,25 +62,18 @@ def train_reward_model(
     Raises:
         ConfigError: a number out of range, or a word outside a closed vocabulary.
     """
-    _check(steps=steps, batch_size=batch_size)
-    if not 0 < held_out < 1:
-        raise ConfigError(f"held_out={held_out} is out of range; choose a share such as 0.2.")
-    if not 0 < learning_rate < float("inf"):
-        raise ConfigError(f"learning_rate={learning_rate} must be finite and greater than 0.")
+    fitting = Fitting(steps, batch_size, learning_rate, held_out, seed, show_progress)
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(pairs))
-    n_held_out = min(max(1, round(held_out * len(pairs))), len(pairs) - 1)
-    test, train = pairs[order[:n_held_out]], pairs[order[n_held_out:]]
+    test_rows, train_rows = fitting.split(len(pairs), rng)
+    test, train = pairs[test_rows], pairs[train_rows]
 
-    def batch_loss() -> Float[Tensor, ""]:
-        rows = rng.choice(len(train), min(batch_size, len(train)), replace=False)
-        batch = train[rows]
+    def batch_loss(rows: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
+        batch = pairs[rows]
         chosen, rejected = model(*model.encode(batch.chosen + batch.rejected)).chunk(2)
         return bradley_terry_loss(chosen, rejected)
 
-    losses = fit(model, batch_loss, steps, learning_rate, "reward model", show_progress)
+    first, last = first_and_last(fitting.fit(model, train_rows, batch_loss, rng, "reward model"))
     model.set_normalization(model.score(train.chosen + train.rejected))
-    tenth = max(1, steps // 10)
     return PreferenceFit(
         steps=steps,
         batch_size=batch_size,
@@ -94,17 +86,11 @@ def train_reward_model(
         gold_accuracy=None
         if test.gold_gaps is None
         else share_ordered(torch.from_numpy(test.gold_gaps)),
-        first_loss=losses[:tenth].mean().item(),
-        last_loss=losses[-tenth:].mean().item(),
+        first_loss=first,
+        last_loss=last,
     )
 
 
 def share_ordered(gaps: Float[Tensor, " pair"]) -> float:
     """The share of positive gaps; one of 0 counts half, as a coin would decide it."""
     return ((gaps > 0).double() + 0.5 * (gaps == 0).double()).mean().item()
-
-
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} is out of range; it must be 1 or greater.")

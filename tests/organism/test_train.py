@@ -9,7 +9,6 @@ from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 from rlhf_lab.organism import Grammar
 from rlhf_lab.organism.train import (
     Trained,
-    learning_rate_factor,
     rebuild,
     train_classifier,
     train_language_model,
@@ -77,14 +76,6 @@ def test_training_leaves_the_random_state_of_the_caller_alone(tmp_path):
     before = torch.random.get_rng_state()
     run("writer", tmp_path, steps=1)
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_learning_rate_rises_linearly_and_falls_along_half_a_cosine():
-    # 100 steps: 5 of warm-up, then half a cosine over 95: half-way, at 52.5, the factor is 1/2.
-    factors = [learning_rate_factor(step, 100) for step in range(100)]
-    assert factors[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-    assert (factors[52] + factors[53]) / 2 == pytest.approx(0.5, abs=1e-3)
-    assert factors[99] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_bad_numbers_are_refused(tmp_path):
