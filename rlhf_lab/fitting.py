@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -104,6 +104,10 @@ class Fitting:
             raise ConfigError(
                 f"learning_rate={self.learning_rate} must be finite and greater than 0."
             )
+
+    def to_dict(self) -> dict[str, int | float]:
+        """What decides the outcome, as plain JSON values."""
+        return {name: value for name, value in asdict(self).items() if name != "show_progress"}
 
     def split(
         self, n_rows: int, rng: np.random.Generator

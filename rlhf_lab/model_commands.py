@@ -1,17 +1,28 @@
-"""What the commands do that make models: train a reward model, export a policy."""
+"""What the commands do that make models: reward model, fine-tuning, DPO, export."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from transformer_lens import HookedTransformer
 from transformers.utils.logging import disable_progress_bar
 
-from rlhf_lab.models import export_policy, load_model
+from rlhf_lab.fitting import Fitting
+from rlhf_lab.models import (
+    export_language_model,
+    export_policy,
+    load_model,
+    load_with_adapters,
+)
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.export import refuse_occupied
+from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
+from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.training.model_card import write_export_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
 from rlhf_lab.training.run_dir import RunDir
+from rlhf_lab.tuning import Drift, OwnTexts, SFTFit, fine_tune, load_examples
 
 
 def train_reward(
@@ -52,6 +63,80 @@ def _described(fitted: PreferenceFit) -> list[str]:
             f"{fitted.gold_accuracy:.3f} on these pairs"
         )
     return lines
+
+
+def sft(
+    texts: str,
+    out: Path,
+    base_model: str,
+    column: str,
+    prompt_column: str | None,
+    n_texts: int,
+    max_tokens: int | None,
+    samples: int,
+    gen_len: int,
+    device: str,
+    lora: dict[str, Any],
+    **settings: int | float,
+) -> int:
+    """Fine-tune a model on texts, and say what it makes of texts that it has not seen."""
+    disable_progress_bar()
+    console = Console()
+    refuse_occupied(out)
+    fitting, place = Fitting(**settings), pick_device(device)
+    examples = load_examples(texts, n_texts, fitting.seed, column, prompt_column)
+    console.print(f"{len(examples)} texts from {texts}; loading {base_model}", highlight=False)
+    model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
+    own_texts = _own_texts(texts, samples, gen_len)
+    fitted = fine_tune(model, examples, fitting, max_tokens, own_texts)
+    notes = {"method": "sft", "base_model": base_model, "texts": Path(texts).name, **lora}
+    return _export_tuned(model, base_model, out, notes | fitted.to_dict(), _sft_lines(fitted))
+
+
+def _own_texts(source: str, samples: int, gen_len: int) -> OwnTexts | None:
+    """What to measure the drift on; Reel's texts have a true reward."""
+    gold_fn = REWARDS["gold"] if source == REEL else None
+    return OwnTexts(samples, gen_len, gold_fn) if samples else None
+
+
+def _sft_lines(fitted: SFTFit) -> list[str]:
+    """What fine-tuning came to."""
+    return [
+        f"loss {fitted.loss_before:.3f} -> {fitted.loss_after:.3f} nats per token on "
+        f"{fitted.held_out_texts} held-out texts ({fitted.held_out_tokens} tokens)",
+        f"perplexity {fitted.perplexity_before:.2f} -> {fitted.perplexity_after:.2f}",
+        *_drift_lines(fitted.drift),
+    ]
+
+
+def _drift_lines(drift: Drift | None) -> list[str]:
+    """How far the model has moved on texts of its own, if that was measured."""
+    if drift is None:
+        return []
+    lines = [
+        f"KL from the start {drift.kl_per_token:.4f} nats per token, "
+        f"{drift.kl_per_sequence:.3f} per sequence, on {drift.samples} texts of its own"
+    ]
+    if drift.gold_before is not None:
+        lines.append(f"their gold reward {drift.gold_before:.3f} -> {drift.gold_after:.3f}")
+    return lines
+
+
+def _export_tuned(
+    model: HookedTransformer, base_model: str, out: Path, notes: dict[str, Any], lines: list[str]
+) -> int:
+    """Write the tuned model, and print the lines about it and what to do with it."""
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    out, gap = export_language_model(model, base_model, out, notes)
+    console.print(
+        f"written to {out}; reloaded with transformers, its log-probs differ by at most "
+        f"{gap:.1g} nats; go on with: python -m rlhf_lab train --base-model {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
 
 
 def export(directory: Path, out: Path, checkpoint: str) -> int:

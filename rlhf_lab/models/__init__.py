@@ -1,6 +1,6 @@
 """Hooked models: the loader, the value head hung on a hook, the frozen reference, LoRA."""
 
-from rlhf_lab.models.build import build_policy, make_reference
+from rlhf_lab.models.build import build_policy, load_with_adapters, make_reference
 from rlhf_lab.models.critic import (
     DetachedValueHead,
     TransformerWithCritic,
@@ -9,7 +9,7 @@ from rlhf_lab.models.critic import (
     make_policy,
 )
 from rlhf_lab.models.decode import start_decoding
-from rlhf_lab.models.export import export_policy, load_value_head
+from rlhf_lab.models.export import export_language_model, export_policy, load_value_head
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
@@ -49,6 +49,7 @@ __all__ = [
     "add_lora",
     "build_policy",
     "effective_weights",
+    "export_language_model",
     "export_policy",
     "final_norm",
     "final_residuals",
@@ -59,6 +60,7 @@ __all__ = [
     "load_lora",
     "load_model",
     "load_value_head",
+    "load_with_adapters",
     "lora_layers",
     "make_policy",
     "make_reference",

@@ -18,11 +18,29 @@ def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> Transfor
         LoadError: the base model was not found.
         ConfigError: adapters that do not fit it.
     """
-    base_model = load_model(args.base_model, device=device)
-    if args.lora_rank:
-        targets = args.lora_targets.replace(",", " ").split()
-        add_lora(base_model, args.lora_rank, args.lora_alpha, targets, args.seed)
+    adapters = args.lora_rank, args.lora_alpha, args.lora_targets
+    base_model = load_with_adapters(args.base_model, device, *adapters, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
+
+
+def load_with_adapters(
+    base_model: str,
+    device: str | torch.device,
+    lora_rank: int,
+    lora_alpha: float,
+    lora_targets: str,
+    seed: int,
+) -> HookedTransformer:
+    """A model to train: all its weights when `lora_rank` is 0, adapters on the named ones else.
+
+    Raises:
+        LoadError: the base model was not found.
+        ConfigError: adapters that do not fit it.
+    """
+    model = load_model(base_model, device=device)
+    if lora_rank:
+        add_lora(model, lora_rank, lora_alpha, lora_targets.replace(",", " ").split(), seed)
+    return model
 
 
 def make_reference(model: HookedTransformer) -> HookedTransformer:

@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import einops
 import torch
@@ -28,6 +30,7 @@ from rlhf_lab.models.value_head import TransformerWithValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 CRITIC_DIRECTORY = "critic"
+TUNING_FILE = "tuning.json"
 TOLERANCE = 1e-4
 CHECKED_ROWS, CHECKED_TOKENS = 2, 256
 
@@ -59,12 +62,37 @@ def export_policy(
         if isinstance(policy, TransformerWithCritic):
             write_language_model(policy.critic, base_model, partial / CRITIC_DIRECTORY)
             gap = max(gap, largest_difference(policy.critic, partial / CRITIC_DIRECTORY))
-        if not gap <= TOLERANCE:
-            raise LoadError(
-                f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
-                f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
-            )
+        _refuse_difference(gap, out)
     return out, gap
+
+
+def export_language_model(
+    model: HookedTransformer, base_model: str, out: str | Path, notes: dict[str, Any]
+) -> tuple[Path, float]:
+    """Write a language model as a Hugging Face directory with notes beside it, and check it.
+
+    As `export_policy`, with notes in tuning.json in place of a value head.
+
+    Raises:
+        LoadError: see `export_policy`.
+    """
+    out = Path(out)
+    with new_directory(out) as partial:
+        write_language_model(model, base_model, partial)
+        written = json.dumps(notes, indent=2) + "\n"
+        (partial / TUNING_FILE).write_text(written, encoding="utf-8")
+        gap = largest_difference(model, partial)
+        _refuse_difference(gap, out)
+    return out, gap
+
+
+def _refuse_difference(gap: float, out: Path) -> None:
+    """Refuse a written model whose log-probs are not those of the model it came from."""
+    if not gap <= TOLERANCE:
+        raise LoadError(
+            f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
+            f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
+        )
 
 
 def refuse_occupied(out: Path) -> None:

@@ -1,10 +1,20 @@
 """Padded rows: run a model on them as if there were no padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+
+def pad_right(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Token rows of any lengths as one tensor, padded on the right, and the mask of real tokens."""
+    width = max(map(len, rows))
+    tokens = [[*row] + [0] * (width - len(row)) for row in rows]
+    mask = [[True] * len(row) + [False] * (width - len(row)) for row in rows]
+    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
 
 
 def rotate_padding(

@@ -16,7 +16,7 @@ from transformer_lens import HookedTransformer
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
-from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.padding import pad_right, run_left_padded
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
@@ -104,15 +104,11 @@ class RewardModel(nn.Module):
         Raises:
             ConfigError: a word that a closed vocabulary does not have.
         """
-        tokenizer, device = self.base_model.tokenizer, next(self.parameters()).device
+        tokenizer = self.base_model.tokenizer
         rows = tokenize_prompts(tokenizer, texts, tokenizer.bos_token_id is not None)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         room = self.base_model.cfg.n_ctx - len(end)
-        rows = [row[:room] + end for row in rows]
-        width = max(map(len, rows))
-        tokens = [row + [0] * (width - len(row)) for row in rows]
-        mask = [[True] * len(row) + [False] * (width - len(row)) for row in rows]
-        return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+        return pad_right([row[:room] + end for row in rows], next(self.parameters()).device)
 
     @torch.no_grad()
     def score(self, texts: Sequence[str], batch_size: int = 128) -> Float[Tensor, " batch"]:

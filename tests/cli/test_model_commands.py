@@ -1,6 +1,7 @@
-"""The commands that make models, as real processes: train-reward, a run on it, export."""
+"""The commands that make models, as real processes: train-reward, sft, a run on them, export."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,13 +10,14 @@ import warnings
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_lab.__main__ import main
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training.restore import load_policy
 
+NOUNS = ("plot", "script", "music", "camera")
 FEW = ["--steps", "8", "--n-pairs", "60", "--batch-size", "16", "--device", "cpu"]
 
 
@@ -41,6 +43,18 @@ def reward(place):
     """A reward model of few steps."""
     out = place / "reward"
     return run("train-reward", "--pairs", "reel", "--out", out, *FEW), out
+
+
+@pytest.fixture(scope="module")
+def tuned(place):
+    """A model of few steps on four texts with a prompt each."""
+    lines = "".join(f'{{"ask": "this movie", "say": "wow , the {w}"}}\n' for w in NOUNS)
+    (place / "texts.jsonl").write_text(lines)
+    out = place / "tuned"
+    columns = ["--column", "say", "--prompt-column", "ask", "--samples", "8", "--gen-len", "4"]
+    few = ["--steps", "6", "--batch-size", "2", "--held-out", "0.5", "--learning-rate", "3e-3"]
+    done = run("sft", "--texts", place / "texts.jsonl", "--out", out, *columns, *few)
+    return done, out
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +88,36 @@ def test_a_run_is_paid_by_the_learned_reward(trained, reward):
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     rewards = LearnedReward(reward[1])([line["text"] for line in lines])
     assert rewards.tolist() == pytest.approx([line["reward"] for line in lines], abs=1e-4)
+
+
+def test_sft_says_what_it_makes_of_held_out_texts(tuned):
+    """Two texts of 4 words and EOS, of which the loss falls."""
+    done, out = tuned
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((out / "tuning.json").read_text())
+    before, after = notes["loss_before"], notes["loss_after"]
+    assert f"loss {before:.3f} -> {after:.3f} nats per token on 2 held-out texts" in done.stdout
+    assert notes["held_out_tokens"] == 10 and after < before - 0.1
+    assert f"perplexity {math.exp(before):.2f} -> {math.exp(after):.2f}" in done.stdout
+    assert "6/6" in done.stdout and "on 8 texts of its own" in done.stdout
+    assert (notes["method"], notes["texts"], notes["steps"]) == ("sft", "texts.jsonl", 6)
+
+
+def test_what_sft_wrote_is_read_by_plain_transformers_and_can_be_trained_on(tuned, place):
+    """Plain transformers finds the loss that was reported on all four texts, nearly: they differ
+    in one word."""
+    _, out = tuned
+    hf_model = AutoModelForCausalLM.from_pretrained(str(out), local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(str(out), local_files_only=True)
+    ids = [tokenizer.encode(f"<bos> this movie wow , the {word} <eos>") for word in NOUNS]
+    labels = torch.tensor([[-100] * 3 + row[3:] for row in ids])
+    with torch.no_grad():
+        loss = hf_model(torch.tensor(ids), labels=labels).loss.item()
+    notes = json.loads((out / "tuning.json").read_text())
+    assert loss == pytest.approx(notes["loss_after"], abs=0.3)
+    small = "--total-phases 1 --warmup-steps 0 --batch-size 8 --num-minibatches 2 --gen-len 4"
+    chosen = ["--base-model", str(out), "--out", str(place / "on_tuned"), "--device", "cpu"]
+    assert main(["train", *small.split(), *chosen]) == 0
 
 
 def test_export_writes_a_model_that_plain_transformers_reads(exported, trained):
@@ -146,6 +190,18 @@ def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
         (["train-reward", "--pairs", "reel", "--n-pairs", "1", *to_never], "n_pairs=1"),
         (["train-reward", "--pairs", "reel", "--learning-rate", "0", *to_never], "learning_rate=0"),
         (["train-reward", "--pairs", "reel", "--base-model", "./none", *to_never], "./none"),
+        (["train-reward", "--pairs", "some/data", *to_never], "hub:NAME:SPLIT"),
+        (["sft", *to_never], "--texts"),
+        (["sft", "--texts", place / "none.txt", *to_never], "No such file"),
+        (["sft", "--texts", place / "bad.jsonl", *to_never], "'text'"),
+        (["sft", "--texts", place / "zebra.jsonl", "--column", "chosen", *to_never], "zebra"),
+        (["sft", "--texts", "reel", "--out", run_dir], "is there already"),
+        (["sft", "--texts", "reel", "--steps", "0", *to_never], "steps=0"),
+        (["sft", "--texts", "reel", "--n-texts", "0", *to_never], "n_texts=0"),
+        (["sft", "--texts", "reel", "--max-tokens", "1", *to_never], "max_tokens=1"),
+        (["sft", "--texts", "reel", "--samples", "-1", *to_never], "n_samples=-1"),
+        (["sft", "--texts", "reel", "--lora-rank", "99", *to_never], "lora_rank=99"),
+        (["sft", "--texts", "reel", "--base-model", "./none", *to_never], "./none"),
         (["train", "--reward-fn", "learned", "--out", never], "no reward model"),
         (["export", place / "none", never], "there is no directory"),
         (["export", run_dir, never, "--checkpoint", "7"], "phase_000007"),

@@ -1,0 +1,18 @@
+"""Tuning a policy without a reward in the loop: on good examples, and on preferences."""
+
+from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
+from rlhf_lab.tuning.examples import Examples, encode_examples, example_logprobs, load_examples
+from rlhf_lab.tuning.sft import SFTFit, fine_tune, held_out_loss
+
+__all__ = [
+    "Drift",
+    "DriftMeter",
+    "Examples",
+    "OwnTexts",
+    "SFTFit",
+    "encode_examples",
+    "example_logprobs",
+    "fine_tune",
+    "held_out_loss",
+    "load_examples",
+]

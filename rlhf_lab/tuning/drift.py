@@ -1,0 +1,142 @@
+"""How far a tuned model has moved from where it started, on texts that it writes itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab import functional as F
+from rlhf_lab.fitting import check_positive
+from rlhf_lab.models import (
+    TransformerWithValueHead,
+    final_norm,
+    final_residuals,
+    make_reference,
+    read_token_stats,
+)
+from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
+
+GoldFn = Callable[[list[str]], Float[Tensor, " batch"]]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What changed in a model's own texts.
+
+    Args:
+        samples: how many texts the figures are means of.
+        kl_per_token, kl_per_sequence: exact KL of the tuned model from where it started, in nats.
+        gold_before, gold_after: the mean true reward of its texts, where one is known.
+    """
+
+    samples: int
+    kl_per_token: float
+    kl_per_sequence: float
+    gold_before: float | None
+    gold_after: float | None
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """What a model is to write, to say how far it has moved.
+
+    Args:
+        n_samples: texts to write.
+        gen_len: tokens to write at most, up to the end-of-sequence token if there is one.
+        gold_fn: the true reward of texts, where one is known.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+
+    n_samples: int = 256
+    gen_len: int = 28
+    gold_fn: GoldFn | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(n_samples=self.n_samples, gen_len=self.gen_len)
+
+
+class DriftMeter:
+    """Remembers a model as it is now, to say later how far it has moved.
+
+    Args:
+        model: the model before it is tuned; a copy is kept, unless it has adapters.
+        prompts: what it is to continue, in turn; those that leave no room to write are left out.
+            An empty prompt is BOS alone.
+        own_texts: what to write; nothing is measured when None.
+        seed: seeds the sampling.
+        batch_size: texts at a time.
+    """
+
+    def __init__(
+        self,
+        model: HookedTransformer,
+        prompts: Sequence[str],
+        own_texts: OwnTexts | None,
+        seed: int = 0,
+        batch_size: int = 64,
+    ) -> None:
+        self.model, self.seed, self.batch_size = model, seed, batch_size
+        self.prompts: list[list[int]] = []
+        if own_texts is None:
+            return
+        stops = model.tokenizer.eos_token_id is not None
+        self.spec = SamplingSpec(min(own_texts.gen_len, model.cfg.n_ctx - 1), stop_at_eos=stops)
+        self.prompts = self._that_fit(prompts, own_texts.n_samples)
+        self.reference, self.gold_fn = make_reference(model), own_texts.gold_fn
+        self.gold_before = self._gold(self._write()) if self.prompts and self.gold_fn else None
+
+    def measure(self) -> Drift | None:
+        """Let the model write as it is by now; None without prompts to continue."""
+        if not self.prompts:
+            return None
+        samples = self._write()
+        kl = torch.cat([self._kl(samples, rows) for rows in self._parts(len(samples.tokens))])
+        return Drift(
+            samples=len(self.prompts),
+            kl_per_token=F.masked_mean(kl, samples.mask).item(),
+            kl_per_sequence=F.kl_per_sequence(kl, samples.mask).mean().item(),
+            gold_before=self.gold_before,
+            gold_after=self._gold(samples),
+        )
+
+    def _that_fit(self, prompts: Sequence[str], count: int) -> list[list[int]]:
+        """Token ids of the prompts that leave room to write, over and over up to `count`."""
+        tokenizer = self.model.tokenizer
+        encoded = tokenize_prompts(tokenizer, prompts[:count], tokenizer.bos_token_id is not None)
+        longest = self.model.cfg.n_ctx - self.spec.gen_len
+        fitting = [ids for ids in encoded if 0 < len(ids) <= longest]
+        return [fitting[i % len(fitting)] for i in range(count)] if fitting else []
+
+    def _write(self) -> Samples:
+        policy = TransformerWithValueHead(self.model)
+        generator = torch.Generator(policy.device).manual_seed(self.seed)
+        return sample_in_parts(
+            policy, self.prompts, self.spec, generator, part_size=self.batch_size
+        )
+
+    def _gold(self, samples: Samples) -> float | None:
+        if self.gold_fn is None:
+            return None
+        return self.gold_fn(samples.texts(self.model.tokenizer)).mean().item()
+
+    def _parts(self, n: int) -> list[slice]:
+        return [slice(start, start + self.batch_size) for start in range(0, n, self.batch_size)]
+
+    @torch.no_grad()
+    def _kl(self, samples: Samples, rows: slice) -> Float[Tensor, "batch gen"]:
+        """Exact KL from the reference at each token that was written."""
+        tokens: Int[Tensor, "batch seq"] = samples.tokens[rows]
+        attended: Bool[Tensor, "batch seq"] = samples.attention_mask[rows]
+        states = slice(samples.prefix_len - 1, -1)
+        own, reference = (
+            final_residuals(model, tokens, attended)[:, states]
+            for model in (self.model, self.reference)
+        )
+        hidden = final_norm(self.model, own)[1]
+        written = tokens[:, samples.prefix_len :]
+        return read_token_stats(self.model, self.reference, hidden, reference, written, 1.0).kl

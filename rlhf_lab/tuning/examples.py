@@ -1,0 +1,121 @@
+"""Texts to learn from: where they come from, and their tokens with a mask of those that count."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import check_positive
+from rlhf_lab.functional import get_logprobs
+from rlhf_lab.models.padding import pad_right
+from rlhf_lab.organism import Grammar
+from rlhf_lab.rewards.pairs import REEL
+from rlhf_lab.rows import MOVIE_REVIEWS, TEXT, read_rows
+from rlhf_lab.sampling import tokenize_prompts
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Good examples, each a prompt and the text that follows it.
+
+    Args:
+        prompts: given, and not to be learned; empty where the text stands alone.
+        texts: to be learned; put behind their prompts as they are, without a blank between.
+    """
+
+    prompts: list[str]
+    texts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def load_examples(
+    name: str, n_texts: int, seed: int, column: str = TEXT, prompt_column: str | None = None
+) -> Examples:
+    """The examples that a name stands for.
+
+    Args:
+        name: "reel" for reviews from the grammar, "movie-reviews" (or "movie-reviews:imdb") for
+            real ones, a file, or hub:NAME:SPLIT (see `read_rows`).
+        n_texts, seed: how many to take and from what seed; of Reel's and the real reviews only.
+        column: where the texts are; a plain text file has one per line.
+        prompt_column: where their prompts are; there are none when None.
+
+    Raises:
+        LoadError: no such source, or a row without a text.
+        ConfigError: `n_texts` below 1.
+    """
+    check_positive(n_texts=n_texts)
+    rng = np.random.default_rng(seed)
+    if name == REEL:
+        return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())
+    rows = read_rows(name, "texts", lines_as=column)
+    if name.partition(":")[0] == MOVIE_REVIEWS:
+        rows = [rows[i] for i in rng.permutation(len(rows))[:n_texts]]
+        column = TEXT
+    prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
+    return Examples(prompts, [row.text(column) for row in rows])
+
+
+class TokenRow(NamedTuple):
+    """The tokens of a prompt and a text, and how many of them are given."""
+
+    ids: list[int]
+    prefix_len: int
+
+
+def encode_examples(
+    model: HookedTransformer,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    max_tokens: int | None = None,
+) -> list[TokenRow]:
+    """Tokens of each prompt and text, with BOS in front and EOS behind if the tokenizer has them.
+
+    1. Cut to `max_tokens`, or to the model's context; a text that is cut gets no EOS, which would
+       teach the model to stop in the middle.
+    2. Count the prompt, and in any case the first token, as given.
+
+    Raises:
+        ConfigError: `max_tokens` below 2, a word outside a closed vocabulary, or a prompt that
+        leaves no room for its text.
+    """
+    room = model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
+    if room < 2:
+        raise ConfigError(f"max_tokens={max_tokens} is too small; allow at least 2.")
+    tokenizer = model.tokenizer
+    starts = tokenize_prompts(tokenizer, prompts, tokenizer.bos_token_id is not None)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = []
+    for start, ids in zip(starts, tokenize_prompts(tokenizer, texts, False), strict=True):
+        prefix_len = max(1, len(start))
+        row = TokenRow((start + ids + end)[:room], prefix_len)
+        if len(row.ids) <= prefix_len:
+            raise ConfigError(
+                f"nothing is left to learn of {tokenizer.decode(row.ids[:8])!r}...: of {room} "
+                f"tokens {prefix_len} are given; raise max_tokens or leave that row out."
+            )
+        rows.append(row)
+    return rows
+
+
+def example_logprobs(
+    model: HookedTransformer, rows: Sequence[TokenRow]
+) -> tuple[Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
+    """The log-probability of every token after the first, and which of them count.
+
+    Every hook of the model fires.
+    """
+    tokens, real = pad_right([row.ids for row in rows], model.W_U.device)
+    given = torch.tensor([row.prefix_len for row in rows], device=tokens.device)
+    positions: Int[Tensor, " seq"] = torch.arange(tokens.shape[1], device=tokens.device)
+    counts = real & (positions >= given[:, None])
+    logits = model(tokens, attention_mask=torch.ones_like(tokens))
+    return get_logprobs(logits, tokens), counts[:, 1:]

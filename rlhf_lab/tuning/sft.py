@@ -1,0 +1,118 @@
+"""Supervised fine-tuning: a policy learns to write given texts."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import HookedTransformer
+
+from rlhf_lab.fitting import Fitting, first_and_last
+from rlhf_lab.functional import sft_loss
+from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
+from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
+
+
+@dataclass(frozen=True)
+class SFTFit:
+    """How a policy was fine-tuned, and what that did to texts that were held out.
+
+    Args:
+        first_loss, last_loss: of the first and last tenth of the steps, in nats per token.
+        loss_before, loss_after: on the texts held out, in nats per token.
+        drift: how far it moved on texts of its own, if that was measured.
+    """
+
+    fitting: Fitting
+    train_texts: int
+    held_out_texts: int
+    held_out_tokens: int
+    first_loss: float
+    last_loss: float
+    loss_before: float
+    loss_after: float
+    drift: Drift | None
+
+    @property
+    def perplexity_before(self) -> float:
+        """e to the loss before: among how many equally likely tokens the model was undecided."""
+        return math.exp(self.loss_before)
+
+    @property
+    def perplexity_after(self) -> float:
+        """e to the loss after."""
+        return math.exp(self.loss_after)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON values."""
+        perplexities = {
+            "perplexity_before": self.perplexity_before,
+            "perplexity_after": self.perplexity_after,
+        }
+        return (
+            self.fitting.to_dict()
+            | {k: v for k, v in asdict(self).items() if k != "fitting"}
+            | perplexities
+        )
+
+
+def fine_tune(
+    model: HookedTransformer,
+    examples: Examples,
+    fitting: Fitting,
+    max_tokens: int | None = None,
+    own_texts: OwnTexts | None = None,
+) -> SFTFit:
+    """Fine-tune a model on examples, in place; every hook of the model fires on the way.
+
+    1. Set some examples aside, and take the model's loss on them.
+    2. Each step: lower the mean surprise at the tokens of some examples, prompts not counted.
+    3. Take the loss on the examples set aside again, and the KL from the start on own texts.
+
+    Args:
+        max_tokens: longer rows are cut; to the model's context when None.
+        own_texts: what to measure the KL on, which takes a copy of the model; nothing when None.
+
+    Raises:
+        ConfigError: fewer than 2 examples, or texts that do not fit the model.
+    """
+    rng = np.random.default_rng(fitting.seed)
+    held_out, train = fitting.split(len(examples), rng)
+    rows = encode_examples(model, examples.prompts, examples.texts, max_tokens)
+    test = [rows[i] for i in held_out]
+    prompts = [examples.prompts[i] for i in held_out]
+    meter = DriftMeter(model, prompts, own_texts, fitting.seed, fitting.batch_size)
+
+    def batch_loss(chosen: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
+        return sft_loss(*example_logprobs(model, [rows[i] for i in chosen]))
+
+    before, _ = held_out_loss(model, test, fitting.batch_size)
+    first, last = first_and_last(fitting.fit(model, train, batch_loss, rng, "fine-tuning"))
+    after, tokens = held_out_loss(model, test, fitting.batch_size)
+    return SFTFit(
+        fitting=fitting,
+        train_texts=len(train),
+        held_out_texts=len(test),
+        held_out_tokens=tokens,
+        first_loss=first,
+        last_loss=last,
+        loss_before=before,
+        loss_after=after,
+        drift=meter.measure(),
+    )
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: HookedTransformer, rows: list[TokenRow], batch_size: int
+) -> tuple[float, int]:
+    """The mean surprise over all tokens that count, in nats per token, and how many they are."""
+    total, count = 0.0, 0
+    for start in range(0, len(rows), batch_size):
+        logprobs, counts = example_logprobs(model, rows[start : start + batch_size])
+        total -= logprobs[counts].sum().item()
+        count += int(counts.sum())
+    return total / count, count
