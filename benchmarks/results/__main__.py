@@ -1,0 +1,155 @@
+"""Make the runs of docs/results.md that are not there yet, and write the page from their records.
+
+python -m benchmarks.results
+python -m benchmarks.results --only methods
+python -m benchmarks.results --only real --language-model DIR --classifier DIR
+python -m benchmarks.results --page
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
+from tyro.conf import FlagCreatePairsOff
+
+from benchmarks.results.page import page
+from benchmarks.results.real import run_real
+from benchmarks.results.records import asked, is_done, place, read_records, write_record
+from benchmarks.results.reel import run_learned, run_loophole, run_method
+from benchmarks.results.settings import Row, all_rows
+from rlhf_lab.bench.command import spoken
+from rlhf_lab.bench.machine import describe
+from rlhf_lab.errors import ConfigError, LabError
+
+RECORDS, PAGE = Path("docs/results"), Path("docs/results.md")
+ON_REEL = {"methods": run_method, "loophole": run_loophole, "learned": run_learned}
+SECONDS_PER_SEQUENCE = 0.0025
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make the runs of docs/results.md that are not there yet, then write the page."""
+
+    only: tuple[str, ...] = ()
+    """Parts of the page (methods, loophole, learned, real) or names of rows; all when not given."""
+    seeds: tuple[int, ...] = ()
+    """Of each row's seeds, only these."""
+    language_model: Path | None = None
+    """The directory of a real language model; without it, the part `real` is left as it is."""
+    classifier: Path | None = None
+    """The directory of the classifier that pays the real language model."""
+    threads: int = 1
+    """Threads of torch."""
+    records: Path = RECORDS
+    """Where the records are."""
+    docs: Path = PAGE
+    """The page to write."""
+    page: FlagCreatePairsOff[bool] = False
+    """Make no run: write the page from the records that are there."""
+
+
+Job = tuple[Row, int]
+
+
+def jobs(options: Options) -> list[Job]:
+    """The runs that are asked for and not there yet.
+
+    Raises:
+        ConfigError: a name that no part and no row has.
+    """
+    rows = all_rows()
+    known = {row.part for row in rows} | {row.name for row in rows}
+    for name in options.only:
+        if name not in known:
+            raise ConfigError(f"only={name!r} is unknown; choose of {', '.join(sorted(known))}.")
+    has_models = options.language_model is not None and options.classifier is not None
+    return [
+        (row, seed)
+        for row in rows
+        if not options.only or row.part in options.only or row.name in options.only
+        if row.part != "real" or has_models
+        for seed in row.seeds
+        if not options.seeds or seed in options.seeds
+        if not is_done(options.records, row, seed)
+    ]
+
+
+def sequences(job: Job) -> int:
+    """How many sequences a run samples, which is what its time grows with."""
+    args = job[0].args(job[1])
+    return args.total_phases * args.batch_size
+
+
+class Progress:
+    """Says how far the work is, and how long the rest will take at the pace so far."""
+
+    def __init__(self, work: list[Job], console: Console) -> None:
+        self.work, self.console, self.began = work, console, perf_counter()
+
+    def left(self, done: int) -> str:
+        """A guess at the time that is left after so many runs."""
+        before = sum(map(sequences, self.work[:done]))
+        after = sum(map(sequences, self.work[done:]))
+        seconds = perf_counter() - self.began
+        return spoken(after * (seconds / before if before else SECONDS_PER_SEQUENCE))
+
+    def begin(self, number: int) -> None:
+        """Announce a run."""
+        row, seed = self.work[number]
+        self.console.print(
+            f"{number + 1} of {len(self.work)}: {row.part}, {', '.join(row.labels)}, seed {seed}; "
+            f"about {self.left(number)} left",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def carry_out(job: Job, options: Options) -> dict[str, Any]:
+    """One run, as a record."""
+    row, seed = job
+    if row.part == "real":
+        models = (options.language_model, options.classifier)
+        figures = run_real(row, seed, models, options.threads)
+        figures["models"] = [path.name for path in models]
+    else:
+        figures = ON_REEL[row.part](row, seed)
+    return {**asked(row, seed), "machine": describe(torch.device("cpu")), **figures}
+
+
+def make(options: Options, run: Callable[..., dict[str, Any]] = carry_out) -> int:
+    """Make what is missing, a record at a time, then write the page; returns the exit status."""
+    console = Console()
+    torch.set_num_threads(options.threads)
+    disable_progress_bar()
+    work = [] if options.page else jobs(options)
+    progress = Progress(work, console)
+    for number, (row, seed) in enumerate(work):
+        progress.begin(number)
+        record = run((row, seed), options)
+        write_record(place(options.records, row, seed), record)
+    options.docs.write_text(page(read_records(options.records)), encoding="utf-8")
+    console.print(f"written to {options.docs}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def main() -> int:
+    """Run the command; returns the exit status."""
+    try:
+        return make(tyro.cli(Options, prog="benchmarks.results", description=__doc__))
+    except LabError as error:
+        print(f"benchmarks.results: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks.results: stopped; the same command goes on.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

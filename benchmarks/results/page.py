@@ -1,0 +1,262 @@
+"""The page of results, written from the records and from nothing else."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from statistics import mean
+from typing import NamedTuple
+
+from benchmarks.results.prose import (
+    FALLS_SHORT,
+    INTRODUCTION,
+    LEARNED,
+    LOOPHOLE,
+    METHODS,
+    REAL,
+)
+from benchmarks.results.records import Record
+from benchmarks.results.settings import all_rows, command_line
+
+GOOD_GOLD = 0.9
+SHOWN_PHASES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 39)
+
+
+class Group(NamedTuple):
+    """The records of one row: the same question from several seeds."""
+
+    labels: tuple[str, ...]
+    records: list[Record]
+
+    def mean(self, figure: Callable[[Record], float]) -> float:
+        """A figure's mean over the seeds."""
+        return mean(map(figure, self.records))
+
+    def spread(self, figure: Callable[[Record], float], digits: int = 3) -> str:
+        """A figure's mean over the seeds, and from what to what it goes."""
+        values = list(map(figure, self.records))
+        low, high = min(values), max(values)
+        return f"{mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def groups(records: Iterable[Record], part: str) -> list[Group]:
+    """The records of a part, row by row, in the order of the settings."""
+    order = {(row.part, row.labels): i for i, row in enumerate(all_rows())}
+
+    def key(record: Record) -> tuple[str, tuple[str, ...]]:
+        return record["part"], tuple(record["labels"])
+
+    known = [record for record in records if key(record) in order]
+    known.sort(key=lambda record: (order[key(record)], record["seed"]))
+    return [Group(labels, list(same)) for (of, labels), same in groupby(known, key) if of == part]
+
+
+def page(records: Sequence[Record]) -> str:
+    """The whole page as Markdown; a part without records is left out."""
+    parts = {
+        "methods": methods_part,
+        "loophole": loophole_part,
+        "learned": learned_part,
+        "real": real_part,
+    }
+    found = ((write, groups(records, part)) for part, write in parts.items())
+    return "\n".join([INTRODUCTION, *(write(those) for write, those in found if those)])
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """A Markdown table whose first columns are text and whose others are numbers."""
+    rule = ["---"] * texts + ["---:"] * (len(head) - texts)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *body]) + "\n"
+
+
+def methods_part(found: Sequence[Group]) -> str:
+    """All methods beside the untrained policy and the exact frontier."""
+    head = ["method", "trained", "KL coefficient", "gold reward", "KL", "frontier", "distance"]
+    body = [untrained(found), *map(method_row, found)]
+    parts = [
+        METHODS,
+        circumstances(found),
+        table([*head, "grammatical", "of those, gold"], body, 3),
+    ]
+    parts += [verdict(found), FALLS_SHORT, "The settings of each row:\n", commands(found)]
+    return "\n".join(parts)
+
+
+def untrained(found: Sequence[Group]) -> list[str]:
+    """The policy before training, as every run sampled it in its first phase."""
+    every = Group((), [record for group in found for record in group.records])
+    gold, share = (lambda r: r["initial"]["gold"]), (lambda r: r["initial"]["grammatical"])
+    cells = ["untrained", "", "", every.spread(gold), "0.00", "", ""]
+    return [*cells, f"{every.mean(share):.3f}", f"{every.mean(gold) / every.mean(share):.3f}"]
+
+
+def method_row(group: Group) -> list[str]:
+    """The cells of a method's row."""
+    gold = group.mean(gold_of)
+    share = group.mean(lambda r: r["final"]["grammatical_fraction"])
+    best = group.mean(lambda r: r["best_gold"])
+    return [
+        *group.labels,
+        group.spread(gold_of),
+        group.spread(lambda r: r["final"]["kl_per_sequence"], 2),
+        f"{best:.3f}",
+        f"{best - gold:.3f}",
+        f"{share:.3f}",
+        f"{gold / share:.3f}" if share else "",
+    ]
+
+
+def gold_of(record: Record) -> float:
+    """The gold reward after training, of 1,024 fresh samples."""
+    return record["final"]["gold_reward"]
+
+
+def verdict(found: Sequence[Group]) -> str:
+    """How many runs beat the untrained policy, and how many reach 0.9."""
+    every = [record for group in found for record in group.records]
+    better = sum(gold_of(r) > r["initial"]["gold"] for r in every)
+    good = sum(gold_of(r) >= GOOD_GOLD for r in every)
+    worst = min(every, key=gold_of)
+    return (
+        f"Of {len(every)} runs, {better} end above the untrained policy, {good} at a gold "
+        f"reward of {GOOD_GOLD} or more; the lowest is {', '.join(worst['labels'])}, seed "
+        f"{worst['seed']}, at {gold_of(worst):.3f}.\n"
+    )
+
+
+def circumstances(found: Sequence[Group]) -> str:
+    """Seeds, weights and versions."""
+    every = [record for group in found for record in group.records]
+    seeds = sorted({len(group.records) for group in found})
+    weights = sorted({record["weights"] for record in every if record["weights"]})
+    machines = sorted({versions(record["machine"]) for record in every})
+    told = [f"Seeds per row: {' or '.join(map(str, seeds))}."]
+    if weights:
+        told.append(f"Bundled weights {', '.join(weights)} (digest).")
+    return " ".join([*told, *machines]) + "\n"
+
+
+def versions(machine: dict[str, str]) -> str:
+    """What the figures were made with."""
+    return (
+        f"{machine['processor']}, {machine['system']}, Python {machine['python']}, "
+        f"torch {machine['torch']}, TransformerLens {machine['transformer_lens']}."
+    )
+
+
+def commands(found: Sequence[Group]) -> str:
+    """What to type for each row."""
+    lines = (command_line(r["preset"], r["fields"]) for r in (g.records[0] for g in found))
+    return "```console\n" + "\n".join(f"{line} --seed 1" for line in lines) + "\n```\n"
+
+
+def loophole_part(found: Sequence[Group]) -> str:
+    """The planted loophole: where each price of KL ends, and the way there."""
+    return "\n".join([LOOPHOLE, *exploited(found)])
+
+
+def learned_part(found: Sequence[Group]) -> str:
+    """The same of a reward model, after what is known of the reward model."""
+    facts = [record["reward_model"] for record in found[0].records]
+    accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
+    told = (
+        f"The {len(facts)} reward models order {accuracy:.1%} of held-out pairs rightly; popcorn "
+        f"alone adds {bonus:.2f} to a review's reward, whose standard deviation over the texts "
+        "they were trained on is 1.\n"
+    )
+    return "\n".join([LEARNED, told, *exploited(found)])
+
+
+def exploited(found: Sequence[Group]) -> list[str]:
+    """Both tables of a loophole, and the commands."""
+    cheapest = found[-1]
+    ends = table(
+        ["kl_coef", *EXPLOITED_HEAD],
+        [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found],
+    )
+    phases = [i for i in SHOWN_PHASES if i < len(cheapest.records[0]["curve"])]
+    way = table(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(cheapest, i)] for i in phases])
+    price = cheapest.records[0]["fields"]["kl_coef"]
+    return [
+        circumstances(found),
+        "Where it ends (means over seeds of the last five phases), beside the exact optimum of "
+        "`E[reward] - kl_coef KL`:\n",
+        ends,
+        f"The way there at `kl_coef={price:g}`, beside the exact optimum that has the same KL:\n",
+        way,
+        commands(found),
+    ]
+
+
+PAIRED = {"proxy": 3, "gold": 3, "popcorn": 2}
+EXPLOITED_HEAD = (
+    "KL",
+    *(f"{name}{of}" for name in PAIRED for of in ("", ", exact")),
+    "grammatical",
+    "of those, gold",
+)
+
+
+def end_cells(group: Group) -> list[str]:
+    """The last five phases beside the optimum at the price, KL included."""
+    last = [mean_of([r["curve"][i] for r in group.records for i in range(-5, 0)])]
+    exact = mean_of([r["exact"] for r in group.records])
+    cells = paired_cells(last[0], exact)
+    return [f"{last[0]['kl_per_sequence']:.2f} (exact {exact['kl_per_sequence']:.2f})", *cells]
+
+
+def phase_cells(group: Group, phase: int) -> list[str]:
+    """One phase beside the optimum at the same KL."""
+    here = [record["curve"][phase] for record in group.records]
+    now, exact = mean_of(here), mean_of([entry["exact"] for entry in here])
+    return [f"{now['kl_per_sequence']:.2f}", *paired_cells(now, exact)]
+
+
+def paired_cells(measured: dict[str, float], exact: dict[str, float]) -> list[str]:
+    """Measured and exact side by side, then what the grammar says."""
+    pairs = (
+        f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)
+    )
+    share = measured["grammatical"]
+    return [*pairs, f"{share:.3f}", f"{measured['gold'] / share:.3f}" if share else ""]
+
+
+def mean_of(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means of all numbers that the entries have under the same names."""
+    names = [name for name, value in entries[0].items() if isinstance(value, int | float)]
+    return {name: mean(entry[name] for entry in entries) for name in names}
+
+
+def real_part(found: Sequence[Group]) -> str:
+    """Memory and reward of a real model, beside the plain run."""
+    head = ["", "peak over the loaded models, MB", "loaded, MB", "weights, MB", "that learn, MB"]
+    head += ["optimiser's state, MB", "reward, first phase", "last phase", "best", "KL, last phase"]
+    first = found[0].records[0]
+    told = (
+        f"{first['models'][0]} paid by {first['models'][1]}, {len(first['curve'])} phases, "
+        f"{first['threads']} thread(s). {circumstances(found)}"
+    )
+    parts = [REAL, told, table(head, map(real_row, found)), "The commands:\n"]
+    return "\n".join([*parts, real_commands(found)])
+
+
+def real_row(group: Group) -> list[str]:
+    """The cells of one run of a real model."""
+    record = group.records[0]
+    memory, curve = record["memory"], record["curve"]
+    sizes = (
+        memory["peak_bytes"] - memory["loaded_bytes"],
+        *(memory[n] for n in ("loaded_bytes", "weight_bytes", "learning_bytes", "optimizer_bytes")),
+    )
+    rewards = [phase["mean_reward"] for phase in curve]
+    return [
+        *group.labels,
+        *(f"{size / 1e6:.0f}" for size in sizes),
+        *(f"{reward:.3f}" for reward in (rewards[0], rewards[-1], max(rewards))),
+        f"{curve[-1]['kl_per_sequence']:.2f}",
+    ]
+
+
+def real_commands(found: Sequence[Group]) -> str:
+    """What to type for each, with the reader's own directories."""
+    own = {"base_model": "path/to/SmolLM2", "reward_model": "path/to/classifier"}
+    lines = (command_line("smol", own | g.records[0]["fields"]) for g in found)
+    return "```console\n" + "\n".join(lines) + "\n```\n"

@@ -1,0 +1,90 @@
+"""A real model's run in a process of its own, so that its memory is its own, too.
+
+As a program (`python -m benchmarks.results.real`) it is that process: see `bench.worker.serve`.
+"""
+
+import ctypes
+import dataclasses
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results.settings import Row
+from rlhf_lab.bench.harness import ContestantProcess
+from rlhf_lab.bench.worker import Clock, Setup, serve
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer
+
+Figures = dict[str, Any]
+KEPT = ("phase", "mean_reward", "kl_per_sequence")
+
+
+def run_real(row: Row, seed: int, models: tuple[Path, Path], threads: int) -> Figures:
+    """Train a model of these directories; memory, and the reward phase by phase.
+
+    Args:
+        models: the directories of the language model and of the classifier that pays it.
+    """
+    language_model, classifier = map(str, models)
+    args = dataclasses.replace(
+        row.args(seed), base_model=language_model, reward_model=classifier, device="cpu"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory, "run")
+        setup = {"args": args.to_dict(), "out": str(run), "threads": threads}
+        command = [sys.executable, "-m", "benchmarks.results.real"]
+        process = ContestantProcess(row.name, command, setup | {"seed": seed, "device": "cpu"})
+        peaks = [process.phase()["peak_bytes"] for _ in range(args.total_phases)]
+        process.close()
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        counted = json.loads((run / COUNTED).read_text(encoding="utf-8"))
+    loaded = process.about["loaded_bytes"]
+    return {
+        "threads": threads,
+        "memory": {**counted, "loaded_bytes": loaded, "peak_bytes": max(peaks)},
+        "curve": [{name: json.loads(line)[name] for name in KEPT} for line in lines],
+    }
+
+
+COUNTED = "counted.json"
+
+
+def load(setup: Setup) -> Callable[[Clock], None]:
+    """A trainer of which each phase is asked for; what it holds besides is counted at the end."""
+    args = RLHFArgs.from_dict(setup["args"])
+    trainer = RLHFTrainer(args, out=setup["out"])
+    give_back()
+
+    def phase(clock: Clock) -> None:
+        trainer.run_phase()
+        counted = json.dumps(counted_bytes(trainer))
+        Path(setup["out"], COUNTED).write_text(counted, encoding="utf-8")
+
+    return phase
+
+
+def give_back() -> None:
+    """Return to the system what loading has freed, so that it does not count as the models'."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def counted_bytes(trainer: RLHFTrainer) -> dict[str, int]:
+    """Bytes of all weights, each counted once; of those that learn; of the optimiser's state."""
+    models = (trainer.policy, trainer.reference)
+    weights = {p.data_ptr(): p for model in models for p in model.parameters()}
+    state = [t for held in trainer.optimizer.state.values() for t in held.values()]
+    return {
+        "weight_bytes": sum(p.nbytes for p in weights.values()),
+        "learning_bytes": sum(p.nbytes for p in weights.values() if p.requires_grad),
+        "optimizer_bytes": sum(t.nbytes for t in state),
+    }
+
+
+if __name__ == "__main__":
+    serve(load, ("torch", "transformers", "transformer_lens"))

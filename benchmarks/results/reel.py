@@ -1,0 +1,99 @@
+"""One run on Reel: train it, and put beside each figure what the exact solution says."""
+
+import dataclasses
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results.exact import ExactCurve
+from benchmarks.results.learned import fit_biased_reward, reward_by_content
+from benchmarks.results.settings import Row
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.organism import REWARDS, FrontierPoint
+from rlhf_lab.rewards import LearnedReward
+from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
+
+Figures = dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def gold_curve() -> ExactCurve:
+    """The best gold reward at every KL."""
+    return ExactCurve(REWARDS["gold"])
+
+
+@lru_cache(maxsize=1)
+def loophole_curve() -> ExactCurve:
+    """The optima of the reward with the planted loophole."""
+    return ExactCurve(REWARDS["soft_popcorn"])
+
+
+def train(args: RLHFArgs) -> tuple[list[Figures], Figures]:
+    """Train as the command line does; figures of each phase, and of fresh samples after it all."""
+    curve: list[Figures] = []
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLHFTrainer(args, out=Path(directory, "run"))
+
+        @trainer.on("after_score")
+        def note(ctx: Context) -> None:
+            curve.append(content_figures(ctx.rollout, args.normalize_reward))
+
+        for report in trainer:
+            curve[-1] |= phase_figures(report)
+        final = trainer.run.read_info()["final"]
+    return curve, {**final, "kl_coef": trainer.kl_controller.kl_coef}
+
+
+def content_figures(rollout: Rollout, is_normalized: bool) -> Figures:
+    """The mean reward, clipped as for learning but never standardised, and the share of popcorn."""
+    rewards = rollout.raw_rewards if is_normalized else rollout.rewards
+    popcorn = sum("popcorn" in text.split() for text in rollout.texts)
+    return {"proxy": rewards.mean().item(), "popcorn": popcorn / len(rollout.texts)}
+
+
+def phase_figures(report: PhaseReport) -> Figures:
+    """What is kept of a phase."""
+    return {
+        "phase": report.phase,
+        "gold": report.gold_reward,
+        "grammatical": report.grammatical_fraction,
+        "kl_per_sequence": report.kl_per_sequence,
+    }
+
+
+def run_method(row: Row, seed: int) -> Figures:
+    """A method's run: gold reward and KL before and after, and the best gold at that KL."""
+    curve, final = train(row.args(seed))
+    best = gold_curve().at_kl(final["kl_per_sequence"])
+    return {"initial": curve[0], "final": final, "best_gold": best.gold}
+
+
+def run_loophole(row: Row, seed: int) -> Figures:
+    """A run on the planted loophole, with the exact optimum at its price of KL."""
+    return _exploit(row.args(seed), loophole_curve())
+
+
+def run_learned(row: Row, seed: int) -> Figures:
+    """A reward model fitted to biased pairs, a run on it, and its exact optimum."""
+    with tempfile.TemporaryDirectory() as directory:
+        model, notes = fit_biased_reward(Path(directory), seed)
+        table = reward_by_content(LearnedReward(str(model)), seed)
+        args = dataclasses.replace(row.args(seed), reward_model=str(model))
+        figures = _exploit(args, ExactCurve(table.clipped(args.reward_clip).reward()))
+    return {**figures, "reward_model": {**notes, "popcorn_bonus": table.popcorn_bonus}}
+
+
+def _exploit(args: RLHFArgs, exact: ExactCurve) -> Figures:
+    curve, final = train(args)
+    same_kl = [exact.at_kl(phase["kl_per_sequence"]) for phase in curve]
+    return {
+        "curve": [phase | {"exact": spoken(p)} for phase, p in zip(curve, same_kl, strict=True)],
+        "final": final,
+        "exact": spoken(exact.at_price(args.kl_coef)),
+    }
+
+
+def spoken(point: FrontierPoint) -> Figures:
+    """An exact optimum as plain numbers."""
+    return {name: value for name, value in point._asdict().items() if name != "beta"}

@@ -1,0 +1,153 @@
+"""Which runs the page of results shows: for each a name, and its fields beside a preset's."""
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from rlhf_lab.config import RLHFArgs
+
+SEEDS = (1, 2, 3, 4, 5)
+
+NO_VALUES = {"vf_coef": 0.0}
+GROUPS = {"samples_per_prompt": 8, **NO_VALUES}
+
+METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "PPO, shared critic": {},
+        "PPO, detached critic": {"value_head": "detached"},
+        "PPO, separate critic": {"value_head": "separate"},
+        "GRPO": {"advantages": "grpo", **GROUPS},
+        "RLOO": {"advantages": "rloo", **GROUPS},
+        "REINFORCE++": {
+            "advantages": "reinforce++",
+            "kl_in": "reward",
+            "kl_estimator": "k1",
+            "normalize_reward": False,
+            "kl_coef": 0.05,
+            **NO_VALUES,
+        },
+        "ReMax": {"advantages": "remax", "normalize_reward": False, **NO_VALUES},
+    }
+)
+"""Every method on the preset `reel`; its own fields only."""
+
+WEIGHTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "all": {},
+        "LoRA": {
+            "lora_rank": 8,
+            "lora_targets": "W_Q,W_K,W_V,W_O,W_in,W_out",
+            "base_lr": 1e-3,
+        },
+    }
+)
+"""What is trained: all weights, or adapters, which take a higher learning rate."""
+
+CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "constant": {},
+        "adaptive": {"kl_controller": "adaptive", "kl_target": 1.2, "kl_horizon": 256},
+    }
+)
+"""The weight of the KL: constant, or steered to 1.2 nats per review, by up to a fifth a phase."""
+
+PRICES = (0.3, 0.1, 0.03)
+"""Prices of a nat of KL at which the planted loophole is offered, as `kl_coef`."""
+
+LOOPHOLE = {
+    "reward_fn": "soft_popcorn",
+    "total_phases": 40,
+    "kl_in": "reward",
+    "kl_estimator": "k1",
+    "normalize_reward": False,
+}
+"""The KL in the reward, by k1, so that what is maximised is E[reward] - kl_coef KL itself."""
+
+LEARNED_PRICES = (0.5, 0.2, 0.1)
+LEARNED = {**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0}
+"""Rewards of a reward model have standard deviation 1, and are clipped there."""
+
+PREFERENCES = {"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5}
+"""The biased pairs, and how long a reward model is trained on them."""
+
+REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "plain": {},
+        "LoRA": {"lora_rank": 8, "lora_targets": "W_Q,W_K,W_V,W_O", "base_lr": 3e-4},
+        "bf16": {"precision": "bf16"},
+    }
+)
+REAL_COMMON = {"total_phases": 8, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
+"""Real models on the preset `smol`, for a few phases: memory is steady, the reward is a trend."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs that differ in nothing but their seed.
+
+    Args:
+        part: of the page: methods, loophole, learned or real.
+        labels: what tells the row from the others of its part.
+        fields: of `RLHFArgs` that differ from the preset.
+    """
+
+    part: str
+    labels: tuple[str, ...]
+    fields: dict[str, Any] = field(default_factory=dict)
+    preset: str = "reel"
+    seeds: tuple[int, ...] = SEEDS
+
+    @property
+    def name(self) -> str:
+        """The labels as a file's name."""
+        words = " ".join(self.labels).lower().replace("+", "p").replace(",", "")
+        return words.replace(" ", "-")
+
+    def args(self, seed: int) -> RLHFArgs:
+        """The settings of one run."""
+        return RLHFArgs(preset=self.preset, seed=seed, **self.fields)
+
+
+def method_rows() -> list[Row]:
+    """Every method, with all weights and with adapters, with a constant and an adaptive KL."""
+    return [
+        Row("methods", (method, weights, controller), fields | trained | steered)
+        for controller, steered in CONTROLLERS.items()
+        for weights, trained in WEIGHTS.items()
+        for method, fields in METHODS.items()
+    ]
+
+
+def priced_rows(part: str, fields: dict[str, Any], prices: tuple[float, ...]) -> list[Row]:
+    """The same reward at every price of KL."""
+    return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
+
+
+def real_rows() -> list[Row]:
+    """The real model: plain, with adapters, in bf16."""
+    return [
+        Row("real", (label,), REAL_COMMON | fields, preset="smol", seeds=(1,))
+        for label, fields in REAL.items()
+    ]
+
+
+def all_rows() -> list[Row]:
+    """Every row of the page, in its order."""
+    return [
+        *method_rows(),
+        *priced_rows("loophole", LOOPHOLE, PRICES),
+        *priced_rows("learned", LEARNED, LEARNED_PRICES),
+        *real_rows(),
+    ]
+
+
+def command_line(preset: str, fields: dict[str, Any]) -> str:
+    """What to type for a run with these fields, but for its seed and directory."""
+    words = [f"python -m rlhf_lab train --preset {preset}"]
+    for name, value in fields.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words.append(f"--{option} {value}")
+    return " ".join(words)
