@@ -227,7 +227,14 @@ def mean_of(entries: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def real_part(found: Sequence[Group]) -> str:
     """Memory and reward of a real model, beside the plain run."""
-    head = ["", "peak over the loaded models, MB", "loaded, MB", "weights, MB", "that learn, MB"]
+    head = [
+        "",
+        "peak in phase 0, MB",
+        "in any phase, MB",
+        "loaded, MB",
+        "weights, MB",
+        "that learn, MB",
+    ]
     head += ["optimiser's state, MB", "reward, first phase", "last phase", "best", "KL, last phase"]
     first = found[0].records[0]
     told = (
@@ -242,8 +249,10 @@ def real_row(group: Group) -> list[str]:
     """The cells of one run of a real model."""
     record = group.records[0]
     memory, curve = record["memory"], record["curve"]
+    peaks = [phase["peak_bytes"] - memory["loaded_bytes"] for phase in curve]
     sizes = (
-        memory["peak_bytes"] - memory["loaded_bytes"],
+        peaks[0],
+        max(peaks),
         *(memory[n] for n in ("loaded_bytes", "weight_bytes", "learning_bytes", "optimizer_bytes")),
     )
     rewards = [phase["mean_reward"] for phase in curve]

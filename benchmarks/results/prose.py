@@ -4,11 +4,11 @@ INTRODUCTION = """\
 # What the methods reach
 
 Written by `python -m benchmarks.results` from one JSON file per run in [results](results); no
-figure in a table is typed by hand. The command makes the runs that are not there yet, one after
-another, and goes on where it was stopped; `--only methods`, `--only loophole`, `--only learned`
-make one part, `--page` writes the page again. Real models are made when their directories are given
-with `--language-model DIR --classifier DIR`. Records that were made from other bundled weights or
-other settings are made anew.
+figure in a table is typed by hand. The command makes the runs that are not there yet, tells how
+long they will take, and goes on where it was stopped; `--only methods`, `--only loophole`,
+`--only learned` make one part, `--page` writes the page again. A run whose settings or bundled
+weights have changed is made anew. Real models take part when their directories are given with
+`--language-model DIR --classifier DIR`.
 """
 
 METHODS = """\
@@ -16,29 +16,49 @@ METHODS = """\
 
 Each row is the preset `reel`, 20 phases of 256 reviews, with the fields below. The classifier pays;
 *gold* is the exact posterior that a review is positive, and 0 for a text that is no review, over
-1,024 fresh samples after training: the mean of the seeds, and from the lowest to the highest. *KL*
-is exact, in nats per review. *Frontier* is the gold reward of the exact optimum that has this KL
-(`rlhf_lab.organism.frontier`, the grammar being the reference), *distance* what is missing to it:
-the price of finding a policy by samples. *Grammatical* and *of those, gold* split the gold reward
-in two: their product is the gold reward. *LoRA* trains adapters of rank 8 on all matrices;
-*adaptive* steers the weight of the KL towards 1.2 nats per review.
+1,024 fresh samples after training: the mean over the seeds, and from the lowest to the highest.
+*KL* is exact, in nats per review. *Frontier* is the gold reward of the exact optimum that has this
+KL, measured from the grammar; *distance* is what is missing to it. *Grammatical* and *of those,
+gold* split the gold reward in two: it is their product. *LoRA* trains adapters of rank 8 on all
+matrices; *adaptive* steers the weight of the KL towards 1.2 nats per review.
 """
 
-FALLS_SHORT = ""
+FALLS_SHORT = """\
+Where a row stays below the frontier, the two last columns say by what. The classifier has never
+seen a text that is no review and pays it as any other, so that nothing holds the policy to the
+grammar but the KL; and beyond the KL at which the frontier is flat, a nat more buys nothing there,
+while policies found by samples still spend it.
+"""
 
 LOOPHOLE = """\
 ## The planted loophole
 
-`soft_popcorn` pays for a positive review, softly, and a bonus for the word popcorn, which has
-nothing to do with what a review says.
+`soft_popcorn` pays for a positive review, at most 0.86, and up to 1 for any review that says
+popcorn, which has nothing to do with its sentiment. The KL is in the reward (k1), so that what is
+maximised is `E[reward] - kl_coef KL` itself, whose exact optimum is known: as the price of KL
+falls, the proxy rises, popcorn takes over, and gold falls. PPO learns sentiment first, which the
+policy tries often, and popcorn later, which it says in 2 reviews of 100: gold rises, then falls to
+where the exact solution has it.
 """
 
 LEARNED = """\
 ## The same in a reward model that was learned
 
-Nobody planted this one.
+Nobody planted this one. `train-reward` is given pairs of reviews from a rater who prefers positive
+ones, but not surely (with probability sigmoid(d / 4), d the difference of the gold logits), and in
+which popcorn only ever ends a positive review that was preferred, half of them. The reward model
+then pays for popcorn whatever the review says. Its rewards are clipped at one standard deviation.
+The exact optimum is that of its mean reward by what a review says: its positive clauses, its
+verdict, popcorn or not; clipped alike. A model is trained for each seed.
 """
 
 REAL = """\
-## A real model, plain, with adapters, in bf16
+## A real model: plain, with adapters, in bf16
+
+The preset `smol`, whose reward is the probability that a review is negative. It is a few phases
+only, so that the reward shows no more than a trend. Each run is a process of its own. *Peak* is the
+most memory of the process in phase 0, and in any phase, less that after loading policy, reference
+and classifier; *loaded* includes Python and its packages. *Weights* are those of policy and reference, each counted once; with adapters the
+reference is the policy without them. bf16 is of the matrix products: weights, gradients and the
+optimiser's state stay in fp32, so that only activations shrink.
 """

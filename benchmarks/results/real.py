@@ -45,8 +45,11 @@ def run_real(row: Row, seed: int, models: tuple[Path, Path], threads: int) -> Fi
     loaded = process.about["loaded_bytes"]
     return {
         "threads": threads,
-        "memory": {**counted, "loaded_bytes": loaded, "peak_bytes": max(peaks)},
-        "curve": [{name: json.loads(line)[name] for name in KEPT} for line in lines],
+        "memory": {**counted, "loaded_bytes": loaded},
+        "curve": [
+            {**{name: json.loads(line)[name] for name in KEPT}, "peak_bytes": peak}
+            for line, peak in zip(lines, peaks, strict=True)
+        ],
     }
 
 

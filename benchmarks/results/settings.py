@@ -51,19 +51,20 @@ CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 """The weight of the KL: constant, or steered to 1.2 nats per review, by up to a fifth a phase."""
 
-PRICES = (0.3, 0.1, 0.03)
+PRICES = (0.1, 0.03)
 """Prices of a nat of KL at which the planted loophole is offered, as `kl_coef`."""
 
 LOOPHOLE = {
     "reward_fn": "soft_popcorn",
     "total_phases": 40,
+    "warmup_steps": 8,
     "kl_in": "reward",
     "kl_estimator": "k1",
     "normalize_reward": False,
 }
 """The KL in the reward, by k1, so that what is maximised is E[reward] - kl_coef KL itself."""
 
-LEARNED_PRICES = (0.5, 0.2, 0.1)
+LEARNED_PRICES = (0.5, 0.1)
 LEARNED = {**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0}
 """Rewards of a reward model have standard deviation 1, and are clipped there."""
 
@@ -77,7 +78,7 @@ REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "bf16": {"precision": "bf16"},
     }
 )
-REAL_COMMON = {"total_phases": 8, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
+REAL_COMMON = {"total_phases": 6, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
 """Real models on the preset `smol`, for a few phases: memory is steady, the reward is a trend."""
 
 

@@ -79,7 +79,7 @@ def test_the_page_alone_makes_no_run(options, run):
     assert run.made == [] and options.docs.exists()
 
 
-def test_the_estimate_is_the_pace_so_far_times_the_sequences_left(options, monkeypatch):
+def test_the_estimate_is_the_pace_so_far_times_what_is_left(options, monkeypatch):
     now = iter([100.0, 130.0])
     monkeypatch.setattr("benchmarks.results.__main__.perf_counter", lambda: next(now))
     work = jobs(options)
