@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from statistics import mean
+from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.results.prose import (
@@ -186,7 +187,7 @@ def exploited(found: Sequence[Group]) -> list[str]:
     ]
 
 
-PAIRED = {"proxy": 3, "gold": 3, "popcorn": 2}
+PAIRED = MappingProxyType({"proxy": 3, "gold": 3, "popcorn": 2})
 EXPLOITED_HEAD = (
     "KL",
     *(f"{name}{of}" for name in PAIRED for of in ("", ", exact")),
@@ -197,10 +198,10 @@ EXPLOITED_HEAD = (
 
 def end_cells(group: Group) -> list[str]:
     """The last five phases beside the optimum at the price, KL included."""
-    last = [mean_of([r["curve"][i] for r in group.records for i in range(-5, 0)])]
-    exact = mean_of([r["exact"] for r in group.records])
-    cells = paired_cells(last[0], exact)
-    return [f"{last[0]['kl_per_sequence']:.2f} (exact {exact['kl_per_sequence']:.2f})", *cells]
+    last = mean_of([phase for record in group.records for phase in record["curve"][-5:]])
+    exact = mean_of([record["exact"] for record in group.records])
+    kl = f"{last['kl_per_sequence']:.2f} (exact {exact['kl_per_sequence']:.2f})"
+    return [kl, *paired_cells(last, exact)]
 
 
 def phase_cells(group: Group, phase: int) -> list[str]:
@@ -227,15 +228,9 @@ def mean_of(entries: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def real_part(found: Sequence[Group]) -> str:
     """Memory and reward of a real model, beside the plain run."""
-    head = [
-        "",
-        "peak in phase 0, MB",
-        "in any phase, MB",
-        "loaded, MB",
-        "weights, MB",
-        "that learn, MB",
-    ]
-    head += ["optimiser's state, MB", "reward, first phase", "last phase", "best", "KL, last phase"]
+    head = ["", "peak in phase 0, MB", "in any phase, MB", "loaded, MB", "weights, MB"]
+    head += ["that learn, MB", "optimiser's state, MB"]
+    head += ["reward, first phase", "last phase", "best", "KL, last phase"]
     first = found[0].records[0]
     told = (
         f"{first['models'][0]} paid by {first['models'][1]}, {len(first['curve'])} phases, "

@@ -58,7 +58,8 @@ REAL = """\
 The preset `smol`, whose reward is the probability that a review is negative. It is a few phases
 only, so that the reward shows no more than a trend. Each run is a process of its own. *Peak* is the
 most memory of the process in phase 0, and in any phase, less that after loading policy, reference
-and classifier; *loaded* includes Python and its packages. *Weights* are those of policy and reference, each counted once; with adapters the
-reference is the policy without them. bf16 is of the matrix products: weights, gradients and the
-optimiser's state stay in fp32, so that only activations shrink.
+and classifier; *loaded* includes Python and its packages. *Weights* are those of policy and
+reference, each counted once; with adapters the reference is the policy without them. bf16 is of the
+matrix products: weights, gradients and the optimiser's state stay in fp32, so that only activations
+shrink.
 """

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.settings import Row
+from benchmarks.results.settings import PREFERENCES, Row
 from rlhf_lab.errors import RunError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.training.run_dir import replacing
@@ -21,7 +21,9 @@ def place(directory: Path, row: Row, seed: int) -> Path:
 
 def asked(row: Row, seed: int) -> Record:
     """What a record says of the question: a run is done when a record with these entries exists."""
+    learned = {"preferences": dict(PREFERENCES)} if row.part == "learned" else {}
     return {
+        **learned,
         "part": row.part,
         "labels": list(row.labels),
         "preset": row.preset,
@@ -43,7 +45,7 @@ def is_done(directory: Path, row: Row, seed: int) -> bool:
     if not path.exists():
         return False
     record = read_record(path)
-    return all(record[name] == value for name, value in asked(row, seed).items())
+    return all(record.get(name) == value for name, value in asked(row, seed).items())
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -1,5 +1,6 @@
 """Which runs the page of results shows: for each a name, and its fields beside a preset's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -8,8 +9,8 @@ from rlhf_lab.config import RLHFArgs
 
 SEEDS = (1, 2, 3, 4, 5)
 
-NO_VALUES = {"vf_coef": 0.0}
-GROUPS = {"samples_per_prompt": 8, **NO_VALUES}
+NO_VALUES = MappingProxyType({"vf_coef": 0.0})
+GROUPS = MappingProxyType({"samples_per_prompt": 8, **NO_VALUES})
 
 METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -54,21 +55,23 @@ CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 PRICES = (0.1, 0.03)
 """Prices of a nat of KL at which the planted loophole is offered, as `kl_coef`."""
 
-LOOPHOLE = {
-    "reward_fn": "soft_popcorn",
-    "total_phases": 40,
-    "warmup_steps": 8,
-    "kl_in": "reward",
-    "kl_estimator": "k1",
-    "normalize_reward": False,
-}
+LOOPHOLE = MappingProxyType(
+    {
+        "reward_fn": "soft_popcorn",
+        "total_phases": 40,
+        "warmup_steps": 8,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+        "normalize_reward": False,
+    }
+)
 """The KL in the reward, by k1, so that what is maximised is E[reward] - kl_coef KL itself."""
 
 LEARNED_PRICES = (0.5, 0.1)
-LEARNED = {**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0}
+LEARNED = MappingProxyType({**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0})
 """Rewards of a reward model have standard deviation 1, and are clipped there."""
 
-PREFERENCES = {"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5}
+PREFERENCES = MappingProxyType({"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5})
 """The biased pairs, and how long a reward model is trained on them."""
 
 REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
@@ -78,7 +81,9 @@ REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "bf16": {"precision": "bf16"},
     }
 )
-REAL_COMMON = {"total_phases": 6, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
+REAL_COMMON = MappingProxyType(
+    {"total_phases": 6, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
+)
 """Real models on the preset `smol`, for a few phases: memory is steady, the reward is a trend."""
 
 
@@ -119,7 +124,7 @@ def method_rows() -> list[Row]:
     ]
 
 
-def priced_rows(part: str, fields: dict[str, Any], prices: tuple[float, ...]) -> list[Row]:
+def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...]) -> list[Row]:
     """The same reward at every price of KL."""
     return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
 
