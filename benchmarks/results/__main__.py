@@ -66,14 +66,14 @@ def jobs(options: Options) -> list[Job]:
     """The runs that are asked for and not there yet: all rows from one seed, then from the next.
 
     Raises:
-        ConfigError: a name that no part and no row has.
+        ConfigError: a name that no part and no row has, or no directories for a real model.
     """
     rows = all_rows()
     known = {row.part for row in rows} | {row.name for row in rows}
     for name in options.only:
         if name not in known:
             raise ConfigError(f"only={name!r} is unknown; choose of {', '.join(sorted(known))}.")
-    has_models = options.language_model is not None and options.classifier is not None
+    has_models = has_real_models(options)
     missing = [
         (row, seed)
         for row in rows
@@ -84,6 +84,24 @@ def jobs(options: Options) -> list[Job]:
         if not is_done(options.records, row, seed)
     ]
     return sorted(missing, key=lambda job: job[1])
+
+
+def has_real_models(options: Options) -> bool:
+    """Whether real models can take part.
+
+    Raises:
+        ConfigError: they are asked for, but not both directories are given and there.
+    """
+    given = {"language_model": options.language_model, "classifier": options.classifier}
+    if all(path is None for path in given.values()) and "real" not in options.only:
+        return False
+    for name, path in given.items():
+        if path is None or not path.is_dir():
+            raise ConfigError(
+                f"{name}={str(path)!r} is no directory; a real run needs "
+                "--language-model DIR --classifier DIR."
+            )
+    return True
 
 
 def guessed_seconds(job: Job) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.results.settings import PREFERENCES, Row
 from rlhf_lab.errors import RunError
-from rlhf_lab.organism.bundled import weights_dir
+from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.training.run_dir import replacing
 
 Record = dict[str, Any]
@@ -34,9 +34,9 @@ def asked(row: Row, seed: int) -> Record:
 
 
 def bundled_digest() -> str:
-    """Twelve hexadecimal digits that change with the bundled policy's weights."""
-    path = weights_dir("reel-nano") / "model.safetensors"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    """Twelve hexadecimal digits that change with the weights of a bundled model."""
+    files = (weights_dir(name) / "model.safetensors" for name in BUNDLED)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def is_done(directory: Path, row: Row, seed: int) -> bool:

@@ -62,9 +62,20 @@ def jobs_row(options, name):
 
 
 def test_real_models_are_left_alone_unless_their_directories_are_given(tmp_path):
-    assert jobs(Options(only=("real",), records=tmp_path)) == []
+    assert {row.part for row, _ in jobs(Options(records=tmp_path))} == {
+        "methods",
+        "loophole",
+        "learned",
+    }
     given = Options(("real",), records=tmp_path, language_model=tmp_path, classifier=tmp_path)
     assert [row.labels for row, _ in jobs(given)] == [("plain",), ("LoRA",), ("bf16",)]
+
+
+def test_a_directory_that_a_real_run_lacks_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="language_model='None' is no directory"):
+        jobs(Options(only=("real",), records=tmp_path))
+    with pytest.raises(ConfigError, match="classifier='None' is no directory"):
+        jobs(Options(language_model=tmp_path, records=tmp_path))
 
 
 def test_a_seed_can_be_chosen_and_an_unknown_name_is_refused(options):

@@ -49,6 +49,17 @@ def test_runs_that_fall_short_are_counted_and_the_lowest_is_named(method_record)
     assert "the lowest is GRPO, LoRA, adaptive, seed 1, at 0.300." in text
 
 
+def test_why_a_row_stays_below_is_told_in_its_own_figures(method_record):
+    short = method_record(GRPO, 1, gold=0.72, best=1.0, kl=1.25, share=0.9)
+    text = page([method_record(RLOO, 1, gold=0.95, best=1.0), short])
+    # One text in ten is no review; 0.72 / 0.9 = 0.8.
+    assert (
+        "GRPO, LoRA, adaptive stays at 0.720: 10.0% of its texts are no reviews (gold 0), " in text
+    )
+    assert "and its reviews average 0.800, at 1.25 nats." in text
+    assert "RLOO, all, constant stays" not in text
+
+
 def test_rows_stand_in_the_order_of_the_settings_and_a_record_of_no_row_is_left_out(method_record):
     records = [method_record(GRPO, 1, gold=0.9, best=1.0), method_record(RLOO, 1, 0.9, 1.0)]
     stray = method_record(RLOO, 1, gold=0.123, best=1.0) | {"labels": ["an older method"]}
