@@ -119,6 +119,25 @@ def test_the_bundled_policy_holds_the_exact_value_where_it_needs_it(model, truth
     assert defined[0].tolist() == [False] * 9 + [True] * 20
 
 
+def test_the_exact_value_is_carried_at_the_connectors_and_less_at_the_adjective(model, truth):
+    """The summarization motif (Tigges et al. 2023): a clause is summed up at the word behind it.
+
+    It holds block by block; in the last block the second adjective has caught up with its
+    connector, and after one clause alone there is nothing to sum up.
+    """
+    tokens, _ = truth.reviews(2000, seed=7)
+    acts = capture_activations(model, tokens, RESIDUAL_SITES)
+    r2, _ = readability(torch.stack(list(acts.values())), *truth.values(tokens))
+    slots = truth.slot_names(tokens.shape[1])
+    best = dict(zip(slots, r2.max(0).values.tolist(), strict=True))
+    behind = list(acts).index("blocks.0.hook_resid_post")
+    first_block = dict(zip(slots, r2[behind].tolist(), strict=True))
+    assert min(best["CONN 2"], best["CONN 3"]) >= 0.95
+    assert best["ADJ 3"] < best["CONN 3"] - 0.1
+    for clause in (2, 3):
+        assert first_block[f"ADJ {clause}"] < first_block[f"CONN {clause}"] - 0.1
+
+
 def test_a_run_stores_the_lens_and_what_can_be_read(finished):
     record = finished.records("value_lens")[0]
     assert record["phase"] == 0 and len(record["sites"]) == 5
