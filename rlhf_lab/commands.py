@@ -125,7 +125,8 @@ def write_samples(
     if args is None:
         spec, prefix, prepend_bos = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True), "", True
     else:
-        spec, prefix, prepend_bos = SamplingSpec.from_args(args), args.prefix, args.prepend_bos
+        spec = SamplingSpec.from_args(args, policy.base_model.tokenizer)
+        prefix, prepend_bos = args.prefix, args.prepend_bos
     spec = replace(spec, **{name: value for name, value in sampling.items() if value is not None})
     prefix = prefix if prompt is None else prompt
     tokenizer = policy.base_model.tokenizer

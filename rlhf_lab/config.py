@@ -216,6 +216,10 @@ class RLHFArgs:
     """Draw the number of tokens anew in each phase, from gen_len_min to gen_len; off when None."""
     stop_at_eos: bool = False
     """Mask everything after the first end-of-sequence token; when off, text runs on past it."""
+    stop_tokens: str | None = None
+    """Further texts that end a response, with commas between, each one token of the policy's
+    tokenizer: a space before a word counts where it does there.
+    """
     temperature: float = 1.0
     """Logits are divided by this, in sampling and in every log-probability alike."""
     top_k: int | None = 10
@@ -380,10 +384,10 @@ class RLHFArgs:
             )
         for name in ("penalise_no_eos", "min_response_length", "overlong_buffer"):
             value = getattr(self, name)
-            if value and not self.stop_at_eos:
+            if value and not (self.stop_at_eos or self.stop_tokens):
                 raise ConfigError(
                     f"{name}={value!r} needs responses of different lengths, but "
-                    "stop_at_eos=False; set it True."
+                    "stop_at_eos=False; set it True, or name stop_tokens."
                 )
             if value > self.gen_len:
                 raise ConfigError(
@@ -467,6 +471,7 @@ _RANGES = MappingProxyType(
         "prompts": (bool, "a file, or None"),
         "prompts_column": (bool, "a name, not empty"),
         "prompt_words": _AT_LEAST_1,
+        "stop_tokens": (lambda v: all(v.split(",")), "texts with one comma between, or None"),
         "temperature": _POSITIVE,
         "top_k": _AT_LEAST_1,
         "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),

@@ -58,9 +58,19 @@ class SamplingSpec:
             raise ConfigError(f"top_p={self.top_p} must be greater than 0 and at most 1, or None.")
 
     @classmethod
-    def from_args(cls, args: RLHFArgs) -> "SamplingSpec":
-        """The spec that a run's arguments describe."""
-        return cls(args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
+    def from_args(
+        cls, args: RLHFArgs, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> "SamplingSpec":
+        """The spec that a run's arguments describe.
+
+        Args:
+            tokenizer: the policy's, which `args.stop_tokens` are looked up in.
+
+        Raises:
+            ConfigError: stop tokens that are not one token each.
+        """
+        settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
+        return cls(*settings, stop_ids(tokenizer, args.stop_tokens))
 
     @property
     def truncates(self) -> bool:
@@ -97,6 +107,31 @@ class SamplingSpec:
                 "name the tokens in stop_tokens instead."
             )
         return (*self.stop_tokens, tokenizer.eos_token_id)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tuple[int, ...]:
+    """The token ids of texts with commas between.
+
+    Raises:
+        ConfigError: no tokenizer, or a text that is not one token of it.
+    """
+    if texts is None:
+        return ()
+    if tokenizer is None:
+        raise ConfigError(f"stop_tokens={texts!r} needs a tokenizer; give the policy one.")
+    found = []
+    for text in texts.split(","):
+        try:
+            (token,) = tokenizer.encode(text, add_special_tokens=False)
+        except Exception:
+            token = None
+        if token is None or token == tokenizer.unk_token_id:
+            raise ConfigError(
+                f"stop_tokens={texts!r} has {text!r}, which is not one token of the policy's "
+                "tokenizer; name texts that are."
+            )
+        found.append(token)
+    return tuple(found)
 
 
 def top_k_filter(

@@ -52,6 +52,8 @@ OPTIONAL = {
     "ratio_threshold",
     "reward_clip",
     "max_log_ratio",
+    "max_grad_norm",
+    "stop_tokens",
 }
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
@@ -83,6 +85,9 @@ OUT_OF_RANGE = [
     ("prompts", ""),
     ("prompts_column", ""),
     ("prompt_words", 0),
+    ("stop_tokens", ""),
+    ("stop_tokens", "was,"),
+    ("optimizer", "sgd"),
     ("gen_len_min", 0),
     ("warmup_steps", -1),
     ("final_scale", -0.1),

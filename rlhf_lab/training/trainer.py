@@ -148,7 +148,7 @@ class RLHFTrainer:
         score_texts(self.reward_fn, [texts[0], texts[0]])
         self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
         self.gold_fn = gold_fn or (REWARDS["gold"] if self.speaks_reel else None)
-        self.sampling_spec = SamplingSpec.from_args(args)
+        self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.prompts = self._tokenize_prompts(texts)
         self.prompt = max(self.prompts, key=len)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)

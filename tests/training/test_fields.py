@@ -69,6 +69,7 @@ BASE = {
     "gen_len": 6,
     "gen_len_min": None,
     "stop_at_eos": False,
+    "stop_tokens": None,
     "temperature": 1.0,
     "top_k": None,
     "top_p": None,
@@ -141,6 +142,7 @@ ELSEWHERE = {
     "tune_cpu",
     "base_model",
     "stop_at_eos",
+    "stop_tokens",
     "dual_clip",
     "loss_aggregation",
     "prompts",
@@ -340,6 +342,41 @@ def test_stop_at_eos_masks_what_follows_the_first_stop():
     running = RLHFTrainer(RLHFArgs(**hot)).rollout_phase().samples
     stopping = RLHFTrainer(RLHFArgs(**(hot | {"stop_at_eos": True}))).rollout_phase().samples
     assert running.mask.all() and not stopping.mask.all()
+
+
+def test_stop_tokens_end_a_response_and_sampling_with_it():
+    """`was` is token 27 of Reel and the commonest second word; then nothing is real any more."""
+    fields = BASE | {"gen_len": 28, "batch_size": 32}
+    trainer = RLHFTrainer(RLHFArgs(**(fields | {"stop_tokens": "was,."})))
+    running = RLHFTrainer(RLHFArgs(**fields)).rollout_phase().samples
+    samples = trainer.rollout_phase().samples
+    stops = [trainer.tokenizer.encode(text)[-1] for text in ("was", ".")]
+    assert trainer.sampling_spec.stops(trainer.tokenizer) == tuple(stops)
+    written = samples.tokens[:, samples.prefix_len :]
+    for row, mask, free in zip(written, samples.mask, running.tokens, strict=True):
+        length = int(mask.sum())
+        ends = [t for t, token in enumerate(row.tolist()) if token in stops]
+        assert length == (ends[0] + 1 if ends else 28)
+        assert row[:length].tolist() == free[samples.prefix_len :][:length].tolist()
+    assert running.mask.all() and not samples.mask.all()
+
+
+def test_stop_tokens_count_as_an_end_for_the_penalties():
+    """Without stop_at_eos a response has ended if it has a stop token."""
+    rollout = shaped(penalise_no_eos=True, stop_at_eos=False, stop_tokens="was")
+    ended = rollout.samples.mask.sum(1) < 28
+    assert 0 < ended.sum() and torch.equal(rollout.rewards[ended], rollout.raw_rewards[ended])
+
+
+@pytest.mark.parametrize("texts", ["zebra", "was really", "was,zebra"])
+def test_stop_tokens_that_are_not_one_token_are_refused(texts):
+    with pytest.raises(ConfigError, match=f"stop_tokens='{texts}'.*not one token"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"stop_tokens": texts})))
+
+
+def test_stop_tokens_without_a_text_are_refused():
+    with pytest.raises(ConfigError, match="stop_tokens='was,,'.*out of range"):
+        RLHFArgs(**(BASE | {"stop_tokens": "was,,"}))
 
 
 def test_dual_clip_holds_what_a_token_of_negative_advantage_can_cost():
