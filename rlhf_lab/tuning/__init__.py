@@ -1,10 +1,13 @@
 """Tuning a policy without a reward in the loop: on good examples, and on preferences."""
 
+from rlhf_lab.tuning.dpo import DPOFit, DPOLoss, text_logprobs, tune_on_pairs
 from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
 from rlhf_lab.tuning.examples import Examples, encode_examples, example_logprobs, load_examples
 from rlhf_lab.tuning.sft import SFTFit, fine_tune, held_out_loss
 
 __all__ = [
+    "DPOFit",
+    "DPOLoss",
     "Drift",
     "DriftMeter",
     "Examples",
@@ -15,4 +18,6 @@ __all__ = [
     "fine_tune",
     "held_out_loss",
     "load_examples",
+    "text_logprobs",
+    "tune_on_pairs",
 ]

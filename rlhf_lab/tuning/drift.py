@@ -64,12 +64,13 @@ class DriftMeter:
     """Remembers a model as it is now, to say later how far it has moved.
 
     Args:
-        model: the model before it is tuned; a copy is kept, unless it has adapters.
+        model: the model before it is tuned.
         prompts: what it is to continue, in turn; those that leave no room to write are left out.
             An empty prompt is BOS alone.
         own_texts: what to write; nothing is measured when None.
         seed: seeds the sampling.
         batch_size: texts at a time.
+        reference: a copy of the model that stays as it is; made when None and needed.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class DriftMeter:
         own_texts: OwnTexts | None,
         seed: int = 0,
         batch_size: int = 64,
+        reference: HookedTransformer | None = None,
     ) -> None:
         self.model, self.seed, self.batch_size = model, seed, batch_size
         self.prompts: list[list[int]] = []
@@ -87,7 +89,7 @@ class DriftMeter:
         stops = model.tokenizer.eos_token_id is not None
         self.spec = SamplingSpec(min(own_texts.gen_len, model.cfg.n_ctx - 1), stop_at_eos=stops)
         self.prompts = self._that_fit(prompts, own_texts.n_samples)
-        self.reference, self.gold_fn = make_reference(model), own_texts.gold_fn
+        self.reference, self.gold_fn = reference or make_reference(model), own_texts.gold_fn
         self.gold_before = self._gold(self._write()) if self.prompts and self.gold_fn else None
 
     def measure(self) -> Drift | None:

@@ -170,7 +170,7 @@ def assert_one_sentence(done: Process, *words: str) -> None:
 def test_help_lists_every_command(cli):
     done = cli("--help")
     assert done.returncode == 0 and done.stderr == ""
-    commands = "train resume sample score train-reward sft export doctor organism"
+    commands = "train resume sample score train-reward sft dpo export doctor organism"
     for command in commands.split():
         assert re.search(rf"• {command} ", done.stdout), command
 
@@ -185,6 +185,7 @@ def test_help_of_every_command_reads_well(all_at_once):
             "score",
             "train-reward",
             "sft",
+            "dpo",
             "export",
             "doctor",
             "organism",

@@ -1,4 +1,4 @@
-"""The commands that make models, as real processes: train-reward, sft, a run on them, export."""
+"""The commands that make models, as real processes: train-reward, sft, dpo, runs, export."""
 
 import json
 import math
@@ -55,6 +55,15 @@ def tuned(place):
     few = ["--steps", "6", "--batch-size", "2", "--held-out", "0.5", "--learning-rate", "3e-3"]
     done = run("sft", "--texts", place / "texts.jsonl", "--out", out, *columns, *few)
     return done, out
+
+
+@pytest.fixture(scope="module")
+def preferred(place):
+    """A model with adapters, of few steps of conservative DPO on Reel's pairs."""
+    out = place / "preferred"
+    settings = ["--beta", "0.3", "--label-smoothing", "0.1", "--lora-rank", "4", "--samples", "16"]
+    rate = ["--learning-rate", "3e-3"]
+    return run("dpo", "--pairs", "reel", "--out", out, *FEW, *settings, *rate), out
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +127,36 @@ def test_what_sft_wrote_is_read_by_plain_transformers_and_can_be_trained_on(tune
     small = "--total-phases 1 --warmup-steps 0 --batch-size 8 --num-minibatches 2 --gen-len 4"
     chosen = ["--base-model", str(out), "--out", str(place / "on_tuned"), "--device", "cpu"]
     assert main(["train", *small.split(), *chosen]) == 0
+
+
+def test_dpo_says_how_it_judges_held_out_pairs_and_what_it_writes(preferred):
+    done, out = preferred
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((out / "tuning.json").read_text())
+    drift = notes["drift"]
+    lines = [
+        f"accuracy {notes['accuracy']:.3f} by implicit reward on 12 held-out pairs",
+        f"the best possible judge: {notes['bayes_accuracy']:.3f} on average",
+        f"margin {notes['margin']:.3f}",
+        f"{drift['kl_per_sequence']:.3f} per sequence, on 16 texts of its own",
+        f"their gold reward {drift['gold_before']:.3f} -> {drift['gold_after']:.3f}",
+    ]
+    assert all(line in done.stdout for line in lines), done.stdout
+    assert notes["margin"] == pytest.approx(notes["chosen_reward"] - notes["rejected_reward"])
+    assert (notes["method"], notes["pairs"], notes["kind"]) == ("dpo", "reel", "sigmoid")
+    assert (notes["beta"], notes["label_smoothing"], notes["lora_rank"]) == (0.3, 0.1, 4)
+
+
+def test_what_dpo_wrote_has_the_adapters_in_its_weights(preferred):
+    """Of all matrices only queries and values have moved."""
+    shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
+    written = load_file(preferred[1] / "model.safetensors")
+    moved = {name for name, old in shipped.items() if not torch.equal(written[name], old)}
+    assert moved == {f"transformer.h.{layer}.attn.c_attn.weight" for layer in range(2)}
+    d_model = shipped["transformer.wte.weight"].shape[1]
+    keys = slice(d_model, 2 * d_model)
+    for name in moved:
+        assert torch.equal(written[name][:, keys], shipped[name][:, keys])
 
 
 def test_export_writes_a_model_that_plain_transformers_reads(exported, trained):
@@ -202,6 +241,12 @@ def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
         (["sft", "--texts", "reel", "--samples", "-1", *to_never], "n_samples=-1"),
         (["sft", "--texts", "reel", "--lora-rank", "99", *to_never], "lora_rank=99"),
         (["sft", "--texts", "reel", "--base-model", "./none", *to_never], "./none"),
+        (["dpo", *to_never], "--pairs"),
+        (["dpo", "--pairs", place / "bad.jsonl", *to_never], "'rejected'"),
+        (["dpo", "--pairs", "reel", "--beta", "0", *to_never], "beta is 0.0"),
+        (["dpo", "--pairs", "reel", "--label-smoothing", "0.5", *to_never], "label_smoothing is"),
+        (["dpo", "--pairs", "reel", "--kind", "kto", *to_never], "--kind"),
+        (["dpo", "--pairs", "reel", "--out", run_dir], "is there already"),
         (["train", "--reward-fn", "learned", "--out", never], "no reward model"),
         (["export", place / "none", never], "there is no directory"),
         (["export", run_dir, never, "--checkpoint", "7"], "phase_000007"),
