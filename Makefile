@@ -3,8 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 PEERS := .cache/peers
+REFERENCES := .cache/reference
+REFERENCE_torchtune := torchtune==0.6.1
+REFERENCE_torchrl := torchrl==0.14.1
+REFERENCE_trl := trl==0.11.4
+REFERENCE_verl := verl==0.9.1
 
-.PHONY: train test test-browser lint course bench bench-peers clean
+.PHONY: train test test-browser test-reference reference lint course bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -16,6 +21,19 @@ test: $(INSTALLED) lint
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
 	RLHF_LAB_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/browser
+
+# The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
+test-reference: $(INSTALLED) reference
+	RLHF_LAB_REFERENCES=$(REFERENCES) $(BIN)/python -m pytest -rs tests/functional/test_released_packages.py
+
+reference: $(foreach name,torchtune torchrl trl verl,$(REFERENCES)/$(name)/installed)
+
+$(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(REFERENCE_$*)"
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,11 +1,6 @@
 """Writes torchrl.json: seeded inputs, and what torchrl makes of them.
 
-Run once, in a virtual environment of its own (Python 3.11, CPU):
-
-    pip install torch==2.13.0
-    pip install "tensordict==0.14.3" pyvers hoptorch cloudpickle packaging transformers
-    pip install --no-deps torchrl==0.14.1
-    python make_torchrl.py
+`make reference` builds its environment: torchrl==0.14.1 and requirements/torchrl.txt.
 """
 
 from pathlib import Path

@@ -1,12 +1,6 @@
 """Writes torchtune.json: seeded inputs, and what torchtune makes of them.
 
-Run once, in a virtual environment of its own (Python 3.11, CPU):
-
-    pip install torch==2.13.0
-    pip install torchdata==0.11.0 torchao==0.11.0 omegaconf sentencepiece tiktoken blobfile \
-        kagglehub datasets psutil Pillow tqdm safetensors
-    pip install --no-deps torchtune==0.6.1
-    python make_torchtune.py
+`make reference` builds its environment: torchtune==0.6.1 and requirements/torchtune.txt.
 """
 
 from pathlib import Path

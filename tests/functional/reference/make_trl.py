@@ -1,11 +1,6 @@
 """Writes trl.json: seeded inputs, and what TRL makes of them.
 
-Run once, in a virtual environment of its own (Python 3.11, CPU):
-
-    pip install torch==2.13.0
-    pip install transformers==4.46.3 accelerate==1.15.0 datasets tyro rich
-    pip install --no-deps trl==0.11.4
-    python make_trl.py
+`make reference` builds its environment: trl==0.11.4 and requirements/trl.txt.
 """
 
 from pathlib import Path

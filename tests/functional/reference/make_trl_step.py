@@ -1,6 +1,6 @@
 """Writes trl_step.json: what three steps of TRL's PPOTrainer return on a tiny GPT-2.
 
-Run once, in the virtual environment of make_trl.py. The weights are a formula, so that the other
+It runs in the virtual environment of make_trl.py. The weights are a formula, so that the other
 side can have the same ones; the last normalisation is the identity and stays so, and the embedding
 is not tied to the unembedding.
 """

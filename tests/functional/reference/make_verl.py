@@ -1,12 +1,6 @@
 """Writes verl.json: seeded inputs, and what verl makes of them, with gradients.
 
-Run once, in a virtual environment of its own (Python 3.11, CPU):
-
-    pip install torch==2.13.0
-    pip install --no-deps verl==0.9.1
-    pip install omegaconf hydra-core codetiming pandas ray cachetools orjson dill pyarrow \
-        torchdata peft tensorboard accelerate datasets tensordict==0.10.0 transformers==5.5.4
-    python make_verl.py
+`make reference` builds its environment: verl==0.9.1 and requirements/verl.txt.
 """
 
 from pathlib import Path

@@ -1,0 +1,76 @@
+"""The numbers in reference/ are what the released packages make: they are run again, as processes.
+
+`make test-reference` builds an environment for each and runs this; without, it is skipped.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent / "reference"
+VARIABLE = "RLHF_LAB_REFERENCES"
+MADE_BY = {
+    "torchtune": "torchtune",
+    "torchrl": "torchrl",
+    "trl": "trl",
+    "trl_step": "trl",
+    "verl": "verl",
+}
+
+
+@pytest.fixture(params=MADE_BY)
+def script(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def python(script) -> Path:
+    if VARIABLE not in os.environ:
+        pytest.skip(f"{VARIABLE} is unset; make test-reference builds the packages and sets it")
+    python = Path(os.environ[VARIABLE], MADE_BY[script], "bin", "python").absolute()
+    if not python.exists():
+        pytest.skip(f"{MADE_BY[script]} is not installed; make reference builds it")
+    return python
+
+
+def same(found: object, stored: object, where: str) -> None:
+    """Equal in structure, and in numbers up to the rounding of single precision."""
+    if isinstance(stored, dict):
+        assert found.keys() == stored.keys(), where
+        for key in stored:
+            same(found[key], stored[key], f"{where}/{key}")
+    elif isinstance(stored, list) and not is_numeric(stored):
+        assert len(found) == len(stored), where
+        for i, pair in enumerate(zip(found, stored, strict=True)):
+            same(*pair, f"{where}/{i}")
+    elif isinstance(stored, str | bool | None):
+        assert found == stored, where
+    else:
+        np.testing.assert_allclose(found, stored, rtol=2e-5, atol=2e-6, err_msg=where)
+
+
+def is_numeric(rows: list) -> bool:
+    """Whether a list, at any depth, is an array of numbers."""
+    try:
+        return np.asarray(rows).dtype.kind in "if"
+    except ValueError:
+        return False
+
+
+def test_the_stored_numbers_are_what_the_released_package_makes(script, python, tmp_path):
+    place = tmp_path / "reference"
+    shutil.copytree(HERE, place, ignore=shutil.ignore_patterns("*.json", "__pycache__"))
+    bare = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [python, place / f"make_{script}.py"], capture_output=True, text=True, env=bare
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = json.loads((place / f"{script}.json").read_text())
+    stored = json.loads((HERE / f"{script}.json").read_text())
+    assert stored
+    same(made, stored, script)
