@@ -192,6 +192,10 @@ class RLHFArgs:
     """Where the value loss reaches: the policy's transformer too, the value head alone, or a
     critic, which is a second transformer that learns values only.
     """
+    critic_from: str | None = None
+    """A directory that train-reward wrote, which the separate critic and its head begin as; the
+    critic begins as a copy of the policy when None.
+    """
     lora_rank: int = 0
     """Train adapters of this rank while the transformer stays frozen; all its weights when 0."""
     lora_alpha: float = 16.0
@@ -309,6 +313,11 @@ class RLHFArgs:
             )
         self._check_groups()
         self._check_in_backward()
+        if self.critic_from is not None and self.value_head != "separate":
+            raise ConfigError(
+                f"critic_from={self.critic_from!r} needs a critic of its own, but "
+                f"value_head={self.value_head!r}; set value_head='separate'."
+            )
         if self.gen_len_min is not None and self.gen_len_min > self.gen_len:
             raise ConfigError(
                 f"gen_len_min={self.gen_len_min} exceeds gen_len={self.gen_len}; lower it or raise "
@@ -471,6 +480,7 @@ _RANGES = MappingProxyType(
         "prompts": (bool, "a file, or None"),
         "prompts_column": (bool, "a name, not empty"),
         "prompt_words": _AT_LEAST_1,
+        "critic_from": (bool, "a directory, or None"),
         "stop_tokens": (lambda v: all(v.split(",")), "texts with one comma between, or None"),
         "temperature": _POSITIVE,
         "top_k": _AT_LEAST_1,

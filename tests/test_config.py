@@ -54,6 +54,7 @@ OPTIONAL = {
     "max_log_ratio",
     "max_grad_norm",
     "stop_tokens",
+    "critic_from",
 }
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
@@ -85,6 +86,7 @@ OUT_OF_RANGE = [
     ("prompts", ""),
     ("prompts_column", ""),
     ("prompt_words", 0),
+    ("critic_from", ""),
     ("stop_tokens", ""),
     ("stop_tokens", "was,"),
     ("optimizer", "sgd"),

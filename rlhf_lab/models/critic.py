@@ -32,13 +32,20 @@ class TransformerWithCritic(TransformerWithValueHead):
 
     Neither loss touches the other's weights, for twice the forwards. Hooks on `critic` fire like
     those on `base_model`.
+
+    Args:
+        critic: another model of as many layers, in place of the copy.
     """
 
     def __init__(
-        self, base_model: HookedTransformer, value_head: nn.Module | None = None, seed: int = 0
+        self,
+        base_model: HookedTransformer,
+        value_head: nn.Module | None = None,
+        seed: int = 0,
+        critic: HookedTransformer | None = None,
     ) -> None:
         super().__init__(base_model, value_head, seed)
-        self.critic = trainable_copy(base_model)
+        self.critic = trainable_copy(base_model) if critic is None else critic
 
     def forward(
         self,

@@ -284,8 +284,8 @@ def largest_difference(model: HookedTransformer, directory: Path) -> float:
     return (found - expected).abs().max().item()
 
 
-def load_value_head(directory: str | Path) -> nn.Sequential:
-    """The value head that `export_policy` put beside a policy.
+def load_value_head(directory: str | Path) -> nn.Sequential | nn.Linear:
+    """The value head that `export_policy` put beside a policy; one layer if it began as a reward.
 
     Raises:
         LoadError: it is not there.
@@ -293,8 +293,11 @@ def load_value_head(directory: str | Path) -> nn.Sequential:
     path = Path(directory) / VALUE_HEAD_FILE
     try:
         tensors = load_file(path)
-        hidden, d_model = tensors["0.weight"].shape
-        head = nn.Sequential(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        if "weight" in tensors:
+            head = nn.Linear(tensors["weight"].shape[1], 1)
+        else:
+            hidden, d_model = tensors["0.weight"].shape
+            head = nn.Sequential(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         head.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise LoadError(

@@ -1,5 +1,6 @@
 """Rewards: functions from a list of texts to one number each, and reward models to train."""
 
+from rlhf_lab.rewards.critic import with_critic_from
 from rlhf_lab.rewards.load import RewardFn, load_reward, score_texts
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
 from rlhf_lab.rewards.pairs import Pairs, load_pairs, read_pairs, reel_pairs
@@ -21,5 +22,6 @@ __all__ = [
     "reel_pairs",
     "score_texts",
     "train_reward_model",
+    "with_critic_from",
     "zero",
 ]

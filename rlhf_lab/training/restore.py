@@ -7,6 +7,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead, build_policy
+from rlhf_lab.rewards import with_critic_from
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.run_dir import RunDir
 
@@ -34,6 +35,8 @@ def load_policy(
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, _ = load_checkpoint(file)
     policy = build_policy(args, device)
+    if args.critic_from is not None:
+        policy = with_critic_from(policy, args.critic_from)
     load_weights(policy, tensors, file)
     return policy, args
 

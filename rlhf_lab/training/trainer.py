@@ -30,7 +30,7 @@ from rlhf_lab.models import (
 from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
-from rlhf_lab.rewards import RewardFn, load_reward, score_texts
+from rlhf_lab.rewards import RewardFn, load_reward, score_texts, with_critic_from
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
@@ -139,6 +139,8 @@ class RLHFTrainer:
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         if policy is None:
             policy = build_policy(args, self.device)
+            if args.critic_from is not None:
+                policy = with_critic_from(policy, args.critic_from)
         self.policy = policy.to(self.device)
         if args.tune_cpu and self.device.type == "cpu":
             tune_cpu(self.policy.base_model.cfg.d_model)

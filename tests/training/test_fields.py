@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import load_model
 from rlhf_lab.models.packed import run_block
 from rlhf_lab.organism.bundled import weights_dir
+from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout, objective_terms
 from rlhf_lab.training.objective import policy_objective
 
@@ -58,6 +60,7 @@ BASE = {
     "normalize_advantages": True,
     "base_model": "reel-nano",
     "value_head": "shared",
+    "critic_from": None,
     "lora_rank": 0,
     "lora_alpha": 4.0,
     "lora_targets": "W_Q,W_V",
@@ -160,6 +163,7 @@ ELSEWHERE = {
     "reward_penalty",
     "overlong_buffer",
     "samples_per_prompt",
+    "critic_from",
     "lora_rank",
     "lora_alpha",
     "lora_targets",
@@ -306,6 +310,17 @@ def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
     rollout = trainer.rollout_phase()
     first = base_run.run.read("metrics.jsonl")[0]
     assert rollout.raw_rewards.mean().item() != pytest.approx(first["mean_reward"], abs=1e-4)
+
+
+def test_critic_from_is_what_the_critic_begins_as(perturbed, tmp_path):
+    model = RewardModel(load_model(perturbed("reel-nano")))
+    model.save(tmp_path / "reward", "reel-nano", {})
+    args = BASE | {"value_head": "separate"}
+    begun = RLHFTrainer(RLHFArgs(**(args | {"critic_from": str(tmp_path / "reward")}))).policy
+    copied = RLHFTrainer(RLHFArgs(**args)).policy
+    for name, weight in model.base_model.named_parameters():
+        assert torch.equal(begun.critic.get_parameter(name), weight)
+    assert not torch.equal(copied.critic.W_E, model.base_model.W_E)
 
 
 def adapters(**overrides: Any) -> dict[str, torch.Tensor]:

@@ -1,0 +1,48 @@
+"""A critic that begins as a reward model: it has read texts for what they earn before."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.rewards.model import RewardModel
+
+
+def with_critic_from(
+    policy: TransformerWithValueHead, directory: str | Path
+) -> TransformerWithCritic:
+    """The policy with a critic whose value of a text so far is what a reward model gives it.
+
+    1. Take the reward model's transformer as critic, to be trained on.
+    2. Take its head and its normalisation together as value head: (w x - mean) / std.
+
+    Raises:
+        LoadError: no reward model is there.
+        ConfigError: it reads other tokens than the policy, or has another number of layers, which
+        the key-value cache that both share does not allow.
+
+    Source: the value model of Stiennon et al. 2020, "Learning to summarize from human feedback".
+    """
+    model = RewardModel.load(directory, policy.device)
+    critic, base = model.base_model.requires_grad_(True), policy.base_model
+    if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
+        raise ConfigError(
+            f"critic_from={str(directory)!r} reads other tokens than the policy; train a reward "
+            "model on the same base_model."
+        )
+    if critic.cfg.n_layers != base.cfg.n_layers:
+        raise ConfigError(
+            f"critic_from={str(directory)!r} has {critic.cfg.n_layers} layers and the policy "
+            f"{base.cfg.n_layers}; train a reward model on the same base_model."
+        )
+    return TransformerWithCritic(base, _value_head(model), critic=critic)
+
+
+@torch.no_grad()
+def _value_head(model: RewardModel) -> nn.Linear:
+    head = nn.Linear(model.head.in_features, 1)
+    head.weight.copy_(model.head.weight / model.std)
+    head.bias.copy_(-model.mean / model.std)
+    return head
