@@ -1,7 +1,5 @@
 """A phase's numbers under the names that TRL's PPOTrainer (0.7 to 0.11) gave to its statistics."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,7 @@ from rlhf_lab.training.memory import ReplayMinibatch, Rollout
 from rlhf_lab.training.moments import Context
 from rlhf_lab.training.objective import Functions, ObjectiveTerms
 from rlhf_lab.training.report import PhaseReport
-
-if TYPE_CHECKING:
-    from rlhf_lab.training.trainer import RLHFTrainer
+from rlhf_lab.training.trainer import RLHFTrainer
 
 
 def trl_stats(report: PhaseReport, args: RLHFArgs) -> dict[str, float]:
@@ -50,7 +46,7 @@ class TRLStats:
     which a step is taken; nothing of the run changes.
     """
 
-    def __init__(self, trainer: "RLHFTrainer") -> None:
+    def __init__(self, trainer: RLHFTrainer) -> None:
         self._functions = trainer.functions
         self._of_rollout: dict[str, float | Tensor] = {}
         self._updates: list[dict[str, Tensor]] = []
