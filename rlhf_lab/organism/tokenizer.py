@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf_lab.organism.grammar import BOS, EOS, VOCABULARY, WORD_IDS
 
@@ -67,6 +67,11 @@ def _save(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def speaks_reel(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer has the words of Reel, and no others, under Reel's own ids."""
+    return tokenizer.get_vocab() == dict(WORD_IDS)
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:

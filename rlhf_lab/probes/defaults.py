@@ -45,7 +45,7 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     every probe has its exact truth. Elsewhere the eval text is the prompt, the value lens reads
     the returns, and there is no direction, since nothing is labelled.
     """
-    if trainer.speaks_reel:
+    if trainer.starts_as_grammar:
         return _reel_suite(trainer, budget)
     pair = _pair(trainer)
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=8, every=5)]

@@ -130,7 +130,9 @@ class Attachment:
         self.suite, self.budget = suite, suite.budget
         self.probes = {probe.name: probe for probe in suite.probes}
         self.text = self._eval_text(suite, trainer)
-        self.truth = ReelTruth.of_reward(trainer.args.reward_fn) if trainer.speaks_reel else None
+        self.truth = (
+            ReelTruth.of_reward(trainer.args.reward_fn) if trainer.starts_as_grammar else None
+        )
         self.prefix_len, self.own_parts = len(trainer.prompt), list(trainer.own_parts)
         self.shape = self._shape(trainer)
         self.notes: list[str] = []

@@ -30,6 +30,7 @@ from rlhf_lab.models import (
 from rlhf_lab.models.device import pick_device, product_dtype
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
+from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.rewards import RewardFn, load_reward, score_texts, with_critic_from
 from rlhf_lab.sampling import (
     Samples,
@@ -99,8 +100,8 @@ class RLHFTrainer:
         reference: what the KL is measured from; a frozen copy of the policy when None.
         prompts: texts to continue; those of `args.prompts`, or `args.prefix` alone, when None.
         reward_fn: from texts to rewards; the one that `args.reward_fn` names when None.
-        gold_fn: a known truth to show beside the reward; on the bundled Reel policy, its gold
-            reward.
+        gold_fn: a known truth to show beside the reward; for a model that was loaded and has Reel's
+            words, its gold reward.
         kl_controller: what sets the weight of the KL penalty; the one that `args.kl_controller`
             names when None.
         functions: the caller's own functions by name, such as `kl_penalty=my_kl`; see `Functions`.
@@ -148,7 +149,8 @@ class RLHFTrainer:
         self.reward_fn = reward_fn or load_reward(args, self.device)
         texts = choose_prompts(args, prompts)
         score_texts(self.reward_fn, [texts[0], texts[0]])
-        self.speaks_reel = args.base_model in BUNDLED and "policy" not in self.own_parts
+        self.speaks_reel = speaks_reel(self.tokenizer) and "policy" not in self.own_parts
+        self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.gold_fn = gold_fn or (REWARDS["gold"] if self.speaks_reel else None)
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.prompts = self._tokenize_prompts(texts)

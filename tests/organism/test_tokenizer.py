@@ -12,6 +12,7 @@ from rlhf_lab.organism.tokenizer import (
     load_tokenizer,
     save_classifier_tokenizer,
     save_language_model_tokenizer,
+    speaks_reel,
 )
 
 
@@ -104,3 +105,8 @@ def test_writer_works_inside_a_hooked_transformer(writer):
     assert model.to_string(tokens[0, 1:]) == text
     assert model.to_str_tokens("this movie") == ["<bos>", "this", "movie"]
     assert model.to_tokens("this movie", prepend_bos=False).tolist() == [[2, 8]]
+
+
+def test_reel_is_known_by_its_words_and_their_ids(writer, reader):
+    assert speaks_reel(writer)
+    assert not speaks_reel(reader)  # it has two words more

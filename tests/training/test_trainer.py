@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LabError, RunError
 from rlhf_lab.functional import calc_kl_penalty, get_logprobs
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.organism import weights_dir
 from rlhf_lab.training import PhaseReport, RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.rollout import summarise
@@ -33,7 +35,7 @@ class WatchedRun(NamedTuple):
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory, reel_args, parameters_of) -> WatchedRun:
     out = tmp_path_factory.mktemp("watched") / "run"
-    trainer = RLHFTrainer(reel_args(total_phases=PHASES, base_lr=1e-3), out=out)
+    trainer = RLHFTrainer(reel_args(total_phases=PHASES, base_lr=1e-3, seed=2), out=out)
     weights, texts = [], []
     trainer.on("after_rollout")(lambda ctx: weights.append(parameters_of(ctx.policy)))
     trainer.on("after_score")(lambda ctx: texts.append(list(ctx.rollout.texts)))
@@ -421,6 +423,17 @@ def test_an_own_logprob_function_is_named_by_the_ratio_warning(make_trainer):
     trainer = make_trainer({"logprobs": lambda *a: get_logprobs(*a) - 0.1}, total_phases=2)
     with pytest.warns(UserWarning, match="own part logprobs"):
         trainer.train()
+
+
+def test_a_model_in_a_directory_is_known_to_speak_reel_by_its_words(make_trainer, tmp_path):
+    """Gold is a truth about texts; exact values are the grammar's, which it may have left."""
+    here = shutil.copytree(weights_dir("reel-nano"), tmp_path / "tuned")
+    once = {"total_phases": 1, "warmup_steps": 0, "gen_len": 26}
+    bundled, copied = make_trainer(**once), make_trainer(base_model=str(here), **once)
+    (expected,), (found,) = bundled.train(), copied.train()
+    assert found.gold_reward == expected.gold_reward > 0
+    assert found.grammatical_fraction == expected.grammatical_fraction > 0
+    assert bundled.starts_as_grammar and not copied.starts_as_grammar
 
 
 def test_own_policy_reference_and_gold_are_used(make_trainer):
