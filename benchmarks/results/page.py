@@ -100,8 +100,12 @@ def method_row(group: Group) -> list[str]:
     gold = group.mean(gold_of)
     share = group.mean(lambda r: r["final"]["grammatical_fraction"])
     best = group.mean(lambda r: r["best_gold"])
+    method, trained, controller = group.labels
+    coefficient = group.mean(lambda r: r["final"]["kl_coef"])
     return [
-        *group.labels,
+        method,
+        trained,
+        f"{controller}, {coefficient:.2g}",
         group.spread(gold_of),
         group.spread(lambda r: r["final"]["kl_per_sequence"], 2),
         f"{best:.3f}",

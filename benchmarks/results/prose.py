@@ -20,7 +20,9 @@ Each row is the preset `reel`, 20 phases of 256 reviews, with the fields below. 
 *KL* is exact, in nats per review. *Frontier* is the gold reward of the exact optimum that has this
 KL, measured from the grammar; *distance* is what is missing to it. *Grammatical* and *of those,
 gold* split the gold reward in two: it is their product. *LoRA* trains adapters of rank 8 on all
-matrices; *adaptive* steers the weight of the KL towards 1.2 nats per review.
+matrices; *adaptive* steers the weight of the KL towards 1.2 nats per review. The number beside it
+is that weight in the end: lowered while the KL is below its target, raised by a fifth a phase from
+then on, it comes into force when most steps are already taken.
 """
 
 FALLS_SHORT = """\
@@ -55,11 +57,12 @@ verdict, popcorn or not; clipped alike. A model is trained for each seed.
 REAL = """\
 ## A real model: plain, with adapters, in bf16
 
-The preset `smol`, whose reward is the probability that a review is negative. It is a few phases
-only, so that the reward shows no more than a trend. Each run is a process of its own. *Peak* is the
-most memory of the process in phase 0, and in any phase, less that after loading policy, reference
-and classifier; *loaded* includes Python and its packages. *Weights* are those of policy and
-reference, each counted once; with adapters the reference is the policy without them. bf16 is of the
-matrix products: weights, gradients and the optimiser's state stay in fp32, so that only activations
-shrink.
+The preset `smol`, whose reward is the probability that a review is negative, of 16 texts a phase
+and for a few phases only, so that the reward shows no more than a trend. Each run is a process of
+its own. *Peak* is the most memory of the process in phase 0, and in any phase, less that after
+loading policy, reference and classifier; *loaded* includes Python and its packages. *Weights* are
+those of policy and reference, each counted once; with adapters the reference is the policy without
+them. bf16 is of the matrix products: weights, gradients and the optimiser's state stay in fp32, so
+that only activations shrink, which are little beside gradients and state (three times the weights
+that learn).
 """

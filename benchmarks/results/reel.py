@@ -30,8 +30,12 @@ def loophole_curve() -> ExactCurve:
 
 
 def train(args: RLHFArgs) -> tuple[list[Figures], Figures]:
-    """Train as the command line does; figures of each phase, and of fresh samples after it all."""
+    """Train as the command line does; figures of each phase, and of fresh samples after it all.
+
+    The state to go on from is saved once only, which changes no figure.
+    """
     curve: list[Figures] = []
+    args = dataclasses.replace(args, save_every=args.total_phases)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
 

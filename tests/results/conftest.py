@@ -43,7 +43,12 @@ def method_record(row_named, record_of):
     """Makes the record of a method's run."""
 
     def make(name, seed, gold, best, kl=1.0, share=1.0):
-        final = {"gold_reward": gold, "grammatical_fraction": share, "kl_per_sequence": kl}
+        final = {
+            "gold_reward": gold,
+            "grammatical_fraction": share,
+            "kl_per_sequence": kl,
+            "kl_coef": 0.3,
+        }
         initial = {"gold": 0.4, "grammatical": 0.8}
         row = row_named("methods", name)
         return record_of(row, seed, initial=initial, final=final, best_gold=best)

@@ -26,7 +26,7 @@ def test_a_methods_row_is_the_mean_over_its_seeds_and_its_distance_to_the_fronti
         method_record(RLOO, 2, gold=0.7, best=0.98, kl=2.0, share=0.9),
     ]
     # Gold 0.8, from 0.7 to 0.9; KL 1.5; frontier 0.99; distance 0.19; 0.8 / 0.95 = 0.842.
-    row = "RLOO | all | constant | 0.800 (0.700 to 0.900) | 1.50 (1.00 to 2.00)"
+    row = "RLOO | all | constant, 0.3 | 0.800 (0.700 to 0.900) | 1.50 (1.00 to 2.00)"
     assert f"| {row} | 0.990 | 0.190 | 0.950 | 0.842 |" in page(records)
 
 
