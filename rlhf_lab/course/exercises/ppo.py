@@ -157,7 +157,7 @@ def _rollout_cases() -> tuple[Case, ...]:
         Case("batch of 2, rewards as they are", {"batch_size": 2, "normalize_reward": False}),
         Case("in the second phase", {"phase": 1}),
         Case("cooler, and cut to the top 5", {"temperature": 0.7, "top_k": 5}),
-        Case("texts that end early", {"prefix": WHOLE_REVIEW}),
+        Case("texts that end early", {"prefix": WHOLE_REVIEW, "normalize_reward": False}),
     )
 
 
@@ -456,7 +456,8 @@ EXERCISES = (
             "An order is [batch]; reshaped to [num_minibatches, minibatch] each of its rows is one "
             "minibatch. Draw a new order for every pass.",
             "for each pass: order = torch.randperm(batch, generator=generator); for rows in "
-            "order.reshape(self.num_minibatches, -1): yield self._take(rows)",
+            "order.reshape(self.num_minibatches, -1): yield self._take(rows, "
+            "self.rollout.samples.is_padded)",
         ),
         cases=_memory_cases,
         methods=("get_minibatches",),
@@ -465,13 +466,16 @@ EXERCISES = (
             Slip(
                 "every pass deals in the same order",
                 {
-                    "for _ in range(self.passes):\n            order = torch.randperm(batch, "
-                    "generator=generator)": "order = torch.randperm(batch, generator=generator)\n"
-                    "        for _ in range(self.passes):"
+                    "[torch.randperm(batch, generator=generator) for _ in range(self.passes)]": ""
+                    "[torch.randperm(batch, generator=generator)] * self.passes"
                 },
             ),
             Slip(
-                "the batch is dealt out once, not once per pass", {"range(self.passes)": "range(1)"}
+                "the batch is dealt out once, not once per pass",
+                {
+                    "range(self.passes)": "range(1)",
+                    "self.passes * self.num_minibatches": "self.num_minibatches",
+                },
             ),
             Slip(
                 "the order is not shuffled",
@@ -479,7 +483,10 @@ EXERCISES = (
             ),
             Slip(
                 "num_minibatches is taken for the size of a minibatch",
-                {"reshape(self.num_minibatches, -1)": "reshape(-1, self.num_minibatches)"},
+                {
+                    "reshape(self.passes * self.num_minibatches, -1)": ""
+                    "reshape(-1, self.num_minibatches)"
+                },
             ),
             Slip(
                 "rows are drawn with replacement: some come twice, others never",
