@@ -27,7 +27,7 @@
 # | `kl_coef` climbs although the KL is tiny | the unit of its target | nats per token are 26 times fewer than nats per sequence |
 # | explained variance stays at 0 | value loss and its sign | the value head does not learn |
 #
-# About 110 minutes of work. All cells together run in about 25 seconds on one core, without a
+# About 110 minutes of work. All cells together run in about 28 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -64,13 +64,13 @@ predictions = Predictions()
 # ## A policy that has learned a little
 #
 # At the start, policy and reference are the same and every KL is 0, which is no fun to look at. So
-# let the package train for three phases, and then stop it. The trainer can be stopped between any
+# let the package train for five phases, and then stop it. The trainer can be stopped between any
 # two phases: take out what you want to see, and go on.
 
 # %%
 args = RLHFArgs(**SETTINGS)
 trainer = RLHFTrainer(args, out=place / "warm-up")
-for _ in range(3):
+for _ in range(5):
     report = trainer.run_phase()
     print(f"phase {report.phase}: reward {report.mean_reward:.3f}")
 
@@ -335,7 +335,7 @@ from rlhf_lab.functional import entropy_per_token  # exercise
 from rlhf_lab.functional import calc_entropy_bonus  # exercise
 
 # %% [markdown]
-# The policy has had three phases of being paid for positive reviews. Is it less undecided than the
+# The policy has had five phases of being paid for positive reviews. Is it less undecided than the
 # reference by now, at the same states? Very little can have changed yet. Guess the direction.
 
 # %%
@@ -609,7 +609,7 @@ predictions.compare("highest KL at kl_coef", highest_kl, last("kl_per_sequence")
 from rlhf_lab.training import AdaptiveKLController  # exercise
 
 # %% [markdown]
-# Now it drives the trainer, for sixteen phases. It begins at 3, the leash that was too short, and
+# Now it drives the trainer, for twenty phases. It begins at 3, the leash that was too short, and
 # the target is 0.3 nats per sequence. With a horizon of 64, a batch of 128 moves the coefficient by
 # up to 40 %: far too hasty for a long run, and just right for watching.
 #
@@ -618,7 +618,7 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # target for one per token, and gives 0.3 / 26: does its reward get as high as in the first, or
 # higher, or does it stay lower?
 #
-# (9 s on one core)
+# (11 s on one core)
 
 # %%
 coefficient_goes = "down"  # predict: "up" or "down"
@@ -631,7 +631,7 @@ steered = {
     name: run(
         name,
         mine | dict(kl_controller=AdaptiveKLController(kl_coef=3.0, target=target, horizon=64)),
-        total_phases=16,
+        total_phases=20,
     )
     for name, target in targets.items()
 }
@@ -662,8 +662,9 @@ predictions.compare("reward with the wrong unit", reward_with_the_wrong_unit, re
 # %% [markdown]
 # The controller is always late. The KL begins at 0, below any target, so it lets go; and when the
 # KL has passed the target, the coefficient must first come all the way back up. So the KL swings
-# past the target, to about three times of it, and then comes back. A longer horizon makes a lazier
-# controller; and it needs a longer run.
+# past the target, to about four times of it, comes back, and swings past it again, downwards: by
+# then the coefficient is higher than it began. A longer horizon makes a lazier controller; and it
+# needs a longer run.
 #
 # With the wrong unit nothing breaks. The controller does what it was told, and aims at a
 # twenty-sixth of the KL that was meant: next to the reference, where there is little to earn. What
