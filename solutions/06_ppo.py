@@ -160,7 +160,8 @@ predictions.compare("return of the third token", return_of_the_third, f"{returns
 #
 # A rollout is expensive, and so it is used more than once. `ReplayMemory` deals it out in
 # minibatches, and the optimiser takes a step with each. Most of the class is there. Write
-# `get_minibatches`.
+# `get_minibatches`. (`_take` wants to know whether the prompts are padded: ask the rollout's
+# `samples.is_padded` once.)
 
 # %%
 from rlhf_lab.training import ReplayMemory  # exercise
@@ -336,7 +337,8 @@ predictions.compare("explained variance in the last phase", variance_explained, 
 #
 # These are the numbers to look at, for your run. A healthy run has a ratio of 1 before the first
 # step of each phase (the policy that is trained is the one that sampled), a KL that leaves 0 slowly
-# and bends, a clip fraction of a few percent at most, and an entropy that falls slowly.
+# and stays below a few nats, a clip fraction of a few percent at most, and an entropy that falls
+# slowly.
 
 # %%
 COLUMNS = {
@@ -566,15 +568,16 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # How it could be seen:
 #
 # - **A** looks better than healthy: the reward is the highest of all. But its KL is exactly 0 in
-#   every phase, while the reward has about doubled. A policy that has changed its texts cannot be at no
+#   every phase, while the reward has climbed from 0.5 to above 0.8. A policy that has changed its texts cannot be at no
 #   distance from where it started; what it is compared with has moved along. Numbers that are
 #   *exactly* something are worth a look. (With no leash to hold it back, no wonder it earns more.)
 # - **B** shows nothing broken, and does not learn. Ratio, KL, clipping, gradient norm: all as they
 #   should be. Explained variance is the clue, which stays at 0. With advantages of the wrong sign, or
 #   one token late, the value head does learn something (try it); here it cannot foresee anything:
 #   its targets have nothing to do with its states.
-# - **C** begins like the healthy run. Then KL goes to the hundreds, and the KL penalty, a
-#   number that cannot be negative, is below 0. The reward rises at first all the same.
+# - **C** begins like the healthy run. Then KL goes to about a hundred nats, and the KL penalty, a
+#   number that cannot be negative, is below 0. Entropy climbs, too: the cheapest way to be far from
+#   the old language is to write rubble. The reward rises at first all the same.
 #
 # ## What surprised you
 
