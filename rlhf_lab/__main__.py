@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import warnings
@@ -471,6 +472,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status, 2 when something is for the user to mend."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.showwarning = _show_warning
+    # transformers imports bitsandbytes where it is there, which then names kernels it would like.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         return parse(sys.argv[1:] if arguments is None else arguments).run()
     except LabError as error:

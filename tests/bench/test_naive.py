@@ -64,7 +64,7 @@ def test_objective_and_its_gradient_are_those_of_the_package(both):
 
     move(trainer.policy, 2)
     rows = torch.tensor([5, 0, 3])
-    minibatch = ReplayMemory(rollout, 1, 1)._take(rows)
+    minibatch = ReplayMemory(rollout, 1, 1)._take(rows, rollout.samples.is_padded)
     returns = rollout.returns[rows]
     same = ReplayMinibatch(
         minibatch.tokens,
