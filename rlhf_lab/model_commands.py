@@ -31,6 +31,7 @@ from rlhf_lab.tuning import (
     fine_tune,
     load_examples,
     tune_on_pairs,
+    write_tuning_card,
 )
 
 
@@ -188,6 +189,7 @@ def _export_tuned(
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     out, gap = export_language_model(model, base_model, out, notes)
+    write_tuning_card(out, notes, lines)
     console.print(
         f"written to {out}; reloaded with transformers, its log-probs differ by at most "
         f"{gap:.1g} nats; go on with: python -m rlhf_lab train --base-model {out}",

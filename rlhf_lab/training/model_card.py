@@ -1,18 +1,23 @@
 """The model card of a saved policy: README.md with what the run's directory knows, and no more."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import LoadError
-from rlhf_lab.models.load import locate
-from rlhf_lab.organism.bundled import BUNDLED
+from rlhf_lab.models.card import (
+    CARD,
+    LOAD_EXPORT,
+    base_in_words,
+    front_matter,
+    is_path,
+    license_in_words,
+    program,
+    table,
+)
 from rlhf_lab.training.checkpoint import read_notes
 from rlhf_lab.training.moments import Context
 from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
 
-CARD = "README.md"
 FIGURES = (
     ("mean_reward", "mean reward"),
     ("gold_reward", "gold reward, the known truth"),
@@ -33,12 +38,6 @@ from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 
 file = Path("checkpoints/last.safetensors")
 load_weights(policy, load_checkpoint(file)[0], file)
-"""
-LOAD_EXPORT = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")
 """
 
 
@@ -65,7 +64,7 @@ def write_run_card(run: RunDir) -> Path:
         if own
         else "In this directory:"
     )
-    loading = [how, _program(LOAD_OWN if own else LOAD_RUN)]
+    loading = [how, program(LOAD_OWN if own else LOAD_RUN)]
     return _write(run.path, run.path.name, info, len(lines), columns, loading, "rlhf_lab")
 
 
@@ -87,7 +86,7 @@ def write_export_card(run: RunDir, which: str, out: Path) -> Path:
         columns["after training"] = info["final"]
     loading = [
         "In this directory, with plain transformers:",
-        _program(LOAD_EXPORT),
+        program(LOAD_EXPORT),
         "The value head is in `value_head.safetensors`; `rlhf_lab.models.export.load_value_head` "
         "reads it.",
     ]
@@ -112,17 +111,17 @@ def _write(
     args = RLHFArgs.from_dict(info["args"])
     own = info.get("own_parts", [])
     parts = [
-        _front_matter(args, own, library),
+        front_matter(_known(args, own), library, args.policy_loss),
         f"# {name}",
         _summary(args, own, info, learned),
         "## How it was trained",
-        _table(("setting", "value"), _settings(args, own, info)),
+        table(("setting", "value"), _settings(args, own, info)),
         "## Figures",
         _figures(columns),
         "## How to load it",
         *loading,
         "## License",
-        _license(args, own),
+        license_in_words(_known(args, own)),
         f"Written by rlhf_lab {info['versions']['rlhf_lab']} from what the run noted.",
     ]
     path = directory / CARD
@@ -131,36 +130,19 @@ def _write(
     return path
 
 
-def _front_matter(args: RLHFArgs, own: list[str], library: str) -> str:
-    """What the model hub reads: YAML between two rules."""
-    fields: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
-    if _is_hub_id(args, own):
-        fields["base_model"] = locate(args.base_model)[0]
-    fields["license"] = "mit" if _is_bundled(args, own) else "unknown"
-    fields["tags"] = ["rlhf", "reinforcement-learning", "rlhf_lab", args.policy_loss]
-    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
-    return "\n".join(["---", *lines, "---"])
-
-
 def _summary(args: RLHFArgs, own: list[str], info: dict[str, Any], learned: int) -> str:
     """What these weights are, in two sentences."""
     phases = "1 learning phase" if learned == 1 else f"{learned} learning phases"
     return (
         f"A policy after {phases} of reinforcement learning from "
-        f"{_base(args, own)}, paid by {_reward(args, own, info)}. The run asked for "
-        f"{args.total_phases} phases of {args.batch_size} sequences, with seed {args.seed}."
+        f"{base_in_words(_known(args, own))}, paid by {_reward(args, own, info)}. "
+        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, with seed {args.seed}."
     )
 
 
-def _base(args: RLHFArgs, own: list[str]) -> str:
-    """The base model in words; of a directory, its name and not its place."""
-    if "policy" in own:
-        return "a model that was handed in"
-    if _is_bundled(args, own):
-        return f"`{args.base_model}`, which comes with rlhf_lab"
-    if _is_hub_id(args, own):
-        return f"`{args.base_model}`"
-    return f"the model in a local directory `{Path(args.base_model).name}`"
+def _known(args: RLHFArgs, own: list[str]) -> str | None:
+    """The base model's name; none, if a policy was handed in."""
+    return None if "policy" in own else args.base_model
 
 
 def _reward(args: RLHFArgs, own: list[str], info: dict[str, Any]) -> str:
@@ -169,9 +151,7 @@ def _reward(args: RLHFArgs, own: list[str], info: dict[str, Any]) -> str:
         return "scores that were handed in with the texts"
     if "reward_fn" in own:
         return "a function that was handed in"
-    model = (
-        f"`{Path(args.reward_model).name if _is_path(args.reward_model) else args.reward_model}`"
-    )
+    model = f"`{Path(args.reward_model).name if is_path(args.reward_model) else args.reward_model}`"
     if args.reward_fn == "sentiment":
         return f"the probability of class `{args.direction}` by the classifier {model}"
     if args.reward_fn == "learned":
@@ -209,40 +189,4 @@ def _figures(columns: dict[str, dict[str, Any]]) -> str:
         if any(value is not None for value in values):
             rows.append((spoken, *("–" if v is None else f"{v:.4g}" for v in values)))
     told = "Phase n is a batch that the weights wrote after n learning phases."
-    return f"{told}\n\n{_table(('figure', *columns), rows)}"
-
-
-def _license(args: RLHFArgs, own: list[str]) -> str:
-    """What is known of it: nothing, but of the models that come with the package."""
-    if _is_bundled(args, own):
-        return f"`{args.base_model}` comes with rlhf_lab, under the MIT license."
-    return (
-        "These weights were made from the base model's, whose license holds for them; the run does "
-        "not know it. Look at the base model's page before passing them on."
-    )
-
-
-def _is_bundled(args: RLHFArgs, own: list[str]) -> bool:
-    return args.base_model in BUNDLED and "policy" not in own
-
-
-def _is_hub_id(args: RLHFArgs, own: list[str]) -> bool:
-    return "policy" not in own and not _is_bundled(args, own) and not _is_path(args.base_model)
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name is that of a directory, here or where the run was."""
-    try:
-        return locate(name)[1]
-    except LoadError:
-        return True
-
-
-def _program(code: str) -> str:
-    return f"```python\n{code}```"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    cells = [tuple(cell.replace("|", "\\|") for cell in row) for row in (head, *rows)]
-    lines = [cells[0], ("---",) * len(head), *cells[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{told}\n\n{table(('figure', *columns), rows)}"

@@ -3,12 +3,14 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
+from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -147,6 +149,21 @@ def test_dpo_says_how_it_judges_held_out_pairs_and_what_it_writes(preferred):
     assert notes["margin"] == pytest.approx(notes["chosen_reward"] - notes["rejected_reward"])
     assert (notes["method"], notes["pairs"], notes["kind"]) == ("dpo", "reel", "sigmoid")
     assert (notes["beta"], notes["label_smoothing"], notes["lora_rank"]) == (0.3, 0.1, 4)
+
+
+def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(preferred):
+    done, out = preferred
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert metadata_load(out / "README.md")["tags"][-1] == "dpo"
+    assert "made from `reel-nano`" in card and "on pairs from `reel`" in card
+    figures = [line[2:] for line in card.splitlines() if line.startswith("- ")]
+    assert len(figures) >= 5 and all(line in done.stdout for line in figures)
+    assert "| beta | 0.3 |" in card and "| lora_rank | 4 |" in card and "MIT" in card
+    (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=out, capture_output=True, text=True
+    )
+    assert loaded.returncode == 0, loaded.stderr
 
 
 def test_what_dpo_wrote_has_the_adapters_in_its_weights(preferred):
