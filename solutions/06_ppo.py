@@ -219,6 +219,10 @@ predictions.compare(
 # of a thousandth moves the policy as fast as a reward of a thousand. It is also why the first
 # phases are dangerous: Adam takes full-sized steps on gradients that are mostly noise. Hence the
 # warm-up.
+#
+# (`with_8bit_moments(optimizer)`, imported above the second function, is for models so large that
+# Adam's moments do not fit beside them: `args.optimizer` then says "adamw_8bit". The check does not
+# ask for it.)
 
 # %%
 from rlhf_lab.training import lr_scale  # exercise
