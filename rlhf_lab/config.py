@@ -212,6 +212,10 @@ class RLHFArgs:
     """The column that the prompts are in, where there are columns."""
     prompt_words: int | None = None
     """Keep so many words from the start of each of the prompts; all when None."""
+    labels_column: str | None = None
+    """Pay a response what it earns beyond the text in this column, put behind the same prompt; what
+    it earns by itself when None.
+    """
     prepend_bos: bool = True
     """Put the beginning-of-sequence token before the prompt."""
     gen_len: int = 50
@@ -351,6 +355,11 @@ class RLHFArgs:
                 f"loggers={self.loggers!r} names {unknown[0]!r}, which is none of "
                 f"{', '.join(LOGGERS)}; metrics.jsonl is always written, wandb by wandb_mode."
             )
+        if self.labels_column is not None and self.prompts is None:
+            raise ConfigError(
+                f"labels_column={self.labels_column!r} is a column of prompts, and there are none; "
+                "set prompts to a file that has it."
+            )
         if self.reward_fn == "count:":
             raise ConfigError("reward_fn='count:' names no text; write for example count:great.")
 
@@ -480,6 +489,7 @@ _RANGES = MappingProxyType(
         "prompts": (bool, "a file, or None"),
         "prompts_column": (bool, "a name, not empty"),
         "prompt_words": _AT_LEAST_1,
+        "labels_column": (bool, "a name, or None"),
         "critic_from": (bool, "a directory, or None"),
         "stop_tokens": (lambda v: all(v.split(",")), "texts with one comma between, or None"),
         "temperature": _POSITIVE,

@@ -136,7 +136,8 @@ def _summary(args: RLHFArgs, own: list[str], info: dict[str, Any], learned: int)
     return (
         f"A policy after {phases} of reinforcement learning from "
         f"{base_in_words(_known(args, own))}, paid by {_reward(args, own, info)}. "
-        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, with seed {args.seed}."
+        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, "
+        f"with seed {args.seed}."
     )
 
 

@@ -29,6 +29,16 @@ def load_prompts(source: str | Path, column: str = "prompt", words: int | None =
     return [" ".join(text.split()[:words]) for text in texts]
 
 
+def load_labels(args: RLHFArgs) -> list[str]:
+    """The text in `args.labels_column` of each row that has a prompt.
+
+    Raises:
+        LoadError: see `load_prompts`.
+    """
+    rows = read_rows(args.prompts, "prompts", lines_as=args.prompts_column)
+    return [row.text(args.labels_column) for row in rows]
+
+
 def choose_prompts(args: RLHFArgs, given: Sequence[str] | None) -> list[str]:
     """The texts to continue: those handed in, those of `args.prompts`, or the prefix alone.
 

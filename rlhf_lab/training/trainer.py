@@ -3,9 +3,11 @@
 import dataclasses
 import math
 import platform
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from itertools import compress
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -63,7 +65,7 @@ from rlhf_lab.training.optim import (
     get_optimizer_and_scheduler,
     step_if,
 )
-from rlhf_lab.training.prompts import choose_prompts, deal
+from rlhf_lab.training.prompts import choose_prompts, deal, load_labels
 from rlhf_lab.training.report import (
     Cost,
     LearningStats,
@@ -155,6 +157,7 @@ class RLHFTrainer:
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.prompts = self._tokenize_prompts(texts)
         self.prompt = max(self.prompts, key=len)
+        self._label_rewards = self._score_labels(texts)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
         add_critic(self.optimizer, self.policy)
         self.stepper = StepInBackward(self.optimizer) if args.optimizer_in_backward else None
@@ -183,6 +186,41 @@ class RLHFTrainer:
             )
         check_context(model, max(map(len, prompts)), args.gen_len)
         return prompts
+
+    def _score_labels(self, texts: list[str]) -> dict[tuple[int, ...], float]:
+        """What the label of each prompt earns behind it; the mean, if a prompt has several."""
+        column = self.args.labels_column
+        if column is None:
+            return {}
+        if "prompts" in self.own_parts:
+            raise ConfigError(
+                f"labels_column={column!r} is a column of the file of prompts, but prompts were "
+                "handed in; leave one of them out."
+            )
+        labels = load_labels(self.args)
+        whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
+        earned: dict[tuple[int, ...], list[float]] = {}
+        rewards = score_texts(self.reward_fn, whole).tolist()
+        for prompt, reward in zip(self.prompts, rewards, strict=True):
+            earned.setdefault(tuple(prompt), []).append(reward)
+        return {prompt: statistics.mean(rewards) for prompt, rewards in earned.items()}
+
+    def _over_labels(
+        self, samples: Samples, rewards: Float[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """Rewards less what the labels of the same prompts earn, where there are labels."""
+        if not self._label_rewards:
+            return rewards
+        places = zip(samples.tokens.tolist(), samples.prompt_mask.tolist(), strict=True)
+        prompts = [tuple(compress(ids, real)) for ids, real in places]
+        unknown = next((p for p in prompts if p not in self._label_rewards), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"the prompt {self.tokenizer.decode(unknown)!r} has no label under "
+                f"labels_column={self.args.labels_column!r}; leave labels_column out."
+            )
+        labels = [self._label_rewards[prompt] for prompt in prompts]
+        return F.rewards_over_labels(rewards, rewards.new_tensor(labels))
 
     def _deal_prompts(self, batch: int) -> list[list[int]]:
         """The prompt of each row of a run's batch, counted from 0; answers to one stand together.
@@ -322,13 +360,14 @@ class RLHFTrainer:
         raw_rewards: Float[Tensor, " batch"],
         moments: F.RunningMoments | None = None,
     ) -> tuple[F.RunningMoments | None, Float[Tensor, " batch"]]:
-        """Penalise, scale and clip rewards; also returns the moments that scaled them.
+        """Take labels off, penalise, scale and clip rewards; also returns the moments for it.
 
         Args:
             moments: to scale by; the run's with these rewards taken in, when None.
         """
         stops = self.sampling_spec.stops(self.tokenizer)
-        rewards = penalised(raw_rewards, samples, stops, self.args)
+        over_labels = self._over_labels(samples, raw_rewards)
+        rewards = penalised(over_labels, samples, stops, self.args)
         if self.args.reward_scaling != "off" and moments is None:
             moments = self.reward_moments.update(rewards)
         return moments, rescaled(rewards, moments, self.args)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.packed import run_block
 from rlhf_lab.organism.bundled import weights_dir
@@ -68,6 +68,7 @@ BASE = {
     "prompts": None,
     "prompts_column": "prompt",
     "prompt_words": None,
+    "labels_column": None,
     "prepend_bos": True,
     "gen_len": 6,
     "gen_len_min": None,
@@ -151,6 +152,7 @@ ELSEWHERE = {
     "prompts",
     "prompts_column",
     "prompt_words",
+    "labels_column",
     "gen_len_min",
     "optimizer",
     "optimizer_in_backward",
@@ -575,6 +577,33 @@ def test_prompt_words_is_how_much_of_each_prompt_is_given(tmp_path):
         for words in (None, 2)
     }
     assert lengths[2] == lengths[None][:-1]
+
+
+def test_labels_column_pays_what_a_response_earns_beyond_its_label(tmp_path):
+    """The words "was" of prompt and response, less those of prompt and label: 2 and 3."""
+    rows = "prompt,label\nthe film,was was\nthe script was,was was\n"
+    (tmp_path / "prompts.csv").write_text(rows)
+    source = {"prompts": str(tmp_path / "prompts.csv"), "reward_fn": "count:was"}
+    args = RLHFArgs(**(BASE | source | {"labels_column": "label", "normalize_reward": False}))
+    rollout = RLHFTrainer(args).rollout_phase()
+    earned_by_labels = [3.0 if text.startswith("the script") else 2.0 for text in rollout.texts]
+    assert set(earned_by_labels) == {2.0, 3.0}
+    expected = rollout.raw_rewards - torch.tensor(earned_by_labels)
+    assert torch.equal(rollout.rewards, expected)
+
+
+def test_labels_column_without_labels_is_refused(tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt,label\nthe film,was\n")
+    source = {"prompts": str(tmp_path / "prompts.csv"), "labels_column": "label"}
+    with pytest.raises(ConfigError, match="labels_column='label' is a column of prompts"):
+        RLHFArgs(**(BASE | {"labels_column": "label"}))
+    with pytest.raises(LoadError, match="'lable'"):
+        RLHFTrainer(RLHFArgs(**(BASE | source | {"labels_column": "lable"})))
+    with pytest.raises(ConfigError, match="prompts were handed in"):
+        RLHFTrainer(RLHFArgs(**(BASE | source)), prompts=["the film"])
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | source)))
+    with pytest.raises(ConfigError, match="the script'? has no label|'the script"):
+        trainer.step(["the script"] * 4, ["was"] * 4, [0.0] * 4)
 
 
 def test_gen_len_min_draws_the_number_of_tokens_in_each_phase():
