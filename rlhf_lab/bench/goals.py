@@ -31,9 +31,11 @@ class Goal(NamedTuple):
     bound: float
     measure: Callable[[Stored], float | None]
 
-    def row(self, result: Stored | None) -> list[str]:
-        """The goal, its bound, what was measured, and whether it is met."""
-        value = None if result is None else self.measure(result)
+    def row(self, results: Sequence[Stored]) -> list[str]:
+        """The goal, its bound, what was measured first, and whether it is met."""
+        of_this = (r for r in results if _kind(r) == (self.shape, self.precision))
+        measured = (self.measure(result) for result in of_this)
+        value = next((figure for figure in measured if figure is not None), None)
         name = f"{self.shape}, {self.precision}: {self.what}"
         bound = f"at {'least' if self.is_least else 'most'} {self.bound:g}"
         if value is None:
@@ -44,8 +46,11 @@ class Goal(NamedTuple):
 
 def goal_rows(results: Sequence[Stored]) -> list[list[str]]:
     """All goals beside what was measured, met or not."""
-    found = {(r["work"]["shape"], r["work"]["precision"]): r for r in results}
-    return [goal.row(found.get((goal.shape, goal.precision))) for goal in GOALS]
+    return [goal.row(results) for goal in GOALS]
+
+
+def _kind(result: Stored) -> tuple[str, str]:
+    return result["work"]["shape"], result["work"]["precision"]
 
 
 def trained_weights(shape: Shape) -> int:

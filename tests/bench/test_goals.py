@@ -73,9 +73,19 @@ def test_what_was_not_measured_is_said(result):
 )
 def test_a_goal_is_met_at_its_bound_and_on_the_right_side_of_it(is_least, value, met):
     goal = Goal("tiny", "fp32", "x", is_least, 2.0, lambda result: value)
-    assert goal.row({}) == [
+    assert goal.row([{"work": {"shape": "tiny", "precision": "fp32"}}]) == [
         "tiny, fp32: x",
         f"at {'least' if is_least else 'most'} 2",
         f"{value:.2f}",
         met,
     ]
+
+
+def test_what_one_result_lacks_is_read_from_the_next(result):
+    """Growth may be stored apart; where two results have a figure, the first one counts."""
+    growth = result.pop("growth")
+    alone = {"contestants": {"ours": contestant(1.0, 180 * MB), "naive": contestant(9.0, 0)}}
+    later = result | alone | {"growth": growth}
+    found = figures([result, later])
+    assert found["tiny, fp32: times faster than naive"][1] == "3.00"
+    assert found["tiny, fp32: growth with the batch, exponent"][1] == "1.00"
