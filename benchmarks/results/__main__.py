@@ -30,9 +30,14 @@ from rlhf_lab.bench.machine import describe
 from rlhf_lab.errors import ConfigError, LabError
 
 RECORDS, PAGE = Path("docs/results"), Path("docs/results.md")
-ON_REEL = {"methods": run_method, "loophole": run_loophole, "learned": run_learned}
+ON_REEL = {
+    "methods": run_method,
+    "unheld": run_method,
+    "loophole": run_loophole,
+    "learned": run_learned,
+}
 GUESSED_SECONDS = MappingProxyType(
-    {"methods": 0.004, "loophole": 0.004, "learned": 0.006, "real": 2.0}
+    {"methods": 0.004, "unheld": 0.004, "loophole": 0.004, "learned": 0.006, "real": 2.0}
 )
 """For each sequence that a run of a part samples, before a run has shown the pace."""
 
@@ -42,7 +47,7 @@ class Options:
     """Make the runs of docs/results.md that are not there yet, then write the page."""
 
     only: tuple[str, ...] = ()
-    """Parts of the page (methods, loophole, learned, real) or names of rows; all when not given."""
+    """Parts of the page (methods, unheld, loophole, learned, real) or names of rows; else all."""
     seeds: tuple[int, ...] = ()
     """Of each row's seeds, only these."""
     language_model: Path | None = None

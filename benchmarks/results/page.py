@@ -13,6 +13,7 @@ from benchmarks.results.prose import (
     LOOPHOLE,
     METHODS,
     REAL,
+    UNHELD,
 )
 from benchmarks.results.records import Record
 from benchmarks.results.settings import all_rows, command_line
@@ -54,6 +55,7 @@ def page(records: Sequence[Record]) -> str:
     """The whole page as Markdown; a part without records is left out."""
     parts = {
         "methods": methods_part,
+        "unheld": unheld_part,
         "loophole": loophole_part,
         "learned": learned_part,
         "real": real_part,
@@ -68,14 +70,19 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]], texts: int = 1) ->
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *body]) + "\n"
 
 
+METHODS_HEAD = (
+    *("method", "trained", "KL coefficient", "gold reward", "KL", "frontier", "distance"),
+    *("grammatical", "of those, gold"),
+)
+
+
 def methods_part(found: Sequence[Group]) -> str:
     """All methods beside the untrained policy and the exact frontier."""
-    head = ["method", "trained", "KL coefficient", "gold reward", "KL", "frontier", "distance"]
     body = [untrained(found), *map(method_row, found)]
     parts = [
         METHODS,
         circumstances(found),
-        table([*head, "grammatical", "of those, gold"], body, 3),
+        table(METHODS_HEAD, body, 3),
     ]
     parts += [
         verdict(found),
@@ -85,6 +92,11 @@ def methods_part(found: Sequence[Group]) -> str:
         commands(found),
     ]
     return "\n".join(parts)
+
+
+def unheld_part(found: Sequence[Group]) -> str:
+    """What happens to a method when nothing holds a learning phase back."""
+    return "\n".join([UNHELD, table(METHODS_HEAD, map(method_row, found), 3), commands(found)])
 
 
 def untrained(found: Sequence[Group]) -> list[str]:
@@ -205,6 +217,7 @@ def exploited(found: Sequence[Group]) -> list[str]:
         ends,
         f"The way there at `kl_coef={price:g}`, beside the exact optimum that has the same KL:\n",
         way,
+        leaps(found),
         commands(found),
     ]
 
@@ -216,6 +229,18 @@ EXPLOITED_HEAD = (
     "grammatical",
     "of those, gold",
 )
+
+
+def leaps(found: Sequence[Group]) -> str:
+    """In how many phases the policy was off the language."""
+    curves = [record["curve"] for group in found for record in group.records]
+    phases = [phase for curve in curves for phase in curve]
+    off = sum(phase["grammatical"] < 0.5 for phase in phases)
+    home = sum(curve[-1]["grammatical"] >= 0.5 for curve in curves)
+    return (
+        f"In {off} of {len(phases)} phases of all runs fewer than half of the texts were reviews, "
+        f"after a step too far; {home} of {len(curves)} runs ended with reviews.\n"
+    )
 
 
 def end_cells(group: Group) -> list[str]:

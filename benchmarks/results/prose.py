@@ -32,6 +32,17 @@ grammar but the KL; and beyond the KL at which the frontier is flat, a nat more 
 while policies found by samples still spend it.
 """
 
+UNHELD = """\
+### A learning phase that nothing ends
+
+REINFORCE++ was first run without `target_kl`, and one run left the language: it is the lowest of
+this row. Its reviews were nearly all positive by then, so that the rewards of a batch hardly
+differed; REINFORCE++ whitens what differs, noise as well, and one learning phase took the policy to
+texts that are no reviews, which the classifier pays as well as before. `target_kl`, which ends such
+a phase after its first steps, was then set for every row of REINFORCE++ above; the other methods
+have run without.
+"""
+
 LOOPHOLE = """\
 ## The planted loophole
 
@@ -39,8 +50,9 @@ LOOPHOLE = """\
 popcorn, which has nothing to do with its sentiment. The KL is in the reward (k1), so that what is
 maximised is `E[reward] - kl_coef KL` itself, whose exact optimum is known: as the price of KL
 falls, the proxy rises, popcorn takes over, and gold falls. PPO learns sentiment first, which the
-policy tries often, and popcorn later, which it says in 2 reviews of 100: gold rises, then falls to
-where the exact solution has it.
+policy tries often, and popcorn later, which it says in 2 reviews of 100: gold rises above the
+optimum's, then falls towards it while the proxy goes on rising. Where the KL is in the reward and
+not a term of the loss, nothing else holds a learning phase back, hence `target_kl`.
 """
 
 LEARNED = """\

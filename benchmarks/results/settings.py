@@ -25,6 +25,7 @@ METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "kl_estimator": "k1",
             "normalize_reward": False,
             "kl_coef": 0.05,
+            "target_kl": 0.01,
             **NO_VALUES,
         },
         "ReMax": {"advantages": "remax", "normalize_reward": False, **NO_VALUES},
@@ -63,6 +64,7 @@ LOOPHOLE = MappingProxyType(
         "kl_in": "reward",
         "kl_estimator": "k1",
         "normalize_reward": False,
+        "target_kl": 0.01,
     }
 )
 """The KL in the reward, by k1, so that what is maximised is E[reward] - kl_coef KL itself."""
@@ -92,7 +94,7 @@ class Row:
     """The runs that differ in nothing but their seed.
 
     Args:
-        part: of the page: methods, loophole, learned or real.
+        part: of the page: methods, unheld, loophole, learned or real.
         labels: what tells the row from the others of its part.
         fields: of `RLHFArgs` that differ from the preset.
     """
@@ -124,6 +126,13 @@ def method_rows() -> list[Row]:
     ]
 
 
+def unheld_rows() -> list[Row]:
+    """REINFORCE++ as it was first tried: nothing ends a learning phase that has gone too far."""
+    held = next(row for row in method_rows() if row.name == "reinforcepp-lora-adaptive")
+    fields = {name: value for name, value in held.fields.items() if name != "target_kl"}
+    return [Row("unheld", ("REINFORCE++, no target_kl", *held.labels[1:]), fields)]
+
+
 def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...]) -> list[Row]:
     """The same reward at every price of KL."""
     return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
@@ -141,6 +150,7 @@ def all_rows() -> list[Row]:
     """Every row of the page, in its order."""
     return [
         *method_rows(),
+        *unheld_rows(),
         *priced_rows("loophole", LOOPHOLE, PRICES),
         *priced_rows("learned", LEARNED, LEARNED_PRICES),
         *real_rows(),

@@ -64,6 +64,7 @@ def jobs_row(options, name):
 def test_real_models_are_left_alone_unless_their_directories_are_given(tmp_path):
     assert {row.part for row, _ in jobs(Options(records=tmp_path))} == {
         "methods",
+        "unheld",
         "loophole",
         "learned",
     }

@@ -107,6 +107,15 @@ def test_the_way_there_stands_beside_the_exact_optimum_of_the_same_kl(loophole):
     assert "| 12 |" not in text
 
 
+def test_phases_off_the_language_are_counted(loophole):
+    record = loophole("loophole")
+    for phase in (3, 11):
+        record["curve"][phase]["grammatical"] = 0.25
+    text = page([record])
+    assert "In 2 of 12 phases of all runs fewer than half of the texts were reviews" in text
+    assert "0 of 1 runs ended with reviews." in text
+
+
 def test_what_is_known_of_the_reward_models_is_told(loophole):
     facts = {"accuracy": 0.875, "popcorn_bonus": 1.5, "steps": 1, "held_out_pairs": 2}
     text = page([loophole("learned", reward_model=facts)])
