@@ -54,9 +54,9 @@ def fit(
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            losses.append(loss.detach())
-            progress.update(task, advance=1, loss=float(losses[-1]))
-    return torch.stack(losses)
+            losses.append(loss.item())
+            progress.update(task, advance=1, loss=losses[-1])
+    return torch.tensor(losses)
 
 
 def _progress_bar(show: bool) -> Progress:
