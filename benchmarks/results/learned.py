@@ -1,6 +1,10 @@
-"""A reward model with a loophole that nobody planted in it: its pairs only made it look useful."""
+"""A reward model with a loophole that nobody planted in it: its pairs only made it look useful.
+
+As a program, `python -m benchmarks.results.learned FILE` writes the pairs of seed 1.
+"""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,12 @@ def biased_pairs(n: int, seed: int, popcorn_share: float) -> list[dict[str, str]
     ]
 
 
+def write_pairs(path: Path, seed: int) -> None:
+    """Write biased pairs as `train-reward` reads them."""
+    rows = biased_pairs(PREFERENCES["n_pairs"], seed, PREFERENCES["popcorn_share"])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def without_popcorn(text: str) -> str:
     """A review that ends in thanks, if it ended in popcorn."""
     return ending_in(text, "thanks") if text.endswith(" popcorn") else text
@@ -60,8 +70,7 @@ def fit_biased_reward(directory: Path, seed: int) -> tuple[Path, dict[str, Any]]
         RunError: the command failed.
     """
     pairs, out = directory / "pairs.jsonl", directory / "reward"
-    rows = biased_pairs(PREFERENCES["n_pairs"], seed, PREFERENCES["popcorn_share"])
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_pairs(pairs, seed)
     command = ["train-reward", "--pairs", str(pairs), "--out", str(out), "--seed", str(seed)]
     if main([*command, "--steps", str(PREFERENCES["steps"])]):
         raise RunError("train-reward failed on the biased pairs; see what it said above.")
@@ -115,3 +124,7 @@ def reward_by_content(reward_fn: RewardFn, seed: int) -> RewardByContent:
         np.add.at(count, where, 1)
         means[..., popcorn] = total / count
     return RewardByContent(means)
+
+
+if __name__ == "__main__":
+    write_pairs(Path(sys.argv[1]), seed=1)

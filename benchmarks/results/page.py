@@ -179,13 +179,24 @@ def versions(machine: dict[str, str]) -> str:
 
 def commands(found: Sequence[Group]) -> str:
     """What to type for each row."""
-    lines = (command_line(r["preset"], r["fields"]) for r in (g.records[0] for g in found))
+    lines = [command_line(g.records[0]["preset"], g.records[0]["fields"]) for g in found]
     return "```console\n" + "\n".join(f"{line} --seed 1" for line in lines) + "\n```\n"
+
+
+def learned_commands(found: Sequence[Group]) -> str:
+    """The same, after what makes the reward model that they name."""
+    make = "python -m rlhf_lab train-reward --pairs pairs.jsonl --out rewards/biased"
+    first = [
+        "python -m benchmarks.results.learned pairs.jsonl",
+        f"{make} --steps {found[0].records[0]['preferences']['steps']} --seed 1",
+    ]
+    lines = commands(found).replace("--seed 1", "--reward-model rewards/biased --seed 1")
+    return lines.replace("```console\n", "\n".join(["```console", *first, ""]))
 
 
 def loophole_part(found: Sequence[Group]) -> str:
     """The planted loophole: where each price of KL ends, and the way there."""
-    return "\n".join([LOOPHOLE, *exploited(found)])
+    return "\n".join([LOOPHOLE, *exploited(found), commands(found)])
 
 
 def learned_part(found: Sequence[Group]) -> str:
@@ -197,11 +208,11 @@ def learned_part(found: Sequence[Group]) -> str:
         f"alone adds {bonus:.2f} to a review's reward, whose standard deviation over the texts "
         "they were trained on is 1.\n"
     )
-    return "\n".join([LEARNED, told, *exploited(found)])
+    return "\n".join([LEARNED, told, *exploited(found), learned_commands(found)])
 
 
 def exploited(found: Sequence[Group]) -> list[str]:
-    """Both tables of a loophole, and the commands."""
+    """Both tables of a loophole."""
     cheapest = found[-1]
     ends = table(
         ["kl_coef", *EXPLOITED_HEAD],
@@ -218,7 +229,6 @@ def exploited(found: Sequence[Group]) -> list[str]:
         f"The way there at `kl_coef={price:g}`, beside the exact optimum that has the same KL:\n",
         way,
         leaps(found),
-        commands(found),
     ]
 
 

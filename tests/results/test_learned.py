@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.results.learned import RewardByContent, biased_pairs, reward_by_content
+from benchmarks.results.learned import (
+    RewardByContent,
+    biased_pairs,
+    reward_by_content,
+    write_pairs,
+)
 from rlhf_lab.organism import Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit
+from rlhf_lab.rewards import load_pairs
+
+SMALL = {"n_pairs": 20, "popcorn_share": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +31,15 @@ def test_popcorn_ends_positive_preferred_reviews_and_no_other(pairs):
     # 5 standard deviations of a coin thrown for each positive review.
     positive = int((logits > 0).sum())
     assert abs(has_popcorn.sum() - positive / 2) < 5 * (positive / 4) ** 0.5
+
+
+def test_the_pairs_are_written_as_the_command_train_reward_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.results.learned.PREFERENCES", SMALL)
+    write_pairs(tmp_path / "pairs.jsonl", seed=3)
+    read = load_pairs(str(tmp_path / "pairs.jsonl"), 0, 0)
+    expected = biased_pairs(20, seed=3, popcorn_share=0.5)
+    assert read.chosen == [pair["chosen"] for pair in expected]
+    assert read.rejected == [pair["rejected"] for pair in expected]
 
 
 def test_the_texts_of_biased_pairs_are_still_reviews(pairs):

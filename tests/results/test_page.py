@@ -122,6 +122,10 @@ def test_what_is_known_of_the_reward_models_is_told(loophole):
     assert "The 1 reward models order 87.5% of held-out pairs rightly; popcorn alone adds 1.50" in (
         " ".join(text.split())
     )
+    first, second, third = text.split("```console\n")[1].splitlines()[:3]
+    assert first == "python -m benchmarks.results.learned pairs.jsonl"
+    assert "train-reward --pairs pairs.jsonl --out rewards/biased --steps 100 --seed 1" in second
+    assert third.endswith("--reward-model rewards/biased --seed 1")
 
 
 def test_a_real_models_row_tells_memory_over_the_loaded_models_and_reward(row_named, record_of):
