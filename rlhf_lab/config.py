@@ -238,7 +238,10 @@ class RLHFArgs:
     kl_coef: float = 2.5
     """Weight of the KL divergence from the reference, in nats per token."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Subtract the KL's mean from the objective, or each token's own KL from its reward."""
+    """Subtract the KL's mean from the objective, or each token's own KL from its reward. In the
+    reward take kl_estimator=k1: the exact KL of a state is the same whichever token is sampled
+    there, so that as a reward it does not hold that state's own distribution back.
+    """
     kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
     """The KL of the whole next-token distribution, or an estimate from the token that was sampled
     (mse is k2 by another name; k3_straight_through has k3's value and k2's gradient).
