@@ -110,7 +110,7 @@ def _figures(options: Bench, work: Work, model: Path, console: Console) -> dict[
         with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
             found["generation"] = measuring.generation(work, options.repeats, model, done)
     if options.probes:
-        with _progress(console, "probes", measuring.PROBE_PHASES * len(measuring.RUNS)) as done:
+        with _progress(console, "probes", work.run_phases * len(measuring.RUNS)) as done:
             found["probes"] = measuring.probes(work, model, done)
     return found
 
@@ -147,7 +147,7 @@ def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
     if options.generation:
         seconds += 2 * (START_SECONDS + turns * phase("ours", 0.3))
     if options.probes:
-        seconds += 2 * (START_SECONDS + measuring.PROBE_PHASES * phase("ours"))
+        seconds += 2 * (START_SECONDS + work.run_phases * phase("ours"))
     return seconds
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from rlhf_lab.bench.contestants import started
 from rlhf_lab.bench.flops import floor_seconds, phase_flops
 from rlhf_lab.bench.harness import Answer, interleave
-from rlhf_lab.bench.ours import PROBE_PHASES
 from rlhf_lab.bench.work import Work
 
 BATCHES, LENGTHS = (8, 16, 32, 64), (25, 50, 100)
@@ -65,5 +64,5 @@ def generation(work: Work, repeats: int, model: Path, done: Done) -> Figures:
 
 
 def probes(work: Work, model: Path, done: Done) -> Figures:
-    """A run of 20 phases with the default probes, in turn with one without."""
-    return phases(RUNS, work, PROBE_PHASES, model, None, done, warmups=0)[0]
+    """A short run with the default probes, in turn with one without."""
+    return phases(RUNS, work, work.run_phases, model, None, done, warmups=0)[0]

@@ -30,7 +30,7 @@ class Bench:
     generation: bool = False
     """Also time sampling alone against Hugging Face's generate."""
     probes: bool = False
-    """Also time 20 phases with the default probes against 20 without."""
+    """Also time a run with the default probes against one without (20 phases; 8 from small on)."""
     out: Path | None = None
     """Where to store all figures as JSON."""
     peers: Path | None = None

@@ -21,7 +21,6 @@ from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from rlhf_lab.training import Context, Moment, RLHFTrainer
 
-PROBE_PHASES = 20
 STAGES: tuple[tuple[Moment, str], ...] = (
     ("after_rollout", "rollout/sampling"),
     ("after_score", "rollout/scoring"),
@@ -98,7 +97,8 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
 def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
     """Phases of a run that is logged and saved as any other, with or without the default probes."""
     directory = tempfile.TemporaryDirectory()
-    phases = {"total_phases": PROBE_PHASES, "warmup_steps": 0, "save_every": PROBE_PHASES}
+    n = setup["run_phases"]
+    phases = {"total_phases": n, "warmup_steps": 0, "save_every": n}
     trainer = RLHFTrainer(bench_args(setup, **phases), out=Path(directory.name, "run"))
     attachment = attach(trainer, default_suite(trainer)) if probed else None
 

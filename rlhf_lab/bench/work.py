@@ -95,6 +95,11 @@ class Work:
         return " ".join(f"w{i}" for i in range(2, self.prefix_len + 1))
 
     @property
+    def run_phases(self) -> int:
+        """Phases of the run with the default probes: 20, or 8 where a phase takes long."""
+        return 20 if self.shape in ("nano", "tiny") else 8
+
+    @property
     def minibatch_size(self) -> int:
         """Sequences per minibatch."""
         return self.batch_size // self.num_minibatches
@@ -111,6 +116,7 @@ class Work:
     def setup(self, model: Path) -> dict[str, Any]:
         """What a contestant is told: all sizes, and where the model's weights are."""
         told = {"model": str(model), "prefix": self.prefix, "rewarded": REWARDED, "bos": BOS}
+        told["run_phases"] = self.run_phases
         return self.to_dict() | told
 
 
