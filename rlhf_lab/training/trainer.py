@@ -7,7 +7,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from itertools import compress
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -211,8 +210,7 @@ class RLHFTrainer:
         """Rewards less what the labels of the same prompts earn, where there are labels."""
         if not self._label_rewards:
             return rewards
-        places = zip(samples.tokens.tolist(), samples.prompt_mask.tolist(), strict=True)
-        prompts = [tuple(compress(ids, real)) for ids, real in places]
+        prompts = [tuple(prompt) for prompt in samples.prompts()]
         unknown = next((p for p in prompts if p not in self._label_rewards), None)
         if unknown is not None:
             raise ConfigError(
