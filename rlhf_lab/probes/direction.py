@@ -47,7 +47,8 @@ def fit_direction(
         variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)
         identity = torch.eye(x.shape[-1], dtype=variance.dtype, device=x.device)
         covariance = covariance + ridge * variance[..., None, None] * identity
-        direction = torch.linalg.solve(covariance, direction[..., None])[..., 0]
+        factor = torch.linalg.cholesky(covariance)
+        direction = torch.cholesky_solve(direction[..., None], factor)[..., 0]
     direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     threshold = ((positive + negative).double() / 2 * direction).sum(-1)
     return Fitted(direction, threshold)

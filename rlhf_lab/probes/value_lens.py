@@ -49,10 +49,13 @@ def fit_ridge(
     1. Centre x and y on their masked means.
     2. Penalise by `ridge` times the mean variance of x, so that it has the same meaning at every
        site.
-    3. Solve the normal equations in float64; the intercept is not penalised.
+    3. Solve the normal equations in float64, by Cholesky's factors; the intercept is not
+       penalised.
 
     Returns slope and intercept, in float64. Where x is the same in all rows there is nothing to
     read: the slope is 0, and the intercept the mean of y (a penalty of at least 1e-12 sees to it).
+    Not `torch.linalg.solve`: above 128 columns it can hang on a CPU when it is given a batch
+    (pytorch/pytorch issue 142815).
 
     (X'X + n ridge v I) w = X'y, with n rows and v = trace(X'X) / (n d_model)
     (Hoerl and Kennard 1970)
@@ -67,7 +70,8 @@ def fit_ridge(
     penalty = (ridge * variance).clamp(min=1e-12)[..., None, None]
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     moment = x_centred.mT @ ((y - y_mean) * weight)[..., None]
-    slope = torch.linalg.solve(gram + penalty * identity, moment)[..., 0]
+    factor = torch.linalg.cholesky(gram + penalty * identity)
+    slope = torch.cholesky_solve(moment, factor)[..., 0]
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)
 
 
@@ -157,11 +161,11 @@ class ValueLens(Probe):
             self.moments = ("after_score",)
 
     def cost(self, shape: RunShape) -> Cost:
-        """Normal equations at every site; on rollouts, a forward of its own."""
+        """Normal equations at every site, in float64; on rollouts, a forward of its own."""
         sites = 2 * shape.n_layers + 1
         seq = shape.prefix_len + shape.gen_len
         tokens = shape.eval_tokens if self.text == "eval" else shape.batch * seq
-        flops = sites * tokens * 2 * shape.d_model**2
+        flops = 2 * sites * (2 * tokens * shape.d_model**2 + shape.d_model**3 / 3)
         forward = 0 if self.text == "eval" else tokens
         return Cost(forward, flops, bytes=sites * seq * (self.keep * 4 + 40))
 

@@ -39,8 +39,12 @@ def spectrum(
 
     It costs one product with the longer side, which makes embeddings of 50,000 rows affordable;
     singular values below 1e-8 of the largest are lost to rounding, and come out as such.
+    A matrix of zeros has singular values 0, and nothing is computed.
     """
     matrix = matrix.double()
+    if not matrix.any():
+        side = min(matrix.shape)
+        return matrix.new_zeros(side), torch.eye(side, dtype=matrix.dtype, device=matrix.device)
     gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
     values, vectors = torch.linalg.eigh(gram)
     return values.clamp(min=0).sqrt().flip(0), vectors.flip(1)
@@ -76,7 +80,7 @@ def describe_delta(
        vector on that side with each direction, and the share of the delta's energy along it.
     """
     delta = as_matrix(name, after.double() - before.double())
-    s, _ = spectrum(delta)
+    s, vectors = spectrum(delta)
     stable_rank, k90 = describe_spectrum(s)
     same, same_bf16 = unchanged_fraction(before, after)
     row = {
@@ -92,7 +96,7 @@ def describe_delta(
         / max(delta.square().sum().item(), 1e-30),
     }
     if name.endswith(WRITERS) and stable_rank:
-        top = top_output_vector(delta)
+        top = top_output_vector(delta, s, vectors)
         for label, direction in directions.items():
             unit = (direction / direction.norm()).double().to(delta.device)
             row[f"overlap_{label}"] = (top @ unit).abs().item()
@@ -100,9 +104,12 @@ def describe_delta(
     return row
 
 
-def top_output_vector(delta: Float[Tensor, "rows d_model"]) -> Float[Tensor, " d_model"]:
-    """The direction of the residual stream that a delta writes to most."""
-    s, vectors = spectrum(delta)
+def top_output_vector(
+    delta: Float[Tensor, "rows d_model"],
+    s: Float[Tensor, " rank"],
+    vectors: Float[Tensor, "side rank"],
+) -> Float[Tensor, " d_model"]:
+    """The direction of the residual stream that a delta writes to most, given its spectrum."""
     if delta.shape[1] <= delta.shape[0]:
         return vectors[:, 0]
     return delta.T @ vectors[:, 0] / s[0]
@@ -131,8 +138,8 @@ class WeightDelta(Probe):
         self.words = words
 
     def cost(self, shape: RunShape) -> Cost:
-        """A Gram matrix and its eigenvalues per matrix."""
-        flops = 2 * shape.n_parameters * shape.d_model + 40 * 6 * shape.n_layers * shape.d_model**3
+        """A Gram matrix and its eigenvectors per matrix, in float64."""
+        flops = 4 * shape.n_parameters * shape.d_model + 120 * shape.n_layers * shape.d_model**3
         return Cost(flops=flops, bytes=600 * (16 * shape.n_layers + 4))
 
     def observe(self, seen: Observation) -> Record:

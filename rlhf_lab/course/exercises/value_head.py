@@ -211,12 +211,14 @@ EXERCISES = (
             "Take the means away first and no intercept is needed; what they say comes back at the "
             "end. A row that the mask leaves out gets weight 0.",
             "x is [site n d_model], weight[..., None] lets a weight of [site n] multiply it. The "
-            "normal equations are [d_model d_model] for each site, and torch.linalg.solve wants a "
-            "column on the right: add an axis, and take it off again. Where x does not vary they "
-            "are all 0, unless the penalty is clamped to at least 1e-12.",
+            "normal equations are [d_model d_model] for each site, symmetric and positive, so "
+            "torch.linalg.cholesky factors them and torch.cholesky_solve solves; it wants a column "
+            "on the right: add an axis, and take it off again. Where x does not vary they are all "
+            "0, unless the penalty is clamped to at least 1e-12.",
             "gram = x_centred.mT @ x_centred; penalty = (ridge * the mean of gram's diagonal)"
-            ".clamp(min=1e-12), times the identity; slope = torch.linalg.solve(gram + penalty, "
-            "moment[..., None])[..., 0]; the intercept is y_mean - (slope * x_mean).sum(-1).",
+            ".clamp(min=1e-12), times the identity; slope = torch.cholesky_solve("
+            "moment[..., None], torch.linalg.cholesky(gram + penalty))[..., 0]; the intercept is "
+            "y_mean - (slope * x_mean).sum(-1).",
         ),
         cases=_ridge_cases,
         slips=(

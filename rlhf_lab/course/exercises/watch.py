@@ -130,9 +130,9 @@ EXERCISES = (
             "mean is over axis -2. For lda, centre every activation on the mean of its own class; "
             "the covariance is [... d_model d_model].",
             "covariance = centred.mT @ centred / n, its diagonal raised by ridge times its mean; "
-            "direction = torch.linalg.solve(covariance, direction[..., None])"
-            "[..., 0]; threshold = ((positive + negative) / 2 * direction).sum(-1), with the "
-            "direction already of length 1.",
+            "direction = torch.cholesky_solve(direction[..., None], "
+            "torch.linalg.cholesky(covariance))[..., 0]; threshold = ((positive + negative) / 2 * "
+            "direction).sum(-1), with the direction already of length 1.",
         ),
         cases=_direction_cases,
         observe=_observe_fit,
@@ -158,9 +158,9 @@ EXERCISES = (
             ),
             Slip("lda is not told apart from mean", {'if method == "lda":': "if False:"}),
             Slip(
-                "this multiplies by the covariance: divide by it, with torch.linalg.solve",
+                "this multiplies by the covariance: divide by it, with torch.cholesky_solve",
                 {
-                    "torch.linalg.solve(covariance, direction[..., None])": ""
+                    "torch.cholesky_solve(direction[..., None], factor)": ""
                     "(covariance @ direction[..., None])"
                 },
             ),
