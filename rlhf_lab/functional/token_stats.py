@@ -175,6 +175,13 @@ class _TokenStats(torch.autograd.Function):
         return *grads.result(), *(None,) * 7
 
 
+def keep_where_positive(
+    x: Float[Tensor, "rows d_vocab"], probs: Float[Tensor, "rows d_vocab"]
+) -> None:
+    """Put 0 into x where a probability is 0, and leave the rest, in one pass over memory."""
+    torch.ops.aten.threshold_backward.grad_input(x, probs, 0.0, grad_input=x)
+
+
 class _RowWeights(NamedTuple):
     """What a row's logits' gradient is made of: p (constant - entropy log p + kl ratio), and more.
 
@@ -201,7 +208,6 @@ class _Scan:
         self.dtype = at_least_float32(hidden[:0]).dtype
         chunk = min(self.chunk_rows, self.n_rows)
         self.work, self.probs = (self.new(chunk, self.d_vocab) for _ in range(2))
-        self.impossible = self.new(chunk, self.d_vocab, dtype=torch.bool)
         halved = hidden.dtype != self.dtype
         self.low = self.new(chunk, self.d_vocab, dtype=hidden.dtype) if halved else None
         self.scratch = None if self.keep else self.new_logs(chunk)
@@ -230,8 +236,7 @@ class _Scan:
         logs.policy.clamp_(min=LOG_OF_ZERO)
         probs = self.read_probs(logs)
         if logs.ratio is not None:
-            impossible = torch.eq(probs, 0, out=self.impossible[: len(probs)])
-            logs.ratio.masked_fill_(impossible, 0.0)
+            keep_where_positive(logs.ratio, probs)
         return probs
 
     def read_out(self, readout: Readout, rows: slice, out: Float[Tensor, "chunk d_vocab"]) -> None:
