@@ -43,7 +43,7 @@ GUESSED_TIMES_FLOOR = MappingProxyType(
 
 
 def measure(options: Bench) -> int:
-    """Time what the options ask for, show it, and store it if so asked."""
+    """Time what the options ask for, show it, and store it if so asked, one kind at a time."""
     work = _work(options)
     console = Console()
     floor = measuring.floor(work)
@@ -60,13 +60,15 @@ def measure(options: Bench) -> int:
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory)
         write_model(work.size, model)
-        result |= _figures(options, work, model, console)
+        for found in _figures(options, work, model, console):
+            result |= found
+            if options.out is not None:
+                _write(options.out, json.dumps(result, indent=1) + "\n")
     for why in result["left_out"].values():
         console.print(why, highlight=False)
     for table in tables(result):
         console.print(table)
     if options.out is not None:
-        _write(options.out, json.dumps(result, indent=1) + "\n")
         console.print(f"written to {options.out}", highlight=False, soft_wrap=True)
     return 0
 
@@ -93,26 +95,25 @@ def _work(options: Bench) -> Work:
     )
 
 
-def _figures(options: Bench, work: Work, model: Path, console: Console) -> dict[str, Any]:
+def _figures(options: Bench, work: Work, model: Path, console: Console) -> Iterator[dict[str, Any]]:
     """All measurements that are asked for, one kind after another."""
     names = ("ours", *dict.fromkeys(options.against))
     turns = 1 + options.repeats
-    found: dict[str, Any] = {}
     with _progress(console, "phases", turns * len(names)) as done:
-        found["contestants"], found["left_out"] = measuring.phases(
+        contestants, left_out = measuring.phases(
             names, work, options.repeats, model, options.peers, done
         )
+        yield {"contestants": contestants, "left_out": left_out}
     if options.growth:
         sizes = len(measuring.BATCHES) + len(measuring.LENGTHS)
         with _progress(console, "growth", turns * sizes) as done:
-            found["growth"] = measuring.growth(work, options.repeats, model, done)
+            yield {"growth": measuring.growth(work, options.repeats, model, done)}
     if options.generation:
         with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
-            found["generation"] = measuring.generation(work, options.repeats, model, done)
+            yield {"generation": measuring.generation(work, options.repeats, model, done)}
     if options.probes:
-        with _progress(console, "probes", work.run_phases * len(measuring.RUNS)) as done:
-            found["probes"] = measuring.probes(work, model, done)
-    return found
+        with _progress(console, "probes", work.run_turns * len(measuring.RUNS)) as done:
+            yield {"probes": measuring.probes(work, model, done)}
 
 
 @contextmanager
@@ -147,7 +148,7 @@ def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
     if options.generation:
         seconds += 2 * (START_SECONDS + turns * phase("ours", 0.3))
     if options.probes:
-        seconds += 2 * (START_SECONDS + work.run_phases * phase("ours"))
+        seconds += 2 * (START_SECONDS + work.run_turns * phase("ours"))
     return seconds
 
 
@@ -217,8 +218,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a file beside the old one, then rename it, so that a kill leaves one of the two."""
+    draft = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); choose another place.") from error

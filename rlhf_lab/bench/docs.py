@@ -204,7 +204,7 @@ def _growth(growth: Stored) -> str:
 
 def _probes(figures: Stored) -> str:
     share, each = probe_cost(figures)
-    phases = len(figures["ours-run"]["phases"])
+    phases = len(figures["ours-run"]["phases"]) - 1
     body = [[name, f"{seconds:.3f}"] for name, seconds in each.items()]
     body.append(["added to the run, measured", f"{share:.1%}"])
-    return _table([f"the default probes in {phases} phases", "seconds"], body)
+    return _table([f"the default probes in a run of {phases} phases", "seconds"], body)

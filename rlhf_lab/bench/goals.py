@@ -13,9 +13,6 @@ what is left above it at `small` is the softmaxes over the vocabulary, the copie
 packed form at every step, and the optimiser's passes over memory. At `tiny` it is Python and the
 start of small operations. Gradients and Adam's moments of all weights are most of the memory of
 every contestant.
-
-The default probes on `small` are not measured because they are far from their goal: a run was
-stopped when their first observation had taken over 7 minutes, beside a phase of 25 seconds.
 """
 
 

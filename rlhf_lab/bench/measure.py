@@ -64,5 +64,5 @@ def generation(work: Work, repeats: int, model: Path, done: Done) -> Figures:
 
 
 def probes(work: Work, model: Path, done: Done) -> Figures:
-    """A short run with the default probes, in turn with one without."""
-    return phases(RUNS, work, work.run_phases, model, None, done, warmups=0)[0]
+    """A short run with the default probes, its end included, in turn with one without."""
+    return phases(RUNS, work, work.run_turns, model, None, done, warmups=0)[0]

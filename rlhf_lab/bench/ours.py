@@ -95,16 +95,21 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
 
 
 def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
-    """Phases of a run that is logged and saved as any other, with or without the default probes."""
+    """A run that is logged and saved as any other, with or without the default probes.
+
+    Each call is the next phase; the one after the last phase is the end of the run, where samples
+    are drawn for a final evaluation and probes look at the final weights.
+    """
     directory = tempfile.TemporaryDirectory()
     n = setup["run_phases"]
     phases = {"total_phases": n, "warmup_steps": 0, "save_every": n}
     trainer = RLHFTrainer(bench_args(setup, **phases), out=Path(directory.name, "run"))
     attachment = attach(trainer, default_suite(trainer)) if probed else None
+    reports = iter(trainer)
 
     def phase(clock: Clock, _kept: tempfile.TemporaryDirectory = directory) -> None:
         before = dict(attachment.timing.seconds) if probed else {}
-        trainer.run_phase()
+        next(reports, None)
         after = attachment.timing.seconds if probed else {}
         clock.stages |= {f"probes/{n}": after[n] - before.get(n, 0.0) for n in after}
 

@@ -100,6 +100,11 @@ class Work:
         return 20 if self.shape in ("nano", "tiny") else 8
 
     @property
+    def run_turns(self) -> int:
+        """Turns of that run: its phases and its end."""
+        return self.run_phases + 1
+
+    @property
     def minibatch_size(self) -> int:
         """Sequences per minibatch."""
         return self.batch_size // self.num_minibatches

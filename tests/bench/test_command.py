@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import make_dataclass
 
 import pytest
@@ -17,18 +19,24 @@ from rlhf_lab.errors import ConfigError
 def measured(tmp_path_factory):
     """The command on the smallest shape, and where it stored its results."""
     place = tmp_path_factory.mktemp("bench")
+    with bench(place, "--peers", str(place)) as process:
+        output, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors), place
+
+
+def bench(place, *options):
+    """The command on the smallest shape as a process that stores its results."""
     size = ("--shape", "nano", "--batch-size", "8", "--gen-len", "6", "--repeats", "1")
-    options = (*size, "--threads", "1", "--device", "cpu", "--peers", str(place))
+    where = ("--threads", "1", "--device", "cpu", "--out", str(place / "nano.json"))
     settings = {"HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-m", "rlhf_lab", "bench", *options, "--out", str(place / "nano.json")],
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlhf_lab", "bench", *size, *where, *options],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | settings,
-        timeout=300,
     )
-    return done, place
 
 
 def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
@@ -59,6 +67,16 @@ def test_what_it_stores_adds_up(measured):
         assert sum(phase["stages"].values()) <= phase["seconds"] * 1.001
         assert phase["peak_bytes"] > 0
     assert str(measured[1]) not in json.dumps(result)
+
+
+def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path):
+    stored = tmp_path / "nano.json"
+    with bench(tmp_path, "--against", "--generation", "--growth") as process:
+        while not stored.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert json.loads(stored.read_text()).keys() >= {"machine", "work", "floor", "contestants"}
 
 
 def test_the_page_is_written_from_what_was_stored(measured):

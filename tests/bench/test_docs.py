@@ -86,6 +86,7 @@ def test_every_figure_of_the_page_is_worked_out_from_the_stored_ones(full):
     assert "| batch_size | 8 | 64 | 1.00 |" in text
     assert "| gen_len | 25 | 100 | 2.00 |" in text
     # 2.25 seconds with the probes, 2 without.
+    assert "| the default probes in a run of 1 phases | seconds |" in text
     assert "| run_health | 0.200 |" in text
     assert "| added to the run, measured | 12.5% |" in text
     assert "Abacus 3000, 2 cores, 23 GB" in text

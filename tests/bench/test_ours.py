@@ -1,0 +1,18 @@
+"""The work of this package's own contestants."""
+
+from rlhf_lab.bench import ours
+from rlhf_lab.bench.work import Work, write_model
+from rlhf_lab.bench.worker import Clock
+
+
+def test_the_probed_run_is_timed_to_its_end(tmp_path):
+    """The probes look at the final weights, too, and that can cost the most of all."""
+    work = Work(shape="nano", batch_size=8, gen_len=6)
+    write_model(work.size, tmp_path)
+    turn, spent = ours.load_run(True, work.setup(tmp_path)), []
+    for _ in range(work.run_turns):
+        clock = Clock("cpu")
+        turn(clock)
+        spent.append(clock.stages["probes/weight_delta"])
+    assert spent[0] > 0 and spent[-1] > 0
+    assert set(spent[1:-1]) == {0.0}
