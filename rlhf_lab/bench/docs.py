@@ -77,6 +77,11 @@ def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def _overview(results: Sequence[Stored]) -> str:
+    """Everybody's seconds, in one column for all results of one kind, the first of which counts."""
+    first: dict[str, Stored] = {}
+    for result in results:
+        first.setdefault(label(result), result)
+    results = list(first.values())
     found = [{r.name: r for r in rows(x["contestants"], Work(**x["work"]).tokens)} for x in results]
     names = dict.fromkeys(name for result in found for name in result)
 
@@ -88,7 +93,7 @@ def _overview(results: Sequence[Stored]) -> str:
         return f"{row.seconds:.3g}{ratio}"
 
     body = ([name, *(cell(name, of) for of in found)] for name in names)
-    head = ["seconds per phase (ratio)", *map(label, results)]
+    head = ["seconds per phase (ratio)", *first]
     return f"## At a glance\n\n{_table(head, body)}"
 
 

@@ -104,6 +104,12 @@ def test_growth_with_size_is_shown_for_results_that_differ_in_shape_only(full):
     assert "| cpu, fp32: tiny, small" not in page([full, bigger], ["a.json", "b.json"])
 
 
+def test_results_of_one_kind_share_a_column_at_a_glance(full):
+    text = page([full, stored("tiny", 3.0)], ["a.json", "b.json"])
+    assert "| seconds per phase (ratio) | tiny, cpu, fp32 |\n" in text
+    assert "| ours | 2 (1.00) |\n" in text
+
+
 def test_the_tables_hold_all_parts_of_a_result(full):
     titles = [table.title for table in tables(full)]
     assert titles[3] == "Sampling alone"
