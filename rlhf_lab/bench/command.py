@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlhf_lab.bench import machine
 from rlhf_lab.bench import measure as measuring
+from rlhf_lab.bench.command_times import command_times
 from rlhf_lab.bench.contestants import OTHERS
 from rlhf_lab.bench.docs import page
 from rlhf_lab.bench.flops import phase_flops
@@ -29,7 +30,7 @@ from rlhf_lab.bench.work import Work, write_model
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.device import pick_device
 
-START_SECONDS, OVERHEAD_SECONDS = 10.0, 0.5
+START_SECONDS, OVERHEAD_SECONDS, COMMAND_SECONDS = 10.0, 0.5, 25.0
 GUESSED_TIMES_FLOOR = MappingProxyType(
     {
         "ours": 2.0,
@@ -111,6 +112,9 @@ def _figures(options: Bench, work: Work, model: Path, console: Console) -> Itera
     if options.generation:
         with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
             yield {"generation": measuring.generation(work, options.repeats, model, done)}
+    if options.commands:
+        with _progress(console, "commands", 2 * options.repeats) as done:
+            yield {"commands": command_times(work.threads, options.repeats, done)}
     if options.probes:
         with _progress(console, "probes", work.run_turns * len(measuring.RUNS)) as done:
             yield {"probes": measuring.probes(work, model, done)}
@@ -147,6 +151,8 @@ def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
             seconds += START_SECONDS + turns * phase("ours", times)
     if options.generation:
         seconds += 2 * (START_SECONDS + turns * phase("ours", 0.3))
+    if options.commands:
+        seconds += options.repeats * COMMAND_SECONDS
     if options.probes:
         seconds += 2 * (START_SECONDS + work.run_turns * phase("ours"))
     return seconds

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from statistics import median
 
 from rlhf_lab.bench.goals import WHY_NOT_MET, goal_rows, trained_weights
 from rlhf_lab.bench.summary import (
@@ -126,6 +127,8 @@ def _one(result: Stored, source: str) -> list[str]:
         found += ["Sampling alone:\n", _phases(result["generation"], work, "ours-sampling")]
     if "growth" in result:
         found.append(_growth(result["growth"]))
+    if "commands" in result:
+        found.append(_commands(result["commands"]))
     if "probes" in result:
         found.append(_probes(result["probes"]))
     return found
@@ -205,6 +208,15 @@ def _growth(growth: Stored) -> str:
         for axis, one in growth.items()
     ]
     return _table(["growth of our time with", "from", "to", "exponent"], body)
+
+
+def _commands(seconds: dict[str, list[float]]) -> str:
+    body = [
+        [name, f"{median(each):.2f}", f"{min(each):.2f} to {max(each):.2f}"]
+        for name, each in seconds.items()
+    ]
+    head = ["a command, as a process of its own", "seconds", "fastest to slowest"]
+    return _table(head, body)
 
 
 def _probes(figures: Stored) -> str:

@@ -1,8 +1,10 @@
 """What this package set out to reach, and how each goal is read from a stored result."""
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple
 
+from rlhf_lab.bench.command_times import FIRST_SAMPLES, HELP, MAIN_JOB
 from rlhf_lab.bench.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
 from rlhf_lab.bench.work import Shape, Work
 
@@ -109,6 +111,11 @@ def _growth(axis: str, start: int) -> Callable[[Stored], float | None]:
     return measure
 
 
+def _command(name: str) -> Callable[[Stored], float | None]:
+    """The seconds of a command as a process of its own."""
+    return lambda result: median(result["commands"][name]) if "commands" in result else None
+
+
 GROWTH = (
     ("growth with the batch, exponent", False, 1.05, _growth("batch_size", 16)),
     ("growth with the length, exponent", False, 1.05, _growth("gen_len", 25)),
@@ -126,5 +133,8 @@ GOALS = (
     Goal("small", "fp32", "time over the arithmetic alone", False, 1.3, floor_distance),
     Goal("tiny", "fp32", "share that the default probes add", False, 0.1, _probe_share),
     Goal("small", "fp32", "share that the default probes add", False, 0.1, _probe_share),
+    Goal("nano", "fp32", f"seconds of {HELP}", False, 1.0, _command(HELP)),
+    Goal("nano", "fp32", f"seconds of {FIRST_SAMPLES}", False, 15.0, _command(FIRST_SAMPLES)),
+    Goal("nano", "fp32", f"seconds of {MAIN_JOB}", False, 40.0, _command(MAIN_JOB)),
     *(Goal(shape, "fp32", *growth) for shape in ("tiny", "small") for growth in GROWTH),
 )

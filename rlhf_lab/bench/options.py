@@ -29,6 +29,8 @@ class Bench:
     """Also time this package from batch 8 to 64 and from 25 to 100 new tokens."""
     generation: bool = False
     """Also time sampling alone against Hugging Face's generate."""
+    commands: bool = False
+    """Also time the command line itself: --help, and the main job (train) to its end."""
     probes: bool = False
     """Also time a run with the default probes against one without (20 phases; 8 from small on)."""
     out: Path | None = None

@@ -1,5 +1,7 @@
 """Results as tables for the terminal."""
 
+from statistics import median
+
 from rich.table import Column, Table
 
 from rlhf_lab.bench.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
@@ -16,6 +18,8 @@ def tables(result: Stored) -> list[Table]:
         found.append(_phases(generation, "Sampling alone"))
     if "growth" in result:
         found.append(_growth(result["growth"]))
+    if "commands" in result:
+        found.append(_commands(result["commands"]))
     if "probes" in result:
         found.append(_probes(result["probes"]))
     return found
@@ -59,6 +63,13 @@ def _growth(growth: Stored) -> Table:
     for axis, measured in growth.items():
         ends = str(measured[0][axis]), str(measured[-1][axis])
         table.add_row(axis, *ends, f"{growth_exponent(measured, axis):.2f}")
+    return table
+
+
+def _commands(seconds: dict[str, list[float]]) -> Table:
+    table = Table("command", "seconds", title="Commands, as processes of their own (medians)")
+    for name, each in seconds.items():
+        table.add_row(name, f"{median(each):.2f}")
     return table
 
 

@@ -63,6 +63,7 @@ def full():
             ],
             "gen_len": [{"gen_len": 25, **contestant(1.0)}, {"gen_len": 100, **contestant(16.0)}],
         },
+        commands={"--help": [0.25, 0.5, 0.75], "train, to its end": [12.0, 13.0, 20.0]},
         probes={
             "ours-run": contestant(1.0, 1.0),
             "ours-run-with-probes": contestant(1.0, 1.25, stages={"probes/run_health": 0.1}),
@@ -86,6 +87,8 @@ def test_every_figure_of_the_page_is_worked_out_from_the_stored_ones(full):
     assert "| batch_size | 8 | 64 | 1.00 |" in text
     assert "| gen_len | 25 | 100 | 2.00 |" in text
     # 2.25 seconds with the probes, 2 without.
+    assert "| --help | 0.50 | 0.25 to 0.75 |" in text
+    assert "| train, to its end | 13.00 | 12.00 to 20.00 |" in text
     assert "| the default probes in a run of 1 phases | seconds |" in text
     assert "| run_health | 0.200 |" in text
     assert "| added to the run, measured | 12.5% |" in text
@@ -113,8 +116,9 @@ def test_results_of_one_kind_share_a_column_at_a_glance(full):
 def test_the_tables_hold_all_parts_of_a_result(full):
     titles = [table.title for table in tables(full)]
     assert titles[3] == "Sampling alone"
-    assert titles[5] == "The default probes add 12.5%"
-    assert len(titles) == 6
+    assert titles[5] == "Commands, as processes of their own (medians)"
+    assert titles[6] == "The default probes add 12.5%"
+    assert len(titles) == 7
     assert len(tables(stored("nano", 1.0))) == 3
 
 
