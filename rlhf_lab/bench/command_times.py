@@ -57,5 +57,5 @@ def _seconds(arguments: Sequence[str], threads: int, mark: str = "") -> tuple[fl
         last = next(
             (line.strip() for _, line in reversed(lines) if line.strip()), "it said nothing"
         )
-        raise RunError(f"the command {' '.join(arguments[:1])} failed: {last}")
+        raise RunError(f"the command {arguments[0]} failed: {last}")
     return next((seconds for seconds, line in lines if mark in line), whole), whole
