@@ -39,15 +39,27 @@ from rlhf_lab.course import Predictions, check, hint, progress, show_table
 from rlhf_lab.functional import zero_masked
 from rlhf_lab.views import sparkline
 
-SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
+SETTINGS = dict(
+    preset="reel",
+    total_phases=8,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    kl_coef=0.3,
+)
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
-# The first two lines switch on shape checking, the last three are the same in every lesson.
+# The first two lines switch on shape checking, the last three statements are those of every lesson.
 # `SETTINGS` decides what a lesson runs on: Reel, a tiny language of movie reviews with a transformer
 # that speaks it, in seconds and without a network. On a GPU, change `preset="reel"` to
-# `preset="gpt2-medium"`, and it runs on GPT-2-medium.
+# `preset="gpt2-medium"`, and it runs on GPT-2-medium. The text between the cells tells what came out
+# on Reel. GPT-2 learns more slowly (its learning rate is a fifteenth of Reel's): raise
+# `total_phases`, too.
 #
 # ## A function of yours
 #
@@ -144,7 +156,8 @@ show_table(["reward", "text"], rows, digits=0)
 # While the policy learns to say "quite", does it stay as close to the language it came from? The KL
 # divergence of a text says how far the policy has moved; it is 0 at the start. Predict which way
 # it goes, and how often a text says "quite" at the end, when it is about 0.6 at the start. (A review
-# in Reel has up to three places for it.)
+# in Reel has up to three places for it. GPT-2 hardly ever says "quite", and what nobody says cannot
+# be paid: have it like "the" instead.)
 #
 # (2 s on one core)
 

@@ -47,7 +47,17 @@ from rlhf_lab.models import read_out
 from rlhf_lab.training import Functions, ReplayMemory, objective_terms
 from rlhf_lab.views import sparkline
 
-SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
+SETTINGS = dict(
+    preset="reel",
+    total_phases=8,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    kl_coef=0.3,
+)
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
@@ -55,7 +65,8 @@ predictions = Predictions()
 # The line `SETTINGS` decides what all of this runs on. As it stands, that is Reel: a tiny language
 # of movie reviews, a transformer of two layers that speaks it, and a classifier that rewards
 # positive ones. On a GPU with a network, write `preset="gpt2-medium"` instead, and everything below
-# runs on GPT-2-medium and a sentiment classifier trained on IMDb.
+# runs on GPT-2-medium and a sentiment classifier trained on IMDb. The text between the cells tells
+# what came out on Reel; GPT-2 learns more slowly: raise `total_phases`, too.
 #
 # From now on jaxtyping checks the shapes you promise: `Float[Tensor, "batch gen"]` is a tensor of
 # floats with one row per sequence and one column per generated token. If your function returns
@@ -113,7 +124,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 
 # %% [markdown]
 # (`support` is there when sampling was cut to the top k tokens: then log-probabilities are of the
-# distribution that was really drawn from. On Reel nothing is cut.)
+# distribution that was really drawn from. With `top_k=None` nothing is cut.)
 #
 # ## Rewards of a batch
 #

@@ -47,14 +47,25 @@ from rlhf_lab.functional import get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training import PhaseReport
 from rlhf_lab.views import curves, sparkline, tokens_html
 
-SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=8, warmup_steps=2)
+SETTINGS = dict(
+    preset="reel",
+    total_phases=8,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    kl_coef=0.3,
+)
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
 # As in every lesson, `SETTINGS` decides what this runs on: Reel, the tiny language of movie reviews.
-# On a GPU with a network, `preset="gpt2-medium"` runs the same cells on GPT-2-medium (where eight
-# phases are too few to see much: raise `total_phases`, too).
+# On a GPU with a network, `preset="gpt2-medium"` runs the same cells on GPT-2-medium. The text
+# between the cells tells what came out on Reel; GPT-2 learns more slowly, and eight phases are too
+# few to see much: raise `total_phases`, too, here and in `ladder_args`.
 #
 # ## Who gets the credit?
 #

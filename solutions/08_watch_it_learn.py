@@ -63,7 +63,17 @@ from rlhf_lab.training.capture import capture_activations
 from rlhf_lab.views import Html, bars, colour_key, curves, heatmap, sparkline, tokens_html
 from rlhf_lab.views.probe_pictures import short_site
 
-SETTINGS = dict(preset="reel", batch_size=128, num_minibatches=4, total_phases=12, warmup_steps=2)
+SETTINGS = dict(
+    preset="reel",
+    total_phases=12,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    kl_coef=0.3,
+)
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
@@ -74,7 +84,9 @@ truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 # %% [markdown]
 # The line `SETTINGS` decides what all of this runs on: Reel, a tiny language of movie reviews. On a
 # GPU with a network, write `preset="gpt2-medium"` instead. The cells about exact truth then have
-# nothing to show and say so; all others run on GPT-2-medium.
+# nothing to show and say so; all others run on GPT-2-medium. The text between the cells tells what
+# came out on Reel; GPT-2 has other layers and heads, and learns more slowly: raise `total_phases`,
+# too.
 #
 # ## Text that stays the same
 #
