@@ -127,18 +127,20 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 # ## A reward of yours
 #
 # Now for the trainer. A reward is any function from texts to numbers. This one likes the word
-# "quite", for no reason at all. Two lines set up the training:
+# "quite", for no reason at all. (GPT-2 hardly ever says "quite", and what nobody says cannot be paid;
+# there it is "the".) Two lines set up the training:
 
 # %%
+word = "quite" if SETTINGS["preset"] == "reel" else "the"
 
 
-def likes_quite(texts: list[str]) -> Float[Tensor, " batch"]:
-    """How often each text says "quite"."""
-    return torch.tensor([float(text.split().count("quite")) for text in texts])
+def likes_word(texts: list[str]) -> Float[Tensor, " batch"]:
+    """How often each text says the word."""
+    return torch.tensor([float(text.split().count(word)) for text in texts])
 
 
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / "quite", reward_fn=likes_quite)
+trainer = RLHFTrainer(args, out=place / word, reward_fn=likes_word)
 
 # %% [markdown]
 # The trainer can be walked through phase by phase. In each phase the policy writes a batch of
@@ -153,17 +155,16 @@ rows = zip(first.raw_rewards[:4].tolist(), first.texts[:4], strict=True)
 show_table(["reward", "text"], rows, digits=0)
 
 # %% [markdown]
-# While the policy learns to say "quite", does it stay as close to the language it came from? The KL
+# While the policy learns to say its word, does it stay as close to the language it came from? The KL
 # divergence of a text says how far the policy has moved; it is 0 at the start. Predict which way
 # it goes, and how often a text says "quite" at the end, when it is about 0.6 at the start. (A review
-# in Reel has up to three places for it. GPT-2 hardly ever says "quite", and what nobody says cannot
-# be paid: have it like "the" instead.)
+# in Reel has up to three places for it.)
 #
 # (2 s on one core)
 
 # %%
 kl_goes = "up"  # predict: "up", "down" or "nowhere"
-quites_at_the_end = "1 to 2"  # predict: "less than 1", "1 to 2" or "more than 2"
+words_at_the_end = "1 to 2"  # predict: "less than 1", "1 to 2" or "more than 2"
 
 # %%
 reports = []
@@ -185,7 +186,7 @@ print("reward:", sparkline([report.mean_reward for report in reports]))
 moved = "up" if kl_end > kl_start + 0.01 else "down" if kl_end < kl_start - 0.01 else "nowhere"
 predictions.compare("the KL goes", kl_goes, moved)
 reached = "less than 1" if mean_reward < 1 else "1 to 2" if mean_reward <= 2 else "more than 2"
-predictions.compare("quites per text at the end", quites_at_the_end, reached)
+predictions.compare(f"{word!r} per text at the end", words_at_the_end, reached)
 
 # %% [markdown]
 # That is RLHF, with an odd reward in place of a person: text, reward, a step towards more of it, and
