@@ -566,7 +566,8 @@ size = start.norm(dim=-1).mean(1)
 moved = {
     phase: ((now - start).norm(dim=-1).mean(1) / size).tolist() for phase, (_, now) in parts.items()
 }
-order = sorted(range(len(names)), key=lambda i: -moved[len(reports)][i])[:12]
+there = [i for i in range(len(names)) if size[i] > 0]
+order = sorted(there, key=lambda i: -moved[len(reports)][i])[:12]
 show_table(
     ["part", "size at the start", *(f"moved by phase {phase}" for phase in moved if phase)],
     [[names[i], size[i].item(), *(row[i] for phase, row in moved.items() if phase)] for i in order],
