@@ -175,7 +175,7 @@ class _TokenStats(torch.autograd.Function):
         return *grads.result(), *(None,) * 7
 
 
-def keep_where_positive(
+def _keep_where_positive(
     x: Float[Tensor, "rows d_vocab"], probs: Float[Tensor, "rows d_vocab"]
 ) -> None:
     """Put 0 into x where a probability is 0, and leave the rest, in one pass over memory."""
@@ -236,7 +236,7 @@ class _Scan:
         logs.policy.clamp_(min=LOG_OF_ZERO)
         probs = self.read_probs(logs)
         if logs.ratio is not None:
-            keep_where_positive(logs.ratio, probs)
+            _keep_where_positive(logs.ratio, probs)
         return probs
 
     def read_out(self, readout: Readout, rows: slice, out: Float[Tensor, "chunk d_vocab"]) -> None:
