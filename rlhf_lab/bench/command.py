@@ -29,6 +29,7 @@ from rlhf_lab.bench.tables import tables
 from rlhf_lab.bench.work import Work, write_model
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.device import pick_device
+from rlhf_lab.training.run_dir import beside
 
 START_SECONDS, OVERHEAD_SECONDS, COMMAND_SECONDS = 10.0, 0.5, 25.0
 GUESSED_TIMES_FLOOR = MappingProxyType(
@@ -224,11 +225,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file beside the old one, then rename it, so that a kill leaves one of the two."""
-    draft = path.with_name(f".{path.name}.partial")
+    """Write a file whole or not at all, since what was measured before is in the old one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        with beside(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); choose another place.") from error

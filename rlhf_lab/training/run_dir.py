@@ -23,20 +23,26 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def beside(path: Path) -> Iterator[Path]:
     """Write a file beside the old one, then rename it: readers see the old or the new one.
 
     Yields the path to write to.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with _writing(path):
-            yield partial
-            with open(partial, "rb+") as file:
-                os.fsync(file.fileno())
-            partial.replace(path)
+        yield partial
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """`beside` for a file of a run: a failed write is told in one sentence."""
+    with _writing(path), beside(path) as partial:
+        yield partial
 
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"

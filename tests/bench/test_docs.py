@@ -86,9 +86,9 @@ def test_every_figure_of_the_page_is_worked_out_from_the_stored_ones(full):
     # Batch 8 to 64 is three doublings, time 1 to 8: exponent 1; length two doublings, four of time.
     assert "| batch_size | 8 | 64 | 1.00 |" in text
     assert "| gen_len | 25 | 100 | 2.00 |" in text
-    # 2.25 seconds with the probes, 2 without.
     assert "| --help | 0.50 | 0.25 to 0.75 |" in text
     assert "| train, to its end | 13.00 | 12.00 to 20.00 |" in text
+    # 2.25 seconds with the probes, 2 without.
     assert "| the default probes in a run of 1 phases | seconds |" in text
     assert "| run_health | 0.200 |" in text
     assert "| added to the run, measured | 12.5% |" in text

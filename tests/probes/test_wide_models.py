@@ -9,7 +9,7 @@ import sys
 
 SCRIPT = """
 import torch
-from rlhf_lab.probes.direction import fit_direction, project
+from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.probes.value_lens import fit_ridge
 
 torch.set_num_threads(2)
