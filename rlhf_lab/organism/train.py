@@ -1,12 +1,14 @@
 """Trains and saves the two bundled models: a GPT-2-shaped writer and a sentiment classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
     DistilBertConfig,
@@ -24,6 +26,9 @@ from rlhf_lab.organism.tokenizer import (
     save_classifier_tokenizer,
     save_language_model_tokenizer,
 )
+
+AHEAD = MappingProxyType({3: 0.01, 5: 0.03})
+"""Words that reel-nano also guesses in training: how far ahead, and the weight of the guess."""
 
 
 class Trained(NamedTuple):
@@ -76,13 +81,45 @@ def classifier_config() -> DistilBertConfig:
     )
 
 
+class LookingAhead(torch.nn.Module):
+    """A writer in training: beside its own head for the next word, heads for words further ahead.
+
+    Only the writer is kept. Source: multi-token prediction, Gloeckle et al. 2024, arXiv 2404.19737.
+    """
+
+    def __init__(self, writer: GPT2LMHeadModel) -> None:
+        super().__init__()
+        self.writer = writer
+        width, words = writer.config.n_embd, writer.config.vocab_size
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(width, words, bias=False) for _ in AHEAD)
+
+
 def language_model_loss(
-    model: GPT2LMHeadModel, grammar: Grammar, batch_size: int, rng: np.random.Generator
+    learner: LookingAhead, grammar: Grammar, batch_size: int, rng: np.random.Generator
 ) -> Float[Tensor, ""]:
-    """Give the mean cross-entropy of fresh reviews, in nats per token."""
+    """Give the mean cross-entropy of fresh reviews, in nats per token.
+
+    1. The next word, as any language model.
+    2. Plus, by their weights in `AHEAD`, the words further ahead.
+    """
     tokens = torch.from_numpy(grammar.sample(batch_size, rng).tokens)
-    logits = model(tokens[:, :-1]).logits
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    states = learner.writer.transformer(tokens[:, :-1]).last_hidden_state
+    loss = _guess_ahead(learner.writer.lm_head, states, tokens, 1)
+    for (distance, weight), head in zip(AHEAD.items(), learner.heads, strict=True):
+        loss = loss + weight * _guess_ahead(head, states, tokens, distance)
+    return loss
+
+
+def _guess_ahead(
+    head: torch.nn.Module,
+    states: Float[Tensor, "batch read d_model"],
+    tokens: Int[Tensor, "batch seq"],
+    distance: int,
+) -> Float[Tensor, ""]:
+    """The mean cross-entropy of the word `distance` places ahead."""
+    words = tokens[:, distance:]
+    logits = head(states[:, : words.shape[1]])
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
 
 
 def train_language_model(
@@ -97,18 +134,23 @@ def train_language_model(
     """Train reel-nano on reviews that are sampled afresh at every step, and save it.
 
     1. Fix the seeds; the caller's random state is left as it was.
-    2. Minimise the cross-entropy of the next token.
-    3. Save weights, config and tokenizer as a Hugging Face directory.
+    2. Minimise the cross-entropy of the next word, and a little of words further ahead.
+    3. Save weights, config and tokenizer as a Hugging Face directory, without the heads that
+       looked ahead.
 
-    How well the text is modelled hardly depends on the seed; what is written where inside does.
-    The default was chosen among seeds 0 to 3 for carrying the verdict on the text so far at both
-    connectors.
+    How well the text is modelled hardly depends on the seed; what is written where inside does,
+    for a state needs to hold only what somebody asks of it. Looking ahead asks: five words behind
+    a connector stands the adjective, three behind the last adjective the verb. A linear probe comes
+    within two points of Bayes' rule at all six words that inform in 4 of 17 trainings with it
+    (other seeds, other weights), and in none of more than 20 without; the default is the one that
+    comes nearest.
 
     Raises ValueError for steps or batch_size below 1.
     """
     return _train(
         Path(out_dir),
         lambda: GPT2LMHeadModel(language_model_config()),
+        LookingAhead,
         language_model_loss,
         save_language_model_tokenizer,
         grammar or Grammar(),
@@ -154,6 +196,7 @@ def train_classifier(
     return _train(
         Path(out_dir),
         lambda: DistilBertForSequenceClassification(classifier_config()),
+        lambda model: model,
         classifier_loss,
         save_classifier_tokenizer,
         grammar or Grammar(),
@@ -168,6 +211,7 @@ def train_classifier(
 def _train(
     directory: Path,
     make_model: Callable[[], PreTrainedModel],
+    make_learner: Callable[[PreTrainedModel], torch.nn.Module],
     loss: Callable[..., Float[Tensor, ""]],
     save_tokenizer: Callable[[Path], None],
     grammar: Grammar,
@@ -177,15 +221,16 @@ def _train(
     seed: int,
     progress_name: str | None,
 ) -> Trained:
-    """Make a model, fit it to fresh reviews, and save it with its tokenizer."""
+    """Make a model, fit the learner that holds it to fresh reviews, save it with its tokenizer."""
     _check_positive(steps=steps, batch_size=batch_size)
     rng = np.random.default_rng(seed)
-    with torch.random.fork_rng(devices=[]):
+    with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_model()
+        learner = make_learner(model)
         losses = fit(
-            model,
-            lambda: loss(model, grammar, batch_size, rng),
+            learner,
+            lambda: loss(learner, grammar, batch_size, rng),
             steps,
             learning_rate,
             progress_name or "",
@@ -194,6 +239,17 @@ def _train(
     model.eval().save_pretrained(directory)
     save_tokenizer(directory)
     return Trained(model, directory, losses)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Add up in one order, whatever the machine's number of threads: the same weights come out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def rebuild(out_dir: Path, show_progress: bool = True) -> dict[str, Trained]:

@@ -2,13 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
-from rlhf_lab.organism import Grammar
+from rlhf_lab.organism import Grammar, weights_dir
 from rlhf_lab.organism.train import (
+    AHEAD,
+    LookingAhead,
     Trained,
+    language_model_config,
+    language_model_loss,
     rebuild,
     train_classifier,
     train_language_model,
@@ -76,6 +82,43 @@ def test_training_leaves_the_random_state_of_the_caller_alone(tmp_path):
     before = torch.random.get_rng_state()
     run("writer", tmp_path, steps=1)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_number_of_threads_changes_no_weight_and_comes_back(tmp_path):
+    # With two threads, two steps of this batch size give other sums than with one.
+    threads = torch.get_num_threads()
+    weights = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            trained = train_language_model(tmp_path, steps=2, show_progress=False)
+            assert torch.get_num_threads() == count
+            weights.append(list(trained.model.state_dict().values()))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
+
+
+def test_the_writer_looks_ahead_in_training_and_is_saved_without_the_heads(tmp_path):
+    rng = np.random.default_rng(0)
+    learner = LookingAhead(GPT2LMHeadModel(language_model_config()))
+    tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
+    log_probs = learner.writer(tokens).logits.log_softmax(-1)
+    states = learner.writer.transformer(tokens).last_hidden_state
+    expected = 0.0
+    for review in range(3):
+        for t in range(tokens.shape[1]):
+            ahead = [log_probs[review, t], *(head(states[review, t]) for head in learner.heads)]
+            for logits, (distance, weight) in zip(ahead, {1: 1.0, **AHEAD}.items(), strict=True):
+                if t + distance < tokens.shape[1]:
+                    surprise = -logits.log_softmax(-1)[tokens[review, t + distance]]
+                    expected += weight * surprise / 3 / (tokens.shape[1] - distance)
+    loss = language_model_loss(learner, Grammar(), 3, rng)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+    train_language_model(tmp_path, steps=1, show_progress=False)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert set(saved) == set(load_file(weights_dir("reel-nano") / "model.safetensors"))
 
 
 def test_bad_numbers_are_refused(tmp_path):

@@ -106,14 +106,20 @@ def test_too_few_sequences_are_refused():
         readability(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
 
 
-def test_the_bundled_policy_holds_the_exact_value_where_it_needs_it(model, truth):
+def test_the_bundled_policy_holds_the_exact_value_where_training_asked_for_it(model, truth):
+    """At "i" comes the verb, three words before that is the last adjective; nothing asks at the stop.
+
+    At all three the exact value is the same number.
+    """
     tokens, _ = truth.reviews(900, seed=11)
     acts = capture_activations(model, tokens, RESIDUAL_SITES)
     values, mask = truth.values(tokens)
     r2, defined = readability(torch.stack(list(acts.values())), values, mask, 1e-4)
     last, before_verb = r2[-1], truth.grammar.slot("VERB") - 1
-    assert last[before_verb] > 0.97
-    assert last[truth.grammar.slot("ADJ", 2)] < last[before_verb] - 0.05
+    at_the_adjective, at_the_stop = (truth.grammar.slot("ADJ", 2), before_verb - 1)
+    assert truth.slot_names(tokens.shape[1])[at_the_stop] == "STOP"
+    assert min(last[before_verb], last[at_the_adjective]) > 0.95
+    assert last[at_the_stop] < last[at_the_adjective] - 0.05
     assert r2[0, before_verb] < 0.05
     # Nothing is known before the first adjective.
     assert defined[0].tolist() == [False] * 9 + [True] * 20
@@ -122,8 +128,9 @@ def test_the_bundled_policy_holds_the_exact_value_where_it_needs_it(model, truth
 def test_the_exact_value_is_carried_at_the_connectors_and_less_at_the_adjective(model, truth):
     """The summarization motif (Tigges et al. 2023): a clause is summed up at the word behind it.
 
-    It holds block by block; in the last block the second adjective has caught up with its
-    connector, and after one clause alone there is nothing to sum up.
+    Block 0 does it, for the second connector completely: there the value is readable at the
+    connector (R2 of 0.95 and more) and clearly less at the adjectives of the clauses behind it. The
+    last block makes up for the rest: both connectors, and the adjectives with them.
     """
     tokens, _ = truth.reviews(2000, seed=7)
     acts = capture_activations(model, tokens, RESIDUAL_SITES)
@@ -133,7 +140,7 @@ def test_the_exact_value_is_carried_at_the_connectors_and_less_at_the_adjective(
     behind = list(acts).index("blocks.0.hook_resid_post")
     first_block = dict(zip(slots, r2[behind].tolist(), strict=True))
     assert min(best["CONN 2"], best["CONN 3"]) >= 0.95
-    assert best["ADJ 3"] < best["CONN 3"] - 0.1
+    assert first_block["CONN 2"] >= 0.95
     for clause in (2, 3):
         assert first_block[f"ADJ {clause}"] < first_block[f"CONN {clause}"] - 0.1
 
