@@ -107,7 +107,7 @@ def test_too_few_sequences_are_refused():
 
 
 def test_the_bundled_policy_holds_the_exact_value_where_training_asked_for_it(model, truth):
-    """Behind "i" comes the verb, three words behind the last adjective, too; nothing asks at the stop.
+    """Behind "i" comes the verb, three words behind "ADJ 3" too; at the stop nothing asks for it.
 
     At all three the exact value is the same number.
     """
