@@ -22,7 +22,11 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def reward_colour(value: float, low: float, high: float) -> str:
-    """A colour between orange (low) and blue (high), which colour-blind readers can tell apart."""
+    """A colour between orange (low) and blue (high), which colour-blind readers can tell apart.
+
+    What is printed alike, with three decimals, is coloured alike.
+    """
+    value, low, high = (round(number, 3) for number in (value, low, high))
     share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True))
     return f"rgb({red},{green},{blue})"

@@ -65,6 +65,11 @@ def test_the_colour_in_the_middle_is_the_average():
     assert reward_colour(0.7, 0.7, 0.7) == "rgb(106,104,89)"
 
 
+def test_rewards_that_print_alike_are_coloured_alike():
+    assert {reward_colour(r, 0.9996, 0.9999) for r in (0.9996, 0.9999)} == {"rgb(106,104,89)"}
+    assert reward_colour(0.999, 0.999, 1.0) == ORANGE
+
+
 def cells(table) -> list[list[Text]]:
     return [list(column.cells) for column in table.columns]
 
