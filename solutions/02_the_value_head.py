@@ -544,7 +544,7 @@ show_table(
     ["good from bad at", *columns],
     [
         ["distance", *(apart[t].norm().item() for t in columns.values())],
-        ["direction as at i", *(cosine.item() for cosine in like_i)],
+        [f"as at {'i' if speaks_reel else 'the end'}", *(cosine.item() for cosine in like_i)],
     ],
     digits=2,
 )
