@@ -525,7 +525,7 @@ for name, guess in [
 # Only the dullest reward of all, the constant one, shows that its values go astray. And crediting
 # the last token alone is faster than yours on rung 2, where the last token is all that matters.
 #
-# Rung 4 you have climbed above: the classifier paid your trainer more from phase to phase.
+# Rung 4 you have climbed above: the classifier paid your trainer more and more.
 #
 # ## Three bugs to find
 #
@@ -582,17 +582,21 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # %% [markdown]
 # How it could be seen:
 #
-# - **A** looks better than healthy: the reward is the highest of all. But its KL is exactly 0 in
-#   every phase, while the reward has climbed from 0.5 to above 0.8. A policy that has changed its texts cannot be at no
-#   distance from where it started; what it is compared with has moved along. Numbers that are
-#   *exactly* something are worth a look. (With no leash to hold it back, no wonder it earns more.)
-# - **B** shows nothing broken, and does not learn. Ratio, KL, clipping, gradient norm: all as they
-#   should be. Explained variance is the clue, which stays at 0. With advantages of the wrong sign, or
-#   one token late, the value head does learn something (try it); here it cannot foresee anything:
-#   its targets have nothing to do with its states.
-# - **C** begins like the healthy run. Then KL goes to about a hundred nats, and the KL penalty, a
-#   number that cannot be negative, is below 0. Entropy climbs, too: the cheapest way to be far from
-#   the old language is to write rubble. The reward rises at first all the same.
+# - **A** looks better than healthy: its reward is above the healthy run's. But its KL is exactly 0 in
+#   every phase, while the reward has climbed from about 0.5 to about 0.9. A policy that has changed its
+#   texts cannot be at no distance from where it started; what it is compared with has moved along.
+#   Numbers that are *exactly* something are worth a look. (With no leash to hold it back, no wonder it
+#   earns more.)
+# - **B** shows nothing broken, and hardly learns: its reward wanders, far below the healthy one. Ratio,
+#   KL, clipping, gradient norm: all as they should be. Explained variance is the clue, which stays at
+#   0. With advantages of the wrong sign, or one token late, the value head does learn something (try
+#   it); here it cannot foresee anything: its targets have nothing to do with its states.
+# - **C** begins like the healthy run, and its reward never gives it away: it climbs as fast or faster.
+#   But the KL penalty, a number that cannot be negative, is below 0, and in the last phases the KL runs
+#   away, to about twenty nats. Entropy, which falls in a healthy run, turns up. The cheapest way to be
+#   far from the old language is to write what it never would: nearly all of its last reviews go on with
+#   "the camera was" where "it ." belongs, and the classifier does not mind. (Give it 14 phases, and it
+#   writes "the the the" to the end, at a KL of some hundred nats, and is still paid for it.)
 #
 # ## What surprised you
 
