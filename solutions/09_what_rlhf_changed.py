@@ -152,10 +152,11 @@ else:
 bars(slots, series, "KL from the old model, nats per token")
 
 # %% [markdown]
-# The run spent more than twice the KL that its reward is worth. Adjectives, connectors and the verdict
-# are where the best policy spends, too, though it spends most on the first adjective, and this run on
-# the second. But the best policy spends *nothing* on the copula, where this run spends about as much
-# as on the verdict. (The opening words, a matter of style, were left alone, as they should be.)
+# The run spent about twice the KL that its reward is worth. Adjectives, connectors and the verdict are
+# where the best policy spends, too, though it spends most on the first adjective, and this run about as
+# much on the second. But the best policy spends *nothing* on the copula, where this run spends more
+# than on the verdict. (The opening words, a matter of style, were all but left alone, as they should
+# be.)
 #
 # Here is what happened at the copula. The grammar says "wasn't" one time in five, and to say it costs
 # nothing, if the adjective is chosen to match. What did the checkpoints do, and what did it bring them?
@@ -260,8 +261,8 @@ kind = "attention" if ".attn." in top else "MLP" if ".mlp." in top else "embeddi
 predictions.compare("largest delta, relatively", largest_relative, kind)
 
 # %% [markdown]
-# A few directions, in every matrix: between one and about five by the stable rank, and with three to
-# about fifteen of them 90 % of the energy is there. (The same work on large models reports deltas of
+# A few directions, in every matrix: between one and a half and about four by the stable rank, and with
+# three to about fifteen of them 90 % of the energy is there. (The same work on large models reports deltas of
 # nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
 # which one you mean.)
 # Attention has changed most for its size, by about a tenth; embeddings and unembedding least.
@@ -332,13 +333,14 @@ if on_reel:
 bars(order, {"shift": [parts[name] for name in order]}, f"shift of logit({words[0]} - {words[1]})")
 
 # %% [markdown]
-# Two parts make most of the shift, in about equal shares: the MLP of block 0, and a single head of
-# block 1, L1H2. L1H3 and L1H1 add to it, so that the heads of block 1 together have most. The MLP of
-# block 1 pulls the other way: a part may work against the change that the whole has made. Look at the
-# last two columns. The MLP of block 0 pushes towards "loved" after every review, and harder after
-# negative ones, where more is to be won. L1H2 changed after negative reviews above all: it was one of
-# the parts that said "hated" there, and it does so no longer. (Which of the two comes first may change
-# with the seed. Which head it is, is a matter of the model: heads have no names in common.)
+# The MLP of block 0 is the largest single part. But all four heads of block 1 push the same way, L1H3
+# most, and together they have more. The rest hardly counts. Look at the last two columns. The MLP of
+# block 0 pushes towards "loved" after every review, and a little harder after negative ones, where more
+# is to be won. L1H3 changed after negative reviews above all: it was the head that said "hated" there
+# most clearly, and hardly says it any more. And the MLP of block 1, whose shift is nearly 0, has not kept
+# still: it leans a little more to "loved" after positive reviews, and a little less after negative
+# ones. A mean of 0 may hide that. (The order of the large parts came out the same with three seeds of
+# the run. Which heads they are is a matter of the model: heads have no names in common.)
 #
 # What would a tool have said that takes gain and bias as folded away? Leave them out, and see how far
 # the rows are from the truth.
@@ -360,7 +362,7 @@ print(f"with them: off by {new.error:.0e} at most")
 # it to the old model while it writes, and look at what it writes: reward, grammar, and the KL from the
 # old model. The control is a random vector of the same length.
 #
-# How much of the way from the old reward to the new one does alpha = 1 go? And alpha = 8?
+# How much of the way from the old reward to the new one does alpha = 1 go? And alpha = 4?
 #
 # (6 s on one core)
 
@@ -368,7 +370,7 @@ print(f"with them: off by {new.error:.0e} at most")
 alpha_one = (
     "less than a third"  # predict: "less than a third", "about half" or "more than two thirds"
 )
-alpha_eight = "about half"  # predict: "less than a third", "about half" or "more than two thirds"
+alpha_four = "about half"  # predict: "less than a third", "about half" or "more than two thirds"
 
 # %%
 site = f"blocks.{base.base_model.cfg.n_layers - 1}.hook_resid_post"
@@ -411,7 +413,7 @@ show_table(
         ["new", 0, *goal],
     ],
 )
-for alpha, guess in [(1, alpha_one), (8, alpha_eight)]:
+for alpha, guess in [(1, alpha_one), (4, alpha_four)]:
     way = (steered[alpha][0] - steered[0][0]) / (goal[0] - steered[0][0])
     said = (
         "less than a third"
@@ -433,12 +435,14 @@ curves(
 )
 
 # %% [markdown]
-# Alpha = 1, which the claim is about, goes nowhere that 256 texts would show; the vector is a
-# twentieth as long as a residual. But it is no noise: eight times it goes nearly half the way, at
-# about the KL of the new model, and keeps the grammar of nearly all texts, where a random vector of
-# that length does not raise the reward at all. More of it breaks the language, and the reward it still
-# gets for that is the classifier's opinion of rubble (look at the column "grammatical"). Nor can it be
-# undone this way: the new model less the vector is still the new model.
+# Alpha = 1, which the claim is about, goes about a seventh of the way; the vector is about an eighth
+# as long as a residual. But it is no noise: four times it goes a little more than half the way, at about the KL of
+# the new model, and keeps the grammar of nearly all texts, where a random vector of that length does
+# not raise the reward at all. More of it breaks the language, and the reward it still gets for that is
+# the classifier's opinion of rubble (look at the column "grammatical"). Nor can it be undone this way:
+# the new model less the vector is nearly the new model, and less four times the vector, it has lost
+# about half of what it had gained, with the grammar of many texts, and is *further* from the old model
+# than before.
 #
 # So: it *has* a steering vector in it, and it is not one. What RLHF changed here depends on what was
 # said before (which adjective, after which copula, before which verdict), and one vector for all places
