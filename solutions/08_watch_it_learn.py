@@ -294,7 +294,7 @@ heatmap(
 # The second clause does not follow this rule. At `THE 2`, `COP 2` and `ADJ 2` nobody asks either ("and"
 # or "but" depends on whether two clauses agree, not on what they say), and the value is read there
 # nearly as well as anywhere. What is asked for is there; what is not may be there all the same. That
-# is a matter of chance, and of the seed. This model itself was picked from some 15 trainings, so that
+# is a matter of chance, and of the seed. This model itself was picked from 17 trainings, so that
 # a probe finds the verdict at every word that tells something about it.
 #
 # The picture shows two more things. Block 0 understands a clause by itself: at `ADJ 1` its attention
