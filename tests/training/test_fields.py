@@ -477,13 +477,14 @@ def test_overlong_buffer_takes_up_to_1_off_long_responses():
 
 
 def test_ratio_threshold_skips_the_minibatches_that_have_moved():
-    """After the first of four steps ratios are no longer 1; some means are above 1.0001."""
+    """After the first of 32 steps ratios are no longer 1; some means are above 1.0001."""
     skipped = {}
     for threshold in (1.0001, 100.0):
-        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"ratio_threshold": threshold})))
+        sizes = {"batch_size": 32, "num_minibatches": 16}
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | sizes | {"ratio_threshold": threshold})))
         stats = trainer.learning_phase(trainer.rollout_phase())
         skipped[threshold] = stats.skipped_minibatches
-    assert 0 < skipped[1.0001] < 4 and skipped[100.0] == 0
+    assert 0 < skipped[1.0001] < 32 and skipped[100.0] == 0
 
 
 def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(monkeypatch):

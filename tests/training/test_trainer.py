@@ -179,6 +179,7 @@ def test_rewards_are_of_texts_without_bos_and_without_what_follows_the_stop(make
     read = []
     trainer = make_trainer(
         {"reward_fn": lambda texts: read.extend(texts) or torch.arange(len(texts)) + 0.0},
+        batch_size=32,
         gen_len=26,
         temperature=5.0,
     )
