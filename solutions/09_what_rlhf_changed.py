@@ -261,9 +261,9 @@ kind = "attention" if ".attn." in top else "MLP" if ".mlp." in top else "embeddi
 predictions.compare("largest delta, relatively", largest_relative, kind)
 
 # %% [markdown]
-# A few directions, in every matrix: between one and a half and about four by the stable rank, and with
-# three to about fifteen of them 90 % of the energy is there. (The same work on large models reports deltas of
-# nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
+# A few directions, in every matrix: between one and a half and about four by the stable rank, and
+# with three to about fifteen of them 90 % of the energy is there. (The same work on large models
+# reports deltas of nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
 # which one you mean.)
 # Attention has changed most for its size, by about a tenth; embeddings and unembedding least.
 #
@@ -436,8 +436,8 @@ curves(
 
 # %% [markdown]
 # Alpha = 1, which the claim is about, goes about a seventh of the way; the vector is about an eighth
-# as long as a residual. But it is no noise: four times it goes a little more than half the way, at about the KL of
-# the new model, and keeps the grammar of nearly all texts, where a random vector of that length does
+# as long as a residual. But it is no noise: four times it goes a little more than half the way, at
+# about the KL of the new model, and keeps the grammar of nearly all texts, where a random vector of that length does
 # not raise the reward at all. More of it breaks the language, and the reward it still gets for that is
 # the classifier's opinion of rubble (look at the column "grammatical"). Nor can it be undone this way:
 # the new model less the vector is nearly the new model, and less four times the vector, it has lost
