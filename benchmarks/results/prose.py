@@ -35,9 +35,9 @@ while policies found by samples still spend it.
 UNHELD = """\
 ### A learning phase that nothing ends
 
-With earlier weights of the language model, REINFORCE++ was first run without `target_kl`, and one run
-of this row left the language. Its reviews were nearly all positive by then, so that the rewards of
-a batch hardly differed; REINFORCE++ whitens what differs, noise as well, and one learning phase
+With earlier weights of the language model, REINFORCE++ was first run without `target_kl`, and one
+run of this row left the language. Its reviews were nearly all positive by then, so that the rewards
+of a batch hardly differed; REINFORCE++ whitens what differs, noise as well, and one learning phase
 took the policy to texts that are no reviews, which the classifier pays as well as before.
 `target_kl`, which ends such a phase after its first steps, was then set for every row of
 REINFORCE++ above; the other methods have run without. Below is the same row with today's weights:
