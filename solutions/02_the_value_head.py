@@ -295,9 +295,9 @@ tokens_html(words[prefix_len:-1], after_each[worst], "value")
 #
 # ### The reader
 #
-# Ridge regression is least squares with a penalty on large slopes. With 64 dimensions and some
-# hundreds of reviews it needs one, or else it reads noise. The function fits many places at once:
-# `*site` in the shapes are any number of axes in front, or none.
+# Ridge regression is least squares with a penalty on large slopes. With no more reviews than
+# dimensions it needs one, or else it reads noise; with some hundreds, a small one does. The function
+# fits many places at once: `*site` in the shapes are any number of axes in front, or none.
 
 # %%
 from rlhf_lab.probes.value_lens import fit_ridge  # exercise
@@ -347,8 +347,8 @@ show_table(
 )
 
 # %% [markdown]
-# These are the values *after* the words in the table. They are P(positive | what has been said), and
-# so is the reward that the classifier gives for a whole review, nearly.
+# These are the values *after* the words in the table: P(positive | the words so far). The reward that
+# the classifier gives for a whole review is nearly that.
 #
 # Predict what the reader will find. The first adjective of a review, "good" or "dull", tells how the
 # reviewer feels, unless there is a "wasn't" two words before it. The word behind it, "and" or "but",
@@ -357,8 +357,11 @@ show_table(
 #
 # One thing to know about the transformer. It was trained to guess the next word, as usual, and from
 # the same state, with a small weight, the words three and five places ahead, by two linear heads that
-# were thrown away afterwards (*multi-token prediction*, Gloeckle et al. 2024, arXiv 2404.19737). At
-# which of six places does the last layer read the value *worst*, of what can be known there?
+# were thrown away afterwards (*multi-token prediction*, Gloeckle et al. 2024, arXiv 2404.19737). And
+# all reviews are built alike. A clause is "the", a noun, "was" or "wasn't", an adverb, an adjective;
+# "and" or "but" joins three of them; then come ".", "i", the verb, "it", "." and a "thanks" or "bye".
+# At which of six places does the last layer read the value *worst*, of what can be known there? (At
+# some the word itself tells. At others somebody must have had a reason to bring it there.)
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -409,11 +412,10 @@ heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
 # Read the table by rows:
 #
 # - The embedding knows nothing but the word. An adjective says something, if one overlooks
-#   "wasn't". "and" by itself says nothing about how good the movie was.
+#   "wasn't", the first most. "and" by itself says nothing about how good the movie was.
 # - Attention brings in the words before, "wasn't" among them. "wasn't dull" is not a sum of its
-#   words: the one turns the other round. But attention is no mere sum either, since the weights with
-#   which a word looks back depend on that word. Nothing else in this row can bring the two together,
-#   and the first adjective is understood.
+#   words: the one turns the other round. Attention can join them all the same: its weights depend on
+#   the word that looks back. The first adjective is understood.
 # - Behind the first connector the MLP of block 0 completes the value. From the second adjective to
 #   "i", block 0 gives three quarters of it at best. To add clauses up takes block 1, and there its
 #   attention does nearly all of it.
@@ -426,24 +428,22 @@ heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
 # places ahead. After the full stop comes "i", three places ahead "it", and five places ahead the
 # "thanks" or "bye" of the end, and none of them depends on what was said. After a connector comes
 # "the", whatever was said, but five places ahead an adjective. And after the verb, where the value
-# is read second worst, nothing follows that depends on it. A state holds what something in training
-# asked of it, and not what your reward needs.
+# is read second worst, nothing follows that depends on it. What training asks for is there, whether
+# your reward needs it or not.
 #
-# That is an explanation that fits, not a proof, and it does not fit everywhere. Nothing asks the
-# first adjective whether it was good: "and" and "but" are as likely after the one as after the
-# other, and what is three and five places ahead does not depend on it either. The value is there
-# all the same, perhaps because all positions share their weights, and what the other adjectives
-# need happens at the first, too. And at the full stop the value is read worst, but most of it is
-# there.
+# Other things may be there, too. Nothing asks the first two adjectives how good the movie is: "and"
+# and "but" tell whether two clauses agree, not whether they praise, and what is three and five places
+# ahead does not depend on it either. The value is there all the same, and at the full stop most of
+# it. Perhaps that is because all positions share their weights, so that what one of them needs
+# happens at the others; one model cannot tell.
 #
 # Better evidence is to ask something else in training. An earlier version of this model was trained
 # on the next word alone. At "i" it had 1.00 in the same row, too; at "adj 3", where nothing asked,
-# it had 0.78. Chance has a share in this, all the same. A linear probe can tell good from bad
-# within two points of what is possible at every adjective, connector and verb in none of more than
-# 20 trainings on the next word alone, and in 4 of 17 that looked ahead, with other seeds and other
-# weights of the guesses. The model that you are reading was chosen among the 17, because it came
-# nearest. What a probe finds in one model need not be in the next. (Lesson 08 looks at the same
-# places while the policy is trained.)
+# it had 0.78. Chance has a share in this, all the same. That a linear probe tells good from bad
+# within two points of what is possible, at every adjective, connector and verb, happened in none of
+# more than 20 trainings on the next word alone, and in 4 of 17 that looked ahead. You are reading the
+# one of the 17 that came nearest to what is possible: what a probe finds in one model need not be in
+# the next. (Lesson 08 looks at all places of a review.)
 #
 # ### Fooling yourself
 #
@@ -496,10 +496,10 @@ show_table(["R2 at", *columns], rows, digits=2)
 
 # %% [markdown]
 # (The ceiling is for all reviews of the grammar, and for a reader that knows it. 172 reviews can
-# come out above or below, and slopes fitted to 340 chance outcomes lose some of it, most where
-# chance is large.) So an explained variance of 0.5 over all tokens is not a bad value head. Before
-# the first adjective the ceiling is 0, it gets to 1 only behind the verb, and its mean over the
-# states before the 26 generated tokens is 0.57.
+# come out above or below, and slopes fitted to 340 chance outcomes lose some of it.) So an explained
+# variance of 0.5 over all tokens is not a bad value head. Before the first adjective the ceiling is 0,
+# it gets to 1 only behind the verb, and its mean over the states before the 26 generated tokens is
+# 0.57.
 #
 # ## Your value head against the reader
 #

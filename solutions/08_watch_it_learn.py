@@ -133,8 +133,10 @@ show_table(
 
 # %% [markdown]
 # Every place in a review has a name: `ADJ 2` is the adjective of the second clause, `CONN 2` the
-# "and" or "but" that opens it, `VERB` the verdict. A number at a slot is about the state *behind*
-# that token. `verdict` is the state behind "i", where the model is about to say what it thinks.
+# "and" or "but" that opens it, `ASP` its noun, `COP` "was" or "wasn't", `ADV` its adverb; `STOP`, `I`,
+# `VERB` (the verdict), `IT`, `END` and `TAG` make the end (". i loved it . thanks"). A number at a slot
+# is about the state *behind* that token. `verdict` is the state behind "i", where the model is about
+# to say what it thinks.
 #
 # ## A suite, and a recorder of your own
 #
@@ -280,7 +282,7 @@ heatmap(
 
 # %% [markdown]
 # The same number is legible to 0.99 at the adjective, to 0.84 at the full stop, and to 0.999 at "i".
-# The transformer does not read like a parser. A state holds what something in training asked of it.
+# The transformer does not read like a parser. What training asks of a state is there.
 # Behind "i" comes the verdict, and three places behind the last adjective stands the verdict, too. But
 # 1, 3 and 5 places behind the full stop stand "i", "it" and the tag, whatever was said.
 #
@@ -293,9 +295,9 @@ heatmap(
 #
 # The second clause does not follow this rule. At `THE 2`, `COP 2` and `ADJ 2` nobody asks either ("and"
 # or "but" depends on whether two clauses agree, not on what they say), and the value is read there
-# nearly as well as anywhere. What is asked for is there; what is not may be there all the same. That
-# is a matter of chance, and of the seed. This model itself was picked from 17 trainings, so that
-# a probe finds the verdict at every word that tells something about it.
+# nearly as well as anywhere. What is asked for is there; what is not may be there all the same,
+# perhaps because all positions share their weights. One model cannot tell, and this one was picked
+# from 17 trainings, so that a probe finds the verdict at every word that tells something about it.
 #
 # The picture shows two more things. Block 0 understands a clause by itself: at `ADJ 1` its attention
 # has put "wasn't" and "dull" together, before any MLP. To add clauses up takes block 1: behind block 0
@@ -348,7 +350,8 @@ Html("".join(lines)) if truth else None
 # Adjectives have most, and the earlier the more: the first one moves the probability of a happy
 # ending by 0.35, the third finds it nearly settled. And the connectors do have credit: "but" announces
 # that the next clause will disagree with this one, and an announcement is news. It is less than the
-# adjectives', though. Everything else is worth exactly nothing, and that is most of the text.
+# adjectives', though, and the verdict has no more: by then nearly all has been said. Everything else
+# is worth exactly nothing, and that is most of the text.
 #
 # ## Who gets it?
 #
@@ -409,9 +412,10 @@ bars(
 # deserves most, gets little. Its credit comes a word late, at the "and" or "but" behind it, and more
 # of it at "was" and the adverb after that, which deserve nothing. It is not that the model does not
 # know: at `ADJ 1` the value was legible to 0.98. But it stands there in other directions of the
-# residual than at the words that follow, and one head reads them all: what it misreads at one word and
-# reads better at the next is booked as credit. So is what it makes of the full stop and the tag at the
-# end ("cheers", "bye"), which have nothing to do with anything and get most of all.
+# residual than at the words that follow (lesson 02 measures how different), and one head reads them
+# all: what it misreads at one word and reads better at the next is booked as credit. So is what it
+# makes of the full stop and the tag at the end ("cheers", "bye"), which have nothing to do with
+# anything and get most of all.
 #
 # That PPO learns all the same is no contradiction. The sum of the credit over a review is right (it is
 # the reward minus the first value, whatever the critic says), and noise averages out over a batch.
@@ -465,7 +469,7 @@ if truth is not None:
 
 # %% [markdown]
 # The embedding of "i" knows nothing, block 0 leaves it six to nine points short, and the attention
-# of block 1 takes it to Bayes' rule: before training the model knows all there is to know.
+# of block 1 takes it to Bayes' rule: before training the model knows all there is to know there.
 # After training, lda is within two points of that. (So is the difference of means, though behind it
 # stands a threshold half-way between the classes, which need not suit the trained policy.)
 #
@@ -609,8 +613,8 @@ curves(
 # half of the way lies behind them by phase 4, and about nine tenths by phase 8.
 #
 # Relative movement hides large parts, though. The MLP of block 0 stands far down in the table, for it
-# has moved by a quarter of its size at most; multiply the columns, and it has moved as far as the
-# foremost head of block 1. And movement is not effect: whether a part moved the *choice* is the
+# has moved by a quarter of its size at most; multiply the columns, and it has moved about as far as
+# any head. And movement is not effect: whether a part moved the *choice* is the
 # question of the next lesson.
 #
 # ## What surprised you
