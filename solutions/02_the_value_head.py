@@ -441,9 +441,9 @@ heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
 # on the next word alone. At "i" it had 1.00 in the same row, too; at "adj 3", where nothing asked,
 # it had 0.78. Chance has a share in this, all the same. That a linear probe tells good from bad
 # within two points of what is possible, at every adjective, connector and verb, happened in none of
-# more than 20 trainings on the next word alone, and in 4 of 17 that looked ahead. You are reading the
-# one of the 17 that came nearest to what is possible: what a probe finds in one model need not be in
-# the next. (Lesson 08 looks at all places of a review.)
+# more than 20 trainings on the next word alone, and in 4 of 17 that looked ahead, in three of them
+# barely. You are reading the fourth: what a probe finds in one model need not be in the next.
+# (Lesson 08 looks at all places of a review.)
 #
 # ### Fooling yourself
 #

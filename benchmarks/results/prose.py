@@ -40,8 +40,8 @@ run of this row left the language. Its reviews were nearly all positive by then,
 of a batch hardly differed; REINFORCE++ whitens what differs, noise as well, and one learning phase
 took the policy to texts that are no reviews, which the classifier pays as well as before.
 `target_kl`, which ends such a phase after its first steps, was then set for every row of
-REINFORCE++ above; the other methods have run without. Below is the same row with today's weights:
-such a step is a matter of chance.
+REINFORCE++ above; the other methods have run without. Below is the same row with today's weights,
+with which no run left it.
 """
 
 LOOPHOLE = """\

@@ -140,10 +140,10 @@ def train_language_model(
 
     How well the text is modelled hardly depends on the seed; what is written where inside does,
     for a state needs to hold only what somebody asks of it. Looking ahead asks: five words behind
-    a connector stands the adjective, three behind the last adjective the verb. A linear probe comes
-    within two points of Bayes' rule at all six words that inform in 4 of 17 trainings with it
-    (other seeds, other weights), and in none of more than 20 without; the default is the one that
-    comes nearest.
+    a connector stands the adjective, three behind the last adjective the verb. On the reviews they
+    were compared on, a linear probe came within two points of Bayes' rule at all six words that
+    inform in 4 of 17 trainings with it (other seeds, other weights), three of them barely, and in
+    none of more than 20 without. The default is the fourth.
 
     Raises ValueError for steps or batch_size below 1.
     """

@@ -119,6 +119,7 @@ def test_the_best_layer_reaches_bayes_within_two_points_at_every_word_that_infor
     for t, name in informs:
         assert excess[:, t].amax() > -0.02, name
         assert bool((excess[:, t] <= 4 * error[:, t]).all()), name
+    assert excess[:, truth.grammar.slot("VERB") - 1].amax() >= -0.02
 
 
 def test_a_run_stores_accuracy_beside_bayes_and_controls(finished):

@@ -118,7 +118,8 @@ def test_the_bundled_policy_holds_the_exact_value_where_training_asked_for_it(mo
     last, before_verb = r2[-1], truth.grammar.slot("VERB") - 1
     at_the_adjective, at_the_stop = (truth.grammar.slot("ADJ", 2), before_verb - 1)
     assert truth.slot_names(tokens.shape[1])[at_the_stop] == "STOP"
-    assert min(last[before_verb], last[at_the_adjective]) > 0.95
+    assert last[before_verb] > 0.97
+    assert last[at_the_adjective] > 0.95
     assert last[at_the_stop] < last[at_the_adjective] - 0.05
     assert r2[0, before_verb] < 0.05
     # Nothing is known before the first adjective.
@@ -126,11 +127,11 @@ def test_the_bundled_policy_holds_the_exact_value_where_training_asked_for_it(mo
 
 
 def test_the_exact_value_is_carried_at_the_connectors_and_less_at_the_adjective(model, truth):
-    """The summarization motif (Tigges et al. 2023): a clause is summed up at the word behind it.
+    """Behind block 0 it is readable at each connector better than at the adjective of its clause.
 
-    Block 0 does it, for the second connector completely: there the value is readable at the
-    connector (R2 of 0.95 and more) and clearly less at the adjectives of the clauses behind it. The
-    last block makes up for the rest: both connectors, and the adjectives with them.
+    Only there: behind the last block the adjectives have caught up with both connectors. And a
+    connector is hardly ahead of the adjective *before* it, whose clause it would sum up (the
+    summarization motif, Tigges et al. 2023): this model is no clear case of that.
     """
     tokens, _ = truth.reviews(2000, seed=7)
     acts = capture_activations(model, tokens, RESIDUAL_SITES)
