@@ -1,6 +1,7 @@
 """Fine-tuning: the loss that is reported, what is learned and what is left alone."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,11 +99,13 @@ def test_hooks_fire_on_every_step(nano):
 def test_adapters_learn_while_the_model_below_them_stays(nano):
     add_lora(nano, 2, 4.0)
     start = effective_weights(load_model("reel-nano"))
-    fitted = fine_tune(nano, load_examples("reel", 40, 0), FEW, own_texts=OwnTexts(8, 5))
+    # Steps large enough, and texts long enough, for a KL well above what float32 can tell from 0.
+    far = replace(FEW, learning_rate=0.03)
+    fitted = fine_tune(nano, load_examples("reel", 40, 0), far, own_texts=OwnTexts(8, 25))
     changed = effective_weights(nano)
     moved = {name for name in start if not torch.equal(start[name], changed[name])}
     assert {name.rsplit(".", 1)[1] for name in moved} == {"W_Q", "W_V"}
-    assert fitted.drift.kl_per_token > 0
+    assert fitted.drift.kl_per_token > 1e-5
 
 
 def test_a_seed_decides_all_and_the_random_state_is_left_alone():
