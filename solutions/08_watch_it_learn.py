@@ -28,7 +28,7 @@
 # | is there a sentiment direction? | held-out accuracy beside Bayes' rule | no probe beats Bayes' rule, but by luck |
 # | is it used? | ablate it, look at the next word | a random direction must change little |
 #
-# About 110 minutes of work. All cells together run in about 19 seconds on one core, without a
+# About 115 minutes of work. All cells together run in about 20 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so.
 
 # %%
@@ -58,7 +58,7 @@ from rlhf_lab.probes.direction import accuracy, project
 from rlhf_lab.probes.logit_shift import SITES, residual_components, single_token
 from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.probes.text_heatmap import spell_tokens
-from rlhf_lab.probes.value_lens import RESIDUAL_SITES
+from rlhf_lab.probes.value_lens import RESIDUAL_SITES, readability
 from rlhf_lab.training.capture import capture_activations
 from rlhf_lab.views import Html, bars, colour_key, curves, heatmap, sparkline, tokens_html
 from rlhf_lab.views.probe_pictures import short_site
@@ -250,10 +250,11 @@ heatmap(lens[:, 0], layers, spelled, "the value head's opinion, layer by layer",
 #
 # A reader who knows the grammar has all that the clauses say as soon as the third adjective is there.
 # The full stop and the "i" behind it say nothing: at `ADJ 3`, `STOP` and `I` the exact value is one
-# and the same number. One thing to know about this model: besides the next word, in training it also
-# guessed the words 3 and 5 places ahead, with a small weight and two heads that were thrown away
-# afterwards (multi-token prediction, Gloeckle et al. 2024). Behind which of the three is the value
-# read *worst* from the last layer?
+# and the same number. One thing to know about this model: in training its last layer guessed the next
+# word and, with a small weight, the word 5 places ahead; and already behind block 0, with a small
+# weight, too, it guessed the word 3 places ahead. The two extra heads were thrown away afterwards
+# (multi-token prediction, Gloeckle et al. 2024). Behind which of the three is the value read *worst*
+# from the last layer?
 
 # %%
 worst_read_at = "STOP"  # predict: "ADJ 3", "STOP", "I" or "equally well"
@@ -281,30 +282,100 @@ heatmap(
 ) if truth else None
 
 # %% [markdown]
-# The same number is legible to 0.99 at the adjective, to 0.84 at the full stop, and to 0.999 at "i".
-# The transformer does not read like a parser. What training asks of a state is there.
-# Behind "i" comes the verdict, and three places behind the last adjective stands the verdict, too. But
-# 1, 3 and 5 places behind the full stop stand "i", "it" and the tag, whatever was said.
+# The same number is legible to 0.94 at the adjective, to 0.87 at the full stop, and to 0.998 at "i".
+# The transformer does not read like a parser. What training asks of a state is there. Behind "i"
+# comes the verdict. But 1 and 5 places behind the last adjective stand two full stops, and behind the
+# first of them "i" and the tag, whatever was said.
 #
-# Count through the third clause. The adjective is 5 places ahead at `CONN 3`, 3 at `ASP 3` and 1 at
-# `ADV 3`; the verdict is 5 ahead at `COP 3`, 3 at `ADJ 3` and 1 at `I`. All six are read to 0.97 and
-# more. `THE 3` and `STOP` are left, where nobody asked, and they are the two worst of all places
-# before the verdict. (Behind it nobody asks any more, and it is read worse, too. A model of the same
-# shape that was trained on the next word alone came to 0.79 at `ADJ 3`, and at `STOP` to the same as
-# this one.)
+# Count through the third clause. The adjective is 5 places ahead at `CONN 3` and 1 at `ADV 3`; the
+# verdict is 5 ahead at `COP 3` and 1 at `I`. These four the last layer was asked for, and they are
+# read to 0.98 and more. At the other four, `THE 3`, `ASP 3`, `ADJ 3` and `STOP`, it is 0.82 to 0.94.
+# (Behind the verdict nobody asks any more, and the value is read worse there, too.) At `ASP 3` the
+# adjective is 3 places ahead, at `ADJ 3` the verdict, and behind block 0, where these were asked for,
+# the two are read better than most, to 0.78 and 0.88 (`CONN 3` has 0.88, too, `I` 0.77, the others
+# 0.37 to 0.70). A model of the same shape that was trained on the next word alone came to about 0.8
+# at `ADJ 3`, in the best layer.
 #
-# The second clause does not follow this rule. At `THE 2`, `COP 2` and `ADJ 2` nobody asks either ("and"
-# or "but" depends on whether two clauses agree, not on what they say), and the value is read there
-# nearly as well as anywhere. What is asked for is there; what is not may be there all the same,
-# perhaps because all positions share their weights. One model cannot tell, and this one was picked
-# from 17 trainings, so that a probe finds the verdict at every word that tells something about it.
+# The second clause does not follow this rule. At `THE 2`, `COP 2` and `ADJ 2` nobody asks either
+# ("and" or "but" depends on whether two clauses agree, not on what they say), at `ASP 2` only block
+# 0 is asked, and the value is read at all four to 0.94 and more. What is asked for is there; what
+# is not may be there all the same, perhaps because all positions share their weights. One model
+# cannot tell, and this one was picked from 23 trainings that looked ahead. (In 6 of the 23, most of
+# them barely, and in none of more than 20 trainings on the next word alone, a probe tells good from
+# bad reviews nearly as accurately as is possible, at every word that says something about it.)
 #
 # The picture shows two more things. Block 0 understands a clause by itself: at `ADJ 1` its attention
-# has put "wasn't" and "dull" together, before any MLP. To add clauses up takes block 1: behind block 0
-# the value is legible to about 0.8 at `ADJ 2` and 0.75 at `ADJ 3`, behind block 1 to 0.99 at both.
+# has put "wasn't" and "dull" together, before any MLP. To add clauses up well takes block 1: behind
+# block 0 the value is legible to about 0.87 at `ADJ 2` and `ADJ 3`, behind block 1 to 0.98 and 0.94.
+# (Lesson 02 fits fewer reviews, and reads a little less.)
 #
 # The first row holds embeddings only. It knows something at `ADJ` and `VERB`, where the word itself
 # tells, and nothing anywhere else.
+#
+# ### Counted, or weighed?
+#
+# What does "i" have that the last adjective lacks? At both, the exact value depends on one thing: how
+# many of the three clauses are positive. But it does not grow evenly with this count. For 0, 1, 2 and
+# 3 positive clauses it is 0.005, 0.15, 0.85 and 0.995: the step in the middle is nearly five times
+# each of the others. The best straight line in the count gives most of the value and misses this
+# bend. Read the two separately, the count, and the bend (what the value is beyond the line), at
+# `ADJ 3` and at `I`, behind the attention of the last block and behind its MLP. At which of these
+# four places is more than half of the bend? (Think of what attention can do with votes, of what it
+# cannot, and of the numbers above.)
+
+# %%
+bend_is_read = "at I, behind the MLP"  # predict: "at all four", "at I", "behind the MLP" or "at I, behind the MLP"
+
+# %%
+if truth is None:
+    print("no votes to count here")
+else:
+    fresh, _ = truth.reviews(3000, seed=1)
+    at = [slots.index("ADJ 3"), slots.index("I")]
+    value = truth.values(fresh)[0][:, at[0]].double()
+    # Four numbers, in ascending order: the place of each is the count of positive clauses.
+    levels, count = value.round(decimals=3).unique(return_inverse=True)
+    line = torch.stack([torch.ones_like(value), count.double()], dim=1)
+    bend = value - line @ torch.linalg.lstsq(line, value[:, None]).solution[:, 0]
+    print("values:", [round(level, 3) for level in levels.tolist()])
+    print(f"the best line in the count gives {1 - bend.var() / value.var():.3f} of the value")
+
+    states = torch.stack(list(capture_activations(run.policy(0), fresh, sites[-2:]).values()))
+    everywhere = torch.ones(len(fresh), 2, dtype=torch.bool)
+    read = {
+        name: readability(states[:, :, at], y.double()[:, None].expand(-1, 2), everywhere)[0]
+        for name, y in {"count": count, "bend": bend, "value": value}.items()
+    }
+    show_table(
+        ["R2", *read],
+        [
+            [f"at {slot}, behind the {part}", *(r2_of[i, j].item() for r2_of in read.values())]
+            for j, slot in enumerate(("ADJ 3", "I"))
+            for i, part in enumerate(("attention", "MLP"))
+        ],
+        digits=2,
+    )
+    # Behind the attention at ADJ 3 and at I, then behind the MLP.
+    answers = {
+        "at all four": [[True, True], [True, True]],
+        "at I": [[False, True], [False, True]],
+        "behind the MLP": [[False, False], [True, True]],
+        "at I, behind the MLP": [[False, False], [False, True]],
+    }
+    there = (read["bend"] > 0.5).tolist()
+    said = next((answer for answer, where in answers.items() if where == there), "none of these")
+    predictions.compare("most of the bend is read", bend_is_read, said)
+
+# %% [markdown]
+# The adjective counts the votes, and "i" weighs them. The line gives 0.94 of the value, the bend is the
+# other 0.06, and that is what `ADJ 3` lacks. (`STOP`, with 0.87, has not even the whole count.)
+# Attention can turn a vote round at a "wasn't", but what it brings together from several clauses it
+# mostly adds: the count is read behind it to 0.97 and more at both places, and of the bend a third at
+# best. The MLP, which need not be linear, makes nearly all the rest, but only at "i". There it is of
+# use: the chance of a word of praise grows evenly with the value, not with the count. Behind the
+# adjective comes a full stop. To tell good from bad reviews a count will do: from two positive clauses
+# of three up, positive is more likely, so that a count and one threshold decide as Bayes' rule does.
+# Only the probability needs the bend.
 #
 # ## Who deserves the credit?
 #
@@ -349,9 +420,9 @@ Html("".join(lines)) if truth else None
 # %% [markdown]
 # Adjectives have most, and the earlier the more: the first one moves the probability of a happy
 # ending by 0.35, the third finds it nearly settled. And the connectors do have credit: "but" announces
-# that the next clause will disagree with this one, and an announcement is news. It is less than the
-# adjectives', though, and the verdict has no more: by then nearly all has been said. Everything else
-# is worth exactly nothing, and that is most of the text.
+# that the next clause will disagree with this one, and an announcement is news. It is no more than the
+# last adjective's, though, and the verdict has no more, either: by then nearly all has been said.
+# Everything else is worth exactly nothing, and that is most of the text.
 #
 # ## Who gets it?
 #
@@ -368,7 +439,7 @@ Html("".join(lines)) if truth else None
 
 # %%
 better_correlated = "values"  # predict: "values", "credit" or "about the same"
-critic_credits = "CONN 2"  # predict: "ADJ 1", "CONN 2" or "THE 2"
+critic_credits = "THE 2"  # predict: "ADJ 1", "CONN 2" or "THE 2"
 
 # %%
 if truth is None:
@@ -409,13 +480,14 @@ bars(
 # %% [markdown]
 # The values are good, and of the credit made of them most is noise. A value may be right on average
 # and jump at the wrong moments; credit is made of nothing but the jumps. The first adjective, which
-# deserves most, gets little. Its credit comes a word late, at the "and" or "but" behind it, and more
-# of it at "was" and the adverb after that, which deserve nothing. It is not that the model does not
-# know: at `ADJ 1` the value was legible to 0.98. But it stands there in other directions of the
-# residual than at the words that follow (lesson 02 measures how different), and one head reads them
-# all: what it misreads at one word and reads better at the next is booked as credit. So is what it
-# makes of the full stop and the tag at the end ("cheers", "bye"), which have nothing to do with
-# anything and get most of all.
+# deserves most, gets little. Its credit comes a word late, at the "and" or "but" behind it, and "the"
+# after that, which deserves nothing, gets as much again. It is not that the model does not know: at
+# `ADJ 1` the value was legible to 0.99, and at `THE 2` to 0.96. But there the states of good and of
+# bad differ very little, and at the connector much (lesson 02 measures adjective and connector), and
+# one head reads them all. It overlooks the value at the adjective, sees it at the connector, and
+# loses sight of it at "the": what is read well at one word and badly at the next is booked as credit,
+# either way. So is what the critic makes of the full stop and the tag at the end ("cheers", "bye"),
+# which have nothing to do with anything and get nearly as much.
 #
 # That PPO learns all the same is no contradiction. The sum of the credit over a review is right (it is
 # the reward minus the first value, whatever the critic says), and noise averages out over a batch.
@@ -468,13 +540,13 @@ if truth is not None:
     predictions.compare("the lda direction at the last layer is", lda_accuracy, said)
 
 # %% [markdown]
-# The embedding of "i" knows nothing, block 0 leaves it six to nine points short, and the attention
+# The embedding of "i" knows nothing, block 0 leaves it six to seven points short, and the attention
 # of block 1 takes it to Bayes' rule: before training the model knows all there is to know there.
-# After training, lda is within two points of that. (So is the difference of means, though behind it
-# stands a threshold half-way between the classes, which need not suit the trained policy.)
+# After training, lda does just as well at the last layer. (The difference of means is within two
+# points.)
 #
-# Mind the two cosines. The difference of means hardly turned. The lda direction came out at about 60
-# degrees to what it was, and decodes just as well! Many directions do, when a residual has 64
+# Mind the two cosines. The difference of means hardly turned. The lda direction came out at a right
+# angle to what it was, and decodes just as well! Many directions do, when a residual has 64
 # dimensions and the classes are far apart, and lda picks one of them by the finest details of the
 # covariance. So a cosine between two lda directions does not tell you that anything has turned.
 
@@ -491,12 +563,14 @@ heatmap(
 )
 
 # %% [markdown]
-# From top to bottom nearly nothing changes. The policy learned to *say* other things, not to *know*
-# other things. And the picture of the value comes back: at `ADJ 3` and "i" the decoder does what Bayes'
-# rule does, and at `THE 3` and `STOP`, where nobody asked, it is about six points below in the first
-# phase. (Some of the gap is the decoder's own: 512 reviews are few for 64 numbers. Fitted to 6,000, it
-# is 2 points below at `THE 3` and 5 at `STOP`, and within half a point at the connectors and at all
-# three adjectives.)
+# From top to bottom little changes; most at `THE 3`, where the decoder gains five points. The policy
+# learned to *say* other things, more than to *know* other things. And the picture of the value comes
+# back: at "i" the decoder does what Bayes' rule does, at `ADJ 3` within half a point in the first
+# phase (there the count was enough), and at `THE 3`, `ASP 3` and `STOP`, where nobody asked the last
+# layer, it is seven, four and three points below. After the verdict it falls again. (Some of the gap
+# is the decoder's own: 512 reviews are few for 64 numbers. Fitted to 6,000, it is four, two and a half
+# and two points below there, within a point at the last adjective, and within a quarter of one at the
+# other two and at the connectors.)
 #
 # ## Readable is not used
 #
@@ -609,13 +683,14 @@ curves(
 )
 
 # %% [markdown]
-# The heads of block 1, which read the clauses for the verdict, move more than those of block 0. About
-# half of the way lies behind them by phase 4, and about nine tenths by phase 8.
+# On average the heads of block 1, which read the clauses for the verdict, move more than those of
+# block 0. A third to a half of the way lies behind them by phase 4, and about nine tenths by phase 8.
 #
-# Relative movement hides large parts, though. The MLP of block 0 stands far down in the table, for it
-# has moved by a quarter of its size at most; multiply the columns, and it has moved about as far as
-# any head. And movement is not effect: whether a part moved the *choice* is the
-# question of the next lesson.
+# Relative movement makes much of small parts, though, and hides large ones. `L0H0` leads the table,
+# and is the smallest of all heads: multiply the columns, and it has moved less than any head of block
+# 1. The MLP of block 0 stands far down, for it has moved by less than a quarter of its size;
+# multiply, and it has moved farther than any head. And movement is not effect: whether a part moved
+# the *choice* is the question of the next lesson.
 #
 # ## What surprised you
 

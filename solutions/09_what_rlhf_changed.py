@@ -152,11 +152,11 @@ else:
 bars(slots, series, "KL from the old model, nats per token")
 
 # %% [markdown]
-# The run spent about twice the KL that its reward is worth. Adjectives, connectors and the verdict are
-# where the best policy spends, too, though it spends most on the first adjective, and this run about as
-# much on the second. But the best policy spends *nothing* on the copula, where this run spends more
-# than on the verdict. (The opening words, a matter of style, were all but left alone, as they should
-# be.)
+# The run spent about twice the KL that its reward is worth. Adjectives and the verdict are where
+# the best policy spends, too, and both spend most on the first adjective, though this run spends
+# far more on the others. At the connectors the best policy spends a little, and this run next to
+# nothing. But the best policy spends *nothing* on the copula, where this run spends more than on
+# the verdict. (The opening words, a matter of style, were all but left alone, as they should be.)
 #
 # Here is what happened at the copula. The grammar says "wasn't" one time in five, and to say it costs
 # nothing, if the adjective is chosen to match. What did the checkpoints do, and what did it bring them?
@@ -174,11 +174,12 @@ else:
     show_table(["phases", 'share of "wasn\'t"', "reward with none", "with one", "with two"], rows)
 
 # %% [markdown]
-# At the start a negation makes little difference. But what the policy learns first is "say nice
-# adjectives", whatever came before them, and *wasn't lovely* is not praise. So to *this* policy
-# negations have become costly, and it learns to avoid them. It did not have to; a policy that matched
-# its adjectives would have kept its "wasn't". That is what a detour looks like in a KL map: a change
-# that the goal did not ask for, but the way there did.
+# At the start a negation makes little difference. But what the policy learns first is to say nice
+# adjectives after "was". After "wasn't" it should say the others, and that it learns late: after
+# eight phases nearly half of its adjectives there are still nice ones, and *wasn't lovely* is not
+# praise. So to *this* policy negations have become costly, and it learns to avoid them. It did not
+# have to; a policy that matched its adjectives would have kept its "wasn't". That is what a detour
+# looks like in a KL map: a change that the goal did not ask for, but the way there did.
 
 # %%
 limit = kl[:4].max().item()
@@ -262,7 +263,7 @@ predictions.compare("largest delta, relatively", largest_relative, kind)
 
 # %% [markdown]
 # A few directions, in every matrix: between one and a half and about four by the stable rank, and
-# with three to about fifteen of them 90 % of the energy is there. (The same work on large models
+# with four to seventeen of them 90 % of the energy is there. (The same work on large models
 # reports deltas of nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
 # which one you mean.)
 # Attention has changed most for its size, by about a tenth; embeddings and unembedding least.
@@ -333,14 +334,15 @@ if on_reel:
 bars(order, {"shift": [parts[name] for name in order]}, f"shift of logit({words[0]} - {words[1]})")
 
 # %% [markdown]
-# The MLP of block 0 is the largest single part. But all four heads of block 1 push the same way, L1H3
-# most, and together they have more. The rest hardly counts. Look at the last two columns. The MLP of
-# block 0 pushes towards "loved" after every review, and a little harder after negative ones, where more
-# is to be won. L1H3 changed after negative reviews above all: it was the head that said "hated" there
-# most clearly, and hardly says it any more. And the MLP of block 1, whose shift is nearly 0, has not kept
-# still: it leans a little more to "loved" after positive reviews, and a little less after negative
-# ones. A mean of 0 may hide that. (The order of the large parts came out the same with three seeds of
-# the run. Which heads they are is a matter of the model: heads have no names in common.)
+# The MLP of block 0 is the largest single part. But all four heads of block 1 push the same way,
+# L1H1 and L1H2 most, and together they have more. The rest hardly counts. Look at the last two
+# columns. The MLP of block 0 pushes towards "loved" after every review, and a little harder after
+# negative ones, where more is to be won. L1H2 moved about as far after both. L1H1 changed after
+# negative reviews above all: it was the only head that clearly said "hated" there, and says it no
+# more. And the MLP of block 1, whose shift is nearly 0, has not kept still: it leans less to "loved"
+# than before after positive reviews, and more after negative ones. A mean of 0 may hide that. (The
+# order of the large parts came out the same with three seeds of the run. Which heads they are is a
+# matter of the model: heads have no names in common.)
 #
 # What would a tool have said that takes gain and bias as folded away? Leave them out, and see how far
 # the rows are from the truth.
@@ -435,14 +437,14 @@ curves(
 )
 
 # %% [markdown]
-# Alpha = 1, which the claim is about, goes about a seventh of the way; the vector is about an eighth
-# as long as a residual. But it is no noise: four times it goes a little more than half the way, at
-# about the KL of the new model, and keeps the grammar of nearly all texts, where a random vector of that length does
-# not raise the reward at all. More of it breaks the language, and the reward it still gets for that is
-# the classifier's opinion of rubble (look at the column "grammatical"). Nor can it be undone this way:
-# the new model less the vector is nearly the new model, and less four times the vector, it has lost
-# about half of what it had gained, with the grammar of many texts, and is *further* from the old model
-# than before.
+# Alpha = 1, which the claim is about, goes about a ninth of the way; the vector is about a tenth as
+# long as a residual. But it is no noise: four times it goes two fifths of the way, at less than the
+# KL of the new model, and keeps the grammar of nearly all texts, where a random vector of that
+# length does not raise the reward at all. More of it breaks the language, and the reward it still
+# gets for that is the classifier's opinion of rubble (look at the column "grammatical"). Nor can it
+# be undone this way: the new model less the vector is nearly the new model, and less four times the
+# vector, it has lost only a quarter of what it had gained, but the grammar of nearly all texts, and
+# is much *further* from the old model than before.
 #
 # So: it *has* a steering vector in it, and it is not one. What RLHF changed here depends on what was
 # said before (which adjective, after which copula, before which verdict), and one vector for all places

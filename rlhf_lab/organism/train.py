@@ -1,9 +1,8 @@
 """Trains and saves the two bundled models: a GPT-2-shaped writer and a sentiment classifier."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +26,20 @@ from rlhf_lab.organism.tokenizer import (
     save_language_model_tokenizer,
 )
 
-AHEAD = MappingProxyType({3: 0.01, 5: 0.03})
-"""Words that reel-nano also guesses in training: how far ahead, and the weight of the guess."""
+
+class Guess(NamedTuple):
+    """A word further ahead that a writer in training also guesses.
+
+    How many places ahead it stands, behind which block the guess is made, and its weight.
+    """
+
+    distance: int
+    block: int
+    weight: float
+
+
+AHEAD = (Guess(3, 0, 0.15), Guess(5, 1, 0.03))
+"""What reel-nano guesses in training beside the next word."""
 
 
 class Trained(NamedTuple):
@@ -82,9 +93,10 @@ def classifier_config() -> DistilBertConfig:
 
 
 class LookingAhead(torch.nn.Module):
-    """A writer in training: beside its own head for the next word, heads for words further ahead.
+    """A writer in training: beside its own head for the next word, a head for each of `AHEAD`.
 
-    Only the writer is kept. Source: multi-token prediction, Gloeckle et al. 2024, arXiv 2404.19737.
+    A head reads the residual stream behind its block as the next block does: normalised. Only the
+    writer is kept. Source: multi-token prediction, Gloeckle et al. 2024, arXiv 2404.19737.
     """
 
     def __init__(self, writer: GPT2LMHeadModel) -> None:
@@ -103,11 +115,26 @@ def language_model_loss(
     2. Plus, by their weights in `AHEAD`, the words further ahead.
     """
     tokens = torch.from_numpy(grammar.sample(batch_size, rng).tokens)
-    states = learner.writer.transformer(tokens[:, :-1]).last_hidden_state
-    loss = _guess_ahead(learner.writer.lm_head, states, tokens, 1)
-    for (distance, weight), head in zip(AHEAD.items(), learner.heads, strict=True):
-        loss = loss + weight * _guess_ahead(head, states, tokens, distance)
+    behind = _normalized_states(learner.writer, tokens[:, :-1])
+    loss = _guess_ahead(learner.writer.lm_head, behind[-1], tokens, 1)
+    for guess, head in zip(AHEAD, learner.heads, strict=True):
+        states = behind[guess.block]
+        loss = loss + guess.weight * _guess_ahead(head, states, tokens, guess.distance)
     return loss
+
+
+def _normalized_states(
+    writer: GPT2LMHeadModel, tokens: Int[Tensor, "batch seq"]
+) -> list[Float[Tensor, "batch seq d_model"]]:
+    """The residual stream behind each block, as the layer norm hands it to what comes next."""
+    norms = [block.ln_1 for block in writer.transformer.h[1:]] + [writer.transformer.ln_f]
+    states: list[Tensor] = []
+    with ExitStack() as hooks:
+        for norm in norms:
+            hook = norm.register_forward_hook(lambda norm, given, out: states.append(out))
+            hooks.enter_context(hook)
+        writer.transformer(tokens)
+    return states
 
 
 def _guess_ahead(
@@ -140,10 +167,13 @@ def train_language_model(
 
     How well the text is modelled hardly depends on the seed; what is written where inside does,
     for a state needs to hold only what somebody asks of it. Looking ahead asks: five words behind
-    a connector stands the adjective, three behind the last adjective the verb. On the reviews they
-    were compared on, a linear probe came within two points of Bayes' rule at all six words that
-    inform in 4 of 17 trainings with it (other seeds, other weights), three of them barely, and in
-    none of more than 20 without. The default is the fourth.
+    a connector stands the adjective, three behind the last adjective the verb. Asked for behind
+    block 0, the verb has the state there count the votes of the clauses, which decides nearly as
+    well as Bayes' rule; asked for behind the last block, it had the exact value written there.
+
+    On the reviews they were compared on, a linear probe came within two points of Bayes' rule at
+    all six words that inform in 6 of 23 trainings that look ahead (other seeds, weights, blocks),
+    most of them barely, and in none of more than 20 that do not. The default is one of the six.
 
     Raises ValueError for steps or batch_size below 1.
     """

@@ -104,12 +104,16 @@ def test_the_writer_looks_ahead_in_training_and_is_saved_without_the_heads(tmp_p
     learner = LookingAhead(GPT2LMHeadModel(language_model_config()))
     tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
     log_probs = learner.writer(tokens).logits.log_softmax(-1)
-    states = learner.writer.transformer(tokens).last_hidden_state
+    # hidden_states: the embedding, then what stands behind each block, the last one normalised.
+    _, first, last = learner.writer.transformer(tokens, output_hidden_states=True).hidden_states
+    behind = {0: learner.writer.transformer.h[1].ln_1(first), 1: last}
     expected = 0.0
     for review in range(3):
         for t in range(tokens.shape[1]):
-            ahead = [log_probs[review, t], *(head(states[review, t]) for head in learner.heads)]
-            for logits, (distance, weight) in zip(ahead, {1: 1.0, **AHEAD}.items(), strict=True):
+            guesses = [(log_probs[review, t], 1, 1.0)]
+            for head, (distance, block, weight) in zip(learner.heads, AHEAD, strict=True):
+                guesses.append((head(behind[block][review, t]), distance, weight))
+            for logits, distance, weight in guesses:
                 if t + distance < tokens.shape[1]:
                     surprise = -logits.log_softmax(-1)[tokens[review, t + distance]]
                     expected += weight * surprise / 3 / (tokens.shape[1] - distance)
