@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,13 @@ MADE_BY = {
     "trl_step": "trl",
     "verl": "verl",
 }
+ROUNDING = {"rtol": 2e-5, "atol": 2e-6}
+"""What single precision leaves between two processors."""
+ROUNDING_AFTER_STEPS = {"rtol": 2e-4, "atol": 3e-5}
+"""The same once weights were stepped with it. 9e-5 nats of 1.1 were seen between the numbers of a
+processor with AVX-512 and those that it makes without any vector instructions, which
+`ATEN_CPU_CAPABILITY=default` asks for."""
+BEHIND_STEPS = re.compile(r"trl_step/\w*steps/[12]/")
 
 
 @pytest.fixture(params=MADE_BY)
@@ -39,7 +47,7 @@ def python(script) -> Path:
 
 
 def same(found: object, stored: object, where: str) -> None:
-    """Equal in structure, and in numbers up to the rounding of single precision."""
+    """Equal in structure, and in numbers up to rounding."""
     if isinstance(stored, dict):
         assert found.keys() == stored.keys(), where
         for key in stored:
@@ -51,7 +59,8 @@ def same(found: object, stored: object, where: str) -> None:
     elif isinstance(stored, str | bool | None):
         assert found == stored, where
     else:
-        np.testing.assert_allclose(found, stored, rtol=2e-5, atol=2e-6, err_msg=where)
+        bounds = ROUNDING_AFTER_STEPS if BEHIND_STEPS.match(where) else ROUNDING
+        np.testing.assert_allclose(found, stored, **bounds, err_msg=where)
 
 
 def is_numeric(rows: list) -> bool:

@@ -98,12 +98,17 @@ def take_steps(trainer: RLHFTrainer, masks: list[list[int]] | None = None) -> li
 
 
 def test_three_steps_return_trls_numbers(trainer):
-    """Before learning, after it, and again: losses, returns, KL and clip fractions alike."""
-    for ours, theirs in zip(take_steps(trainer), CASE["steps"].values(), strict=True):
+    """Before learning, after it, and again: losses, returns, KL and clip fractions alike.
+
+    Rounding grows with the steps: without vector instructions (ATEN_CPU_CAPABILITY=default) the
+    second one's KL is 2.4e-5 off.
+    """
+    allowed = ({"rel": 1e-4, "abs": 2e-5}, *2 * [{"rel": 2e-4, "abs": 5e-5}])
+    both = zip(take_steps(trainer), CASE["steps"].values(), strict=True)
+    for (ours, theirs), bounds in zip(both, allowed, strict=True):
         numbers = {k: v for k, v in theirs.items() if isinstance(v, float)}
         assert len(numbers) > 20
-        found = {name: ours[name] for name in numbers}
-        assert found == pytest.approx(numbers, rel=1e-4, abs=2e-5)
+        assert {name: ours[name] for name in numbers} == pytest.approx(numbers, **bounds)
         assert ours["objective/kl_dist"].tolist() == pytest.approx(
             theirs["objective/kl_dist"], rel=1e-3, abs=1e-4
         )
