@@ -44,7 +44,7 @@ class PatientConsole(Console):
 def train(args: RLHFArgs, out: Path | None, probes: bool) -> int:
     """Train from the start, watched by the default probes if so asked."""
     console = PatientConsole()
-    console.print(f"loading {args.base_model} and its reward", highlight=False)
+    console.print(f"loading {args.base_model} and its reward", highlight=False, soft_wrap=True)
     trainer = RLHFTrainer(args, out=out)
     if probes:
         attach_default_suite(trainer)
@@ -56,9 +56,11 @@ def resume(directory: Path) -> int:
     console = PatientConsole()
     trainer = RLHFTrainer.resume(directory)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
-        console.print(f"{directory} is finished; nothing is left to do.", highlight=False)
+        said = f"{directory} is finished; nothing is left to do."
+        console.print(said, highlight=False, soft_wrap=True)
         return 0
-    console.print(f"going on with {directory} at phase {trainer.phase}", highlight=False)
+    said = f"going on with {directory} at phase {trainer.phase}"
+    console.print(said, highlight=False, soft_wrap=True)
     if had_default_suite(trainer.run):
         attach_default_suite(trainer)
     return _run(trainer, console)

@@ -342,7 +342,8 @@ def test_ctrl_c_in_the_last_phase_ends_without_a_traceback(killed_and_resumed, u
 def test_resuming_a_finished_run_changes_nothing(uninterrupted):
     files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
     done = resume(uninterrupted)
-    assert done.returncode == 0 and "finished; nothing is left to do" in done.stdout
+    assert done.returncode == 0
+    assert done.stdout == f"{uninterrupted} is finished; nothing is left to do.\n"
     assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
 
 
