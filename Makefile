@@ -14,8 +14,9 @@ REFERENCE_verl := verl==0.9.1
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
 
+# Two processes of one thread each: small models are not faster with two threads in one.
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(INSTALLED)
