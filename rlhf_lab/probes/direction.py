@@ -39,6 +39,9 @@ def fit_direction(
     """
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
+    if x.ndim > 3:  # site after site: covariances of all at once fill the memory of wide models
+        parts = [fit_direction(site, labels, method, ridge) for site in x]
+        return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
     positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
     direction = (positive - negative).double()
     if method == "lda":

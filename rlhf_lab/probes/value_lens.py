@@ -6,8 +6,9 @@ from torch import Tensor
 from transformer_lens import HookedTransformer
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
+from rlhf_lab.training.capture import capture_activations, text_at
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_mid", "blocks.*.hook_resid_post")
 
@@ -105,30 +106,35 @@ def readability(
     2. Take R2 on the last third, whose sequences the fit never saw.
 
     Also says where R2 is defined: not where the target is the same for all sequences. Fits each
-    position by itself, or, `pooled`, all positions together as one.
+    position by itself, or, `pooled`, all positions together as one; one site after the other, for
+    the normal equations of all of them would fill the memory where d_model is large.
 
     Raises ValueError with fewer than 6 sequences.
     """
-    n_sites, batch, _, _ = residuals.shape
+    batch = len(target)
     if batch < 6:
         raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")
     cut = 2 * batch // 3
-    x = residuals.transpose(1, 2)
-    y, kept = (z.T.expand(n_sites, -1, -1) for z in (target, mask))
-    parts = [[z[:, :, rows] for z in (x, y, kept)] for rows in (slice(cut), slice(cut, None))]
-    if pooled:
-        parts = [[z.flatten(1, 2)[:, None] for z in part] for part in parts]
-    (x, y, kept), (x_test, y_test, kept_test) = parts
-    slope, intercept = fit_ridge(x, y, kept, ridge)
-    predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]
-    return r_squared(predicted, y_test, kept_test)
+    found = []
+    for x in residuals:
+        parts = [(x[rows], target[rows], mask[rows]) for rows in (slice(cut), slice(cut, None))]
+        flat = [
+            [z.flatten(0, 1)[None] if pooled else z.transpose(0, 1) for z in part] for part in parts
+        ]
+        (x_fit, y_fit, kept_fit), (x_test, y_test, kept_test) = flat
+        slope, intercept = fit_ridge(x_fit, y_fit, kept_fit, ridge)
+        predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]
+        found.append(r_squared(predicted, y_test, kept_test))
+    r2, defined = (torch.stack(each) for each in zip(*found, strict=True))
+    return r2, defined
 
 
 class ValueLens(Probe):
     """Value by layer: through the value head itself, and as far as a ridge regression can read it.
 
     On eval text of Reel the target is the exact value; elsewhere, with `text="rollout"`, the
-    phase's returns, all positions pooled.
+    phase's returns, all positions pooled. The layers are those that the value head reads from: the
+    policy's, or those of a separate critic.
 
     Check: the last layer's lens is the model's own value.
 
@@ -171,8 +177,8 @@ class ValueLens(Probe):
 
     def observe(self, seen: Observation) -> Record:
         """Read values out of every layer."""
-        sites = [site for site in seen.acts if site != "values"]
-        residuals = torch.stack([seen.acts[site] for site in sites])
+        states = self._states(seen)
+        sites, residuals = list(states), torch.stack(list(states.values()))
         model_values = seen.acts["values"]
         lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
         gap = (lens[-1] - model_values[: self.keep]).abs().max().item()
@@ -183,14 +189,24 @@ class ValueLens(Probe):
         found = _target(seen, self.text)
         if found is not None:
             target, mask, pooled, slots = found
-            states = residuals if not pooled else residuals[:, :, seen.prefix_len - 1 : -1]
-            r2, defined = readability(states, target, mask, self.ridge, pooled)
+            x = residuals if not pooled else residuals[:, :, seen.prefix_len - 1 : -1]
+            r2, defined = readability(x, target, mask, self.ridge, pooled)
             tensors |= {"r2": r2.float(), "r2_defined": defined}
             values |= {"slots": slots, "r2": decimals(r2, 4), "defined": defined.tolist()}
             if not pooled:
                 head_r2, _ = r_squared(model_values.T, target.T, mask.T)
                 values["head_r2"] = decimals(head_r2, 4)
         return Record(values, tensors, checks)
+
+    def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
+        """The residuals of the model whose last one the value head reads."""
+        sites = [site for site in seen.acts if site != "values"]
+        policy = seen.ctx.policy
+        if not isinstance(policy, TransformerWithCritic):
+            return {site: seen.acts[site] for site in sites}
+        on_eval = self.text == "eval"
+        tokens, mask = (seen.need_text(self.name).tokens, None) if on_eval else text_at(seen.ctx)
+        return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
 
 
 def _target(

@@ -212,6 +212,28 @@ def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimit
     assert all(check.ok for check in run.checks())
 
 
+@pytest.mark.parametrize("text", ["eval", "rollout"])
+def test_with_a_separate_critic_the_lens_looks_at_the_critic(
+    make_trainer, unlimited, text, reviews
+):
+    """At its last layer stands its own value, and the policy's states would give another one."""
+    from rlhf_lab.probes import Run, attach
+
+    trainer = make_trainer(value_head="separate", total_phases=3, gen_len=26)
+    lens = ValueLens(text=text, every=1)
+    attach(trainer, lens, eval_tokens=reviews[0], budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert all(check.ok for check in run.checks())
+    if text == "eval":
+        policy, shown = trainer.policy, reviews[0][:4]
+        last = run.tensors("value_lens", 3)["lens"][-1]
+        assert torch.allclose(last, policy(shown)[1].detach(), atol=1e-5)
+        of_the_policy = capture_activations(policy, shown, RESIDUAL_SITES)
+        others = value_lens(policy, torch.stack(list(of_the_policy.values())))[-1]
+        assert (last - others).abs().max() > 1e-3
+
+
 def test_another_text_is_refused():
     with pytest.raises(ConfigError, match="'dreams'"):
         ValueLens(text="dreams")

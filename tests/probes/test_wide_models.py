@@ -7,7 +7,7 @@ has one thread and narrow models, where it does not.
 import subprocess
 import sys
 
-SCRIPT = """
+SOLVED = """
 import torch
 from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.probes.value_lens import fit_ridge
@@ -22,12 +22,43 @@ fitted = fit_direction(planted, label[0], "lda", 0.1)
 print(float(fitted.direction[:, 7].min()))
 """
 
+MEMORY = """
+import torch
+from rlhf_lab.probes.direction import fit_direction
+from rlhf_lab.probes.value_lens import readability
+from rlhf_lab.training.report import peak_memory_bytes
 
-def test_ridge_and_lda_are_solved_for_wide_models_in_two_threads():
+here = torch.device("cpu")
+sites, batch, seq, width = 16, 12, 8, 256
+x = torch.randn(sites, batch, seq, width, generator=torch.Generator().manual_seed(0))
+label, everywhere = torch.arange(batch) % 2 == 0, torch.ones(batch, seq, dtype=torch.bool)
+one_site = seq * width**2 * 8
+for fit in (
+    lambda x: fit_direction(x.transpose(1, 2), label, "lda"),
+    lambda x: readability(x, x[0, ..., 0], everywhere),
+):
+    fit(x[:1])
+    before = peak_memory_bytes(here)
+    fit(x)
+    print((peak_memory_bytes(here) - before) / one_site)
+"""
+
+
+def figures_printed_by(script: str) -> list[float]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    slope, others, intercept, planted = map(float, done.stdout.split())
+    return [float(word) for word in done.stdout.split()]
+
+
+def test_ridge_and_lda_are_solved_for_wide_models_in_two_threads():
+    slope, others, intercept, planted = figures_printed_by(SOLVED)
     assert (round(slope, 4), round(others, 4), round(intercept, 4)) == (3, 0, 1)
     assert planted > 0.6
+
+
+def test_the_memory_of_a_fit_is_that_of_one_site():
+    """In units of one site's matrices; of all sixteen at once there would be sixteen and more."""
+    grown = figures_printed_by(MEMORY)
+    assert len(grown) == 2 and max(grown) < 8
