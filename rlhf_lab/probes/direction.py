@@ -39,9 +39,6 @@ def fit_direction(
     """
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
-    if x.ndim > 3:  # site after site: covariances of all at once fill the memory of wide models
-        parts = [fit_direction(site, labels, method, ridge) for site in x]
-        return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
     positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
     direction = (positive - negative).double()
     if method == "lda":
@@ -55,6 +52,18 @@ def fit_direction(
     direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     threshold = ((positive + negative).double() / 2 * direction).sum(-1)
     return Fitted(direction, threshold)
+
+
+def fit_each_site(
+    x: Float[Tensor, "site *pos n d_model"], labels: Bool[Tensor, " n"], method: Method
+) -> Fitted:
+    """`fit_direction` at one site after the other.
+
+    The directions are the same, but the covariances of all sites at once would fill the memory where
+    d_model is large.
+    """
+    parts = [fit_direction(one, labels, method) for one in x]
+    return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
 
 
 def project(
@@ -165,8 +174,8 @@ class Direction(Probe):
         ours, reference = (
             _split(acts, list(seen.acts), labels, cut) for acts in (seen.acts, seen.reference_acts)
         )
-        fitted = fit_direction(ours.x, ours.labels, self.method)
-        first = fit_direction(reference.x, reference.labels, self.method)
+        fitted = fit_each_site(ours.x, ours.labels, self.method)
+        first = fit_each_site(reference.x, reference.labels, self.method)
         values = {"sites": list(seen.acts)} | _figures(ours, fitted)
         cosine = (fitted.direction * first.direction).sum(-1)
         values["cosine_with_reference"] = decimals(cosine, 4)
@@ -219,7 +228,7 @@ def _controls(split: Split, method: Method) -> dict[str, list]:
     x, labels, held, held_labels = split
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=generator).to(labels.device)
-    shuffled = fit_direction(x, labels[order], method)
+    shuffled = fit_each_site(x, labels[order], method)
     noise = torch.randn(x.shape[-1], generator=generator).to(x.device)
     noise = (noise / noise.norm()).expand(*x.shape[:2], -1).double()
     along = project(x, noise)
