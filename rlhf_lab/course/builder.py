@@ -167,7 +167,7 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
             resources={"metadata": {"path": place}},
         )
         try:
-            executed = client.execute(env=_environment(place))
+            executed = client.execute(env=kernel_environment(place))
         except CellExecutionError as error:
             raise LoadError(
                 f"lesson {lesson} does not run: {error.ename}: {error.evalue}"
@@ -175,7 +175,7 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
         return _steady(executed, place)
 
 
-def _environment(place: str) -> dict[str, str]:
+def kernel_environment(place: str) -> dict[str, str]:
     """Offline, with a progress file of its own, and the same number of threads everywhere."""
     own = {
         "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),

@@ -1,0 +1,136 @@
+"""Time the lessons in real kernels, beside the seconds that they say their cells take.
+
+python -m benchmarks.lessons
+python -m benchmarks.lessons --only 08_watch_it_learn --times 5
+"""
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import nbformat
+import tyro
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from rich.console import Console
+from rich.progress import track
+
+from rlhf_lab.course.builder import kernel_environment
+from rlhf_lab.course.tables import show_table
+
+LESSONS = Path("solutions")
+OF_A_SECTION = re.compile(r"^\((\d+) s on one core\)$", re.MULTILINE)
+OF_A_LESSON = re.compile(r"All cells together run in\s+about (\d+) seconds on one\s+core")
+LONG = 3.0
+"""Seconds from which a cell has to say how long it takes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run solved lessons in kernels of one thread, and compare seconds with what they say."""
+
+    only: tuple[str, ...] = ()
+    """Lessons, such as 00_start; else all."""
+    times: int = 3
+    """Runs of each lesson, one round of all lessons after the other; the median counts."""
+
+
+class Section(NamedTuple):
+    """A text and the code cells below it, up to the next text."""
+
+    text: NotebookNode
+    code: list[int]
+
+    @property
+    def seconds_named(self) -> int | None:
+        """What the text says that its cells take."""
+        found = OF_A_SECTION.search(self.text.source)
+        return int(found[1]) if found else None
+
+
+def sections_of(notebook: NotebookNode) -> list[Section]:
+    """The sections of a lesson; code above the first text belongs to none."""
+    sections: list[Section] = []
+    for i, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            sections.append(Section(cell, []))
+        elif sections:
+            sections[-1].code.append(i)
+    return sections
+
+
+def seconds_named_of_all(notebook: NotebookNode) -> int | None:
+    """What a lesson says that all its cells take."""
+    found = OF_A_LESSON.search("\n".join(cell.source for cell in notebook.cells))
+    return int(found[1]) if found else None
+
+
+def seconds_taken(notebook: NotebookNode) -> dict[int, float]:
+    """Run all cells in a fresh kernel; the seconds of each code cell by its number."""
+    began, taken = {}, {}
+
+    def start(cell: NotebookNode, cell_index: int) -> None:
+        began[cell_index] = perf_counter()
+
+    def end(cell: NotebookNode, cell_index: int, execute_reply: dict) -> None:
+        taken[cell_index] = perf_counter() - began[cell_index]
+
+    with tempfile.TemporaryDirectory() as place:
+        client = NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            resources={"metadata": {"path": place}},
+            on_cell_execute=start,
+            on_cell_executed=end,
+        )
+        client.execute(env=kernel_environment(place))
+    return taken
+
+
+def rows_of(lesson: str, notebook: NotebookNode, rounds: list[dict[int, float]]) -> list[list]:
+    """One row for the lesson, one for each section that names its seconds or ought to."""
+    whole = median(sum(taken.values()) for taken in rounds)
+    rows = [[lesson, "all", seconds_named_of_all(notebook) or "nothing", whole]]
+    for section in sections_of(notebook):
+        measured = median(sum(taken[i] for i in section.code) for taken in rounds)
+        longest = max((median(taken[i] for taken in rounds) for i in section.code), default=0.0)
+        if section.seconds_named is not None or longest > LONG:
+            rows.append([lesson, section.text.id, section.seconds_named or "nothing", measured])
+    return rows
+
+
+def main() -> int:
+    """Time the lessons and print a table; 1 where a lesson is not there."""
+    options = tyro.cli(Options)
+    console = Console()
+    there = sorted(path.stem for path in LESSONS.glob("*.ipynb"))
+    unknown = [name for name in options.only if name not in there]
+    if unknown or options.times < 1:
+        problem = (
+            f"only={unknown[0]!r} is no lesson; choose from {', '.join(there)}."
+            if unknown
+            else f"times={options.times} must be 1 or greater."
+        )
+        Console(stderr=True).print(f"error: {problem}", style="red", highlight=False)
+        return 1
+    lessons = options.only or there
+    taken: dict[str, list[dict[int, float]]] = {lesson: [] for lesson in lessons}
+    for lesson in track([*lessons] * options.times, "running lessons", console=console):
+        notebook = nbformat.read(LESSONS / f"{lesson}.ipynb", as_version=4)
+        taken[lesson].append(seconds_taken(notebook))
+    rows = []
+    for lesson in lessons:
+        notebook = nbformat.read(LESSONS / f"{lesson}.ipynb", as_version=4)
+        rows += rows_of(lesson, notebook, taken[lesson])
+    show_table(["lesson", "cells below", "says, s", "takes, s"], rows, digits=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
