@@ -59,8 +59,8 @@ def fit_each_site(
 ) -> Fitted:
     """`fit_direction` at one site after the other.
 
-    The directions are the same, but the covariances of all sites at once would fill the memory where
-    d_model is large.
+    The directions are the same, but the covariances of all sites at once would fill the memory
+    where d_model is large.
     """
     parts = [fit_direction(one, labels, method) for one in x]
     return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
