@@ -21,8 +21,10 @@
 # | TypeCheckError, or "Type-check error" | a tensor has another shape or type than the function promises |
 # | ✓ | done; the next cells use *your* function |
 #
-# About 15 minutes of work. All cells together run in about 7 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so.
+# About 15 minutes of work. All cells together run in about 8 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -160,7 +162,7 @@ show_table(["reward", "text"], rows, digits=0)
 # it goes, and how often a text says "quite" at the end, when it is about 0.6 at the start. (A review
 # in Reel has up to three places for it.)
 #
-# (2 s on one core)
+# (3 s on one core)
 
 # %%
 kl_goes = "up"  # predict: "up", "down" or "nowhere"

@@ -23,8 +23,10 @@
 # | explained variance does not leave 0 | `head_lr`, the hook, which reward goes with which row | the head does not learn, or cannot |
 # | a probe reads everything, everywhere | sequences that it was fitted on | score it on others |
 #
-# About 60 minutes of work. All cells together run in about 8 seconds on one core, without a network.
-# Cells that take more than 3 seconds say so.
+# About 60 minutes of work. All cells together run in about 13 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -246,7 +248,7 @@ print("same as the sampler noted:", bool(torch.allclose(cut, samples.values, ato
 # The *explained variance* says how much of the differences in outcome the values foresee: 0 is
 # nothing, 1 everything. Where will it be after eight phases?
 #
-# (3 s on one core)
+# (6 s on one core)
 
 # %%
 explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"

@@ -27,8 +27,10 @@
 # | `kl_coef` climbs although the KL is tiny | the unit of its target | nats per token are 26 times fewer than nats per sequence |
 # | explained variance stays at 0 | value loss and its sign | the value head does not learn |
 #
-# About 110 minutes of work. All cells together run in about 28 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so.
+# About 110 minutes of work. All cells together run in about 33 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -507,7 +509,7 @@ assert torch.allclose(objective, theirs.objective, atol=1e-5)
 # Every one of these functions can be handed to the trainer by name. Two runs of eight phases: one
 # with yours, one with the package's. Will their rewards be the same, to the last digit?
 #
-# (5 s on one core)
+# (6 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -546,7 +548,7 @@ predictions.compare(
 # Now change the leash. `kl_coef` is 0.3 in this run. With 3 instead, or with none at all: where is
 # the final reward highest, and where the KL?
 #
-# (5 s on one core)
+# (6 s on one core)
 
 # %%
 highest_reward = 0.0  # predict: 0.0, 0.3 or 3.0
@@ -629,7 +631,7 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # target for one per token, and gives 0.3 / 26: does its reward get as high as in the first, or
 # higher, or does it stay lower?
 #
-# (11 s on one core)
+# (14 s on one core)
 
 # %%
 coefficient_goes = "down"  # predict: "up" or "down"

@@ -25,8 +25,10 @@
 # | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
 # | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
 #
-# About 150 minutes of work. All cells together run in about 32 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so.
+# About 150 minutes of work. All cells together run in about 40 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -323,7 +325,7 @@ def my_advantages(
 # the last digit? And does the explained variance (how much of the returns the value head foresees;
 # 1 is everything, 0 nothing) get near 1 within eight phases?
 #
-# (5 s on one core)
+# (6 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -483,7 +485,7 @@ shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
 credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
 
 # %% [markdown]
-# (14 s on one core)
+# (18 s on one core)
 
 
 # %%
@@ -537,7 +539,7 @@ for number, suspect in enumerate(SUSPECTS, start=1):
     print(f"{number}. {suspect}")
 
 # %% [markdown]
-# (8 s on one core)
+# (9 s on one core)
 
 # %%
 broken = {

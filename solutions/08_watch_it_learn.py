@@ -28,8 +28,10 @@
 # | is there a sentiment direction? | held-out accuracy beside Bayes' rule | no probe beats Bayes' rule, but by luck |
 # | is it used? | ablate it, look at the next word | a random direction must change little |
 #
-# About 115 minutes of work. All cells together run in about 20 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so.
+# About 115 minutes of work. All cells together run in about 24 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -168,7 +170,7 @@ def remember_parts(ctx, acts):
 
 
 # %% [markdown]
-# (6 s on one core)
+# (7 s on one core)
 
 # %%
 reports = trainer.train()
@@ -435,7 +437,7 @@ Html("".join(lines)) if truth else None
 # *credit* with the exact credit, which of the two correlations is higher? And of the first adjective
 # and what follows it ("*dull but the* plot"), where does the critic hand out most?
 #
-# (6 s on one core)
+# (7 s on one core)
 
 # %%
 better_correlated = "values"  # predict: "values", "credit" or "about the same"

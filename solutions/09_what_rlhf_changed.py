@@ -24,8 +24,10 @@
 # | which part changed its mind? | rows of the logit shift | they sum to the measured shift |
 # | is it a steering vector? | reward over alpha | beside a random vector of the same length |
 #
-# About 60 minutes of work. All cells together run in about 15 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so.
+# About 60 minutes of work. All cells together run in about 18 seconds on one core, without a
+# network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -366,7 +368,7 @@ print(f"with them: off by {new.error:.0e} at most")
 #
 # How much of the way from the old reward to the new one does alpha = 1 go? And alpha = 4?
 #
-# (6 s on one core)
+# (5 s on one core)
 
 # %%
 alpha_one = (
