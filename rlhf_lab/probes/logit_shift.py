@@ -21,13 +21,13 @@ from rlhf_lab.probes.probe import (
 )
 
 SITES = (
-    "hook_embed",
-    "hook_pos_embed",
+    "hook_*embed",
     "blocks.*.attn.hook_z",
     "blocks.*.hook_mlp_out",
     "ln_final.hook_scale",
     "logits",
 )
+"""The first stands for hook_embed and, where positions are embedded, hook_pos_embed."""
 
 
 @dataclass(frozen=True)

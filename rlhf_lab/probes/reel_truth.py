@@ -167,10 +167,13 @@ class ReelTruth:
     def _look_up(
         self, table: tuple[Float[np.ndarray, " _"], ...], tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """Numbers of states at the states behind every token."""
-        index, mask = self.graph.walk(tokens)
-        found = np.stack([table[t][index[:, t]] for t in range(tokens.shape[1])], axis=1)
+        """Numbers of states at the states behind every token; none behind the end of a review."""
+        within = min(tokens.shape[1], self.grammar.seq_len)
+        index, mask = self.graph.walk(tokens[:, :within])
+        found = np.stack([table[t][index[:, t]] for t in range(within)], axis=1)
         found = np.where(mask, found, 0.0).astype(np.float32)
+        beyond = ((0, 0), (0, tokens.shape[1] - within))
+        found, mask = np.pad(found, beyond), np.pad(mask, beyond)
         return (
             torch.from_numpy(found).to(tokens.device),
             torch.from_numpy(mask).to(tokens.device),

@@ -1,12 +1,14 @@
 """RunHealth: is the run doing what PPO assumes, and what does KL really cost in it?"""
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.training import PhaseReport, Rollout
+from rlhf_lab.training.trainer import RATIO_TOLERANCE
 
 COPIED = (
     "mean_reward",
@@ -19,6 +21,8 @@ COPIED = (
     "grad_norm",
     "ratio_first_minibatch",
 )
+RATIO_GAP = MappingProxyType({"fp32": 1e-4, "bf16": RATIO_TOLERANCE["bf16"]})
+"""How far rounding may take the first ratio from 1: sampling and learning batch differently."""
 
 
 def effective_beta(
@@ -64,7 +68,7 @@ class RunHealth(Probe):
         values |= {"advantage_std": advantage_std, "beta_eff": beta}
         if seen.truth is not None:
             values |= _optimum(beta, seen)
-        return Record(values, checks=_checks(rollout, report))
+        return Record(values, checks=_checks(rollout, report, seen.args.precision))
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
@@ -75,7 +79,7 @@ def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
     return {"optimal_reward": point.reward, "optimal_kl_per_sequence": point.kl_per_sequence}
 
 
-def _checks(rollout: Rollout, report: PhaseReport) -> list[Check]:
+def _checks(rollout: Rollout, report: PhaseReport, precision: str) -> list[Check]:
     learning, mask = report.learning, rollout.samples.mask
     terms = learning.clipped_surrogate - learning.value_loss
     terms += learning.entropy_bonus - learning.kl_penalty
@@ -83,7 +87,7 @@ def _checks(rollout: Rollout, report: PhaseReport) -> list[Check]:
     kl_gap = abs(by_sequence.item() - report.kl_per_token)
     ratio_gap = abs(report.ratio_first_minibatch - 1)
     return [
-        Check.at_most("the ratio is 1 before the first step", ratio_gap, 1e-4),
+        Check.at_most("the ratio is 1 before the first step", ratio_gap, RATIO_GAP[precision]),
         Check.at_most(
             "the objective is the sum of its terms", abs(learning.objective - terms), 1e-5
         ),

@@ -1,6 +1,7 @@
 """StepLedger: what every token of one optimiser step contributes to the objective."""
 
 import dataclasses
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.device import product_dtype
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
 from rlhf_lab.training.objective import penalised_kl, run_models, surrogate_shares
 
+SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
+"""How far rounding may take the shares' sum from the objective, which another path computed."""
 BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
 Entries = dict[str, Float[Tensor, "minibatch gen"]]
 
@@ -45,7 +49,8 @@ def ledger_entries(
     (with PPO's plain loss; another one has its own first term)
     """
     kl_coef = _coefficient(args, kl_coef)
-    mask, out = minibatch.mask, run_models(policy, reference, minibatch, args.temperature)
+    mask, dtype = minibatch.mask, product_dtype(args.precision)
+    out = run_models(policy, reference, minibatch, args.temperature, dtype=dtype)
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,
@@ -151,7 +156,8 @@ class StepLedger(Probe):
         }
         target = _objective(seen)
         miss = abs(values["objective"] - target) / max(1.0, abs(target))
-        checks = [Check.at_most("the shares sum to the objective", miss, 1e-5)]
+        allowed = SHARES_GAP[seen.args.precision]
+        checks = [Check.at_most("the shares sum to the objective", miss, allowed)]
         tensors = {name: column.float() for name, column in entries.items()}
         return Record(values, tensors | {"mask": minibatch.mask}, checks)
 

@@ -44,6 +44,18 @@ def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(
     assert "true_value" not in run.tensors("text_heatmap", 0)
 
 
+@pytest.mark.parametrize("settings", [{"gen_len": 28}, {"precision": "bf16"}], ids=str)
+def test_every_probe_stays_and_every_check_holds(make_trainer, unlimited, settings):
+    """Past the end of a review, and with products in half precision, whose rounding is coarser."""
+    trainer = make_trainer(**({"gen_len": 26, "total_phases": 3} | settings))
+    attachment = attach(trainer, default_suite(trainer, unlimited))
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert attachment.notes == []
+    assert len(run.probes()) == 8
+    assert [check for check in run.checks() if not check.ok] == []
+
+
 def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer, unlimited):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     trainer = make_trainer({"policy": policy})

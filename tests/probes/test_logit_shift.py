@@ -4,19 +4,21 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import LogitShift, Run, attach
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,
     residual_components,
     single_token,
 )
-from rlhf_lab.training.capture import capture_activations, resolve_sites
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.capture import capture_activations
 
 
 def acts_of(model, tokens, pos=-1, extra=()):
-    there = [site for site in SITES if site in model.hook_dict or "*" in site or site == "logits"]
-    return capture_activations(model, tokens, [*resolve_sites(model, there), *extra], pos)
+    return capture_activations(model, tokens, [*SITES, *extra], pos)
 
 
 def random_tokens(model):
@@ -87,6 +89,29 @@ def test_words_must_be_single_tokens(model):
         single_token(model.tokenizer, "loved it")
     with pytest.raises(ConfigError, match="cannot read 'adored'"):
         single_token(model.tokenizer, "adored")
+
+
+def test_a_model_with_rotary_positions_can_be_looked_at_too(model_dir, tmp_path, unlimited):
+    """It has no hook_pos_embed; the default suite takes this probe wherever it has two words."""
+    args = RLHFArgs(
+        base_model=str(model_dir),
+        reward_fn="count:w1",
+        prefix="w3",
+        total_phases=2,
+        warmup_steps=1,
+        batch_size=8,
+        num_minibatches=2,
+        gen_len=5,
+        top_k=4,
+        base_lr=3e-3,
+    )
+    trainer = RLHFTrainer(args, out=tmp_path / "run")
+    text = random_tokens(trainer.policy.base_model)
+    attach(trainer, LogitShift("w1", "w2"), eval_tokens=text, budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert run.phases("logit_shift") == [0, 2]
+    assert len(run.checks()) == 6 and all(check.ok for check in run.checks())
 
 
 def test_the_rows_of_a_run_sum_to_the_measured_shift(finished):

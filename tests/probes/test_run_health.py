@@ -46,7 +46,7 @@ def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):
     trainer.on("after_phase")(lambda ctx: seen.append((ctx.rollout, ctx.report)))
     trainer.train()
     ((rollout, report),) = seen
-    assert [check.ok for check in _checks(rollout, report)] == [True, True, True]
+    assert [check.ok for check in _checks(rollout, report, "fp32")] == [True, True, True]
     learning = replace(report.learning, ratio_first_minibatch=1.01, objective=9.0)
-    spoilt = _checks(rollout, replace(report, learning=learning))
+    spoilt = _checks(rollout, replace(report, learning=learning), "fp32")
     assert [check.ok for check in spoilt] == [False, False, True]
