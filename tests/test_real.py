@@ -21,7 +21,7 @@ def test_a_real_model_trains_from_the_command_line(real_models, tmp_path):
     assert abs(first["ratio_first_minibatch"] - 1) < 1e-3
     assert first["gold_reward"] is None
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 8
+    assert len(samples) == 12
     assert all(sample["text"].startswith("This movie was really") for sample in samples)
     assert all(0 < sample["reward"] < 1 for sample in samples)
     assert json.loads((run / "run.json").read_text())["final"]["samples"] == 16

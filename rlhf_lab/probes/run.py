@@ -62,7 +62,10 @@ class Run:
         return self.directory.read("metrics.jsonl")
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
-        """What the policy wrote, in one phase or in all: text, reward, gold reward."""
+        """What the policy wrote, in one phase or in all: text, reward, gold reward.
+
+        A phase is the number of learning phases behind it; a finished run has some of its end.
+        """
         samples = self.directory.read("samples.jsonl")
         return [s for s in samples if phase is None or s["phase"] == phase]
 

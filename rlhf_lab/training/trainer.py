@@ -677,8 +677,8 @@ class RLHFTrainer:
             yield reports[-1]
         if self.phase < self.args.total_phases:
             self._write_info(status="stopped")
-        elif self.run.read_info().get("final") is None:
-            self._write_info(status="finished", final=self.evaluate())
+        elif self.run.read_info()["status"] != "finished":
+            self._finish()
         self._emit("run_end", reports=reports)
 
     def train(self) -> list[PhaseReport]:
@@ -691,11 +691,16 @@ class RLHFTrainer:
 
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
+        return self._averages([summarise(rollout) for rollout in self._evaluation()])
+
+    def _evaluation(self) -> Iterator[Rollout]:
+        """Several batches of fresh samples, the same ones at every call in a phase."""
         generator = phase_generator(self.args.seed, self.phase, "evaluation", self.device)
-        stats: list[RolloutStats] = []
         for batch in range(EVALUATION_BATCHES):
-            samples = self._sample(self._deal_prompts(batch), generator)
-            stats.append(summarise(self._score(samples)))
+            yield self._score(self._sample(self._deal_prompts(batch), generator))
+
+    def _averages(self, stats: list[RolloutStats]) -> dict[str, float | int | None]:
+        """Means over batches of fresh samples, and how many samples these are."""
         names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
         means = {
             name: None
@@ -703,7 +708,16 @@ class RLHFTrainer:
             else _mean(getattr(s, name) for s in stats)
             for name in names
         }
-        return {**means, "samples": EVALUATION_BATCHES * self.args.batch_size}
+        return {**means, "samples": len(stats) * self.args.batch_size}
+
+    def _finish(self) -> None:
+        """Evaluate the policy that was learned, and log the first batch of what it writes."""
+        stats: list[RolloutStats] = []
+        for rollout in self._evaluation():
+            if not stats:
+                self._log_samples(rollout)
+            stats.append(summarise(rollout))
+        self._write_info(status="finished", final=self._averages(stats))
 
     @classmethod
     def resume(cls, path: str | Path, **parts: Any) -> "RLHFTrainer":
@@ -778,14 +792,18 @@ class RLHFTrainer:
 
     def _log(self, report: PhaseReport, rollout: Rollout) -> None:
         self.run.append(METRICS, [report.to_dict()])
+        self._log_samples(rollout)
+        if self.phase == 0:
+            self._write_info(initial=report.to_dict())
+
+    def _log_samples(self, rollout: Rollout) -> None:
+        """What the policy wrote behind so many learning phases as are done."""
         rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
         golds = [None] * len(rewards) if gold is None else gold.tolist()
         rows = zip(rollout.texts, rewards, golds, strict=True)
         names = ("text", "reward", "gold_reward")
         samples = [{"phase": self.phase} | dict(zip(names, row, strict=True)) for row in rows]
         self.run.append(SAMPLES, samples)
-        if self.phase == 0:
-            self._write_info(initial=report.to_dict())
 
     def _cost(self, rollout: Rollout, rollout_seconds: float, learning_seconds: float) -> Cost:
         tokens = int(rollout.samples.mask.sum())

@@ -232,7 +232,7 @@ def test_the_main_job_writes_its_figures(main_job):
     assert 0.2 < final["mean_reward"] < 0.9 and final["grammatical_fraction"] > 0.8
     assert info["args"]["batch_size"] == 16 and info["args"]["base_model"] == "reel-nano"
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
-    assert len((out / "samples.jsonl").read_text().splitlines()) == 32
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 3 * 16
     names = {p.name for p in (out / "checkpoints").iterdir()}
     assert {"phase_000000.safetensors", "best.safetensors", "last.safetensors"} < names
     assert all(p.suffix == ".safetensors" for p in (out / "checkpoints").iterdir())

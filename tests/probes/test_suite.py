@@ -332,7 +332,7 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
 def test_a_run_is_read_back_without_its_trainer(finished, model):
     assert [line["phase"] for line in finished.metrics()] == [0, 1, 2]
     assert finished.args.total_phases == 3
-    assert {s["phase"] for s in finished.samples()} == {0, 1, 2}
+    assert {s["phase"] for s in finished.samples()} == {0, 1, 2, 3}
     assert len(finished.samples(1)) == 8
     base = finished.policy(0).base_model
     assert torch.equal(base.embed.W_E, model.embed.W_E)

@@ -383,6 +383,17 @@ def test_a_resumed_trainer_has_weights_optimiser_schedule_and_best(make_trainer,
         assert all(torch.equal(state[key], expected[key]) for key in expected)
 
 
+def test_a_finished_run_that_is_trained_again_from_python_stays_what_it_was(make_trainer):
+    trainer = make_trainer(total_phases=1, warmup_steps=0)
+    trainer.train()
+    path = trainer.run.path
+    files = {name: (path / name).read_bytes() for name in ("run.json", "samples.jsonl")}
+    RLHFTrainer.resume(path).train()
+    assert {name: (path / name).read_bytes() for name in files} == files
+    assert json.loads(files["run.json"])["status"] == "finished"
+    assert [line["phase"] for line in trainer.run.read("samples.jsonl")] == [0] * 8 + [1] * 8
+
+
 def test_resuming_writes_nothing_before_the_first_phase(make_trainer):
     path = first_phases(make_trainer(total_phases=4, save_every=2), 3)
     files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
