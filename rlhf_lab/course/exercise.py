@@ -47,7 +47,8 @@ class Exercise:
         minutes: that most people need.
         hints: three, from the idea over the shapes to the line.
         cases: makes the cases, seeded.
-        slips: known mistakes, at least two.
+        slips: known mistakes, at least two. One that people make in several ways is there several
+            times, under the same words.
         gradients: the arguments whose gradient is compared.
         methods: of a class, those that are the learner's to write; the others are given.
         observe: from a function and arguments to what is compared: a tensor, a number, or facts by

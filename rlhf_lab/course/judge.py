@@ -77,10 +77,10 @@ class Judge:
         return self._outcomes(self.exercise.reference)
 
     @functools.cached_property
-    def known(self) -> dict[str, list[Outcome]]:
+    def known(self) -> list[tuple[str, list[Outcome]]]:
         """What each known mistake does on each case, slips before generic mistakes."""
-        wrong = _known_slips(self.exercise) | generic_mutants(self.exercise)
-        return {says: self._outcomes(fn) for says, fn in wrong.items()}
+        wrong = [*_known_slips(self.exercise), *generic_mutants(self.exercise).items()]
+        return [(says, self._outcomes(fn)) for says, fn in wrong]
 
     def _outcomes(self, fn: Function) -> list[Outcome]:
         return [observe(self.exercise, fn, case) for case in self.cases]
@@ -110,18 +110,21 @@ class Judge:
         """The known mistake that agrees with what was found in most cases.
 
         1. It must agree at the first miss.
-        2. It must explain at least half of the cases that missed, or be there whole: agree in every
-           case that it would make miss by itself (others may come on top of it).
+        2. It must explain at least half of the misses among the cases with the same arguments as
+           the first (an argument that comes later may be got wrong by itself), or be there whole:
+           agree in every case that it would make miss by itself (others may come on top of it).
         3. Of several, the one that agrees in most cases overall.
         """
         missed = [i for i, miss in enumerate(misses) if miss]
+        given = [case.arguments.keys() for case in self.cases]
+        alike = [i for i in missed if given[i] == given[missed[0]]]
         best, most = None, 0
-        for says, wrong in self.known.items():
+        for says, wrong in self.known:
             pairs = zip(outcomes, wrong, strict=True)
             agrees = [compare(outcome, other) is None for outcome, other in pairs]
             if not agrees[missed[0]]:
                 continue
-            half = 2 * sum(agrees[i] for i in missed) >= len(missed)
+            half = 2 * sum(agrees[i] for i in alike) >= len(alike)
             if (half or self._is_whole(wrong, agrees)) and sum(agrees) > most:
                 best, most = says, sum(agrees)
         return best
@@ -301,12 +304,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_slips(exercise: Exercise) -> dict[str, Function]:
+def _known_slips(exercise: Exercise) -> list[tuple[str, Function]]:
     """The slips that can be made; one whose edit has gone stale is for the author's gate to tell,
     and must not stop a learner's check.
     """
-    known = {}
+    known = []
     for slip in exercise.slips:
         with contextlib.suppress(ValueError):
-            known[slip.says] = mutant(exercise.reference, slip)
+            known.append((slip.says, mutant(exercise.reference, slip)))
     return known

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
+from torch.distributions import Categorical, kl_divergence
 
+from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.gate import try_exercise
 from rlhf_lab.course.judge import Judge, judge
@@ -94,6 +96,135 @@ def test_the_objective_terms_cannot_be_detached_sign_flipped_summed_or_zero() ->
         judge = Judge(exercise)
         named = {judge.verdict(wrong).slip for wrong in generic_mutants(exercise).values()}
         assert named == {RETURNS_ZERO, FLIPPED, DETACHED, SUMMED}
+
+
+def _penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+    return kl_coef * F.kl_per_token(logits, ref_logits).mean()
+
+
+def _bonus(logits, ent_coef, mask=None, denominator=None):
+    return ent_coef * F.entropy_per_token(logits).mean()
+
+
+def _value_loss(factor):
+    def loss(values, returns, vf_coef, mask=None, old_values=None, clip=None, denominator=None):
+        return factor(vf_coef) * ((values - returns) ** 2).mean()
+
+    return loss
+
+
+def _surrogate(whiten):
+    def surrogate(
+        logprobs,
+        old_logprobs,
+        advantages,
+        clip_coef,
+        mask=None,
+        normalize=True,
+        denominator=None,
+        eps=1e-8,
+    ):
+        if normalize:
+            advantages = whiten(advantages, mask)
+        ratio = (logprobs - old_logprobs).exp()
+        clipped = ratio.clip(1 - clip_coef, 1 + clip_coef)
+        return torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+    return surrogate
+
+
+def _advantages(values, rewards, mask=None):
+    return torch.cat([values[:, 1:], rewards[:, None]], dim=1) - values
+
+
+def _gae(values, token_rewards, gamma=1.0, lam=0.95, mask=None):
+    out, last, gen = torch.zeros_like(values), 0, values.shape[1]
+    for t in reversed(range(gen)):
+        next_value = values[:, t + 1] if t + 1 < gen else 0
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        out[:, t] = last = delta + gamma * lam * last
+    return out
+
+
+def _scale(rise, held):
+    def scale(phase, warmup_steps, total_phases, final_scale):
+        if phase < warmup_steps:
+            return rise(phase, warmup_steps)
+        progress = (phase - warmup_steps) / (total_phases - warmup_steps)
+        return 1 - (1 - final_scale) * (min(1.0, progress) if held else progress)
+
+    return scale
+
+
+def _logprobs(logits, tokens, prefix_len=None, temperature=1.0):
+    start = (prefix_len or 1) - 1
+    logprobs = (logits / temperature).softmax(-1).log()
+    return logprobs[:, start:-1].gather(-1, tokens[:, start + 1 :, None])[..., 0]
+
+
+def _logs_of_picked(logits, tokens, prefix_len=None, temperature=1.0):
+    start = (prefix_len or 1) - 1
+    probs = (logits / temperature).softmax(-1)
+    return probs[:, start:-1].gather(-1, tokens[:, start + 1 :, None])[..., 0].log()
+
+
+def _entropy(logits):
+    return Categorical(logits=logits).entropy()
+
+
+def _kl(logits, ref_logits):
+    ref_logprobs, probs = ref_logits.log_softmax(-1), logits.softmax(-1)
+    return torch.nn.functional.kl_div(ref_logprobs, probs, reduction="none").sum(-1)
+
+
+def _kl_of_logs(logits, ref_logits):
+    logs = ref_logits.log_softmax(-1), logits.log_softmax(-1)
+    return torch.nn.functional.kl_div(*logs, reduction="none", log_target=True).sum(-1)
+
+
+def _kl_of_distributions(logits, ref_logits):
+    return kl_divergence(Categorical(logits=logits), Categorical(logits=ref_logits))
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "said"),
+    [
+        ("calc_kl_penalty", _penalty, "the mask is not used"),
+        ("calc_entropy_bonus", _bonus, "the mask is not used"),
+        ("calc_value_function_loss", _value_loss(lambda c: 0.5 * c), "the mask is not used"),
+        ("calc_value_function_loss", _value_loss(lambda c: c), "the half is missing"),
+        ("calc_value_function_loss", _value_loss(lambda c: 0.5), "the coefficient is missing"),
+        ("calc_value_function_loss", _value_loss(lambda c: 1), "missing, and so is the half"),
+        (
+            "calc_clipped_surrogate_objective",
+            _surrogate(lambda x, mask: (x - x.mean()) / (x.std() + 1e-8)),
+            "the mask is not used",
+        ),
+        ("calc_clipped_surrogate_objective", _surrogate(F.whiten), "the mask is not used"),
+        (
+            "calc_clipped_surrogate_objective",
+            _surrogate(lambda x, mask: x),
+            "the advantages are not whitened",
+        ),
+        ("compute_advantages", _advantages, "the mask is not used"),
+        ("compute_gae", _gae, "the mask is not used"),
+        ("lr_scale", _scale(lambda p, w: p / w, False), "the scale is 0 in phase 0"),
+        ("lr_scale", _scale(lambda p, w: p / w, True), "the scale is 0 in phase 0"),
+        ("lr_scale", _scale(lambda p, w: (p + 1) / w, False), "the warm-up is one phase too short"),
+        ("lr_scale", _scale(lambda p, w: (p + 1) / (w + 1), False), "reached one phase too late"),
+        ("get_logprobs", _logprobs, "the logarithm of a softmax"),
+        ("get_logprobs", _logs_of_picked, "the logarithm of a softmax"),
+        ("entropy_per_token", _entropy, "the value is right, but not the gradient"),
+        ("kl_per_token", _kl, "the gradient of kl_div is nan"),
+        ("kl_per_token", _kl_of_logs, "a word that cannot be said gives 0 * inf"),
+        ("kl_per_token", _kl_of_distributions, "a reference probability that is rounded to 0"),
+    ],
+)
+def test_what_a_learner_would_write_first_is_named(name: str, written, said: str) -> None:
+    """Each ignores the mask, or what is rare, as plain code does; the first thing is named."""
+    verdict = judge(find_exercise(name), written)
+    assert verdict.state == "differs"
+    assert verdict.slip is not None and said in verdict.slip
 
 
 def test_the_gate_reports_a_slip_that_passes_or_is_taken_for_another() -> None:

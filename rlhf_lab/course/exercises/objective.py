@@ -37,6 +37,10 @@ NEVER_SAID = (
 ONLY_AFTER = (
     "0 * inf is nan: putting 0 there after multiplying mends the value, but not the gradient"
 )
+GRADIENT_OVERFLOWS = (
+    "the value is right, but not the gradient: a word that cannot be said has a logarithm of -inf, "
+    "or the lowest number there is, and its gradient is inf or nan: put 0 there before multiplying"
+)
 TOO_EARLY = "this averages each sequence first: tokens of short responses count for more"
 
 
@@ -214,6 +218,22 @@ EXERCISES = (
                 {".log_softmax(dim=-1)": ".softmax(dim=-1)"},
             ),
             Slip(LOG_OF_SOFTMAX, {".log_softmax(dim=-1)": ".softmax(dim=-1).log()"}),
+            Slip(
+                LOG_OF_SOFTMAX,
+                {
+                    "logits, tokens = logits[:, start:], tokens[:, start:]": "tokens = "
+                    "tokens[:, start:]",
+                    ".log_softmax(dim=-1)": ".softmax(dim=-1).log()[:, start:]",
+                },
+            ),
+            Slip(
+                LOG_OF_SOFTMAX,
+                {
+                    ".log_softmax(dim=-1)": ".softmax(dim=-1)",
+                    'eindex(logprobs, tokens, "b s [b s+1]")': 'eindex(logprobs, tokens, "b s '
+                    '[b s+1]").log()',
+                },
+            ),
             Slip(HALF, {"at_least_float32(logits)": "logits"}),
             Slip(WRONG_AXIS, {".log_softmax(dim=-1)": ".log_softmax(dim=1)"}),
         ),
@@ -280,6 +300,26 @@ EXERCISES = (
                 },
             ),
             Slip(
+                "the gradient of kl_div is nan where a probability is 0, as it holds the logarithm "
+                "of that: compute it from log-probabilities, with 0 for those",
+                {
+                    "logprobs, ref_logprobs = zero_masked(logprobs, possible), "
+                    "zero_masked(ref_logprobs, possible)": "",
+                    "zero_masked(logprobs.exp() * (logprobs - ref_logprobs), possible)": ""
+                    "torch.nn.functional.kl_div(ref_logprobs, at_least_float32(logits).softmax(-1),"
+                    ' reduction="none")',
+                },
+            ),
+            Slip(
+                "a reference probability that is rounded to 0 makes this inf: its logarithm is "
+                "still finite, so compute it from log-probabilities",
+                {
+                    "zero_masked(logprobs.exp() * (logprobs - ref_logprobs), possible).sum(dim=-1)"
+                    "": "torch.distributions.kl_divergence(*(torch.distributions.Categorical("
+                    "logits=at_least_float32(x)) for x in (logits, ref_logits)))",
+                },
+            ),
+            Slip(
                 HALF,
                 {
                     "at_least_float32(logits)": "logits",
@@ -322,6 +362,14 @@ EXERCISES = (
         slips=(
             Slip(COEF_MISSING, {"kl_coef * masked_mean": "masked_mean"}),
             Slip(MASK_UNUSED, {"masked_mean(kl, mask,": "masked_mean(kl, None,"}),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "masked_mean(kl, mask,": "masked_mean(kl, None,",
+                    "zero_masked(logits, mask)": "logits",
+                    "zero_masked(ref_logits, mask)": "ref_logits",
+                },
+            ),
             Slip(
                 "this is KL(reference || policy): the two are the other way round",
                 {
@@ -429,6 +477,16 @@ EXERCISES = (
                 },
             ),
             Slip(ONLY_AFTER, {"logprobs = zero_masked(logprobs, possible)": ""}),
+            Slip(
+                GRADIENT_OVERFLOWS,
+                {
+                    "at_least_float32(logits).log_softmax(dim=-1)": "at_least_float32(logits)",
+                    "logprobs = zero_masked(logprobs, possible)": "from torch.distributions import "
+                    "Categorical",
+                    "-zero_masked(logprobs.exp() * logprobs, possible).sum(dim=-1)": ""
+                    "Categorical(logits=logprobs).entropy()",
+                },
+            ),
             Slip(HALF, {"at_least_float32(logits)": "logits"}),
             Slip(
                 LOG_OF_SOFTMAX,
@@ -460,6 +518,13 @@ EXERCISES = (
         slips=(
             Slip(COEF_MISSING, {"ent_coef * masked_mean": "masked_mean"}),
             Slip(MASK_UNUSED, {"masked_mean(entropy, mask,": "masked_mean(entropy, None,"}),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "masked_mean(entropy, mask,": "masked_mean(entropy, None,",
+                    "zero_masked(logits, mask)": "logits",
+                },
+            ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
             Slip(
                 TOO_EARLY,
@@ -567,6 +632,23 @@ EXERCISES = (
                 {"whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)"},
             ),
             Slip(MASK_UNUSED, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
+                    "zero_masked(logprobs, mask)": "logprobs",
+                    "zero_masked(old_logprobs, mask)": "old_logprobs",
+                },
+            ),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
+                    "zero_masked(logprobs, mask)": "logprobs",
+                    "zero_masked(old_logprobs, mask)": "old_logprobs",
+                    "whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)",
+                },
+            ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
         ),
     ),
@@ -589,12 +671,26 @@ EXERCISES = (
             Slip("the half is missing", {"return 0.5 * vf_coef": "return vf_coef"}),
             Slip(COEF_MISSING, {"0.5 * vf_coef * masked_mean": "0.5 * masked_mean"}),
             Slip(
+                "the coefficient is missing, and so is the half",
+                {"0.5 * vf_coef * masked_mean": "masked_mean"},
+            ),
+            Slip(
                 "this is the absolute error: square it",
                 {"= (values - returns).square()": "= (values - returns).abs()"},
             ),
             Slip(
                 MASK_UNUSED,
                 {"masked_mean(squared_error, mask,": "masked_mean(squared_error, None,"},
+            ),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "masked_mean(squared_error, mask,": "masked_mean(squared_error, None,",
+                    "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
+                    "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
+                    "zero_masked(at_least_float32(old_values), mask)": ""
+                    "at_least_float32(old_values)",
+                },
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
             Slip("the clip is not used", {"if clip is not None:": "if False:"}),

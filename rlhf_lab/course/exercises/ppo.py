@@ -24,10 +24,15 @@ from rlhf_lab.training import (
 
 LESSON = "06_ppo"
 MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
+MASK_UNUSED = "the mask is not used: step over masked tokens, and put 0 there"
 NOT_LAST_REAL = (
     "what comes after a response is read from the padding: step over masked tokens, so that the "
     "last real token sees what lies behind the response"
 )
+ENDS_LATE = {"total_phases - 1 - warmup_steps": "total_phases - warmup_steps"}
+GOES_ON = {
+    "min(1.0, (phase - warmup_steps) / decay_phases)": "(phase - warmup_steps) / decay_phases"
+}
 WHOLE_REVIEW = (
     "this movie wow , the plot was so solid and the music was so good and the script was so clever "
     ". i liked it ."
@@ -250,6 +255,7 @@ EXERCISES = (
                 "the sign is the other way round: next value minus this one",
                 {"next_value - value, 0.0": "value - next_value, 0.0"},
             ),
+            Slip(MASK_UNUSED, {" if mask is None else mask": ""}),
         ),
     ),
     Exercise(
@@ -307,6 +313,7 @@ EXERCISES = (
                     "advantages[::-1]": "advantages",
                 },
             ),
+            Slip(MASK_UNUSED, {" if mask is None else mask": ""}),
         ),
     ),
     Exercise(
@@ -397,24 +404,34 @@ EXERCISES = (
         cases=_scale_cases,
         observe=_observe_scale,
         slips=(
-            Slip(
-                "the scale is 0 in phase 0, which then learns nothing",
-                {"return (phase + 1) / (warmup_steps + 1)": "return phase / warmup_steps"},
+            *(
+                Slip(
+                    "the scale is 0 in phase 0, which then learns nothing",
+                    {"return (phase + 1) / (warmup_steps + 1)": "return phase / warmup_steps"}
+                    | fall,
+                )
+                for fall in ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
+            ),
+            *(
+                Slip(
+                    "the warm-up is one phase too short: the scale is 1 in phase warmup_steps, not "
+                    "before",
+                    {"return (phase + 1) / (warmup_steps + 1)": "return (phase + 1) / warmup_steps"}
+                    | fall,
+                )
+                for fall in ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
             ),
             Slip(
                 "this decays to 0, and should to final_scale",
                 {"1 - (1 - final_scale) * progress": "1 - progress"},
             ),
-            Slip(
-                "the scale goes on falling after the last phase",
-                {
-                    "min(1.0, (phase - warmup_steps) / decay_phases)": ""
-                    "(phase - warmup_steps) / decay_phases"
-                },
-            ),
-            Slip(
-                "final_scale is reached one phase too late: the last phase is total_phases - 1",
-                {"total_phases - 1 - warmup_steps": "total_phases - warmup_steps"},
+            Slip("the scale goes on falling after the last phase", GOES_ON),
+            *(
+                Slip(
+                    "final_scale is reached one phase too late: the last phase is total_phases - 1",
+                    ENDS_LATE | after,
+                )
+                for after in ({}, GOES_ON)
             ),
         ),
     ),
