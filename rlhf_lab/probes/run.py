@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -10,10 +11,10 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore
+from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.restore import load_policy
-from rlhf_lab.training.run_dir import RETURNED
+from rlhf_lab.training.run_dir import METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class StoredCheck:
     value: float
     tolerance: float
     ok: bool
+
+
+CHECK: Fields = MappingProxyType(
+    PHASE
+    | {"probe": str, "name": str, "value": float | int | None, "tolerance": float | int, "ok": bool}
+)
 
 
 class Run:
@@ -59,14 +66,14 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One dict per phase, as in `PhaseReport.to_dict`."""
-        return self.directory.read("metrics.jsonl")
+        return self.directory.read(METRICS)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
         """What the policy wrote, in one phase or in all: text, reward, gold reward.
 
         A phase is the number of learning phases behind it; a finished run has some of its end.
         """
-        samples = self.directory.read("samples.jsonl")
+        samples = self.directory.read(SAMPLES, SAMPLE)
         return [s for s in samples if phase is None or s["phase"] == phase]
 
     def probes(self) -> list[str]:
@@ -95,7 +102,9 @@ class Run:
 
     def checks(self) -> list[StoredCheck]:
         """Every identity check of every probe and phase, in the order in which they ran."""
-        stored = self.directory.read(CHECKS)
+        stored = [
+            {name: check[name] for name in CHECK} for check in self.directory.read(CHECKS, CHECK)
+        ]
         return [
             StoredCheck(**check | {"value": math.nan if check["value"] is None else check["value"]})
             for check in stored
@@ -103,7 +112,7 @@ class Run:
 
     def notes(self) -> list[dict[str, Any]]:
         """What was thinned, refused or switched off, and when."""
-        return self.directory.read(NOTES)
+        return self.directory.read(NOTES, NOTE)
 
     def functions(self) -> list[str]:
         """The functions on moments, given to `trainer.on` or `trainer.capture`, that returned a

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +14,17 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.training.run_dir import replacing
+from rlhf_lab.training.run_dir import PHASE, Fields, read_object, reading, replacing
 
 FOLDER = "probes"
 CHECKS = f"{FOLDER}/checks.jsonl"
 NOTES = f"{FOLDER}/notes.jsonl"
+NOTE: Fields = MappingProxyType(PHASE | {"probe": str, "note": str})
+
+
+def records_file(probe: str) -> str:
+    """The file of one probe's records, below the run's directory."""
+    return f"{FOLDER}/records/{probe}.jsonl"
 
 
 class ProbeStore:
@@ -35,7 +42,7 @@ class ProbeStore:
     def write_suite(self, settings: dict[str, Any]) -> None:
         """Note which probes are attached, beside those of other suites, and make the folders."""
         names = {probe["name"] for probe in settings["probes"]}
-        others = [p for p in self.read_suite().get("probes", []) if p["name"] not in names]
+        others = [p for p in self.read_suite()["probes"] if p["name"] not in names]
         settings = settings | {"probes": others + settings["probes"]}
         (self.path / "records").mkdir(parents=True, exist_ok=True)
         (self.path / "tensors").mkdir(exist_ok=True)
@@ -43,9 +50,18 @@ class ProbeStore:
             partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def read_suite(self) -> dict[str, Any]:
-        """What `write_suite` noted; empty when the run had no probes."""
+        """What `write_suite` noted; no probes when the run had none.
+
+        Raises:
+            RunError: the file is not what `write_suite` writes.
+        """
         path = self.path / "suite.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.is_file():
+            return {"probes": []}
+        suite = read_object(path)
+        with reading(path):
+            _ = [(probe["name"], probe["kind"]) for probe in suite["probes"]]
+        return suite
 
     def write(self, probe: str, phase: int, record: Record) -> None:
         """Store a record, its checks and its tensors.
@@ -56,7 +72,7 @@ class ProbeStore:
             path = self.tensor_path(probe, phase)
             path.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(path, record.tensors, {"probe": probe, "phase": phase})
-        self.run.append(f"{FOLDER}/records/{probe}.jsonl", [{"phase": phase, **record.values}])
+        self.run.append(records_file(probe), [{"phase": phase, **record.values}])
         checks = [
             {"phase": phase, "probe": probe, **dataclasses.asdict(check)}
             | {"value": check.value if math.isfinite(check.value) else None}
@@ -77,7 +93,7 @@ class ProbeStore:
         if probe not in self.probes():
             there = ", ".join(self.probes()) or "none"
             raise RunError(f"{self.run.path} has no records of probe {probe!r}; there are {there}.")
-        return self.run.read(f"{FOLDER}/records/{probe}.jsonl")
+        return self.run.read(records_file(probe))
 
     def probes(self) -> list[str]:
         """The probes that recorded something."""
@@ -93,7 +109,14 @@ class ProbeStore:
         Raises:
             RunError: there are none, or the file is corrupt.
         """
-        return load_checkpoint(self.tensor_path(probe, phase))[0]
+        path = self.tensor_path(probe, phase)
+        if not path.is_file():
+            there = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
+            raise RunError(
+                f"{path}, the tensors of probe {probe!r} in phase {phase}, is missing; restore it, "
+                f"or choose a phase that is there ({there or 'none is'})."
+            )
+        return load_checkpoint(path)[0]
 
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Drop what these probes stored from this phase on, which is about to be done again."""
@@ -104,7 +127,7 @@ class ProbeStore:
         self._filter(CHECKS, stays)
         self._filter(NOTES, stays)
         for probe in set(probes) & set(self.probes()):
-            self._filter(f"{FOLDER}/records/{probe}.jsonl", lambda r, p=probe: stays(r, p))
+            self._filter(records_file(probe), lambda r, p=probe: stays(r, p))
             for path in self.path.glob(f"tensors/{probe}/phase_*.safetensors"):
                 if int(path.stem.removeprefix("phase_")) >= phase:
                     path.unlink()

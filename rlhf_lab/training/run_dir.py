@@ -3,8 +3,9 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.errors import RunError
@@ -45,8 +46,39 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
 
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn contents that are JSON, but not what a run writes, into one sentence that names them."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise RunError(
+            f"{path} does not hold what a run writes there ({type(error).__name__}: {error}); mend "
+            "or restore it."
+        ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The contents of a JSON file that holds an object.
+
+    Raises:
+        RunError: it cannot be read, or is no such file.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise RunError(f"{path} is unreadable ({error}); restore it or start anew.") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds {found!r:.80}, not an object; restore it or start anew.")
+    return found
+
+
+INFO, METRICS, SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
 RETURNED = "returned"
+Fields = Mapping[str, Any]
+"""The fields that each line of a file has, with the types that they may have."""
+PHASE: Fields = MappingProxyType({"phase": int})
+SAMPLE: Fields = MappingProxyType(PHASE | {"text": str, "reward": float | int})
 
 
 class RunDir:
@@ -112,7 +144,7 @@ class RunDir:
     @property
     def info_path(self) -> Path:
         """The file that makes a directory a run."""
-        return self.path / "run.json"
+        return self.path / INFO
 
     @property
     def checkpoints(self) -> Path:
@@ -125,13 +157,8 @@ class RunDir:
         Raises:
             RunError: it is not JSON, or not that of a run.
         """
-        try:
-            info = json.loads(self.info_path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            raise RunError(
-                f"{self.info_path} is unreadable ({error}); restore it or start anew."
-            ) from None
-        if not isinstance(info, dict) or not isinstance(info.get("args"), dict):
+        info = read_object(self.info_path)
+        if not isinstance(info.get("args"), dict):
             raise RunError(f"{self.info_path} holds no arguments of a run; restore it.")
         return info
 
@@ -150,20 +177,26 @@ class RunDir:
             with open(path, "a", encoding="utf-8") as out:
                 out.write(lines)
 
-    def read(self, file: str) -> list[dict[str, Any]]:
+    def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
         """The records of a JSONL file; a last line that was cut off by a crash is left out.
 
+        Args:
+            fields: what every line must have.
+
         Raises:
-            RunError: another line is not JSON.
+            RunError: it cannot be read, another line is not JSON, or a line lacks a field.
         """
         path = self.path / file
         if not path.exists():
             return []
-        whole_lines = path.read_bytes().split(b"\n")[:-1]
         try:
-            return [json.loads(line) for line in whole_lines]
-        except ValueError as error:
-            raise RunError(f"{path} has a line that is not JSON ({error}); mend it.") from None
+            whole_lines = path.read_bytes().split(b"\n")[:-1]
+        except OSError as error:
+            raise RunError(f"{path} is unreadable ({error.strerror}); restore it.") from None
+        return [
+            _record(line, f"{path}, line {number},", fields)
+            for number, line in enumerate(whole_lines, 1)
+        ]
 
     def rewind(self, phase: int) -> None:
         """Drop what was logged from this phase on, which is about to be done again."""
@@ -173,6 +206,22 @@ class RunDir:
             lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
             with replacing(self.path / file) as partial:
                 partial.write_text(lines, encoding="utf-8")
+
+
+def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
+    """What one line holds; a line that no run writes is refused with its place."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunError(f"{place} is not JSON ({error}); mend or remove it.") from None
+    if not isinstance(record, dict):
+        raise RunError(f"{place} is {record!r:.80}, not an object; mend or remove it.")
+    for name, kind in fields.items():
+        if name not in record:
+            raise RunError(f"{place} has no field {name!r}; mend or remove it.")
+        if not isinstance(record[name], kind):
+            raise RunError(f"{place} has {name}={record[name]!r:.80}; mend or remove it.")
+    return record
 
 
 def _is_done(record: dict[str, Any], phase: int) -> bool:

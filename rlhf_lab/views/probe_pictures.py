@@ -6,6 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.store import records_file
+from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Picture, bars, curves, heatmap
@@ -100,7 +102,7 @@ def direction(run: Run, name: str, records: Records) -> str:
 
 def logit_shift(run: Run, name: str, records: Records) -> str:
     """The parts of the shift in the last phase, and its sum over phases."""
-    settings = {probe["name"]: probe for probe in run.store.read_suite().get("probes", [])}
+    settings = {probe["name"]: probe for probe in run.store.read_suite()["probes"]}
     words = settings.get(name, {})
     what = f"{words.get('word', 'word')} - {words.get('other', 'other')}"
     last = records[-1]
@@ -239,13 +241,14 @@ def probe_html(run: Run, name: str) -> str:
     """All that is worth seeing of one probe's records, as a fragment of HTML.
 
     Raises:
-        RunError: no such probe recorded anything.
+        RunError: no such probe recorded anything, or its records lack what the picture shows.
     """
     records = run.records(name)
     if not records:
         return "<p>It recorded nothing.</p>"
-    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite().get("probes", [])}
-    return VIEWS.get(kinds.get(name, ""), any_probe)(run, name, records)
+    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    with reading(run.path / records_file(name)):
+        return VIEWS.get(kinds.get(name, ""), any_probe)(run, name, records)
 
 
 def figure(picture: Picture) -> str:

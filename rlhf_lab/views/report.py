@@ -7,7 +7,8 @@ from typing import Any
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
-from rlhf_lab.training.run_dir import replacing
+from rlhf_lab.probes.store import CHECKS, FOLDER
+from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, beside, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.plots import curves
 from rlhf_lab.views.probe_pictures import any_records, figures, probe_html
@@ -31,24 +32,34 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     3. Write it to `report.html` in the run's directory, or to `out`.
 
     Raises:
-        RunError: there is no run, or the file cannot be written.
+        RunError: there is no run, one of its files is damaged, or the page cannot be written.
     """
     run = Run(run_path)
     path = Path(out) if out is not None else run.path / "report.html"
-    sections = [
-        _heading(run),
-        _curves(run),
-        _samples(run),
-        _probes(run),
-        _checks(run),
-        _returned(run),
-        _arguments(run),
-    ]
-    text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
+    if path.is_dir():
+        raise RunError(f"--out {path} is a directory; name a file, such as {path / 'report.html'}.")
     if not path.parent.is_dir():
         raise RunError(f"there is no directory {path.parent}; choose another --out.")
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    sections: list[str] = []
+    for section, file in (
+        (_heading, INFO),
+        (_curves, METRICS),
+        (_samples, SAMPLES),
+        (_probes, FOLDER),
+        (_checks, CHECKS),
+        (_returned, RETURNED),
+        (_arguments, INFO),
+    ):
+        with reading(run.path / file):
+            sections.append(section(run))
+    text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
+    try:
+        with beside(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another --out."
+        ) from error
     return path
 
 
@@ -112,7 +123,7 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
 
 def _probes(run: Run) -> str:
     there = run.probes()
-    listed = [probe["name"] for probe in run.store.read_suite().get("probes", [])]
+    listed = [probe["name"] for probe in run.store.read_suite()["probes"]]
     names = [name for name in listed if name in there]
     if not names:
         return (

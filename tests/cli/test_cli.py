@@ -625,3 +625,72 @@ def test_the_report_shows_the_probes_of_a_run_that_asked_for_them(watched, cli, 
     assert done.returncode == 0, done.stderr
     page = (place / "broken" / "report.html").read_text(encoding="utf-8")
     assert all(f"<h3>{name}</h3>" in page for name in Run(place / "broken").probes())
+
+
+def add(line: str) -> Callable[[Path], Any]:
+    """Write a line below the others of a file."""
+    return lambda path: path.write_text(path.read_text(encoding="utf-8") + line + "\n")
+
+
+def become(text: str) -> Callable[[Path], Any]:
+    """Write this, and nothing else, into a file."""
+    return lambda path: path.write_text(text)
+
+
+RECORDS, CHECKS = "probes/records", "probes/checks.jsonl"
+DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "no_arguments": ("run.json", become('{"args": {}}'), "'base_model'"),
+    "no_object": ("run.json", become("[1]"), "holds [1], not an object"),
+    "curve_of_lists": ("metrics.jsonl", add('{"phase": 4, "mean_reward": [1]}'), "metrics.jsonl"),
+    "list": ("metrics.jsonl", become("[1]\n"), "line 1, is [1], not an object"),
+    "empty_sample": ("samples.jsonl", become("{}\n"), "line 1, has no field 'phase'"),
+    "sample_in_words": (
+        "samples.jsonl",
+        become('{"phase": 0, "text": "a", "reward": "good"}\n'),
+        "line 1, has reward='good'",
+    ),
+    "gold_in_words": (
+        "samples.jsonl",
+        become('{"phase": 0, "text": "a", "reward": 1.0, "gold_reward": "good"}\n'),
+        "samples.jsonl does not hold",
+    ),
+    "suite_cut": ("probes/suite.json", become("{bad"), "suite.json is unreadable"),
+    "suite_unnamed": ("probes/suite.json", become('{"probes": [{}]}'), "'name'"),
+    "check_cut": (CHECKS, become('{"phase": 0}\n{"phase":\n'), "line 1, has no field 'probe'"),
+    "check": (CHECKS, become('{"phase": 0, "probe": "x"}\n'), "line 1, has no field 'name'"),
+    "note": ("probes/notes.jsonl", become('{"phase": 0}\n'), "line 1, has no field 'probe'"),
+    "record_cut": (f"{RECORDS}/run_health.jsonl", become("{}\n"), "line 1, has no field 'phase'"),
+    "record": (f"{RECORDS}/direction_sentiment.jsonl", become('{"phase": 0}\n'), "'accuracy'"),
+    "tensors": (
+        "probes/tensors/text_heatmap/phase_000000.safetensors",
+        Path.unlink,
+        "the tensors of probe 'text_heatmap' in phase 0, is missing; restore it",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def damaged(watched, all_at_once, place) -> dict[str, Process]:
+    """What the report says of one run, each time with another of its files spoilt."""
+    for name, (file, spoil, _) in DAMAGE.items():
+        path = place / "damaged" / name
+        shutil.copytree(place / "probed", path, ignore=shutil.ignore_patterns("checkpoints"))
+        spoil(path / file)
+    return all_at_once({name: ["report", place / "damaged" / name] for name in DAMAGE})
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_reported_in_one_sentence_that_names_the_file(damaged, damage):
+    file, _, words = DAMAGE[damage]
+    assert_one_sentence(damaged[damage], f"{damage}/{file}", words)
+
+
+def test_a_report_that_cannot_be_written_is_refused_with_the_remedy(main_job, cli, place):
+    run, locked = main_job[1], place / "locked"
+    locked.mkdir(mode=0o500)
+    for out in (".", "checkpoints"):
+        done = cli("report", run, "--out", out, cwd=run)
+        assert_one_sentence(done, f"--out {out} is a directory; name a file", "report.html")
+    if not os.access(locked, os.W_OK):
+        done = cli("report", run, "--out", locked / "page.html")
+        assert_one_sentence(done, "cannot write", "choose another --out.")
