@@ -18,7 +18,7 @@ class Budget:
         time_frac: of the run's own time.
 
     Raises:
-        ConfigError: a value that is not above 0.
+        ConfigError: a value that is not a number above 0.
     """
 
     mb: float | int = 64
@@ -26,8 +26,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name in ("mb", "time_frac"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0.")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0:
+                raise ConfigError(f"{name}={value!r} must be a number greater than 0.")
 
 
 @dataclass(frozen=True)

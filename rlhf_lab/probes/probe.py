@@ -12,6 +12,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Moment
+from rlhf_lab.training.moments import check_every
 
 ProbeText = Literal["eval", "rollout"]
 ProbeStep = Literal["first", "last"]
@@ -174,8 +175,7 @@ class Probe:
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
-        if self.every < 1:
-            raise ConfigError(f"every={self.every} of {self.name} must be 1 or greater.")
+        check_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 

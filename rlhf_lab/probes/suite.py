@@ -29,6 +29,7 @@ INSIDE = (
     "after_backward",
     "after_step",
 )
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 ONCE = TRUTH, REFERENCE = "reel_truth", "reference"
 
 
@@ -63,7 +64,8 @@ class Suite:
             warning that is stored too.
 
     Raises:
-        ConfigError: two probes of one name, or both kinds of eval text.
+        ConfigError: something that is no probe, two probes of one name, or both kinds of eval
+            text.
     """
 
     def __init__(
@@ -74,6 +76,11 @@ class Suite:
         labels: Bool[Tensor, " batch"] | None = None,
         budget: Budget | None = None,
     ) -> None:
+        for given in probes:
+            if not isinstance(given, Probe):
+                raise ConfigError(
+                    f"probes has {given!r:.80}; give probes, such as RunHealth(), or one Suite."
+                )
         names = [probe.name for probe in probes]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -88,7 +95,8 @@ class Suite:
         """Look at this trainer's run from now on.
 
         Raises:
-            ConfigError: a site that the model does not have, or eval text that does not fit.
+            ConfigError: a site that the model does not have, eval text or labels that do not fit,
+                or a probe of a name that records already.
         """
         return Attachment(self, trainer)
 
@@ -127,6 +135,7 @@ class Attachment:
     """
 
     def __init__(self, suite: Suite, trainer: RLHFTrainer) -> None:
+        _refuse_taken_names(suite, trainer)
         self.suite, self.budget = suite, suite.budget
         self.probes = {probe.name: probe for probe in suite.probes}
         self.text = self._eval_text(suite, trainer)
@@ -159,11 +168,8 @@ class Attachment:
             if needing:
                 raise ConfigError(f"{needing[0]} looks at eval text; give the suite eval_tokens=.")
             return None
-        if tokens.shape[1] > trainer.policy.base_model.cfg.n_ctx:
-            raise ConfigError(
-                f"eval_tokens has {tokens.shape[1]} columns; the model's context ends at "
-                f"{trainer.policy.base_model.cfg.n_ctx}."
-            )
+        cfg = trainer.policy.base_model.cfg
+        _check_eval_text(tokens, suite.labels, cfg.n_ctx, cfg.d_vocab)
         return EvalText(tokens.to(trainer.device), suite.labels)
 
     def _shape(self, trainer: RLHFTrainer) -> RunShape:
@@ -181,6 +187,10 @@ class Attachment:
             n_parameters=sum(p.numel() for p in trainer.policy.parameters()),
             num_minibatches=args.num_minibatches,
         )
+
+    def recording(self) -> set[str]:
+        """The probes that are called: neither refused nor switched off."""
+        return {planned.name for planned in self.plan if planned.every} & self.probes.keys()
 
     def _register(self, trainer: RLHFTrainer) -> None:
         moments: dict[Moment, None] = {"run_start": None, "after_phase": None, "run_end": None}
@@ -372,3 +382,47 @@ def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
     """The activations of those sites that are there, at one position or at all."""
     there = {site: acts[site] for site in sites if site in acts}
     return {site: act if pos is None else act[:, pos] for site, act in there.items()}
+
+
+def _refuse_taken_names(suite: Suite, trainer: RLHFTrainer) -> None:
+    """Keep two probes from writing into one file."""
+    owners = [getattr(listener, "__self__", None) for listener in trainer.moments.listeners()]
+    taken = {
+        name for owner in owners if isinstance(owner, Attachment) for name in owner.recording()
+    }
+    for probe in suite.probes:
+        if probe.name in taken:
+            raise ConfigError(
+                f"a probe named {probe.name!r} is attached to this run already; give one of them "
+                "name=."
+            )
+
+
+def _check_eval_text(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
+    """Refuse eval text that the model cannot read, and labels that are not one per sequence."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in INTEGERS:
+        given = type(tokens).__name__
+        if isinstance(tokens, Tensor):
+            given = f"tensor of shape {list(tokens.shape)} and {tokens.dtype}"
+        raise ConfigError(f"eval_tokens is a {given}; give a [batch seq] tensor of token ids.")
+    if not tokens.numel():
+        raise ConfigError(f"eval_tokens of shape {list(tokens.shape)} is empty; give a sequence.")
+    if tokens.shape[1] > n_ctx:
+        raise ConfigError(
+            f"eval_tokens has {tokens.shape[1]} columns; the model's context ends at {n_ctx}."
+        )
+    low, high = (int(end) for end in tokens.aminmax())
+    if low < 0 or high >= d_vocab:
+        wrong = low if low < 0 else high
+        raise ConfigError(
+            f"eval_tokens has the id {wrong}; the model's vocabulary has 0 to {d_vocab - 1}, so "
+            "give ids of its own tokenizer."
+        )
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != tokens.shape[:1]):
+        given = (
+            f"of shape {list(labels.shape)}" if isinstance(labels, Tensor) else f"{labels!r:.80}"
+        )
+        raise ConfigError(
+            f"labels is {given}, but the eval text has {len(tokens)} sequences; give a tensor with "
+            "one label for each."
+        )

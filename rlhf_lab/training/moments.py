@@ -36,6 +36,16 @@ WHERE_IT_IS = MappingProxyType(
 )
 
 
+def check_every(every: Any, of: str = "") -> None:
+    """Refuse what cannot count phases.
+
+    Raises:
+        ConfigError: not a whole number, or below 1; `of` says whose it is.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
+
+
 class Context:
     """What a callable sees at a moment; reading a field that is not there yet says when it is.
 
@@ -77,14 +87,13 @@ class Moments:
         """Register the decorated callable for a moment of every `every`-th phase.
 
         Raises:
-            ConfigError: no such moment, or `every` below 1.
+            ConfigError: no such moment, or `every` is no whole number above 0.
         """
         if moment not in get_args(Moment):
             raise ConfigError(
                 f"moment={moment!r} is unknown; choose one of {', '.join(get_args(Moment))}."
             )
-        if every < 1:
-            raise ConfigError(f"every={every} must be 1 or greater.")
+        check_every(every)
 
         def register(listener: Callable[[Context], Any]) -> Callable[[Context], Any]:
             entry = every, self._name(listener), listener
@@ -101,6 +110,10 @@ class Moments:
             number += 1
             name = f"{first}_{number}"
         return name
+
+    def listeners(self) -> list[Callable[[Context], Any]]:
+        """All callables that are registered, once for each of their moments."""
+        return [listener for entries in self._listeners.values() for _, _, listener in entries]
 
     def hears(self, moment: Moment) -> bool:
         """Whether anyone registered for this moment, of whichever phases."""

@@ -1,5 +1,6 @@
 """Colours for numbers, told apart by colour-blind readers, with text that is legible on them."""
 
+import math
 from typing import Literal
 
 Kind = Literal["diverging", "sequential"]
@@ -22,8 +23,9 @@ def colour_of(value: float | int, limit: float | int, kind: Kind = "diverging") 
     1. Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).
     2. Sequential: nearly white at 0, deep blue at limit.
     3. Beyond the limit the colour stays that of the limit.
+    4. What is not a number has the colour of 0.
     """
-    share = 0.0 if limit <= 0 else max(-1.0, min(1.0, value / limit))
+    share = 0.0 if limit <= 0 or math.isnan(value) else max(-1.0, min(1.0, value / limit))
     if kind == "sequential":
         return blend(PALE, DEEP, max(0.0, share))
     return blend(NEUTRAL, BLUE if share > 0 else ORANGE, abs(share))

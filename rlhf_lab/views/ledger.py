@@ -17,6 +17,7 @@ from rlhf_lab.training import ReplayMinibatch
 from rlhf_lab.views.colour import colour_of, ink_on
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.html import table as html_table
+from rlhf_lab.views.tokens import largest
 
 COLUMNS = (
     "old_logprob",
@@ -78,7 +79,7 @@ class Ledger:
         table = Table("token", *COLUMNS, title=title, box=None, padding=(0, 1))
         for column in table.columns[1:]:
             column.justify = "right"
-        limit = self.entries["share"].abs().max().item()
+        limit = largest(self.entries["share"].flatten())
         for row in self.rows(sequence):
             background = colour_of(row[-1], limit)
             style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)

@@ -33,7 +33,8 @@ def tokens_html(
 ) -> Html:
     """One text, each token on a tile coloured by its number, which is in the tooltip.
 
-    Tiles bring their own ink, so that they are legible on light and dark pages.
+    Tiles bring their own ink, so that they are legible on light and dark pages. A number that is
+    nan has no colour.
 
     Args:
         tokens: as they add to the text, blanks included.
@@ -53,8 +54,10 @@ def tokens_html(
         if not real:
             spans.append(f'<span style="{TILE};opacity:.7">{shown}</span>')
             continue
-        background = colour_of(number, limit, kind)
-        style = f"{TILE};background:{_css(background)};color:{_css(ink_on(background))}"
+        style = TILE
+        if not math.isnan(number):
+            background = colour_of(number, limit, kind)
+            style += f";background:{_css(background)};color:{_css(ink_on(background))}"
         spans.append(f'<span style="{style}" title="{escape(name)} {number:.9g}">{shown}</span>')
     line = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
     return Html(f'<div style="{line}">{"".join(spans)}</div>')
@@ -73,8 +76,10 @@ def tokens_text(
     limit = largest(values, mask) if limit is None else limit
     text = Text()
     for token, number, real in zip(tokens, numbers, counts, strict=True):
-        background = colour_of(number, limit, kind)
-        style = f"rgb{_rich(ink_on(background))} on rgb{_rich(background)}" if real else "dim"
+        style = "" if real else "dim"
+        if real and not math.isnan(number):
+            background = colour_of(number, limit, kind)
+            style = f"rgb{_rich(ink_on(background))} on rgb{_rich(background)}"
         text.append(_visible(token), style=style)
     return text
 

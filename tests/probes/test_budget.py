@@ -71,3 +71,5 @@ def test_a_probe_that_is_too_dear_even_twice_is_refused_and_no_other():
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="mb=0"):
         Budget(mb=0)
+    with pytest.raises(ConfigError, match="time_frac=nan must be a number greater than 0"):
+        Budget(time_frac=float("nan"))

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -18,6 +21,7 @@ from rlhf_lab.probes import (
     TextHeatmap,
     attach,
 )
+from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
 
@@ -39,6 +43,11 @@ class Broken(Probe):
 
     def observe(self, seen):
         raise ZeroDivisionError("nothing to divide by")
+
+
+class Dear(Counter):
+    def cost(self, shape):
+        return Cost(bytes=2**40)
 
 
 class Unchecked(Probe):
@@ -204,6 +213,27 @@ def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer, un
     assert {p["name"] for p in run.store.read_suite()["probes"]} == {"first", "second"}
 
 
+def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer, unlimited):
+    trainer = make_trainer()
+    attach(trainer, Counter(), Broken(), budget=unlimited)
+    with pytest.raises(ConfigError, match=r"'counter' is attached .* give one of them name="):
+        attach(trainer, Counter(name="other"), Counter(), budget=unlimited)
+    with pytest.warns(UserWarning, match="broken: raised"):
+        trainer.train()
+    run = Run(trainer.run.path)
+    assert run.phases("counter") == [0, 1, 2] and "other" not in run.probes()
+    attach(trainer, Counter(name="broken"), budget=unlimited)
+
+
+def test_the_name_of_a_probe_that_was_refused_is_free(make_trainer, unlimited):
+    trainer = make_trainer()
+    with pytest.warns(UserWarning, match="counter: refused"):
+        attach(trainer, Dear(), budget=Budget(mb=1))
+    attach(trainer, Dear(), budget=Budget(mb=10**9))
+    trainer.train()
+    assert Run(trainer.run.path).phases("counter") == [0, 1, 2]
+
+
 def test_everything_stored_is_json_lines_or_safetensors(finished):
     files = [p for p in (finished.path / "probes").rglob("*") if p.is_file()]
     assert {p.suffix for p in files} == {".json", ".jsonl", ".safetensors"}
@@ -327,6 +357,79 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
         attach(make_trainer(), Looking())
     with pytest.raises(ConfigError, match="context ends at 32"):
         attach(make_trainer(), Looking(), eval_tokens=torch.zeros(1, 33).long())
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"eval_tokens": torch.tensor([[1, 10**6]])}, "has the id 1000000; the model's vocabulary"),
+        ({"eval_tokens": torch.tensor([[-1, 2]])}, "has the id -1"),
+        ({"eval_tokens": torch.zeros(0, 3).long()}, "is empty"),
+    ],
+)
+def test_eval_text_that_the_model_cannot_read_is_refused(make_trainer, options, said):
+    with pytest.raises(ConfigError, match=said):
+        attach(make_trainer(), Counter(), **options)
+
+
+WRONG_KINDS = """
+import torch
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import RunHealth, Suite, attach
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.training import RLHFTrainer
+
+trainer = RLHFTrainer(RLHFArgs(preset="reel", reward_fn="gold"), out="run")
+tokens = torch.zeros(2, 3)
+for wrong in (
+    lambda: attach(trainer, 5),
+    lambda: Suite(RunHealth),
+    lambda: attach(trainer, Suite(), RunHealth()),
+    lambda: Budget(mb="x"),
+    lambda: Budget(time_frac=True),
+    lambda: RunHealth(every=1.5),
+    lambda: RunHealth(every="2"),
+    lambda: trainer.on("after_step", every=1.5),
+    lambda: attach(trainer, RunHealth(), eval_tokens=[[1, 2]]),
+    lambda: attach(trainer, RunHealth(), eval_tokens=tokens),
+    lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=[True, False]),
+    lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=tokens[0] > 0),
+):
+    try:
+        wrong()
+    except ConfigError as error:
+        print(error)
+"""
+"""In a process of its own, where annotations are not checked before the package looks."""
+
+
+def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_KINDS],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [
+        "probes has 5; give probes, such as RunHealth(), or one Suite.",
+        "probes has <class 'rlhf_lab.probes.run_health.RunHealth'>; give probes",
+        "probes has <rlhf_lab.probes.suite.Suite object",
+        "mb='x' must be a number greater than 0.",
+        "time_frac=True must be a number greater than 0.",
+        "every=1.5 of run_health must be 1 or greater, in whole phases.",
+        "every='2' of run_health must be 1 or greater, in whole phases.",
+        "every=1.5 must be 1 or greater, in whole phases.",
+        "eval_tokens is a list; give a [batch seq] tensor of token ids.",
+        "eval_tokens is a tensor of shape [2, 3] and torch.float32; give",
+        "labels is [True, False], but the eval text has 2 sequences; give a tensor",
+        "labels is of shape [3], but the eval text has 2 sequences; give a tensor with one label",
+    ]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(expected), done.stdout
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
 def test_a_run_is_read_back_without_its_trainer(finished, model):

@@ -70,6 +70,18 @@ def test_masked_tokens_have_no_number_and_do_not_set_the_scale():
     assert "#0072b2" in fragment
 
 
+def test_nan_has_no_colour_and_does_not_set_the_scale():
+    values = [float("nan"), 2.0, -1.0, 0.0]
+    fragment = tokens_html(WORDS, values, "x").fragment
+    first, second = re.findall("<span style=.*?</span>", fragment)[:2]
+    assert 'title="x nan"' in first and "background" not in first and "color" not in first
+    assert "#0072b2" in second
+    styles = [str(span.style) for span in tokens_text(WORDS, values).spans]
+    assert len(styles) == 3 and styles[0].endswith("on rgb(0,114,178)")
+    assert colour_of(float("nan"), 2.0) == NEUTRAL
+    assert colour_of(float("nan"), 2.0, "sequential") == PALE
+
+
 def test_terminal_text_carries_the_same_colours():
     text = tokens_text(WORDS, [1.0, -1.0, 0.0, 0.0], mask=[True, True, True, False])
     assert text.plain == "this was <b>& fine"
