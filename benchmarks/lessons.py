@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import nbformat
 import tyro
-from nbclient import NotebookClient
 from nbformat import NotebookNode
 from rich.console import Console
 from rich.progress import track
 
-from rlhf_lab.course.builder import kernel_environment
+from rlhf_lab.course.builder import run_cells
 from rlhf_lab.course.tables import show_table
 
 LESSONS = Path("solutions")
@@ -81,15 +80,7 @@ def seconds_taken(notebook: NotebookNode) -> dict[int, float]:
         taken[cell_index] = perf_counter() - began[cell_index]
 
     with tempfile.TemporaryDirectory() as place:
-        client = NotebookClient(
-            notebook,
-            timeout=600,
-            kernel_name="python3",
-            resources={"metadata": {"path": place}},
-            on_cell_execute=start,
-            on_cell_executed=end,
-        )
-        client.execute(env=kernel_environment(place))
+        run_cells(notebook, place, on_cell_execute=start, on_cell_executed=end)
     return taken
 
 

@@ -10,6 +10,7 @@ A master is a percent-format script in solutions/. Two kinds of lines become som
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,16 +159,8 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
     Raises LoadError if a cell fails.
     """
     with tempfile.TemporaryDirectory() as place:
-        client = NotebookClient(
-            notebook,
-            timeout=CELL_SECONDS,
-            kernel_name="python3",
-            record_timing=False,
-            coalesce_streams=True,
-            resources={"metadata": {"path": place}},
-        )
         try:
-            executed = client.execute(env=kernel_environment(place))
+            executed = run_cells(notebook, place)
         except CellExecutionError as error:
             raise LoadError(
                 f"lesson {lesson} does not run: {error.ename}: {error.evalue}"
@@ -175,7 +168,28 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
         return _steady(executed, place)
 
 
-def kernel_environment(place: str) -> dict[str, str]:
+def run_cells(notebook: NotebookNode, place: str, **listeners: Callable) -> NotebookNode:
+    """Run all cells in a fresh kernel in this directory.
+
+    Args:
+        listeners: nbclient's `on_cell_execute` and the like.
+
+    Raises nbclient's CellExecutionError if a cell fails.
+    """
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": place}},
+        **listeners,
+    )
+    return client.execute(env=_environment(place))
+
+
+def _environment(place: str) -> dict[str, str]:
     """Offline, with a progress file of its own, and the same number of threads everywhere."""
     own = {
         "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),

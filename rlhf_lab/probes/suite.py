@@ -102,8 +102,14 @@ class Suite:
 
 
 def attach(trainer: RLHFTrainer, *probes: Suite | Probe, **options: Any) -> "Attachment":
-    """Attach a suite, or some probes as a suite with these options, to a trainer."""
+    """Attach a suite, or some probes as a suite with these options, to a trainer.
+
+    Raises:
+        ConfigError: what `Suite` and `Suite.attach` refuse, or options beside a whole suite.
+    """
     if len(probes) == 1 and isinstance(probes[0], Suite):
+        if options:
+            raise ConfigError(f"{next(iter(options))}= is the suite's own; give it to Suite(...).")
         return probes[0].attach(trainer)
     return Suite(*probes, **options).attach(trainer)
 

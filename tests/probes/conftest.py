@@ -58,6 +58,24 @@ def make_trainer(tmp_path: Path) -> Callable[..., RLHFTrainer]:
     return make
 
 
+@pytest.fixture
+def elsewhere(model_dir: Path, tmp_path: Path) -> RLHFTrainer:
+    """Two phases of each of the two tiny models, which do not speak Reel."""
+    args = RLHFArgs(
+        base_model=str(model_dir),
+        reward_fn="count:w1",
+        prefix="w3 w4",
+        total_phases=2,
+        warmup_steps=1,
+        batch_size=8,
+        num_minibatches=2,
+        gen_len=5,
+        top_k=4,
+        base_lr=3e-3,
+    )
+    return RLHFTrainer(args, out=tmp_path / "run")
+
+
 @pytest.fixture(scope="session")
 def weights_of() -> Callable[[nn.Module], dict[str, Tensor]]:
     def copy(module: nn.Module) -> dict[str, Tensor]:

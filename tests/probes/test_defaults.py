@@ -1,6 +1,5 @@
 import pytest
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import (
     Run,
@@ -9,27 +8,12 @@ from rlhf_lab.probes import (
     default_suite,
     had_default_suite,
 )
-from rlhf_lab.training import RLHFTrainer
 
 
-def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(
-    model_dir, tmp_path, unlimited
-):
-    args = RLHFArgs(
-        base_model=str(model_dir),
-        reward_fn="count:w1",
-        prefix="w3 w4",
-        total_phases=2,
-        warmup_steps=1,
-        batch_size=8,
-        num_minibatches=2,
-        gen_len=5,
-        top_k=4,
-    )
-    trainer = RLHFTrainer(args, out=tmp_path / "run")
-    attachment = attach(trainer, default_suite(trainer, unlimited))
-    trainer.train()
-    run = Run(trainer.run.path)
+def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere, unlimited):
+    attachment = attach(elsewhere, default_suite(elsewhere, unlimited))
+    elsewhere.train()
+    run = Run(elsewhere.run.path)
     assert attachment.notes == []
     assert run.probes() == [
         "kl_by_position",

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import LogitShift, Run, attach
 from rlhf_lab.probes.logit_shift import (
@@ -13,7 +12,6 @@ from rlhf_lab.probes.logit_shift import (
     residual_components,
     single_token,
 )
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.capture import capture_activations
 
 
@@ -91,25 +89,12 @@ def test_words_must_be_single_tokens(model):
         single_token(model.tokenizer, "adored")
 
 
-def test_a_model_with_rotary_positions_can_be_looked_at_too(model_dir, tmp_path, unlimited):
+def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere, unlimited):
     """It has no hook_pos_embed; the default suite takes this probe wherever it has two words."""
-    args = RLHFArgs(
-        base_model=str(model_dir),
-        reward_fn="count:w1",
-        prefix="w3",
-        total_phases=2,
-        warmup_steps=1,
-        batch_size=8,
-        num_minibatches=2,
-        gen_len=5,
-        top_k=4,
-        base_lr=3e-3,
-    )
-    trainer = RLHFTrainer(args, out=tmp_path / "run")
-    text = random_tokens(trainer.policy.base_model)
-    attach(trainer, LogitShift("w1", "w2"), eval_tokens=text, budget=unlimited)
-    trainer.train()
-    run = Run(trainer.run.path)
+    text = random_tokens(elsewhere.policy.base_model)
+    attach(elsewhere, LogitShift("w1", "w2"), eval_tokens=text, budget=unlimited)
+    elsewhere.train()
+    run = Run(elsewhere.run.path)
     assert run.phases("logit_shift") == [0, 2]
     assert len(run.checks()) == 6 and all(check.ok for check in run.checks())
 

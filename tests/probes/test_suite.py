@@ -353,6 +353,8 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
         text = "eval"
         sites = ("hook_embed",)
 
+    with pytest.raises(ConfigError, match=r"budget= is the suite's own; give it to Suite"):
+        attach(make_trainer(), Suite(RunHealth()), budget=Budget())
     with pytest.raises(ConfigError, match="give the suite eval_tokens"):
         attach(make_trainer(), Looking())
     with pytest.raises(ConfigError, match="context ends at 32"):
