@@ -102,6 +102,37 @@ def _penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
     return kl_coef * F.kl_per_token(logits, ref_logits).mean()
 
 
+def _blanked_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
+    return kl_coef * F.zero_masked(F.kl_per_token(logits, ref_logits), mask).mean()
+
+
+def _smaller_ratio(
+    logprobs,
+    old_logprobs,
+    advantages,
+    clip_coef,
+    mask=None,
+    normalize=True,
+    denominator=None,
+    eps=1e-8,
+):
+    if normalize:
+        advantages = F.whiten(advantages, mask, eps=eps)
+    ratio = F.policy_ratio(F.zero_masked(logprobs, mask), F.zero_masked(old_logprobs, mask))
+    clipped = ratio.clip(1 - clip_coef, 1 + clip_coef)
+    return F.masked_mean(torch.minimum(ratio, clipped) * advantages, mask, denominator=denominator)
+
+
+def _plain_mean(x, mask=None, dim=None, denominator=None):
+    return x.mean()
+
+
+def _own_tokens(logits, tokens, prefix_len=None, temperature=1.0):
+    start = prefix_len or 1
+    logprobs = (logits / temperature).log_softmax(-1)[:, start:]
+    return logprobs.gather(-1, tokens[:, start:, None])[..., 0]
+
+
 def _bonus(logits, ent_coef, mask=None, denominator=None):
     return ent_coef * F.entropy_per_token(logits).mean()
 
@@ -200,7 +231,11 @@ def _kl_of_distributions(logits, ref_logits):
             _surrogate(lambda x, mask: (x - x.mean()) / (x.std() + 1e-8)),
             "the mask is not used",
         ),
-        ("calc_clipped_surrogate_objective", _surrogate(F.whiten), "the mask is not used"),
+        ("calc_clipped_surrogate_objective", _surrogate(F.whiten), "divides by all entries"),
+        ("calc_kl_penalty", _blanked_penalty, "divides by all entries"),
+        ("calc_clipped_surrogate_objective", _smaller_ratio, "this takes the smaller ratio"),
+        ("masked_mean", _plain_mean, "the mask is not used"),
+        ("get_logprobs", _own_tokens, "off by one"),
         (
             "calc_clipped_surrogate_objective",
             _surrogate(lambda x, mask: x),

@@ -24,6 +24,7 @@ from rlhf_lab.training import AdaptiveKLController
 LESSON = "05_the_objective"
 COEF_MISSING = "the coefficient is missing"
 MASK_UNUSED = "the mask is not used: padding counts as if it were text"
+DIVIDES_BY_ALL = "this divides by all entries, the masked ones included"
 DENOMINATOR_UNUSED = "the denominator is not used"
 LOG_OF_SOFTMAX = "the logarithm of a softmax is -inf or nan for large logits: use log_softmax"
 WRONG_AXIS = "the softmax runs over the tokens of the sequence, not over the vocabulary"
@@ -40,6 +41,10 @@ ONLY_AFTER = (
 GRADIENT_OVERFLOWS = (
     "the value is right, but not the gradient: a word that cannot be said has a logarithm of -inf, "
     "or the lowest number there is, and its gradient is inf or nan: put 0 there before multiplying"
+)
+OFF_BY_ONE = (
+    "off by one: the logits at a position are matched with the token at that position, but they "
+    "are about the next one"
 )
 TOO_EARLY = "this averages each sequence first: tokens of short responses count for more"
 
@@ -191,11 +196,17 @@ EXERCISES = (
         gradients=("logits",),
         slips=(
             Slip(
-                "off by one: the logits at a position are matched with the token at that position, "
-                "but they are about the next one",
+                OFF_BY_ONE,
                 {
                     'eindex(logprobs, tokens, "b s [b s+1]")': "eindex(logprobs[:, :-1], "
                     'tokens[:, :-1], "b s [b s]")'
+                },
+            ),
+            Slip(
+                OFF_BY_ONE,
+                {
+                    'eindex(logprobs, tokens, "b s [b s+1]")': "eindex(logprobs, tokens, "
+                    '"b s [b s]")[:, 1:]'
                 },
             ),
             Slip(
@@ -361,7 +372,7 @@ EXERCISES = (
         gradients=("logits",),
         slips=(
             Slip(COEF_MISSING, {"kl_coef * masked_mean": "masked_mean"}),
-            Slip(MASK_UNUSED, {"masked_mean(kl, mask,": "masked_mean(kl, None,"}),
+            Slip(DIVIDES_BY_ALL, {"masked_mean(kl, mask,": "masked_mean(kl, None,"}),
             Slip(
                 MASK_UNUSED,
                 {
@@ -517,7 +528,7 @@ EXERCISES = (
         gradients=("logits",),
         slips=(
             Slip(COEF_MISSING, {"ent_coef * masked_mean": "masked_mean"}),
-            Slip(MASK_UNUSED, {"masked_mean(entropy, mask,": "masked_mean(entropy, None,"}),
+            Slip(DIVIDES_BY_ALL, {"masked_mean(entropy, mask,": "masked_mean(entropy, None,"}),
             Slip(
                 MASK_UNUSED,
                 {
@@ -613,6 +624,21 @@ EXERCISES = (
                 },
             ),
             Slip(
+                "this takes the smaller ratio: multiply first, and take the smaller product, for a "
+                "negative advantage turns the order round",
+                {
+                    "torch.minimum(ratio * advantages, clipped_ratio * advantages)": ""
+                    "torch.minimum(ratio, clipped_ratio) * advantages"
+                },
+            ),
+            Slip(
+                TOO_EARLY,
+                {
+                    "masked_mean(surrogate, mask, denominator=denominator)": ""
+                    "masked_mean(surrogate, mask, dim=-1).mean()"
+                },
+            ),
+            Slip(
                 "the ratio is never clipped",
                 {
                     "torch.minimum(ratio * advantages, clipped_ratio * advantages)": ""
@@ -631,9 +657,9 @@ EXERCISES = (
                 "the advantages are whitened over padding, too",
                 {"whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)"},
             ),
-            Slip(MASK_UNUSED, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
+            Slip(DIVIDES_BY_ALL, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
             Slip(
-                MASK_UNUSED,
+                DIVIDES_BY_ALL,
                 {
                     "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
                     "zero_masked(logprobs, mask)": "logprobs",
@@ -679,7 +705,7 @@ EXERCISES = (
                 {"= (values - returns).square()": "= (values - returns).abs()"},
             ),
             Slip(
-                MASK_UNUSED,
+                DIVIDES_BY_ALL,
                 {"masked_mean(squared_error, mask,": "masked_mean(squared_error, None,"},
             ),
             Slip(
@@ -694,6 +720,17 @@ EXERCISES = (
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
             Slip("the clip is not used", {"if clip is not None:": "if False:"}),
+            Slip(
+                "only the clipped error is used: take the larger one of the two",
+                {
+                    "torch.maximum(squared_error, (clipped - returns).square())": ""
+                    "(clipped - returns).square()"
+                },
+            ),
+            Slip(
+                "the old value is missing: add it to the change that was clipped",
+                {"= old_values + (values - old_values).clamp(": "= (values - old_values).clamp("},
+            ),
             Slip(
                 "of the two errors this takes the smaller one: it is the larger one",
                 {"torch.maximum": "torch.minimum"},

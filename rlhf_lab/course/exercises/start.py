@@ -71,6 +71,10 @@ EXERCISES = (
         gradients=("x",),
         slips=(
             Slip(
+                "the mask is not used",
+                {"zero_masked(x, mask)": "x", "_real(x, mask).sum": "torch.ones_like(x).sum"},
+            ),
+            Slip(
                 "this divides by all entries, the masked ones included",
                 {"_real(x, mask).sum": "torch.ones_like(x).sum"},
             ),

@@ -139,6 +139,15 @@ EXERCISES = (
                 {"self.value_head(normalized)": "self.value_head(normalized.detach())"},
             ),
             Slip(
+                "the hook returns something, and that replaces the activation: return nothing",
+                {
+                    "hook: HookPoint) -> None:": "hook: HookPoint):",
+                    'einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))': ""
+                    'einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))\n'
+                    "            return self.value_head(normalized)",
+                },
+            ),
+            Slip(
                 "the hook is never taken off again",
                 {
                     "with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read_value)]):": "self."
