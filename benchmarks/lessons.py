@@ -111,14 +111,11 @@ def main() -> int:
         Console(stderr=True).print(f"error: {problem}", style="red", highlight=False)
         return 1
     lessons = options.only or there
+    notebooks = {name: nbformat.read(LESSONS / f"{name}.ipynb", as_version=4) for name in lessons}
     taken: dict[str, list[dict[int, float]]] = {lesson: [] for lesson in lessons}
     for lesson in track([*lessons] * options.times, "running lessons", console=console):
-        notebook = nbformat.read(LESSONS / f"{lesson}.ipynb", as_version=4)
-        taken[lesson].append(seconds_taken(notebook))
-    rows = []
-    for lesson in lessons:
-        notebook = nbformat.read(LESSONS / f"{lesson}.ipynb", as_version=4)
-        rows += rows_of(lesson, notebook, taken[lesson])
+        taken[lesson].append(seconds_taken(notebooks[lesson]))
+    rows = [row for name in lessons for row in rows_of(name, notebooks[name], taken[name])]
     show_table(["lesson", "cells below", "says, s", "takes, s"], rows, digits=1)
     return 0
 

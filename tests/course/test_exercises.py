@@ -106,23 +106,6 @@ def _blanked_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
     return kl_coef * F.zero_masked(F.kl_per_token(logits, ref_logits), mask).mean()
 
 
-def _smaller_ratio(
-    logprobs,
-    old_logprobs,
-    advantages,
-    clip_coef,
-    mask=None,
-    normalize=True,
-    denominator=None,
-    eps=1e-8,
-):
-    if normalize:
-        advantages = F.whiten(advantages, mask, eps=eps)
-    ratio = F.policy_ratio(F.zero_masked(logprobs, mask), F.zero_masked(old_logprobs, mask))
-    clipped = ratio.clip(1 - clip_coef, 1 + clip_coef)
-    return F.masked_mean(torch.minimum(ratio, clipped) * advantages, mask, denominator=denominator)
-
-
 def _plain_mean(x, mask=None, dim=None, denominator=None):
     return x.mean()
 
@@ -144,7 +127,19 @@ def _value_loss(factor):
     return loss
 
 
-def _surrogate(whiten):
+def _masked_mean(x, mask, denominator):
+    return F.masked_mean(x, mask, denominator=denominator)
+
+
+def _smaller_product(ratio, clipped, advantages):
+    return torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def _smaller_ratio(ratio, clipped, advantages):
+    return torch.minimum(ratio, clipped) * advantages
+
+
+def _surrogate(whiten, smaller=_smaller_product, mean=lambda x, mask, denominator: x.mean()):
     def surrogate(
         logprobs,
         old_logprobs,
@@ -159,7 +154,7 @@ def _surrogate(whiten):
             advantages = whiten(advantages, mask)
         ratio = (logprobs - old_logprobs).exp()
         clipped = ratio.clip(1 - clip_coef, 1 + clip_coef)
-        return torch.minimum(ratio * advantages, clipped * advantages).mean()
+        return mean(smaller(ratio, clipped, advantages), mask, denominator)
 
     return surrogate
 
@@ -233,7 +228,11 @@ def _kl_of_distributions(logits, ref_logits):
         ),
         ("calc_clipped_surrogate_objective", _surrogate(F.whiten), "divides by all entries"),
         ("calc_kl_penalty", _blanked_penalty, "divides by all entries"),
-        ("calc_clipped_surrogate_objective", _smaller_ratio, "this takes the smaller ratio"),
+        (
+            "calc_clipped_surrogate_objective",
+            _surrogate(F.whiten, _smaller_ratio, _masked_mean),
+            "this takes the smaller ratio",
+        ),
         ("masked_mean", _plain_mean, "the mask is not used"),
         ("get_logprobs", _own_tokens, "off by one"),
         (

@@ -46,6 +46,15 @@ OFF_BY_ONE = (
     "off by one: the logits at a position are matched with the token at that position, but they "
     "are about the next one"
 )
+LOGPROBS_AS_GIVEN = {
+    "zero_masked(logprobs, mask)": "logprobs",
+    "zero_masked(old_logprobs, mask)": "old_logprobs",
+}
+VALUES_AS_GIVEN = {
+    "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
+    "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
+    "zero_masked(at_least_float32(old_values), mask)": "at_least_float32(old_values)",
+}
 TOO_EARLY = "this averages each sequence first: tokens of short responses count for more"
 
 
@@ -660,20 +669,16 @@ EXERCISES = (
             Slip(DIVIDES_BY_ALL, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
             Slip(
                 DIVIDES_BY_ALL,
-                {
-                    "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
-                    "zero_masked(logprobs, mask)": "logprobs",
-                    "zero_masked(old_logprobs, mask)": "old_logprobs",
-                },
+                {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}
+                | LOGPROBS_AS_GIVEN,
             ),
             Slip(
                 MASK_UNUSED,
                 {
                     "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
-                    "zero_masked(logprobs, mask)": "logprobs",
-                    "zero_masked(old_logprobs, mask)": "old_logprobs",
                     "whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)",
-                },
+                }
+                | LOGPROBS_AS_GIVEN,
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
         ),
@@ -710,13 +715,8 @@ EXERCISES = (
             ),
             Slip(
                 MASK_UNUSED,
-                {
-                    "masked_mean(squared_error, mask,": "masked_mean(squared_error, None,",
-                    "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
-                    "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
-                    "zero_masked(at_least_float32(old_values), mask)": ""
-                    "at_least_float32(old_values)",
-                },
+                {"masked_mean(squared_error, mask,": "masked_mean(squared_error, None,"}
+                | VALUES_AS_GIVEN,
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
             Slip("the clip is not used", {"if clip is not None:": "if False:"}),
@@ -741,12 +741,7 @@ EXERCISES = (
             ),
             Slip(
                 NOT_BLANKED,
-                {
-                    "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
-                    "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
-                    "zero_masked(at_least_float32(old_values), mask)": ""
-                    "at_least_float32(old_values)",
-                },
+                VALUES_AS_GIVEN,
             ),
             Slip(
                 HALF + ", before anything is squared",

@@ -33,6 +33,7 @@ ENDS_LATE = {"total_phases - 1 - warmup_steps": "total_phases - warmup_steps"}
 GOES_ON = {
     "min(1.0, (phase - warmup_steps) / decay_phases)": "(phase - warmup_steps) / decay_phases"
 }
+FALLS = ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
 WHOLE_REVIEW = (
     "this movie wow , the plot was so solid and the music was so good and the script was so clever "
     ". i liked it ."
@@ -410,7 +411,7 @@ EXERCISES = (
                     {"return (phase + 1) / (warmup_steps + 1)": "return phase / warmup_steps"}
                     | fall,
                 )
-                for fall in ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
+                for fall in FALLS
             ),
             *(
                 Slip(
@@ -419,7 +420,7 @@ EXERCISES = (
                     {"return (phase + 1) / (warmup_steps + 1)": "return (phase + 1) / warmup_steps"}
                     | fall,
                 )
-                for fall in ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
+                for fall in FALLS
             ),
             Slip(
                 "this decays to 0, and should to final_scale",
