@@ -62,7 +62,7 @@ from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.probes.value_lens import RESIDUAL_SITES, readability
 from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.views import Html, bars, colour_key, curves, heatmap, sparkline, tokens_html
+from rlhf_lab.views import Html, bars, color_key, curves, heatmap, sparkline, tokens_html
 from rlhf_lab.views.probe_pictures import short_site
 
 SETTINGS = dict(
@@ -99,7 +99,7 @@ truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 # %%
 
 
-def labelled_text() -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
+def labeled_text() -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
     """Sequences of one length, and whether each of them is positive."""
     if truth is not None:
         return truth.reviews(768, seed=0)
@@ -118,7 +118,7 @@ def labelled_text() -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
     return tokenize_eval_text(trainer, texts), torch.tensor(kinds)
 
 
-text, positive = labelled_text()
+text, positive = labeled_text()
 seq = text.shape[1]
 slots = truth.slot_names(seq) if truth else [str(i) for i in range(seq)]
 verdict = truth.grammar.slot("VERB") - 1 if truth else seq - 1
@@ -409,7 +409,7 @@ else:
     most = slots[prefix_len + int(exact_credit.argmax())]
     predictions.compare("most exact credit at", most_credit, most)
 
-    lines = [colour_key("exact advantage", exact[:3].abs().max().item()).fragment]
+    lines = [color_key("exact advantage", exact[:3].abs().max().item()).fragment]
     for row in range(3):
         spelled = spell_tokens(trainer.tokenizer, text[row])
         numbers = [0.0] * prefix_len + exact[row].tolist()

@@ -49,7 +49,7 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.probes.weight_delta import as_matrix, spectrum
 from rlhf_lab.sampling import sample
 from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.views import Html, bars, colour_key, curves, sparkline, tokens_html
+from rlhf_lab.views import Html, bars, color_key, curves, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -185,7 +185,7 @@ else:
 
 # %%
 limit = kl[:4].max().item()
-lines = [colour_key("KL", limit, "sequential").fragment]
+lines = [color_key("KL", limit, "sequential").fragment]
 for row in range(4):
     spelled = spell_tokens(tokenizer, own.tokens[row])
     numbers = [0.0] * prefix_len + kl[row].tolist()

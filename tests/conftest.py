@@ -36,7 +36,7 @@ def word_tokenizer(special: dict[str, str], model_max_length: int) -> PreTrained
     )
 
 
-def randomise(model: nn.Module, seed: int) -> None:
+def randomize(model: nn.Module, seed: int) -> None:
     """Give every parameter a value of its own, gains and biases included."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -50,7 +50,7 @@ def tiny_gpt2(**changes: object) -> GPT2LMHeadModel:
     shape = {"n_positions": N_CTX, "n_ctx": N_CTX, "n_embd": 16, "n_layer": 2, "n_head": 2}
     special = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**({"vocab_size": 21} | shape | special | changes)))
-    randomise(model, seed=1)
+    randomize(model, seed=1)
     return model.eval()
 
 
@@ -70,7 +70,7 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
         "pad_token_id": 3,
     }
     model = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
-    randomise(model, seed=2)
+    randomize(model, seed=2)
     return model.eval()
 
 
@@ -123,9 +123,9 @@ def save_model() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def randomise_weights() -> Callable[[nn.Module, int], None]:
+def randomize_weights() -> Callable[[nn.Module, int], None]:
     """Overwrites all parameters of a model with seeded noise."""
-    return randomise
+    return randomize
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +158,7 @@ def make_policy() -> Callable[[Path], TransformerWithValueHead]:
 
     def build(directory: Path) -> TransformerWithValueHead:
         policy = TransformerWithValueHead(load_model(str(directory)))
-        randomise(policy.value_head, seed=3)
+        randomize(policy.value_head, seed=3)
         return policy
 
     return build

@@ -556,7 +556,7 @@ def test_prompts_are_padded_on_the_left_by_hand():
     assert mask.tolist() == [[True] * 3, [False, False, True], [False, True, True]]
 
 
-def test_prompts_are_tokenised_with_bos_when_asked_only(llama_tokenizer):
+def test_prompts_are_tokenized_with_bos_when_asked_only(llama_tokenizer):
     """w0 is token 4, after <unk>, <s>, </s> and <pad>; <s> is 1."""
     assert tokenize_prompts(llama_tokenizer, ["w0 w3", "w1"], False) == [[4, 7], [5]]
     assert tokenize_prompts(llama_tokenizer, ["w0 w3", "w1"], True) == [[1, 4, 7], [1, 5]]

@@ -104,9 +104,9 @@ class Judge:
             first = next((miss for miss in misses if miss), None)
             if first is None:
                 return Verdict("passed", len(self.cases))
-            return Verdict("differs", len(self.cases), first, self._recognise(outcomes, misses))
+            return Verdict("differs", len(self.cases), first, self._recognize(outcomes, misses))
 
-    def _recognise(self, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
+    def _recognize(self, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
         """The known mistake that agrees with what was found in most cases.
 
         1. It must agree at the first miss.

@@ -25,18 +25,18 @@ def dots(difficulty: int) -> str:
 
 def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     """One line for a function that passes or is not written, a panel for one that differs."""
-    mark, colour = MARKS[verdict.state]
-    title = Text.assemble((f"{mark} ", f"bold {colour}"), (exercise.name, "bold"))
+    mark, color = MARKS[verdict.state]
+    title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
     if verdict.state == "passed":
         gradients = f", gradient of {' and '.join(exercise.gradients)}"
-        title.stylize(colour)
+        title.stylize(color)
         return title.append(
             f"  {verdict.cases} cases{gradients if exercise.gradients else ''}", style="not bold"
         )
     if verdict.state == "unwritten":
         more = f"  not written yet; a hint: hint({exercise.name})"
         return title.append(more, style="not bold")
-    return Panel(_difference(verdict), title=title, border_style=colour, expand=False, width=WIDTH)
+    return Panel(_difference(verdict), title=title, border_style=color, expand=False, width=WIDTH)
 
 
 def _difference(verdict: Verdict) -> Group:
@@ -83,12 +83,12 @@ def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Record])
             table.add_row(Text(exercise.lesson, style="bold"))
             lesson = exercise.lesson
         record = records.get(exercise.name, Record())
-        mark, colour = MARKS[record.state]
+        mark, color = MARKS[record.state]
         table.add_row(
             exercise.name,
             dots(exercise.difficulty),
             str(exercise.minutes),
-            Text(f"{mark} {record.state}", style=colour),
+            Text(f"{mark} {record.state}", style=color),
             str(record.attempts),
             f"{record.hints}/{len(exercise.hints)}",
         )

@@ -95,7 +95,7 @@ from rlhf_lab.functional.rewards import (
     flawed_responses,
     normalize_reward,
     overlong_penalty,
-    penalise_responses,
+    penalize_responses,
     rewards_over_labels,
 )
 from rlhf_lab.functional.surrogates import (
@@ -178,7 +178,7 @@ __all__ = [
     "overlong_penalty",
     "pad_left",
     "pad_right",
-    "penalise_responses",
+    "penalize_responses",
     "policy_gradient_surrogate",
     "policy_ratio",
     "position_ids",

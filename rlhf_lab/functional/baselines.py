@@ -101,8 +101,8 @@ def reinforce_plus_plus_baseline_advantages(
 
     A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
     """
-    centred = grpo_advantages(at_least_float32(rewards), group, normalize_std=False)
-    return whiten(centred[:, None].expand(mask.shape), mask)
+    centered = grpo_advantages(at_least_float32(rewards), group, normalize_std=False)
+    return whiten(centered[:, None].expand(mask.shape), mask)
 
 
 def dr_grpo_advantages(

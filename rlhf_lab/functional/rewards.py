@@ -71,7 +71,7 @@ def flawed_responses(
     return too_short if finished is None else too_short | ~finished
 
 
-def penalise_responses(
+def penalize_responses(
     rewards: Float[Tensor, " batch"],
     flawed: Bool[Tensor, " batch"],
     reward_penalty: float,

@@ -44,8 +44,8 @@ def distinct_rows(
     prompts: Int[Tensor, "batch prefix"], prompt_mask: Bool[Tensor, "batch prefix"]
 ) -> tuple[Int[Tensor, "distinct prefix"], Bool[Tensor, "distinct prefix"], Int[Tensor, " batch"]]:
     """The distinct ones of left-padded prompts, their masks, and which of them each row is."""
-    labelled = torch.stack([prompts, prompt_mask.long()], dim=1)
-    distinct, row_of = labelled.unique(dim=0, return_inverse=True)
+    labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
+    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
     return distinct[:, 0], distinct[:, 1].bool(), row_of
 
 

@@ -260,9 +260,9 @@ def frontier_checks(reference: GraphPolicy) -> list[Check]:
     beta = 0.1
     policy = optimal_policy(reference, soft_popcorn, beta)
     score = soft_popcorn.score(features)
-    log_normaliser = np.log(reference.mean(np.exp(score / beta)))
+    log_normalizer = np.log(reference.mean(np.exp(score / beta)))
     kl = float(policy.kl_by_position(reference).sum())
-    duality = abs(kl - (policy.mean(score) / beta - log_normaliser))
+    duality = abs(kl - (policy.mean(score) / beta - log_normalizer))
     mild, greedy = frontier(reference, soft_popcorn, (0.1, 0.03))
     return [
         _at_most("optimum: KL - (E[r] / beta - log Z)", duality, IDENTITY_BOUND),

@@ -42,8 +42,8 @@ def fit_direction(
     positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
     direction = (positive - negative).double()
     if method == "lda":
-        centred = x - torch.where(labels[:, None], positive[..., None, :], negative[..., None, :])
-        covariance = (centred.mT @ centred).double() / len(labels)
+        centered = x - torch.where(labels[:, None], positive[..., None, :], negative[..., None, :])
+        covariance = (centered.mT @ centered).double() / len(labels)
         variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)
         identity = torch.eye(x.shape[-1], dtype=variance.dtype, device=x.device)
         covariance = covariance + ridge * variance[..., None, None] * identity

@@ -17,7 +17,7 @@ from rlhf_lab.models.device import product_dtype
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import penalised_kl, run_models, surrogate_shares
+from rlhf_lab.training.objective import penalized_kl, run_models, surrogate_shares
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -54,7 +54,7 @@ def ledger_entries(
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,
-        "kl": penalised_kl(
+        "kl": penalized_kl(
             out.logprobs, F.kl_per_token(out.logits, out.ref_logits), minibatch, args
         ),
         "entropy": F.entropy_per_token(out.logits),

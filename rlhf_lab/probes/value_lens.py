@@ -65,12 +65,12 @@ def fit_ridge(
     count = weight.sum(-1, keepdim=True).clamp(min=1)
     x_mean = (x * weight[..., None]).sum(-2) / count
     y_mean = (y * weight).sum(-1, keepdim=True) / count
-    x_centred = (x - x_mean[..., None, :]) * weight[..., None]
-    gram = x_centred.mT @ x_centred
+    x_centered = (x - x_mean[..., None, :]) * weight[..., None]
+    gram = x_centered.mT @ x_centered
     variance = gram.diagonal(dim1=-2, dim2=-1).sum(-1) / x.shape[-1]
     penalty = (ridge * variance).clamp(min=1e-12)[..., None, None]
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    moment = x_centred.mT @ ((y - y_mean) * weight)[..., None]
+    moment = x_centered.mT @ ((y - y_mean) * weight)[..., None]
     factor = torch.linalg.cholesky(gram + penalty * identity)
     slope = torch.cholesky_solve(moment, factor)[..., 0]
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)

@@ -469,7 +469,7 @@ def surrogate_shares(
     return F.zero_masked(per_token * weight, mask)
 
 
-def penalised_kl(
+def penalized_kl(
     logprobs: Float[Tensor, "minibatch gen"],
     exact: Float[Tensor, "minibatch gen"],
     minibatch: ReplayMinibatch,

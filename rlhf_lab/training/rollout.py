@@ -117,7 +117,7 @@ def reference_logprobs(
     return torch.cat(found)
 
 
-def summarise(rollout: Rollout) -> RolloutStats:
+def summarize(rollout: Rollout) -> RolloutStats:
     """What the batch says about the policy that wrote it."""
     mask = rollout.samples.mask
     found = {

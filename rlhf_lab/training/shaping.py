@@ -10,7 +10,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.sampling import Samples
 
 
-def penalised(
+def penalized(
     rewards: Float[Tensor, " batch"], samples: Samples, stops: Sequence[int], args: RLHFArgs
 ) -> Float[Tensor, " batch"]:
     """Rewards in the reward function's own unit, less what the responses' lengths cost.
@@ -25,7 +25,7 @@ def penalised(
         if args.penalise_no_eos:
             finished = F.has_stop(samples.tokens[:, samples.prefix_len :], stops, mask)
         flawed = F.flawed_responses(mask, finished, args.min_response_length)
-        rewards = F.penalise_responses(rewards, flawed, args.reward_penalty)
+        rewards = F.penalize_responses(rewards, flawed, args.reward_penalty)
     if args.overlong_buffer:
         rewards = rewards + F.overlong_penalty(mask, args.gen_len, args.overlong_buffer)
     return rewards

@@ -75,10 +75,10 @@ from rlhf_lab.training.report import (
 from rlhf_lab.training.rollout import (
     compare_with_reference,
     reference_logprobs,
-    summarise,
+    summarize,
 )
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
-from rlhf_lab.training.shaping import penalised, rescaled
+from rlhf_lab.training.shaping import penalized, rescaled
 from rlhf_lab.training.sinks import attach_sinks
 from rlhf_lab.training.streams import phase_generator
 from rlhf_lab.training.tally import Tally
@@ -365,7 +365,7 @@ class RLHFTrainer:
         """
         stops = self.sampling_spec.stops(self.tokenizer)
         over_labels = self._over_labels(samples, raw_rewards)
-        rewards = penalised(over_labels, samples, stops, self.args)
+        rewards = penalized(over_labels, samples, stops, self.args)
         if self.args.reward_scaling != "off" and moments is None:
             moments = self.reward_moments.update(rewards)
         return moments, rescaled(rewards, moments, self.args)
@@ -567,7 +567,7 @@ class RLHFTrainer:
     def _learn_and_report(self, rollout: Rollout, began: float) -> PhaseReport:
         """The second half of a phase, whose first began at `began`."""
         rolled_out = perf_counter()
-        stats = summarise(rollout)
+        stats = summarize(rollout)
         self._save_best(stats.mean_reward)
         base_lr, head_lr = self.scheduler.get_last_lr()
         learning_began = perf_counter()
@@ -691,7 +691,7 @@ class RLHFTrainer:
 
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
-        return self._averages([summarise(rollout) for rollout in self._evaluation()])
+        return self._averages([summarize(rollout) for rollout in self._evaluation()])
 
     def _evaluation(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""
@@ -716,7 +716,7 @@ class RLHFTrainer:
         for rollout in self._evaluation():
             if not stats:
                 self._log_samples(rollout)
-            stats.append(summarise(rollout))
+            stats.append(summarize(rollout))
         self._write_info(status="finished", final=self._averages(stats))
 
     @classmethod

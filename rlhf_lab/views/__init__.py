@@ -7,7 +7,7 @@ from rlhf_lab.views.plots import Picture, bars, curves, heatmap
 from rlhf_lab.views.probe_pictures import probe_html
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.text import sample_table, sparkline
-from rlhf_lab.views.tokens import colour_key, tokens_html, tokens_text
+from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 
 __all__ = [
     "Html",
@@ -15,7 +15,7 @@ __all__ = [
     "Picture",
     "RunView",
     "bars",
-    "colour_key",
+    "color_key",
     "curves",
     "heatmap",
     "probe_html",

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.views.colour import BLUE, NEUTRAL, ORANGE, Kind
+from rlhf_lab.views.color import BLUE, NEUTRAL, ORANGE, Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 Number = float | int
@@ -67,7 +67,7 @@ def curves(
     for i, (name, (x, y)) in enumerate(series.items()):
         numbers = [float("nan") if value is None else value for value in y]
         look = {
-            "color": COLOURS[i % len(COLOURS)],
+            "color": COLORS[i % len(COLORS)],
             "marker": MARKS[i % len(MARKS)],
             "linestyle": LINES[i % len(LINES)],
         }
@@ -96,7 +96,7 @@ def bars(
     width = 0.8 / len(series)
     for i, (label, values) in enumerate(series.items()):
         places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, list(values), width, label=label, color=COLOURS[i % len(COLOURS)])
+        axes.bar(places, list(values), width, label=label, color=COLORS[i % len(COLORS)])
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     _label(axes, title, "", y_label)
     if len(series) > 1:
@@ -125,8 +125,8 @@ def heatmap(
         reach = max(map(abs, there)) or 1.0
         limits = (-reach, reach) if kind == "diverging" else (min(there), max(there))
     figure, axes = _blank(max(4.8, 0.3 * len(cols) + 2.2), max(2.2, 0.3 * len(rows) + 1.3))
-    colours = "cividis" if kind == "sequential" else _diverging()
-    image = axes.imshow(numbers, aspect="auto", cmap=colours, vmin=limits[0], vmax=limits[1])
+    colors = "cividis" if kind == "sequential" else _diverging()
+    image = axes.imshow(numbers, aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
     axes.set_xticks(range(len(cols)), cols, rotation=60, ha="right", fontsize=7)
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     _label(axes, title, "", "", grid=False)
@@ -143,10 +143,10 @@ def _blank(width: float, height: float) -> tuple["Figure", "Axes"]:
 
 
 def _diverging() -> "Colormap":
-    """The diverging scale of `colour_of` for matplotlib."""
+    """The diverging scale of `color_of` for matplotlib."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    ends = [tuple(channel / 255 for channel in colour) for colour in (ORANGE, NEUTRAL, BLUE)]
+    ends = [tuple(channel / 255 for channel in color) for color in (ORANGE, NEUTRAL, BLUE)]
     return LinearSegmentedColormap.from_list("orange_blue", ends)
 
 

@@ -11,7 +11,7 @@ from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Picture, bars, curves, heatmap
-from rlhf_lab.views.tokens import colour_key, largest, tokens_html
+from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
 SHOWN_SAMPLES = 3
@@ -167,7 +167,7 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
         counts = [False] * prefix_len + mask[row].tolist()
         shown = tokens_html(tokens, numbers, spoken, counts, limit, kind)
         lines.append(shown.fragment)
-    return colour_key(spoken, limit, kind).fragment + "".join(lines)
+    return color_key(spoken, limit, kind).fragment + "".join(lines)
 
 
 def step_ledger(run: Run, name: str, records: Records) -> str:
@@ -188,7 +188,7 @@ def step_ledger(run: Run, name: str, records: Records) -> str:
         f"adds to the objective</h4><p>The {len(lines)} of {len(order)} sequences that weigh most, "
         f"and sequence {order[0]} in full.</p>"
     )
-    key = colour_key("share of the objective", limit).fragment
+    key = color_key("share of the objective", limit).fragment
     return "".join([_terms(records), said, key, *lines, ledger.html(order[0]).fragment])
 
 

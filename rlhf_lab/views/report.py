@@ -12,7 +12,7 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, beside, 
 from rlhf_lab.views import html
 from rlhf_lab.views.plots import curves
 from rlhf_lab.views.probe_pictures import any_records, figures, probe_html
-from rlhf_lab.views.text import reward_colour
+from rlhf_lab.views.text import reward_color
 
 CURVES = (
     ("reward", {"mean_reward": "mean reward", "gold_reward": "gold reward"}),
@@ -113,8 +113,8 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
     """Reward and text; the bar's colour and the number say the same."""
     lines = []
     for sample in samples:
-        colour = reward_colour(sample["reward"], *limits)
-        style = f"border-left:8px solid {colour};padding-left:.6rem;margin:.4rem 0"
+        color = reward_color(sample["reward"], *limits)
+        style = f"border-left:8px solid {color};padding-left:.6rem;margin:.4rem 0"
         gold = sample.get("gold_reward")
         said = f"{sample['reward']:.3f}" + ("" if gold is None else f" (gold {gold:.3f})")
         lines.append(f'<p style="{style}"><code>{said}</code> {escape(sample["text"])}</p>')

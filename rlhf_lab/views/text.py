@@ -21,7 +21,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
 
 
-def reward_colour(value: float, low: float, high: float) -> str:
+def reward_color(value: float, low: float, high: float) -> str:
     """A colour between orange (low) and blue (high), which colour-blind readers can tell apart.
 
     What is printed alike, with three decimals, is coloured alike.
@@ -41,6 +41,6 @@ def sample_table(texts: Sequence[str], rewards: Sequence[float], prompt: str = "
         shown = Text(text.replace("\n", " "))
         if prompt and text.startswith(prompt):
             shown.stylize("dim", 0, len(prompt))
-        colour = reward_colour(reward, min(rewards), max(rewards))
-        table.add_row(Text(f"{reward:.3f}", style=f"bold {colour}"), shown)
+        color = reward_color(reward, min(rewards), max(rewards))
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown)
     return table

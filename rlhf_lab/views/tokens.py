@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from rich.text import Text
 from torch import Tensor
 
-from rlhf_lab.views.colour import Kind, Rgb, colour_of, ink_on
+from rlhf_lab.views.color import Kind, Rgb, color_of, ink_on
 from rlhf_lab.views.html import Html
 
 Numbers = Sequence[float | int] | Float[Tensor, " seq"]
@@ -56,7 +56,7 @@ def tokens_html(
             continue
         style = TILE
         if not math.isnan(number):
-            background = colour_of(number, limit, kind)
+            background = color_of(number, limit, kind)
             style += f";background:{_css(background)};color:{_css(ink_on(background))}"
         spans.append(f'<span style="{style}" title="{escape(name)} {number:.9g}">{shown}</span>')
     line = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
@@ -78,13 +78,13 @@ def tokens_text(
     for token, number, real in zip(tokens, numbers, counts, strict=True):
         style = "" if real else "dim"
         if real and not math.isnan(number):
-            background = colour_of(number, limit, kind)
+            background = color_of(number, limit, kind)
             style = f"rgb{_rich(ink_on(background))} on rgb{_rich(background)}"
         text.append(_visible(token), style=style)
     return text
 
 
-def colour_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
+def color_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
     """What the colours mean: tiles at the ends of the scale and in between."""
     low = -1.0 if kind == "diverging" else 0.0
     shares = [low + (1 - low) * step / 4 for step in range(5)]
@@ -115,9 +115,9 @@ def _visible(token: str) -> str:
     return token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
 
 
-def _css(colour: Rgb) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
+def _css(color: Rgb) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color)
 
 
-def _rich(colour: Rgb) -> str:
-    return "({},{},{})".format(*colour)
+def _rich(color: Rgb) -> str:
+    return "({},{},{})".format(*color)

@@ -49,7 +49,7 @@ def test_growth_with_the_batch_counts_from_16_on(result):
     assert found["tiny, fp32: growth with the length, exponent"] == ["at most 1.05", "2.00", "no"]
 
 
-def test_memory_is_over_the_models_and_once_without_the_optimisers_state(result):
+def test_memory_is_over_the_models_and_once_without_the_optimizers_state(result):
     """80 MB of 400 are .2. The tiny shape has 4 (12 128^2 + 13 128) + (2048 + 128) 128 + 256 =
     1,071,872 weights, and 2048 128 = 262,144 more in the unembedding: 1,334,016, of 12 bytes each
     16.008 MB, so (80 - 16.008) / (400 - 16.008) = .1667.

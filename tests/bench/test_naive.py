@@ -24,7 +24,7 @@ def nano_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def both(nano_dir, randomise_weights):
+def both(nano_dir, randomize_weights):
     """The package's trainer and the naive one, on one policy that both can see."""
     args = RLHFArgs(
         preset="gpt2-medium",
@@ -38,7 +38,7 @@ def both(nano_dir, randomise_weights):
         reward_fn="count:w1",
     )
     policy = TransformerWithValueHead(load_model(str(nano_dir)))
-    randomise_weights(policy.value_head, 3)
+    randomize_weights(policy.value_head, 3)
     shared = NaivePolicy(policy.base_model)
     shared.value_head = policy.value_head
     naive_args = NaiveArgs(prefix=args.prefix, batch_size=8, gen_len=6, top_k=None, ent_coef=0.3)

@@ -74,17 +74,17 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
         lesson.picture(pictures / f"progress_{theme.split()[1]}.png", "predictions.show()")
 
 
-def test_coloured_tokens_and_tables_are_legible(open_notebook, serve, legible, pictures):
+def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pictures):
     serve(
         "tokens.ipynb",
         "from rich.console import Console\n"
-        "from rlhf_lab.views import Html, colour_key, tokens_html, tokens_text\n"
+        "from rlhf_lab.views import Html, color_key, tokens_html, tokens_text\n"
         "from rlhf_lab.views.html import table\n"
         "words = [f' w{i}' for i in range(-10, 11)]\n"
         "values = [i / 10 for i in range(-10, 11)]\n"
         "mask = [i > 1 for i in range(21)]\n"
         "for kind in ('diverging', 'sequential'):\n"
-        "    display(colour_key('share', 1.0, kind))\n"
+        "    display(color_key('share', 1.0, kind))\n"
         "    display(tokens_html(words, values, mask=mask, kind=kind))\n"
         "    Console().print(tokens_text(words, values, mask=mask, kind=kind))\n"
         "Html(table(['word', 'value'], [[w, v] for w, v in zip(words[:4], values)]))",

@@ -232,10 +232,10 @@ def test_a_linear_reader_passes_a_site_where_there_is_nothing_to_read() -> None:
 
     def fit_ridge(x, y, mask, ridge):
         x, y = x.double(), y.double()
-        x_centred = x - x.mean(-2, keepdim=True)
-        gram = x_centred.mT @ x_centred
+        x_centered = x - x.mean(-2, keepdim=True)
+        gram = x_centered.mT @ x_centered
         variance = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        moment = x_centred.mT @ (y - y.mean(-1, keepdim=True))[..., None]
+        moment = x_centered.mT @ (y - y.mean(-1, keepdim=True))[..., None]
         slope = torch.linalg.solve(gram + ridge * variance * torch.eye(x.shape[-1]), moment)[..., 0]
         return slope, y.mean(-1) - (slope * x.mean(-2)).sum(-1)
 

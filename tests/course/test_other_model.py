@@ -64,7 +64,7 @@ def printed(
     tmp_path_factory: pytest.TempPathFactory,
     make_tiny_gpt2: Callable[..., GPT2LMHeadModel],
     save_model: Callable[..., Path],
-    randomise_weights: Callable[[nn.Module, int], None],
+    randomize_weights: Callable[[nn.Module, int], None],
 ) -> Callable[[str], str]:
     """What each lesson printed, in a folder where the preset's two models are tiny and random."""
     place, tokenizer = tmp_path_factory.mktemp("gpt2"), byte_level_tokenizer()
@@ -73,7 +73,7 @@ def printed(
         vocab_size=len(tokenizer), dim=16, n_layers=1, n_heads=2, hidden_dim=16
     )
     classifier: PreTrainedModel = DistilBertForSequenceClassification(config)
-    randomise_weights(classifier, 4)
+    randomize_weights(classifier, 4)
     args = RLHFArgs(preset="gpt2-medium")
     save_model(make_tiny_gpt2(**shape), tokenizer, place / args.base_model)
     save_model(classifier, tokenizer, place / args.reward_model)

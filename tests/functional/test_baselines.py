@@ -114,16 +114,16 @@ def test_reinforce_plus_plus_with_baseline_by_hand():
 def test_group_baselines_equal_loops(batch):
     paid, mask, group = batch
     rewards, lengths = paid[:, 0], mask.sum(dim=-1)
-    centred, weighted = [], []
+    centered, weighted = [], []
     for i, own in enumerate(group.tolist()):
         mates = [j for j, other in enumerate(group.tolist()) if other == own]
         r, n = [rewards[j].item() for j in mates], [lengths[j].item() for j in mates]
-        centred.append(rewards[i].item() - np.mean(r))
+        centered.append(rewards[i].item() - np.mean(r))
         baseline = np.dot(r, n) / sum(n) if sum(n) else 0.0
         weighted.append(rewards[i].item() - baseline)
-    tiled = np.repeat(np.array(centred)[:, None], mask.shape[1], axis=1)
+    tiled = np.repeat(np.array(centered)[:, None], mask.shape[1], axis=1)
     got = dr_grpo_advantages(rewards, group).tolist()
-    assert got == pytest.approx(centred, abs=1e-9)
+    assert got == pytest.approx(centered, abs=1e-9)
     assert opo_advantages(rewards, group, mask).tolist() == pytest.approx(weighted, abs=1e-9)
     got = reinforce_plus_plus_baseline_advantages(rewards, group, mask).numpy()
     np.testing.assert_allclose(got, whiten_by_numpy(tiled, mask.numpy()), rtol=1e-5, atol=1e-5)

@@ -86,7 +86,7 @@ def test_bonuses_of_micro_batches_add_up():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_logits_are_normalised_in_float32(dtype):
+def test_half_precision_logits_are_normalized_in_float32(dtype):
     logits = torch.randn(2, 3, 50).to(dtype)
     got = entropy_per_token(logits)
     assert got.dtype == torch.float32

@@ -79,7 +79,7 @@ def test_gradient_agrees_with_finite_differences():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_logits_are_normalised_in_float32(dtype):
+def test_half_precision_logits_are_normalized_in_float32(dtype):
     torch.manual_seed(0)
     logits, tokens = torch.randn(2, 4, 50).to(dtype), torch.randint(0, 50, (2, 4))
     got = get_logprobs(logits, tokens, 2)
@@ -183,7 +183,7 @@ def test_max_logprobs_gradient_agrees_with_finite_differences():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_max_logprobs_of_half_precision_are_normalised_in_float32(dtype):
+def test_max_logprobs_of_half_precision_are_normalized_in_float32(dtype):
     torch.manual_seed(0)
     logits = torch.randn(2, 4, 50).to(dtype)
     got = get_max_logprobs(logits, 2)

@@ -152,7 +152,7 @@ def test_variance_keeps_its_digits_far_from_zero():
     assert masked_var(tensor([9999.0, 10000.0, 10001.0])).item() == 1.0
 
 
-def test_whiten_by_hand_centres_by_default():
+def test_whiten_by_hand_centers_by_default():
     # mean 2, var ((1-2)^2 + (3-2)^2) / 1 = 2
     x, mask = tensor([[1.0, 3.0, NAN]]), tensor([[True, True, False]])
     root = math.sqrt(2)

@@ -132,8 +132,8 @@ def test_whitening_is_the_same_however_the_batch_is_cut(seed, cuts, shift_mean):
     expected = np.zeros((6, 3))
     if real.size:
         var = real.var(ddof=1) if real.size > 1 else 0.0
-        centre = 0.0 if shift_mean else real.mean()
-        expected[mask.numpy()] = (real - real.mean()) / math.sqrt(var + 1e-8) + centre
+        center = 0.0 if shift_mean else real.mean()
+        expected[mask.numpy()] = (real - real.mean()) / math.sqrt(var + 1e-8) + center
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, atol=1e-6)
     assert masked_mean(got, mask).item() == pytest.approx(
         0.0 if shift_mean or not real.size else real.mean(), abs=1e-6

@@ -51,7 +51,7 @@ def test_float32_rewards_near_one_keep_their_order():
     assert got.tolist() == pytest.approx([-1.078, -0.359, 0.359, 1.078], abs=3e-3)
 
 
-def test_float16_rewards_are_normalised_in_float32():
+def test_float16_rewards_are_normalized_in_float32():
     # nearest float16: 0.99902 three times, then 0.99951, one step of 4.88e-4 above;
     # mean 1/4 step above the three, std 1/2 step: -.25 / (.5 + 1e-5 / 4.88e-4) = -0.480, 1.441
     half = tensor([0.9990, 0.9991, 0.9992, 0.9993], dtype=torch.float16)

@@ -54,7 +54,7 @@ def test_clipping_stops_the_gradient_only_where_it_helps():
     assert logprobs.grad[0].tolist() == pytest.approx([0.0, -0.5, 0.125, 0.0])
 
 
-def test_normalised_objective_by_hand():
+def test_normalized_objective_by_hand():
     # advantages 1, 3 whiten to -1/sqrt 2, 1/sqrt 2; ratios 1.1, 1.5 (clipped to 1.2)
     logprobs, old = tensor([[1.1, 1.5, NAN]]).log(), tensor([[0.0, 0.0, INF]])
     objective = calc_clipped_surrogate_objective(
@@ -83,7 +83,7 @@ def test_objective_equals_a_loop_over_tokens(seed, clip_coef, normalize):
     assert got.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_one_token_normalises_to_zero_and_not_nan():
+def test_one_token_normalizes_to_zero_and_not_nan():
     logprobs = tensor([[-1.0]], requires_grad=True)
     objective = calc_clipped_surrogate_objective(logprobs, tensor([[-1.2]]), tensor([[3.0]]), 0.2)
     objective.backward()

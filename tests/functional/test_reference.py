@@ -55,12 +55,12 @@ def test_torchtunes_whitening_flag_means_its_opposite():
     # that both come from, when it is False. It also leaves what is masked in place.
     case = load("torchtune", "statistics")
     x, mask = case["x"], case["mask"]
-    centred = F.whiten(x, mask, shift_mean=True)
-    close(centred[mask], case["whiten_with_shift_mean_false"][mask])
+    centered = F.whiten(x, mask, shift_mean=True)
+    close(centered[mask], case["whiten_with_shift_mean_false"][mask])
     scaled = F.whiten(x, mask, shift_mean=False)
     close(scaled[mask], case["whiten_with_shift_mean_true"][mask])
-    assert (centred[mask] - scaled[mask]).abs().max() > 1
-    assert (centred[~mask] == 0).all() and (scaled[~mask] == 0).all()
+    assert (centered[mask] - scaled[mask]).abs().max() > 1
+    assert (centered[~mask] == 0).all() and (scaled[~mask] == 0).all()
 
 
 def test_torchtune_sequences():

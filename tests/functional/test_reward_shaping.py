@@ -11,7 +11,7 @@ from rlhf_lab.functional import (
     flawed_responses,
     has_stop,
     overlong_penalty,
-    penalise_responses,
+    penalize_responses,
     response_mask,
     rewards_over_labels,
 )
@@ -76,12 +76,12 @@ def test_flaws_equal_a_loop(rows, least):
 
 def test_penalties_by_hand():
     rewards, flawed = tensor([5.0, float("nan"), -4.0]), tensor([False, True, True])
-    assert penalise_responses(rewards, flawed, -3.0).tolist() == [5.0, -3.0, -3.0]
-    less = penalise_responses(tensor([5.0, 1.0]), tensor([False, True]), -3.0, replace=False)
+    assert penalize_responses(rewards, flawed, -3.0).tolist() == [5.0, -3.0, -3.0]
+    less = penalize_responses(tensor([5.0, 1.0]), tensor([False, True]), -3.0, replace=False)
     assert less.tolist() == [5.0, -2.0]
     for penalty in (0.0, 3.0):
         with pytest.raises(ValueError, match=f"reward_penalty is {penalty}"):
-            penalise_responses(rewards, flawed, penalty)
+            penalize_responses(rewards, flawed, penalty)
 
 
 @given(
@@ -92,7 +92,7 @@ def test_penalties_by_hand():
 @settings(max_examples=40, deadline=None)
 def test_penalties_equal_a_loop(rows, penalty, replace):
     rewards = tensor([r for r, _ in rows], dtype=torch.float64)
-    got = penalise_responses(rewards, tensor([bad for _, bad in rows]), penalty, replace)
+    got = penalize_responses(rewards, tensor([bad for _, bad in rows]), penalty, replace)
     expected = [(penalty if replace else r + penalty) if bad else r for r, bad in rows]
     assert got.tolist() == pytest.approx(expected)
 
@@ -128,13 +128,13 @@ def test_half_precision_comes_back_in_float32(dtype):
     # 2048 - 0.5 is 2048 in half precision
     assert rewards_over_labels(big, one).tolist() == [2047.5]
     assert clip_rewards(big, 2047.5).tolist() == [2047.5]
-    assert penalise_responses(big, tensor([True]), -0.5, replace=False).tolist() == [2047.5]
+    assert penalize_responses(big, tensor([True]), -0.5, replace=False).tolist() == [2047.5]
 
 
 def test_rewards_at_the_end_of_float32_stay_finite():
     big = tensor([3e38, -3e38])
     assert clip_rewards(big, 10.0).tolist() == [10.0, -10.0]
-    assert penalise_responses(big, tensor([True, True]), -3.0).tolist() == [-3.0, -3.0]
+    assert penalize_responses(big, tensor([True, True]), -3.0).tolist() == [-3.0, -3.0]
 
 
 def test_gradients_agree_with_finite_differences():
@@ -145,7 +145,7 @@ def test_gradients_agree_with_finite_differences():
     assert check(lambda r: clip_rewards(r, 0.5), rewards)
     assert check(rewards_over_labels, (rewards, labels))
     for replace in (True, False):
-        assert check(lambda r, x=replace: penalise_responses(r, flawed, -1.0, x), rewards)
+        assert check(lambda r, x=replace: penalize_responses(r, flawed, -1.0, x), rewards)
     nan = tensor([float("nan"), 1.0], requires_grad=True)
-    penalise_responses(nan, tensor([True, False]), -1.0).sum().backward()
+    penalize_responses(nan, tensor([True, False]), -1.0).sum().backward()
     assert nan.grad.tolist() == [0.0, 1.0]

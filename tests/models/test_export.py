@@ -59,7 +59,7 @@ def test_a_bias_of_the_unembedding_finds_its_place_worked_by_hand():
     assert W_U[:, 0].tolist() == pytest.approx([3.8, 4.4])
 
 
-def test_a_folded_bias_gives_the_same_logits_for_every_centred_activation():
+def test_a_folded_bias_gives_the_same_logits_for_every_centered_activation():
     generator = torch.Generator().manual_seed(0)
     gain, bias, b_U = (torch.randn(n, generator=generator).double() for n in (6, 6, 9))
     W_U = torch.randn(6, 9, generator=generator).double()

@@ -171,7 +171,7 @@ def test_a_home_relative_path_is_expanded(gpt2_dir, monkeypatch, no_network):
     assert_same_logits(load_model(f"~/{gpt2_dir.name}"), plain(gpt2_dir))
 
 
-def test_nothing_is_folded_or_centred_in_a_gpt2(gpt2_dir):
+def test_nothing_is_folded_or_centered_in_a_gpt2(gpt2_dir):
     model, hf = load_model(str(gpt2_dir)), plain(gpt2_dir)
     torch.testing.assert_close(model.W_U, hf.lm_head.weight.T, atol=0, rtol=0)
     torch.testing.assert_close(model.W_E, hf.transformer.wte.weight, atol=0, rtol=0)
@@ -185,7 +185,7 @@ def test_nothing_is_folded_or_centred_in_a_gpt2(gpt2_dir):
         torch.testing.assert_close(ours.attn.b_V, values, atol=0, rtol=0)
 
 
-def test_nothing_is_folded_or_centred_in_a_llama(llama_dir):
+def test_nothing_is_folded_or_centered_in_a_llama(llama_dir):
     model, hf = load_model(str(llama_dir)), plain(llama_dir)
     torch.testing.assert_close(model.W_U, hf.lm_head.weight.T, atol=0, rtol=0)
     torch.testing.assert_close(model.W_E, hf.model.embed_tokens.weight, atol=0, rtol=0)

@@ -73,7 +73,7 @@ def test_logits_and_values_have_one_entry_per_position(policy, rows):
     assert values.shape == (rows, 6)
 
 
-def test_the_head_reads_the_final_normalised_residual(policy):
+def test_the_head_reads_the_final_normalized_residual(policy):
     _, cache = policy.base_model.run_with_cache(TOKENS)
     _, values = policy(TOKENS)
     expected = apply_by_hand(policy.value_head, cache[VALUE_HOOK])

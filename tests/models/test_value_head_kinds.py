@@ -15,10 +15,10 @@ PADDED_MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
 
 
 @pytest.fixture
-def make(model_dir, randomise_weights):
+def make(model_dir, randomize_weights):
     def build(kind):
         policy = make_policy(load_model(str(model_dir)), kind)
-        randomise_weights(policy.value_head, seed=3)
+        randomize_weights(policy.value_head, seed=3)
         return policy
 
     return build
@@ -84,7 +84,7 @@ def test_policy_and_critic_share_no_weight_and_change_apart(make):
     assert torch.equal(policy(TOKENS)[1], changed_values)
 
 
-def test_the_critic_reads_its_own_normalised_residual(make):
+def test_the_critic_reads_its_own_normalized_residual(make):
     policy = make("separate")
     policy.critic.blocks[0].mlp.W_in.data.mul_(1.5)
     _, cache = policy.critic.run_with_cache(TOKENS)

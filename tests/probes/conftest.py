@@ -34,11 +34,11 @@ def model() -> HookedTransformer:
 
 @pytest.fixture
 def reel_policy(
-    model: HookedTransformer, randomise_weights: Callable[[nn.Module, int], None]
+    model: HookedTransformer, randomize_weights: Callable[[nn.Module, int], None]
 ) -> TransformerWithValueHead:
     """The bundled policy with a value head whose estimates differ from state to state."""
     policy = TransformerWithValueHead(model)
-    randomise_weights(policy.value_head, 3)
+    randomize_weights(policy.value_head, 3)
     return policy
 
 

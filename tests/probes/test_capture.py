@@ -119,7 +119,7 @@ def test_a_capture_that_raises_is_switched_off_and_the_run_goes_on(make_trainer)
     assert trainer.phase == 2 and calls == [0]
 
 
-def vandalise(policy: TransformerWithValueHead) -> None:
+def vandalize(policy: TransformerWithValueHead) -> None:
     """Touch everything that a run depends on."""
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     policy.train()
@@ -142,7 +142,7 @@ def test_undisturbed_puts_everything_back(reel_policy, raises):
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()[1][:-1]
     try:
         with undisturbed(policy):
-            vandalise(policy)
+            vandalize(policy)
             if raises:
                 raise RuntimeError
     except RuntimeError:
@@ -179,7 +179,7 @@ def test_captures_leave_the_weights_bit_for_bit(make_trainer, weights_of):
 
     @watched.capture("blocks.*.hook_resid_*", at="after_score")
     def everything(ctx, acts):
-        vandalise(ctx.policy)
+        vandalize(ctx.policy)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

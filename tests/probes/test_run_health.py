@@ -10,11 +10,11 @@ from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta
 
 
 @pytest.mark.parametrize(
-    "whitened, normalised, expected",
+    "whitened, normalized, expected",
     [(True, True, 0.06), (True, False, 0.15), (False, True, 0.12), (False, False, 0.3)],
 )
-def test_beta_eff_undoes_whitening_and_normalising(whitened, normalised, expected):
-    args = RLHFArgs(preset="reel", normalize_advantages=whitened, normalize_reward=normalised)
+def test_beta_eff_undoes_whitening_and_normalizing(whitened, normalized, expected):
+    args = RLHFArgs(preset="reel", normalize_advantages=whitened, normalize_reward=normalized)
     # 0.3 * 0.5 (advantages) * 0.4 (rewards) = 0.06
     assert effective_beta(0.3, 0.5, 0.4, args) == pytest.approx(expected)
 

@@ -26,9 +26,9 @@ TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 
 
 @pytest.fixture
-def model(model_dir, randomise_weights):
+def model(model_dir, randomize_weights):
     model = RewardModel(load_model(str(model_dir)))
-    randomise_weights(model.head, seed=3)
+    randomize_weights(model.head, seed=3)
     return model
 
 
@@ -37,7 +37,7 @@ def reel_model():
     return RewardModel(load_model("reel-nano"))
 
 
-def test_the_score_is_a_dot_product_with_the_final_normalised_residual(model):
+def test_the_score_is_a_dot_product_with_the_final_normalized_residual(model):
     _, cache = model.base_model.run_with_cache(TOKENS)
     normalized = cache["ln_final.hook_normalized"]
     expected = torch.stack([(row[-1] * model.head.weight[0]).sum() for row in normalized])
@@ -111,7 +111,7 @@ def test_an_unknown_word_of_a_closed_vocabulary_is_refused(reel_model):
         reel_model.encode(["this zebra"])
 
 
-def test_normalisation_worked_by_hand(model):
+def test_normalization_worked_by_hand(model):
     """Scores 1, 3, 5, 7: mean 4, variance (9 + 1 + 1 + 9) / 4 = 5."""
     model.set_normalization(torch.tensor([1.0, 3.0, 5.0, 7.0]))
     found = model.normalize(torch.tensor([4.0, 9.0]))

@@ -32,12 +32,12 @@ def classifier(labels, **changes):
 
 
 @pytest.fixture
-def make_classifier(tmp_path, llama_tokenizer, randomise_weights, save_model):
+def make_classifier(tmp_path, llama_tokenizer, randomize_weights, save_model):
     """Writes a random classifier with these labels and gives its directory."""
 
     def build(labels=LABELS, name="classifier", dtype=torch.float32, **changes):
         model = classifier(labels, **changes)
-        randomise_weights(model, 4)
+        randomize_weights(model, 4)
         return str(save_model(model.to(dtype), llama_tokenizer, tmp_path / name))
 
     return build
@@ -187,7 +187,7 @@ def test_a_text_that_is_too_long_is_cut_to_what_the_model_can_read(make_classifi
 
 
 def test_a_roberta_keeps_clear_of_the_two_positions_it_reserves(
-    tmp_path, llama_tokenizer, randomise_weights, save_model
+    tmp_path, llama_tokenizer, randomize_weights, save_model
 ):
     """RoBERTa counts positions from pad_token_id + 1, so 24 of them hold 20 tokens here."""
     config = RobertaConfig(
@@ -201,7 +201,7 @@ def test_a_roberta_keeps_clear_of_the_two_positions_it_reserves(
         id2label=dict(enumerate(LABELS)),
     )
     model = RobertaForSequenceClassification(config)
-    randomise_weights(model, 4)
+    randomize_weights(model, 4)
     directory = str(save_model(model, llama_tokenizer, tmp_path / "roberta"))
     words = [f"w{i % 20}" for i in range(100)]
     long, cut = SentimentReward(directory)([" ".join(words), " ".join(words[:20])])

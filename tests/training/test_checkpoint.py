@@ -207,7 +207,7 @@ def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None
     optimizer.step()
 
 
-def test_an_optimiser_goes_on_from_the_file_exactly_as_it_would_have(make_trainer, tmp_path):
+def test_an_optimizer_goes_on_from_the_file_exactly_as_it_would_have(make_trainer, tmp_path):
     """Two steps in one go equal one step, save, load into fresh objects, one step."""
     first, second = make_trainer().policy, make_trainer().policy
     at_once = get_optimizer(first, 1e-3, 1e-2)
@@ -223,7 +223,7 @@ def test_an_optimiser_goes_on_from_the_file_exactly_as_it_would_have(make_traine
         assert torch.equal(parameter, dict(second.named_parameters())[name]), name
 
 
-def test_loading_an_optimiser_leaves_its_learning_rates(make_trainer):
+def test_loading_an_optimizer_leaves_its_learning_rates(make_trainer):
     policy = make_trainer().policy
     trained, fresh = get_optimizer(policy, 1e-3, 1e-2), get_optimizer(policy, 5e-3, 5e-2)
     step(policy, trained, seed=1)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_lab.training import ReplayMemory
-from rlhf_lab.training.rollout import summarise
+from rlhf_lab.training.rollout import summarize
 
 READS = (
     "_local_scalar_dense",
@@ -201,7 +201,7 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
         trainer.speaks_reel, trainer.gold_fn = False, None
         trainer.train()
         samples = trainer._sample(trainer._deal_prompts(0), torch.Generator())
-        score = lambda trainer=trainer, samples=samples: summarise(trainer._score(samples))
+        score = lambda trainer=trainer, samples=samples: summarize(trainer._score(samples))
         counts[batch_size] = host_reads(score)
     assert counts[8] == counts[32] and counts[8].total() <= 10
 

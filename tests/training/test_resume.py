@@ -369,7 +369,7 @@ def test_a_run_with_its_own_gold_says_so_too(make_trainer):
         RLHFTrainer.resume(path)
 
 
-def test_a_resumed_trainer_has_weights_optimiser_schedule_and_best(make_trainer, parameters_of):
+def test_a_resumed_trainer_has_weights_optimizer_schedule_and_best(make_trainer, parameters_of):
     trainer = make_trainer(total_phases=4)
     again = RLHFTrainer.resume(first_phases(trainer, 2))
     assert (again.phase, again.best, again.args) == (2, trainer.best, trainer.args)

@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.functional import RunningMoments
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.shaping import penalised, rescaled
+from rlhf_lab.training.shaping import penalized, rescaled
 
 STOP = 9
 SCALED = {"reward_scaling": "scale_and_shift", "normalize_reward": False}
@@ -32,7 +32,7 @@ def test_penalties_replace_first_and_are_added_to_after(reel_args):
     args = reel_args(
         gen_len=4, penalise_no_eos=True, min_response_length=2, overlong_buffer=2, stop_at_eos=True
     )
-    found = penalised(
+    found = penalized(
         torch.tensor([1.0, 1.0, 1.0, 1.0]),
         samples([STOP, STOP, STOP, STOP], [1, 2, 3, 4], [1, 2, 3, STOP], [1, 2, STOP, STOP]),
         (STOP,),
@@ -51,7 +51,7 @@ def test_scaling_comes_before_the_clip(reel_args):
 def test_nothing_is_done_unless_asked(reel_args):
     rewards = torch.tensor([1.0, -50.0])
     batch = samples([1, 2, 3, 4], [STOP, 0, 0, 0])
-    assert penalised(rewards, batch, (STOP,), reel_args()) is rewards
+    assert penalized(rewards, batch, (STOP,), reel_args()) is rewards
     assert rescaled(rewards, None, reel_args()) is rewards
 
 

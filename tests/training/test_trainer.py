@@ -18,7 +18,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.training import PhaseReport, RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
-from rlhf_lab.training.rollout import summarise
+from rlhf_lab.training.rollout import summarize
 
 PHASES = 9
 
@@ -278,7 +278,7 @@ def test_kl_per_sequence_is_the_sum_and_kl_per_token_the_mean_over_real_tokens(m
     trainer.train()
     rollout = trainer.rollout_phase()
     mask = rollout.samples.mask
-    stats = summarise(rollout)
+    stats = summarize(rollout)
     total = sum(rollout.kl[i, t].item() for i, t in mask.nonzero().tolist())
     assert total > 0 and not mask.all()
     assert stats.kl_per_sequence == pytest.approx(total / 8, rel=1e-4)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_lab.views import sample_table, sparkline
-from rlhf_lab.views.text import reward_colour
+from rlhf_lab.views.text import reward_color
 
 ORANGE, BLUE = "rgb(213,94,0)", "rgb(0,114,178)"
 
@@ -52,29 +52,29 @@ def test_one_bar_per_value_lowest_at_the_minimum_highest_at_the_maximum(values):
         assert drawn[shown.index(max(shown))] == "█"
 
 
-def test_colours_run_from_orange_to_blue_and_stay_there():
-    assert reward_colour(0.0, 0.0, 1.0) == ORANGE
-    assert reward_colour(1.0, 0.0, 1.0) == BLUE
-    assert reward_colour(-5.0, 0.0, 1.0) == ORANGE
-    assert reward_colour(5.0, 0.0, 1.0) == BLUE
+def test_colors_run_from_orange_to_blue_and_stay_there():
+    assert reward_color(0.0, 0.0, 1.0) == ORANGE
+    assert reward_color(1.0, 0.0, 1.0) == BLUE
+    assert reward_color(-5.0, 0.0, 1.0) == ORANGE
+    assert reward_color(5.0, 0.0, 1.0) == BLUE
 
 
-def test_the_colour_in_the_middle_is_the_average():
+def test_the_color_in_the_middle_is_the_average():
     """(213 + 0) / 2 = 106.5 -> 106 (to even), (94 + 114) / 2 = 104, 178 / 2 = 89."""
-    assert reward_colour(0.5, 0.0, 1.0) == "rgb(106,104,89)"
-    assert reward_colour(0.7, 0.7, 0.7) == "rgb(106,104,89)"
+    assert reward_color(0.5, 0.0, 1.0) == "rgb(106,104,89)"
+    assert reward_color(0.7, 0.7, 0.7) == "rgb(106,104,89)"
 
 
-def test_rewards_that_print_alike_are_coloured_alike():
-    assert {reward_colour(r, 0.9996, 0.9999) for r in (0.9996, 0.9999)} == {"rgb(106,104,89)"}
-    assert reward_colour(0.999, 0.999, 1.0) == ORANGE
+def test_rewards_that_print_alike_are_colored_alike():
+    assert {reward_color(r, 0.9996, 0.9999) for r in (0.9996, 0.9999)} == {"rgb(106,104,89)"}
+    assert reward_color(0.999, 0.999, 1.0) == ORANGE
 
 
 def cells(table) -> list[list[Text]]:
     return [list(column.cells) for column in table.columns]
 
 
-def test_rewards_are_coloured_by_their_place_among_the_rewards_shown():
+def test_rewards_are_colored_by_their_place_among_the_rewards_shown():
     rewards, samples = cells(sample_table(["bad", "good"], [0.25, 0.75]))
     assert [text.plain for text in rewards] == ["0.250", "0.750"]
     assert [text.style for text in rewards] == [f"bold {ORANGE}", f"bold {BLUE}"]

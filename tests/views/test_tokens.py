@@ -3,26 +3,26 @@ import re
 import pytest
 import torch
 
-from rlhf_lab.views.colour import (
+from rlhf_lab.views.color import (
     BLUE,
     NEUTRAL,
     ORANGE,
     PALE,
-    colour_of,
+    color_of,
     contrast,
     ink_on,
     luminance,
 )
-from rlhf_lab.views.tokens import colour_key, largest, tokens_html, tokens_text
+from rlhf_lab.views.tokens import color_key, largest, tokens_html, tokens_text
 
 WORDS = ["this", " was", " <b>&", " fine"]
 
 
 def test_the_scale_ends_and_its_middle():
-    assert [colour_of(x, 2.0) for x in (-2, 0, 2)] == [ORANGE, NEUTRAL, BLUE]
-    assert colour_of(9.0, 2.0) == BLUE and colour_of(-9.0, 2.0) == ORANGE
-    assert colour_of(0.0, 2.0, "sequential") == colour_of(-1.0, 2.0, "sequential") == PALE
-    assert colour_of(1.0, 0.0) == NEUTRAL
+    assert [color_of(x, 2.0) for x in (-2, 0, 2)] == [ORANGE, NEUTRAL, BLUE]
+    assert color_of(9.0, 2.0) == BLUE and color_of(-9.0, 2.0) == ORANGE
+    assert color_of(0.0, 2.0, "sequential") == color_of(-1.0, 2.0, "sequential") == PALE
+    assert color_of(1.0, 0.0) == NEUTRAL
 
 
 def test_luminance_and_contrast_are_those_of_wcag():
@@ -33,13 +33,13 @@ def test_luminance_and_contrast_are_those_of_wcag():
 
 
 @pytest.mark.parametrize("kind", ["diverging", "sequential"])
-def test_text_is_legible_on_every_colour_of_the_scale(kind):
+def test_text_is_legible_on_every_color_of_the_scale(kind):
     for step in range(-100, 101):
-        background = colour_of(step / 100, 1.0, kind)
+        background = color_of(step / 100, 1.0, kind)
         assert contrast(ink_on(background), background) >= 4.5
 
 
-def test_both_ends_differ_in_lightness_direction_or_blue_channel_for_the_colour_blind():
+def test_both_ends_differ_in_lightness_direction_or_blue_channel_for_the_color_blind():
     # Red-green blindness leaves blue against the rest: the ends lie far apart there.
     assert abs(ORANGE[2] - BLUE[2]) > 150
 
@@ -70,7 +70,7 @@ def test_masked_tokens_have_no_number_and_do_not_set_the_scale():
     assert "#0072b2" in fragment
 
 
-def test_nan_has_no_colour_and_does_not_set_the_scale():
+def test_nan_has_no_color_and_does_not_set_the_scale():
     values = [float("nan"), 2.0, -1.0, 0.0]
     fragment = tokens_html(WORDS, values, "x").fragment
     first, second = re.findall("<span style=.*?</span>", fragment)[:2]
@@ -78,11 +78,11 @@ def test_nan_has_no_colour_and_does_not_set_the_scale():
     assert "#0072b2" in second
     styles = [str(span.style) for span in tokens_text(WORDS, values).spans]
     assert len(styles) == 3 and styles[0].endswith("on rgb(0,114,178)")
-    assert colour_of(float("nan"), 2.0) == NEUTRAL
-    assert colour_of(float("nan"), 2.0, "sequential") == PALE
+    assert color_of(float("nan"), 2.0) == NEUTRAL
+    assert color_of(float("nan"), 2.0, "sequential") == PALE
 
 
-def test_terminal_text_carries_the_same_colours():
+def test_terminal_text_carries_the_same_colors():
     text = tokens_text(WORDS, [1.0, -1.0, 0.0, 0.0], mask=[True, True, True, False])
     assert text.plain == "this was <b>& fine"
     styles = [str(span.style) for span in text.spans]
@@ -96,7 +96,7 @@ def test_line_breaks_become_signs():
 
 
 def test_a_key_names_both_ends():
-    fragment = colour_key("advantage", 0.5).fragment
+    fragment = color_key("advantage", 0.5).fragment
     assert "advantage -0.5" in fragment and "advantage 0.5" in fragment
 
 

@@ -224,7 +224,7 @@ EXERCISES = (
             "torch.linalg.cholesky factors them and torch.cholesky_solve solves; it wants a column "
             "on the right: add an axis, and take it off again. Where x does not vary they are all "
             "0, unless the penalty is clamped to at least 1e-12.",
-            "gram = x_centred.mT @ x_centred; penalty = (ridge * the mean of gram's diagonal)"
+            "gram = x_centered.mT @ x_centered; penalty = (ridge * the mean of gram's diagonal)"
             ".clamp(min=1e-12), times the identity; slope = torch.cholesky_solve("
             "moment[..., None], torch.linalg.cholesky(gram + penalty))[..., 0]; the intercept is "
             "y_mean - (slope * x_mean).sum(-1).",

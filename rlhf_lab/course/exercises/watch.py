@@ -43,8 +43,8 @@ def _clouds(sites: tuple[int, ...], n: int, d_model: int, seed: int) -> dict[str
     skew = torch.randn(d_model, d_model, generator=generator)
     x = torch.randn(*sites, n, d_model, generator=generator) @ skew + 0.5
     labels = torch.arange(n) >= n // 2
-    centre = torch.randn(d_model, generator=generator)
-    return {"x": x + labels[:, None] * centre, "labels": labels}
+    center = torch.randn(d_model, generator=generator)
+    return {"x": x + labels[:, None] * center, "labels": labels}
 
 
 def _direction_cases() -> tuple[Case, ...]:
@@ -129,7 +129,7 @@ EXERCISES = (
             "x is [... n d_model] and labels [n]: x[..., labels, :] are the True ones, and their "
             "mean is over axis -2. For lda, centre every activation on the mean of its own class; "
             "the covariance is [... d_model d_model].",
-            "covariance = centred.mT @ centred / n, its diagonal raised by ridge times its mean; "
+            "covariance = centered.mT @ centered / n, its diagonal raised by ridge times its mean; "
             "direction = torch.cholesky_solve(direction[..., None], "
             "torch.linalg.cholesky(covariance))[..., 0]; threshold = ((positive + negative) / 2 * "
             "direction).sum(-1), with the direction already of length 1.",

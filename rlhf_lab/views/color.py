@@ -17,7 +17,7 @@ def blend(low: Rgb, high: Rgb, share: float) -> Rgb:
     return red, green, blue
 
 
-def colour_of(value: float | int, limit: float | int, kind: Kind = "diverging") -> Rgb:
+def color_of(value: float | int, limit: float | int, kind: Kind = "diverging") -> Rgb:
     """The colour of a number.
 
     1. Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).
@@ -31,9 +31,9 @@ def colour_of(value: float | int, limit: float | int, kind: Kind = "diverging") 
     return blend(NEUTRAL, BLUE if share > 0 else ORANGE, abs(share))
 
 
-def luminance(colour: Rgb) -> float:
+def luminance(color: Rgb) -> float:
     """Relative luminance, from 0 for black to 1 for white (WCAG 2.2)."""
-    parts = [channel / 255 for channel in colour]
+    parts = [channel / 255 for channel in color]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
