@@ -19,9 +19,9 @@ from rlhf_lab.machine import tune_cpu
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
-from rlhf_lab.training import Context, Moment, RLHFTrainer
+from rlhf_lab.training import Context, Event, RLHFTrainer
 
-STAGES: tuple[tuple[Moment, str], ...] = (
+STAGES: tuple[tuple[Event, str], ...] = (
     ("after_rollout", "rollout/sampling"),
     ("after_score", "rollout/scoring"),
     ("before_minibatch", "learning/minibatches"),
@@ -83,8 +83,8 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
     def lap(stage: str) -> Callable[[Context], None]:
         return lambda ctx: clocks[-1].lap(stage)
 
-    for moment, stage in STAGES:
-        trainer.on(moment)(lap(stage))
+    for event, stage in STAGES:
+        trainer.on(event)(lap(stage))
 
     def phase(clock: Clock) -> None:
         clocks[:] = [clock]

@@ -77,7 +77,7 @@ class KLByPosition(Probe):
     """
 
     name = "kl_by_position"
-    moments = ("after_score",)
+    events = ("after_score",)
 
     def __init__(self, n: int = 32, every: int | None = None, name: str | None = None) -> None:
         super().__init__(every, name)

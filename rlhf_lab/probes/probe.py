@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.reel_truth import ReelTruth
-from rlhf_lab.training import Context, Moment
-from rlhf_lab.training.moments import check_every
+from rlhf_lab.training import Context, Event
+from rlhf_lab.training.callbacks import check_every
 
 ProbeText = Literal["eval", "rollout"]
 ProbeStep = Literal["first", "last"]
@@ -114,10 +114,10 @@ class EvalText:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a probe is shown at a moment.
+    """All that a probe is shown at an event.
 
     Args:
-        ctx: the moment's context.
+        ctx: the event's context.
         args: the run's settings.
         prefix_len: prompt tokens of the rollout's sequences.
         own_parts: parts of the trainer that are the caller's own.
@@ -148,24 +148,24 @@ class Observation:
 
 
 class Probe:
-    """Looks at a run at named moments and returns records; subclasses fill in `observe`.
+    """Looks at a run at named events and returns records; subclasses fill in `observe`.
 
     A probe holds no state between calls, so that a resumed run records what an uninterrupted one
-    does. `phase` counts the learning phases behind the weights: moments before learning
+    does. `phase` counts the learning phases behind the weights: events before learning
     (after_rollout, after_score) and run_end show the weights of that phase.
 
     Attributes:
         name: names the probe's files.
-        moments: when it is called.
+        events: when it is called.
         text: whose activations it wants: the eval text's, the rollout's, or none.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: the position of these activations; all when None.
-        step: at moments of a step, which step of the phase it is called at; all when None.
+        step: at events of a step, which step of the phase it is called at; all when None.
         every: called each `every`-th phase, and at run_end.
     """
 
     name: str = "probe"
-    moments: tuple[Moment, ...] = ("after_score", "run_end")
+    events: tuple[Event, ...] = ("after_score", "run_end")
     text: ProbeText | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
@@ -196,7 +196,7 @@ class Probe:
 
     def settings(self) -> dict[str, Any]:
         """What describes the probe in the run's store."""
-        kept = {"moments": list(self.moments), "sites": list(self.sites), "pos": self.pos}
+        kept = {"events": list(self.events), "sites": list(self.sites), "pos": self.pos}
         return {"name": self.name, "kind": type(self).__name__, "every": self.every} | kept
 
 

@@ -115,13 +115,13 @@ class Run:
         return self.directory.read(NOTES, NOTE)
 
     def functions(self) -> list[str]:
-        """The functions on moments, given to `trainer.on` or `trainer.capture`, that returned a
+        """The functions on events, given to `trainer.on` or `trainer.capture`, that returned a
         dict.
         """
         return sorted(path.stem for path in self.path.glob(f"{RETURNED}/*.jsonl"))
 
     def returned(self, function: str) -> list[dict[str, Any]]:
-        """The dicts that a function on a moment returned, each with its phase and moment.
+        """The dicts that a function on an event returned, each with its phase and event.
 
         Tensors come back as lists, numbers that were not finite as None. A second function of the
         same name has `_2` behind it.
@@ -135,7 +135,9 @@ class Run:
                 f"{self.path} has no dicts of a function {function!r}; there are "
                 f"{', '.join(there) or 'none'}."
             )
-        return self.directory.read(f"{RETURNED}/{function}.jsonl")
+        records = self.directory.read(f"{RETURNED}/{function}.jsonl")
+        # Runs of earlier versions have the event under "moment".
+        return [{"event" if key == "moment" else key: v for key, v in r.items()} for r in records]
 
     def policy(self, which: str | int = "last") -> TransformerWithValueHead:
         """The policy that the run saved: "last", "best", or a number of learning phases.

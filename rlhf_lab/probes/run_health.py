@@ -55,7 +55,7 @@ class RunHealth(Probe):
     """
 
     name = "run_health"
-    moments = ("after_phase",)
+    events = ("after_phase",)
 
     def observe(self, seen: Observation) -> Record:
         """Sum up the phase."""

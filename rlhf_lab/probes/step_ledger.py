@@ -124,7 +124,7 @@ class StepLedger(Probe):
     """
 
     name = "step_ledger"
-    moments = ("after_loss",)
+    events = ("after_loss",)
     step = "last"
 
     def __init__(

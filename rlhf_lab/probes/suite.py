@@ -16,7 +16,7 @@ from rlhf_lab.probes.budget import Budget, Planned, fit_plan
 from rlhf_lab.probes.probe import EvalText, Observation, Probe, Record, RunShape, encode
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.store import ProbeStore
-from rlhf_lab.training import Context, Moment, RLHFTrainer
+from rlhf_lab.training import Context, Event, RLHFTrainer
 from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
 
 Acts = dict[str, Tensor]
@@ -199,17 +199,17 @@ class Attachment:
         return {planned.name for planned in self.plan if planned.every} & self.probes.keys()
 
     def _register(self, trainer: RLHFTrainer) -> None:
-        moments: dict[Moment, None] = {"run_start": None, "after_phase": None, "run_end": None}
+        events: dict[Event, None] = {"run_start": None, "after_phase": None, "run_end": None}
         for probe in self.suite.probes:
-            moments |= dict.fromkeys(probe.moments)
-        for moment in moments:
-            trainer.on(moment)(self._at)
+            events |= dict.fromkeys(probe.events)
+        for event in events:
+            trainer.on(event)(self._at)
 
     def _at(self, ctx: Context) -> None:
-        """Everything that happens at one moment."""
+        """Everything that happens at one event."""
         if ctx.run is None:
             return
-        if self._store is None or ctx.moment == "run_start":
+        if self._store is None or ctx.event == "run_start":
             self._begin(ctx)
         due = [
             self.probes[planned.name]
@@ -219,18 +219,18 @@ class Attachment:
         if due:
             with undisturbed(ctx.policy, ctx.reference):
                 self._show(ctx, due)
-        if ctx.moment == "after_phase":
+        if ctx.event == "after_phase":
             self._measure(ctx)
 
     def _is_due(self, planned: Planned, ctx: Context) -> bool:
         probe = self.probes[planned.name]
-        if ctx.moment not in probe.moments:
+        if ctx.event not in probe.events:
             return False
         if probe.step is not None and hasattr(ctx, "step"):
             steps = ctx.args.num_minibatches * ctx.args.batches_per_learning_phase
             if ctx.step != (0 if probe.step == "first" else steps - 1):
                 return False
-        return ctx.moment in ("run_start", "run_end") or ctx.phase % planned.every == 0
+        return ctx.event in ("run_start", "run_end") or ctx.phase % planned.every == 0
 
     def _begin(self, ctx: Context) -> None:
         """Make the store of a new run, or rewind that of a resumed one."""
@@ -244,7 +244,7 @@ class Attachment:
         if self.truth is not None:
             began = perf_counter()
             _ = self.truth.graph
-            self.timing.note(TRUTH, perf_counter() - began, ctx.moment in INSIDE)
+            self.timing.note(TRUTH, perf_counter() - began, ctx.event in INSIDE)
         for name, note in self._untold:
             self._store.note(ctx.phase, name, note)
         self._untold = []
@@ -264,7 +264,7 @@ class Attachment:
                 self._switch_off(ctx, probe, error)
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
             seconds = perf_counter() - began + own_share
-            self.timing.note(probe.name, seconds, ctx.moment in INSIDE)
+            self.timing.note(probe.name, seconds, ctx.event in INSIDE)
 
     def _shared(self, ctx: Context, due: list[Probe], text: str) -> tuple[Acts, Acts] | None:
         """The activations that all due probes want; None when one of them spoils it for all."""
@@ -315,7 +315,7 @@ class Attachment:
             began = perf_counter()
             new = capture_activations(ctx.reference, self.text.tokens, missing)
             self._reference_acts |= new
-            self.timing.note(REFERENCE, perf_counter() - began, ctx.moment in INSIDE)
+            self.timing.note(REFERENCE, perf_counter() - began, ctx.event in INSIDE)
         return acts, self._reference_acts
 
     def _switch_off(self, ctx: Context, probe: Probe, error: Exception) -> None:
@@ -323,7 +323,7 @@ class Attachment:
         self.probes.pop(probe.name)
         self._say(
             probe.name,
-            f"raised {type(error).__name__} at {ctx.moment} of phase {ctx.phase} and is switched "
+            f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is switched "
             f"off: {error}",
             ctx.phase,
         )
@@ -380,7 +380,7 @@ class Attachment:
         if gone or planned.name not in self.timing.seconds:
             return self.timing.seconds.get(planned.name, 0.0)
         due_later = sum(p % planned.every == 0 for p in range(phase + 1, phase + 1 + left))
-        due_later += "run_end" in self.probes[planned.name].moments
+        due_later += "run_end" in self.probes[planned.name].events
         return self.timing.seconds[planned.name] + self.timing.fastest[planned.name] * due_later
 
 
@@ -392,7 +392,7 @@ def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
 
 def _refuse_taken_names(suite: Suite, trainer: RLHFTrainer) -> None:
     """Keep two probes from writing into one file."""
-    owners = [getattr(listener, "__self__", None) for listener in trainer.moments.listeners()]
+    owners = [getattr(listener, "__self__", None) for listener in trainer.callbacks.listeners()]
     taken = {
         name for owner in owners if isinstance(owner, Attachment) for name in owner.recording()
     }

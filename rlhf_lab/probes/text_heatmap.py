@@ -71,7 +71,7 @@ class TextHeatmap(Probe):
     """
 
     name = "text_heatmap"
-    moments = ("after_score",)
+    events = ("after_score",)
 
     def __init__(
         self,

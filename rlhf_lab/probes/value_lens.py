@@ -164,7 +164,7 @@ class ValueLens(Probe):
             raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
         self.text, self.keep, self.ridge = text, keep, ridge
         if text == "rollout":
-            self.moments = ("after_score",)
+            self.events = ("after_score",)
 
     def cost(self, shape: RunShape) -> Cost:
         """Normal equations at every site, in float64; on rollouts, a forward of its own."""

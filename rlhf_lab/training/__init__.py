@@ -1,11 +1,12 @@
 """Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
 
+from rlhf_lab.training.callbacks import Context, Event
 from rlhf_lab.training.kl_control import AdaptiveKLController, FixedKLController
-from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
-from rlhf_lab.training.moments import Context, Moment
 from rlhf_lab.training.objective import Functions, ObjectiveTerms, objective_terms
 from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, lr_scale
+from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
+from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer
 from rlhf_lab.training.trl_names import TRLStats, trl_stats
@@ -17,7 +18,7 @@ __all__ = [
     "FixedKLController",
     "Functions",
     "LearningStats",
-    "Moment",
+    "Event",
     "ObjectiveTerms",
     "PhaseReport",
     "RLHFTrainer",

@@ -16,7 +16,7 @@ from transformer_lens.hook_points import HookPoint
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.padding import rotate_padding
-from rlhf_lab.training.moments import Context, Moment
+from rlhf_lab.training.callbacks import Context, Event
 
 OUTPUTS = ("logits", "values")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -193,8 +193,8 @@ def _forked_random(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """The sequences of the phase and their attention mask, at any moment that has them."""
-    samples = ctx.samples if ctx.moment == "after_rollout" else ctx.rollout.samples
+    """The sequences of the phase and their attention mask, at any event that has them."""
+    samples = ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
     return samples.tokens, samples.attention_mask
 
 
@@ -221,13 +221,13 @@ def capturing(
 def check_request(
     policy: TransformerWithValueHead,
     hook_names: str | Sequence[str],
-    at: Moment,
+    at: Event,
     tokens: Int[Tensor, "batch seq"] | None,
 ) -> None:
     """Refuse a capture that could never work.
 
     Raises:
-        ConfigError: an unknown site, or a moment that has no text of its own.
+        ConfigError: an unknown site, or an event that has no text of its own.
     """
     resolve_sites(policy.base_model, [hook_names] if isinstance(hook_names, str) else hook_names)
     if tokens is None and at in WITHOUT_TEXT:

@@ -14,8 +14,8 @@ from rlhf_lab.models.card import (
     program,
     table,
 )
+from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint import read_notes
-from rlhf_lab.training.moments import Context
 from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
 
 FIGURES = (
@@ -43,7 +43,7 @@ load_weights(policy, load_checkpoint(file)[0], file)
 
 def keep_run_card(ctx: Context) -> None:
     """Bring the card in a run's directory up to date, when its state is saved and when it ends."""
-    if ctx.moment == "run_end" or ctx.checkpoint.stem == "last":
+    if ctx.event == "run_end" or ctx.checkpoint.stem == "last":
         write_run_card(ctx.run)
 
 

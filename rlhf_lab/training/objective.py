@@ -25,7 +25,7 @@ from rlhf_lab.models import (
     runs_packed,
 )
 from rlhf_lab.models.device import product_dtype
-from rlhf_lab.training.memory import ReplayMinibatch
+from rlhf_lab.training.replay import ReplayMinibatch
 
 Verdict = Literal["step", "skip", "stop"]
 KL_TOLERANCE = 1.5

@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.rows import MOVIE_REVIEWS, TEXT, read_rows
-from rlhf_lab.training.streams import phase_generator
+from rlhf_lab.training.random_streams import phase_generator
 
 
 def load_prompts(source: str | Path, column: str = "prompt", words: int | None = None) -> list[str]:

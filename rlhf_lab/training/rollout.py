@@ -1,7 +1,11 @@
-"""The pieces of a rollout phase after sampling: comparing with the reference, and summing up."""
+"""A rollout: one batch of samples, compared with the reference, with everything about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens import HookedTransformer
 
@@ -16,10 +20,54 @@ from rlhf_lab.models import (
     same_weights,
 )
 from rlhf_lab.sampling import Samples
-from rlhf_lab.training.memory import Rollout
 from rlhf_lab.training.report import RolloutStats
 
 TOKENS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One batch of samples with everything that was computed about it before learning.
+
+    Args:
+        samples: tokens, masks, log-probabilities and values, as the sampler noted them.
+        texts: what the reward function read.
+        raw_rewards: as the reward function returned them.
+        rewards: what the advantages were computed from: raw rewards after penalties, scaling,
+            clipping and standardising, each if so asked.
+        gold_rewards: the known truth beside the reward, where there is one (Reel).
+        grammatical: whether each text parses, where that is known (Reel).
+        kl: exact KL of the policy from the reference, in nats per token.
+        entropy: of the policy, in nats per token.
+        ref_residuals: the reference's final residual at the states before each generated token.
+        advantages: of each generated token, before any whitening.
+        returns: the value head's target.
+        ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
+            them; at the same temperature and truncation as the policy's.
+        reward_moments: of all rewards of the run, these included, if rewards are scaled by them.
+    """
+
+    samples: Samples
+    texts: list[str]
+    raw_rewards: Float[Tensor, " batch"]
+    rewards: Float[Tensor, " batch"]
+    gold_rewards: Float[Tensor, " batch"] | None
+    grammatical: Bool[Tensor, " batch"] | None
+    kl: Float[Tensor, "batch gen"]
+    entropy: Float[Tensor, "batch gen"]
+    ref_residuals: Float[Tensor, "batch gen d_model"]
+    advantages: Float[Tensor, "batch gen"]
+    returns: Float[Tensor, "batch gen"]
+    ref_logprobs: Float[Tensor, "batch gen"] | None = None
+    reward_moments: F.RunningMoments | None = None
+
+    def to_tensordict(
+        self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
+    ) -> Any:
+        """The rollout as a TensorDict of torchrl's kind; see `tensordict_view.to_tensordict`."""
+        from rlhf_lab.training.tensordict_view import to_tensordict
+
+        return to_tensordict(self, kl_coef, stop_tokens, pad_token)
 
 
 @torch.no_grad()

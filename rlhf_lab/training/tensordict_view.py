@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training.extras import import_extra
-from rlhf_lab.training.memory import Rollout
+from rlhf_lab.training.rollout import Rollout
 
 
 def to_tensordict(

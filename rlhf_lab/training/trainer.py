@@ -1,4 +1,4 @@
-"""The trainer: rollout phase, learning phase, and a moment after each thing that happens."""
+"""The trainer: rollout phase, learning phase, and an event after each thing that happens."""
 
 import dataclasses
 import math
@@ -41,12 +41,11 @@ from rlhf_lab.sampling import (
     tokenize_prompts,
 )
 from rlhf_lab.training import checkpoint
+from rlhf_lab.training.callbacks import Callbacks, Context, Event
 from rlhf_lab.training.capture import capturing, check_request
 from rlhf_lab.training.given import Texts, as_masks, as_tokens, note_given
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
-from rlhf_lab.training.memory import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.model_card import keep_run_card
-from rlhf_lab.training.moments import Context, Moment, Moments
 from rlhf_lab.training.objective import (
     Functions,
     ObjectiveTerms,
@@ -65,6 +64,8 @@ from rlhf_lab.training.optim import (
     step_if,
 )
 from rlhf_lab.training.prompts import choose_prompts, deal, load_labels
+from rlhf_lab.training.random_streams import phase_generator
+from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import (
     Cost,
     LearningStats,
@@ -73,6 +74,7 @@ from rlhf_lab.training.report import (
     peak_memory_bytes,
 )
 from rlhf_lab.training.rollout import (
+    Rollout,
     compare_with_reference,
     reference_logprobs,
     summarize,
@@ -80,7 +82,6 @@ from rlhf_lab.training.rollout import (
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.shaping import penalized, rescaled
 from rlhf_lab.training.sinks import attach_sinks
-from rlhf_lab.training.streams import phase_generator
 from rlhf_lab.training.tally import Tally
 
 EVALUATION_BATCHES = 4
@@ -162,10 +163,10 @@ class RLHFTrainer:
         self.stepper = StepInBackward(self.optimizer) if args.optimizer_in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
         self.reward_moments = F.RunningMoments()
-        self.moments = Moments()
-        attach_sinks(args, self.moments)
-        for moment in ("checkpoint", "run_end"):
-            self.moments.on(moment)(keep_run_card)
+        self.callbacks = Callbacks()
+        attach_sinks(args, self.callbacks)
+        for event in ("checkpoint", "run_end"):
+            self.callbacks.on(event)(keep_run_card)
         self.phase = 0
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None
@@ -245,16 +246,16 @@ class RLHFTrainer:
         return self.policy.base_model.tokenizer
 
     def on(
-        self, moment: Moment, every: int = 1
+        self, event: Event, every: int = 1
     ) -> Callable[[Callable[[Context], Any]], Callable[[Context], Any]]:
-        """Register the decorated callable for a moment of each `every`-th phase; see `Moments`."""
-        return self.moments.on(moment, every)
+        """Register the decorated callable for an event of each `every`-th phase."""
+        return self.callbacks.on(event, every)
 
     def capture(
         self,
         hook_names: str | Sequence[str],
         pos: int | None = None,
-        at: Moment = "after_phase",
+        at: Event = "after_phase",
         every: int = 1,
         tokens: Int[Tensor, "batch seq"] | None = None,
     ) -> Callable[[Callable[[Context, Any], Any]], Callable[[Context, Any], Any]]:
@@ -277,7 +278,7 @@ class RLHFTrainer:
 
         return register
 
-    def _emit(self, moment: Moment, **fields: Any) -> None:
+    def _emit(self, event: Event, **fields: Any) -> None:
         always = {
             "args": self.args,
             "policy": self.policy,
@@ -285,7 +286,7 @@ class RLHFTrainer:
             "kl_coef": self.kl_controller.kl_coef,
             "run": self.run,
         }
-        self.moments.emit(moment, self.phase, **always, **fields)
+        self.callbacks.emit(event, self.phase, **always, **fields)
 
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute everything that learning needs.
@@ -513,7 +514,7 @@ class RLHFTrainer:
             return terms, None, verdict
         self._emit("after_loss", terms=terms, **there)
         grad_norm = self._climb(terms, there, tally)
-        if self.moments.hears("after_step"):
+        if self.callbacks.hears("after_step"):
             self._emit("after_step", terms=terms, grad_norm=grad_norm.item(), **there)
         return terms, grad_norm, verdict
 

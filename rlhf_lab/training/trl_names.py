@@ -6,10 +6,11 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.memory import ReplayMinibatch, Rollout
-from rlhf_lab.training.moments import Context
+from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.objective import Functions, ObjectiveTerms
+from rlhf_lab.training.replay import ReplayMinibatch
 from rlhf_lab.training.report import PhaseReport
+from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.training.trainer import RLHFTrainer
 
 
@@ -51,8 +52,8 @@ class TRLStats:
         self._of_rollout: dict[str, float | Tensor] = {}
         self._updates: list[dict[str, Tensor]] = []
         self._stats: dict[str, float | Tensor] | None = None
-        for moment in ("after_score", "after_loss", "after_phase"):
-            trainer.on(moment)(self)
+        for event in ("after_score", "after_loss", "after_phase"):
+            trainer.on(event)(self)
 
     @property
     def stats(self) -> dict[str, float | Tensor]:
@@ -66,12 +67,12 @@ class TRLStats:
         return dict(self._stats)
 
     def __call__(self, ctx: Context) -> None:
-        """Note what there is at this moment."""
-        if ctx.moment == "after_score":
+        """Note what there is at this event."""
+        if ctx.event == "after_score":
             self._updates = []
             kl_coef = ctx.kl_coef if ctx.args.kl_in == "reward" else 0.0
             self._of_rollout = rollout_stats(ctx.rollout, ctx.args, self._functions, kl_coef)
-        elif ctx.moment == "after_loss":
+        elif ctx.event == "after_loss":
             self._updates.append(update_stats(ctx.terms, ctx.minibatch, ctx.args))
         else:
             self._stats = (

@@ -164,11 +164,11 @@ def _checks(run: Run) -> str:
 
 
 def _returned(run: Run) -> str:
-    """The last dicts that functions on moments returned."""
+    """The last dicts that functions on events returned."""
     parts = [
         f"<h3>{escape(name)}</h3>{any_records(run.returned(name))}" for name in run.functions()
     ]
-    return "".join(["<h2>Returned by functions on moments</h2>", *parts]) if parts else ""
+    return "".join(["<h2>Returned by functions on events</h2>", *parts]) if parts else ""
 
 
 def _arguments(run: Run) -> str:

@@ -10,8 +10,8 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import load_reward
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.memory import ReplayMemory
 from rlhf_lab.training.objective import Functions, objective_terms
+from rlhf_lab.training.replay import ReplayMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")
 

@@ -34,12 +34,12 @@ class Counter(Probe):
     name = "counter"
 
     def observe(self, seen):
-        return Record({"moment": seen.ctx.moment}, checks=[FINE])
+        return Record({"event": seen.ctx.event}, checks=[FINE])
 
 
 class Broken(Probe):
     name = "broken"
-    moments = ("after_phase",)
+    events = ("after_phase",)
 
     def observe(self, seen):
         raise ZeroDivisionError("nothing to divide by")
@@ -99,7 +99,7 @@ def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer, unlimited)
     attach(trainer, Counter(every=3), budget=unlimited)
     trainer.train()
     records = Run(trainer.run.path).records("counter")
-    assert [(r["phase"], r["moment"]) for r in records] == [
+    assert [(r["phase"], r["event"]) for r in records] == [
         (0, "after_score"),
         (3, "after_score"),
         (4, "run_end"),

@@ -120,8 +120,8 @@ def test_a_run_in_micro_batches_ends_like_one_in_minibatches(make_trainer, param
 
 def test_every_moment_of_a_step_comes_once_with_the_whole_minibatch(make_trainer):
     trainer, seen = make_trainer(micro_batch_size=1), []
-    for moment in ("before_minibatch", "after_loss", "after_backward", "after_step"):
-        trainer.on(moment)(lambda ctx: seen.append((ctx.moment, len(ctx.minibatch.tokens))))
+    for event in ("before_minibatch", "after_loss", "after_backward", "after_step"):
+        trainer.on(event)(lambda ctx: seen.append((ctx.event, len(ctx.minibatch.tokens))))
     trainer.on("after_loss")(lambda ctx: seen.append(ctx.terms.logprobs.shape))
     trainer.learning_phase(trainer.rollout_phase())
     assert seen[:5] == [

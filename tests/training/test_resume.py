@@ -34,24 +34,24 @@ RUN = {
 }
 
 POINTS: dict[str, dict[str, Any]] = {
-    "before_the_first_checkpoint": {"moment": "run_start", "phase": 0},
-    "rollout_half_of_phase_0": {"moment": "after_rollout", "phase": 0},
-    "rollout_half_of_phase_3": {"moment": "after_score", "phase": 3},
-    "first_step_of_phase_0": {"moment": "after_step", "phase": 0},
-    "learning_half_of_phase_2": {"moment": "after_backward", "phase": 2, "count": 3},
-    "between_metrics_and_checkpoint": {"moment": "after_phase", "phase": 1},
+    "before_the_first_checkpoint": {"event": "run_start", "phase": 0},
+    "rollout_half_of_phase_0": {"event": "after_rollout", "phase": 0},
+    "rollout_half_of_phase_3": {"event": "after_score", "phase": 3},
+    "first_step_of_phase_0": {"event": "after_step", "phase": 0},
+    "learning_half_of_phase_2": {"event": "after_backward", "phase": 2, "count": 3},
+    "between_metrics_and_checkpoint": {"event": "after_phase", "phase": 1},
     "during_a_checkpoint_write": {"write": "last", "phase": 3},
     "during_the_write_of_run_json": {"write": "run.json", "phase": 0},
     "during_a_line_of_metrics": {"write": "metrics.jsonl", "phase": 2},
-    "between_the_last_phase_and_the_end": {"moment": "checkpoint", "phase": 5},
-    "far_from_the_last_save": {"moment": "after_loss", "phase": 4, "args": {"save_every": 3}},
+    "between_the_last_phase_and_the_end": {"event": "checkpoint", "phase": 5},
+    "far_from_the_last_save": {"event": "after_loss", "phase": 4, "args": {"save_every": 3}},
     "before_the_first_of_rare_saves": {
-        "moment": "after_step",
+        "event": "after_step",
         "phase": 2,
         "args": {"save_every": 3},
     },
 }
-"""Where to kill: at the count-th call of a moment in a phase, or half-way through a write."""
+"""Where to kill: at the count-th call of an event in a phase, or half-way through a write."""
 
 COLD = ("killed_by_time", "ctrl_c", "learning_half_of_phase_2", "during_a_checkpoint_write")
 """Resumed by `python -m rlhf_lab resume`; the others by its main function in a forked process."""
@@ -69,7 +69,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at_moment(trainer, point):
+def die_at_event(trainer, point):
     left = [point.get("count", 1)]
 
     def count_down(ctx):
@@ -78,7 +78,7 @@ def die_at_moment(trainer, point):
             if left[0] == 0:
                 die()
 
-    trainer.on(point["moment"])(count_down)
+    trainer.on(point["event"])(count_down)
 
 
 def die_in_write(trainer, point):
@@ -108,7 +108,7 @@ def die_in_write(trainer, point):
 
 def run_until_killed(job):
     trainer = RLHFTrainer(RLHFArgs(**job["args"]), out=job["out"])
-    (die_at_moment if "moment" in job["point"] else die_in_write)(trainer, job["point"])
+    (die_at_event if "event" in job["point"] else die_in_write)(trainer, job["point"])
     trainer.train()
 
 
@@ -137,14 +137,14 @@ from rlhf_lab import commands
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 
-moment, phase, presses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+event, phase, presses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
 class Interrupted(RLHFTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
 
-        @self.on(moment)
+        @self.on(event)
         def press(ctx):
             if ctx.phase == phase:
                 for _ in range(presses):

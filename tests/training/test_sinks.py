@@ -219,7 +219,7 @@ class Notes(Sink):
 
 def test_a_run_that_goes_on_after_a_stop_is_opened_again(make_trainer):
     trainer, sink = make_trainer(total_phases=3), Notes()
-    sink.attach(trainer.moments)
+    sink.attach(trainer.callbacks)
     for _ in trainer:
         trainer.request_stop()
     assert sink.calls == ["open 0", 0, "close"]
@@ -234,7 +234,7 @@ def test_a_sink_that_fails_is_named_and_switched_off_and_the_run_goes_on(
     make_trainer, fails_at, calls
 ):
     trainer, sink = make_trainer(total_phases=3), Notes(fails_at)
-    sink.attach(trainer.moments)
+    sink.attach(trainer.callbacks)
     with pytest.warns(UserWarning, match="Notes raised OSError.*the disk is full"):
         trainer.train()
     assert sink.calls == calls and trainer.phase == 3

@@ -169,8 +169,8 @@ def test_the_panel_shows_progress_curves_samples_and_where_it_writes(trainer, cl
 def test_the_panel_says_which_half_and_step_it_is_in(trainer):
     view = RunView(trainer, terminal())
     seen = []
-    for moment in ("after_rollout", "after_score", "after_step", "after_phase", "run_end"):
-        trainer.on(moment)(lambda ctx: seen.append(drawn(view)) if ctx.phase in (0, 4) else None)
+    for event in ("after_rollout", "after_score", "after_step", "after_phase", "run_end"):
+        trainer.on(event)(lambda ctx: seen.append(drawn(view)) if ctx.phase in (0, 4) else None)
     with view:
         trainer.train()
     doing = ["scoring", "learning", *(f"learning, step {n}/4" for n in (1, 2, 3, 4)), "sampling"]

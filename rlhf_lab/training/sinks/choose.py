@@ -1,14 +1,14 @@
 """The sinks that a run's arguments ask for."""
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training.moments import Moments
+from rlhf_lab.training.callbacks import Callbacks
 from rlhf_lab.training.sinks.sink import Sink
 from rlhf_lab.training.sinks.tensorboard_sink import TensorBoardSink
 from rlhf_lab.training.sinks.trackio_sink import TrackioSink
 from rlhf_lab.training.sinks.wandb_sink import WandbSink
 
 
-def attach_sinks(args: RLHFArgs, moments: Moments) -> list[Sink]:
+def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list[Sink]:
     """Make the loggers of `args.loggers`, and wandb if `args.wandb_mode` says so; attach them.
 
     Raises:
@@ -18,5 +18,5 @@ def attach_sinks(args: RLHFArgs, moments: Moments) -> list[Sink]:
     known = {"tensorboard": TensorBoardSink, "trackio": TrackioSink}
     sinks += [known[name]() for name in args.logger_names]
     for sink in sinks:
-        sink.attach(moments)
+        sink.attach(callbacks)
     return sinks

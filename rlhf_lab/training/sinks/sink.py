@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training.moments import Context, Moments
+from rlhf_lab.training.callbacks import Callbacks, Context
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 
 COLUMNS = ("text", "reward", "gold_reward")
@@ -85,20 +85,20 @@ class Sink:
         """Finish the log; it may be opened again."""
         raise NotImplementedError
 
-    def attach(self, moments: Moments) -> None:
+    def attach(self, callbacks: Callbacks) -> None:
         """Be called when the run starts, after each phase, and when it ends."""
-        for moment in ("run_start", "after_phase", "run_end"):
-            moments.on(moment)(self)
+        for event in ("run_start", "after_phase", "run_end"):
+            callbacks.on(event)(self)
 
     def __call__(self, ctx: Context) -> None:
-        """Open, send or close, as the moment asks; a run that goes on after its end is reopened."""
-        if ctx.moment == "run_start" or self._state == "closed":
+        """Open, send or close, as the event asks; a run that goes on after its end is reopened."""
+        if ctx.event == "run_start" or self._state == "closed":
             self.open(ctx.run, ctx.args, ctx.phase)
             self._state = "open"
         if self._state != "open":
             return
-        if ctx.moment == "after_phase":
+        if ctx.event == "after_phase":
             self.send(Entry.of_phase(ctx))
-        if ctx.moment == "run_end":
+        if ctx.event == "run_end":
             self._state = "closed"
             self.close()

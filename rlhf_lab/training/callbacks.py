@@ -1,4 +1,4 @@
-"""The named moments of a run, at which any callable can look at everything that is there."""
+"""The named events of a run, at which any callable can look at everything that is there."""
 
 import warnings
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.returned import name_of, store_returned
+from rlhf_lab.training.listener_output import name_of, store_returned
 
-Moment = Literal[
+Event = Literal[
     "run_start",
     "after_rollout",
     "after_score",
@@ -47,15 +47,15 @@ def check_every(every: Any, of: str = "") -> None:
 
 
 class Context:
-    """What a callable sees at a moment; reading a field that is not there yet says when it is.
+    """What a callable sees at an event; reading a field that is not there yet says when it is.
 
-    Always there: `moment`, `phase` (starting at 0), `args`, `policy`, `reference`, `kl_coef`, the
+    Always there: `event`, `phase` (starting at 0), `args`, `policy`, `reference`, `kl_coef`, the
     weight of the KL penalty that is in force, and `run`, the run's directory (None in a phase that
     is run on its own).
     """
 
-    def __init__(self, moment: Moment, phase: int, **fields: Any) -> None:
-        self.__dict__.update(fields, moment=moment, phase=phase)
+    def __init__(self, event: Event, phase: int, **fields: Any) -> None:
+        self.__dict__.update(fields, event=event, phase=phase)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"ctx.{name} cannot be set; a context is read-only.")
@@ -65,10 +65,10 @@ class Context:
         if when is None:
             known = ", ".join([*self.__dict__, *WHERE_IT_IS])
             raise AttributeError(f"ctx has no field {name!r}; the fields are {known}.")
-        raise AttributeError(f"ctx.{name} is not there at {self.moment}; it is at {when}.")
+        raise AttributeError(f"ctx.{name} is not there at {self.event}; it is at {when}.")
 
 
-class Moments:
+class Callbacks:
     """Who wants to be called when.
 
     A dict that a callable returns is stored in the run's directory, under the callable's name (see
@@ -82,22 +82,22 @@ class Moments:
         self._names: dict[str, Callable[[Context], Any]] = {}
 
     def on(
-        self, moment: Moment, every: int = 1
+        self, event: Event, every: int = 1
     ) -> Callable[[Callable[[Context], Any]], Callable[[Context], Any]]:
-        """Register the decorated callable for a moment of every `every`-th phase.
+        """Register the decorated callable for an event of every `every`-th phase.
 
         Raises:
-            ConfigError: no such moment, or `every` is no whole number above 0.
+            ConfigError: no such event, or `every` is no whole number above 0.
         """
-        if moment not in get_args(Moment):
+        if event not in get_args(Event):
             raise ConfigError(
-                f"moment={moment!r} is unknown; choose one of {', '.join(get_args(Moment))}."
+                f"event={event!r} is unknown; choose one of {', '.join(get_args(Event))}."
             )
         check_every(every)
 
         def register(listener: Callable[[Context], Any]) -> Callable[[Context], Any]:
             entry = every, self._name(listener), listener
-            self._listeners.setdefault(moment, []).append(entry)
+            self._listeners.setdefault(event, []).append(entry)
             return listener
 
         return register
@@ -112,26 +112,26 @@ class Moments:
         return name
 
     def listeners(self) -> list[Callable[[Context], Any]]:
-        """All callables that are registered, once for each of their moments."""
+        """All callables that are registered, once for each of their events."""
         return [listener for entries in self._listeners.values() for _, _, listener in entries]
 
-    def hears(self, moment: Moment) -> bool:
-        """Whether anyone registered for this moment, of whichever phases."""
-        return bool(self._listeners.get(moment))
+    def hears(self, event: Event) -> bool:
+        """Whether anyone registered for this event, of whichever phases."""
+        return bool(self._listeners.get(event))
 
-    def emit(self, moment: Moment, phase: int, **fields: Any) -> None:
-        """Call everyone who registered for this moment, in the order of registration."""
-        for entry in list(self._listeners.get(moment, [])):
+    def emit(self, event: Event, phase: int, **fields: Any) -> None:
+        """Call everyone who registered for this event, in the order of registration."""
+        for entry in list(self._listeners.get(event, [])):
             every, name, listener = entry
-            if phase % every and moment not in ("run_start", "run_end"):
+            if phase % every and event not in ("run_start", "run_end"):
                 continue
-            ctx = Context(moment, phase, **fields)
+            ctx = Context(event, phase, **fields)
             try:
                 self._store(ctx, name, listener(ctx))
             except Exception as error:
-                self._listeners[moment].remove(entry)
+                self._listeners[event].remove(entry)
                 warnings.warn(
-                    f"{name} raised {type(error).__name__} at {moment} of phase {phase} and is "
+                    f"{name} raised {type(error).__name__} at {event} of phase {phase} and is "
                     f"switched off: {error}",
                     stacklevel=2,
                 )
@@ -141,9 +141,9 @@ class Moments:
         run = ctx.__dict__.get("run")
         if run is None or not isinstance(returned, dict):
             return
-        where = {"phase": ctx.phase, "moment": ctx.moment}
+        where = {"phase": ctx.phase, "event": ctx.event}
         if "step" in ctx.__dict__:
             where["step"] = ctx.step
-        if ctx.moment == "checkpoint":
+        if ctx.event == "checkpoint":
             where["checkpoint"] = ctx.checkpoint.stem
         store_returned(run, name, where, returned)

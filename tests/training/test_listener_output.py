@@ -1,4 +1,4 @@
-"""Dicts that functions on moments return: stored, read back, refused, rewound."""
+"""Dicts that functions on events return: stored, read back, refused, rewound."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.returned import MOST_NUMBERS, name_of, plain
+from rlhf_lab.training.listener_output import MOST_NUMBERS, name_of, plain
 
 
 def reward_and_kl(ctx):
@@ -28,7 +28,7 @@ def test_a_returned_dict_is_stored_and_read_back(make_trainer):
     expected = [
         {
             "phase": phase,
-            "moment": "after_score",
+            "event": "after_score",
             "reward": rollout.raw_rewards.mean().item(),
             "kl": rollout.kl[0, :2].tolist(),
         }
@@ -71,13 +71,13 @@ def test_each_step_and_each_moment_of_a_function_has_its_line(make_trainer):
     def told(ctx):
         return {"n": 1}
 
-    for moment in ("run_start", "after_step", "checkpoint", "run_end"):
-        trainer.on(moment)(told)
+    for event in ("run_start", "after_step", "checkpoint", "run_end"):
+        trainer.on(event)(told)
     trainer.train()
     records = Run(trainer.run.path).returned("told")
-    moments = [(r["moment"], r["phase"], r.get("checkpoint")) for r in records]
-    assert [r["step"] for r in records if r["moment"] == "after_step"] == [0, 1, 2, 3]
-    assert moments == [
+    events = [(r["event"], r["phase"], r.get("checkpoint")) for r in records]
+    assert [r["step"] for r in records if r["event"] == "after_step"] == [0, 1, 2, 3]
+    assert events == [
         ("run_start", 0, None),
         ("checkpoint", 0, "phase_000000"),
         ("checkpoint", 0, "last"),
@@ -178,7 +178,7 @@ def test_a_function_that_returned_nothing_is_refused_with_those_that_did(make_tr
 
 
 def register(trainer):
-    """A function of one name at every moment that a resumed run repeats exactly."""
+    """A function of one name at every event that a resumed run repeats exactly."""
 
     @trainer.on("after_rollout")
     @trainer.on("after_step")
@@ -205,7 +205,7 @@ def test_a_resumed_run_stores_what_an_uninterrupted_one_does(make_trainer, save_
     register(again)
     again.train()
     expected, found = (Run(t.run.path).returned("watched") for t in (whole, again))
-    assert {r["moment"] for r in expected} == {
+    assert {r["event"] for r in expected} == {
         "after_rollout",
         "after_step",
         "after_phase",

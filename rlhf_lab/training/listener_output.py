@@ -1,4 +1,4 @@
-"""What functions on moments return: a dict becomes a JSON line in the run's directory."""
+"""What functions on events return: a dict becomes a JSON line in the run's directory."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def store_returned(
     """Add a line to `returned/NAME.jsonl`: where it was returned, then what.
 
     Args:
-        where: phase, moment, the step of the phase if it is within one, at a checkpoint its name.
+        where: phase, event, the step of the phase if it is within one, at a checkpoint its name.
 
     Raises:
         ConfigError: something that JSON does not have, or a name that `where` has.

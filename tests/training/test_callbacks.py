@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Context, Moment
+from rlhf_lab.training import Context, Event
 
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 
 
 def record(trainer) -> list[tuple[str, int]]:
-    """Notes every moment with its phase."""
+    """Notes every event with its phase."""
     seen = []
-    for moment in get_args(Moment):
-        trainer.on(moment)(lambda ctx: seen.append((ctx.moment, ctx.phase)))
+    for event in get_args(Event):
+        trainer.on(event)(lambda ctx: seen.append((ctx.event, ctx.phase)))
     return seen
 
 
@@ -26,7 +26,7 @@ def test_the_moments_of_a_run_come_in_the_order_of_the_design(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     seen = record(trainer)
     trainer.train()
-    names = [moment for moment, _ in seen]
+    names = [event for event, _ in seen]
     without_saves = [name for name in names if name != "checkpoint"]
     assert without_saves == [
         "run_start",
@@ -44,8 +44,8 @@ def test_phases_are_counted_from_zero_and_the_end_comes_after_the_last(make_trai
     trainer = make_trainer(total_phases=3)
     seen = record(trainer)
     trainer.train()
-    assert [phase for moment, phase in seen if moment == "after_phase"] == [0, 1, 2]
-    assert [phase for moment, phase in seen if moment == "after_step"] == [
+    assert [phase for event, phase in seen if event == "after_phase"] == [0, 1, 2]
+    assert [phase for event, phase in seen if event == "after_step"] == [
         phase for phase in range(3) for _ in range(4)
     ]
     assert seen[-1] == ("run_end", 3)
@@ -54,8 +54,8 @@ def test_phases_are_counted_from_zero_and_the_end_comes_after_the_last(make_trai
 def test_every_second_phase_is_called_in_phases_0_2_4(make_trainer):
     trainer = make_trainer(total_phases=5)
     called = {"after_phase": [], "after_step": [], "run_start": [], "run_end": []}
-    for moment, phases in called.items():
-        trainer.on(moment, every=2)(lambda ctx, phases=phases: phases.append(ctx.phase))
+    for event, phases in called.items():
+        trainer.on(event, every=2)(lambda ctx, phases=phases: phases.append(ctx.phase))
     trainer.train()
     assert called["after_phase"] == [0, 2, 4]
     assert called["after_step"] == [0] * 4 + [2] * 4 + [4] * 4
@@ -122,7 +122,7 @@ FIELDS = {
     "checkpoint": {"checkpoint"},
     "run_end": {"reports"},
 }
-"""What is there at each moment, beside what is always there."""
+"""What is there at each event, beside what is always there."""
 
 
 def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
@@ -133,19 +133,19 @@ def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
     def look(ctx: Context) -> None:
         for name in ("args", "policy", "reference", "kl_coef", "run"):
             assert getattr(ctx, name) is not None
-        there[ctx.moment] = {name for name in optional if hasattr(ctx, name)}
-        for name in optional - there[ctx.moment]:
+        there[ctx.event] = {name for name in optional if hasattr(ctx, name)}
+        for name in optional - there[ctx.event]:
             with pytest.raises(AttributeError) as error:
                 getattr(ctx, name)
-            missing.append((ctx.moment, name, str(error.value)))
+            missing.append((ctx.event, name, str(error.value)))
 
-    for moment in FIELDS:
-        trainer.on(moment)(look)
+    for event in FIELDS:
+        trainer.on(event)(look)
     trainer.train()
     assert there == FIELDS
     assert len(missing) > 20
-    for moment, name, message in missing:
-        assert message.startswith(f"ctx.{name} is not there at {moment}; it is at ")
+    for event, name, message in missing:
+        assert message.startswith(f"ctx.{name} is not there at {event}; it is at ")
 
 
 def test_reading_too_early_names_the_moment_to_read_at():
@@ -162,7 +162,7 @@ def test_a_context_cannot_be_written():
     ctx = Context("after_phase", 3, report="a report")
     with pytest.raises(AttributeError, match="ctx.phase cannot be set.*read-only"):
         ctx.phase = 4
-    assert (ctx.moment, ctx.phase, ctx.report) == ("after_phase", 3, "a report")
+    assert (ctx.event, ctx.phase, ctx.report) == ("after_phase", 3, "a report")
 
 
 def test_grad_norm_is_the_norm_before_clipping(make_trainer):
@@ -206,15 +206,15 @@ def test_watching_a_run_at_every_moment_leaves_its_weights_bit_for_bit_the_same(
 ):
     alone, watched = make_trainer(total_phases=3, top_k=5), make_trainer(total_phases=3, top_k=5)
     calls = []
-    for moment in get_args(Moment):
-        watched.on(moment)(nosy)
-        watched.on(moment)(lambda ctx: calls.append(ctx.moment))
+    for event in get_args(Event):
+        watched.on(event)(nosy)
+        watched.on(event)(lambda ctx: calls.append(ctx.event))
     alone.train()
     watched.train()
-    assert set(calls) == set(get_args(Moment))
+    assert set(calls) == set(get_args(Event))
     listening = [
-        len(watched.moments._listeners[moment]) - len(alone.moments._listeners.get(moment, []))
-        for moment in get_args(Moment)
+        len(watched.callbacks._listeners[event]) - len(alone.callbacks._listeners.get(event, []))
+        for event in get_args(Event)
     ]
     assert listening == [2] * 10
     weights, seen = parameters_of(alone.policy), parameters_of(watched.policy)
