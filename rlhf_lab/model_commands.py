@@ -19,7 +19,7 @@ from rlhf_lab.models.export import refuse_occupied
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
 from rlhf_lab.rewards.pairs import REEL
-from rlhf_lab.training.model_card import write_export_card
+from rlhf_lab.training.model_card import write_run_card, write_tuning_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.tuning import (
@@ -31,7 +31,6 @@ from rlhf_lab.tuning import (
     fine_tune,
     load_examples,
     tune_on_pairs,
-    write_tuning_card,
 )
 
 
@@ -209,7 +208,7 @@ def export(directory: Path, out: Path, checkpoint: str) -> int:
     which = int(checkpoint) if checkpoint.isdigit() else checkpoint
     policy, args = load_policy(directory, which)
     out, gap = export_policy(policy, args.base_model, out)
-    write_export_card(RunDir.open(directory), checkpoint_name(which), out)
+    write_run_card(RunDir.open(directory), out, checkpoint_name(which))
     Console().print(
         f"written to {out}; reloaded with transformers, its log-probs differ by at most "
         f"{gap:.1g} nats",

@@ -1,44 +1,87 @@
-"""The model card of a saved policy: README.md with what the run's directory knows, and no more."""
+"""The model card: a README.md beside saved weights, which says what was noted of their training."""
 
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models.card import (
-    CARD,
-    LOAD_EXPORT,
-    base_in_words,
-    front_matter,
-    is_path,
-    license_in_words,
-    program,
-    table,
-)
+from rlhf_lab.errors import LoadError
+from rlhf_lab.models.load import locate
+from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint import read_notes
 from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
 
-FIGURES = (
-    ("mean_reward", "mean reward"),
-    ("gold_reward", "gold reward, the known truth"),
-    ("kl_per_sequence", "KL from the base model, nats per sequence"),
-    ("kl_per_token", "KL from the base model, nats per token"),
-    ("entropy_per_token", "entropy, nats per token"),
-    ("response_length", "response length, tokens"),
-)
+SIGNED = "Written by rlhf_lab"
+TEMPLATE = f"""\
+---
+{{front_matter}}
+---
+
+# {{name}}
+
+{{summary}}
+
+## How it was trained
+
+{{settings}}
+
+## Figures
+
+{{figures}}
+
+## How to load it
+
+In this directory:
+
+```python
+{{loading}}
+```
+
+## License
+
+{{license}}
+
+{SIGNED} {{version}} from what was noted in `{{source}}`.
+"""
+SETTINGS = (
+    "batch_size seed steps learning_rate held_out beta label_smoothing kind policy_loss clip_coef "
+    "advantages kl_estimator kl_in kl_coef kl_controller base_lr head_lr lora_rank lora_alpha "
+    "lora_targets prefix prompts gen_len temperature top_k top_p precision device parts_handed_in"
+).split()
+FIGURES = {
+    "mean_reward": "mean reward",
+    "gold_reward": "gold reward, the known truth",
+    "kl_per_sequence": "KL from the base model, nats per sequence",
+    "kl_per_token": "KL from the base model, nats per token",
+    "entropy_per_token": "entropy, nats per token",
+    "response_length": "response length, tokens",
+}
 LOAD_RUN = """\
 from rlhf_lab.training.restore import load_policy
 
-policy, args = load_policy(".")
-"""
+policy, args = load_policy(".")"""
 LOAD_OWN = """\
 from pathlib import Path
 
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 
 file = Path("checkpoints/last.safetensors")
-load_weights(policy, load_checkpoint(file)[0], file)
-"""
+load_weights(policy, load_checkpoint(file)[0], file)  # policy: built as it was for the run"""
+LOAD_HUGGING_FACE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")"""
+LOAD_EXPORT = f"""{LOAD_HUGGING_FACE}
+# rlhf_lab.models.export.load_value_head(".") reads the value head."""
+UNKNOWN_LICENSE = (
+    "These weights were made from the base model's, whose license holds for them; it is not known "
+    "here. Look at the base model's page before passing them on."
+)
 
 
 def keep_run_card(ctx: Context) -> None:
@@ -47,147 +90,156 @@ def keep_run_card(ctx: Context) -> None:
         write_run_card(ctx.run)
 
 
-def write_run_card(run: RunDir) -> Path:
-    """Write the card of a run, whose policy is in its checkpoints.
-
-    Raises:
-        RunError: the directory holds no run, or cannot be written.
-    """
-    info = run.read_info()
-    lines = run.read(METRICS)
-    columns = {f"phase {line['phase']}": line for line in (*lines[:1], *lines[1:][-1:])}
-    if info.get("final"):
-        columns["after training"] = info["final"]
-    own = "policy" in info.get("own_parts", [])
-    how = (
-        "In this directory, with `policy` built as it was for the run:"
-        if own
-        else "In this directory:"
-    )
-    loading = [how, program(LOAD_OWN if own else LOAD_RUN)]
-    return _write(run.path, run.path.name, info, len(lines), columns, loading, "rlhf_lab")
-
-
-def write_export_card(run: RunDir, which: str, out: Path) -> Path:
-    """Write the card of an exported policy into its directory.
+def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") -> Path:
+    """Write the card of a run's policy; a README.md that is no such card stays as it is.
 
     Args:
-        which: the name of the checkpoint, such as last.
+        out: the directory that the policy was exported to; the run's own when None.
+        which: the name of the checkpoint.
 
     Raises:
-        RunError: the directory holds no run, there is no such checkpoint, or `out` cannot be
+        RunError: the directory holds no run, there is no such checkpoint, or the card cannot be
         written.
     """
-    info = run.read_info()
-    learned = read_notes(run.checkpoints / f"{which}.safetensors")["phase"]
-    lines = {line["phase"]: line for line in run.read(METRICS)}
-    columns = {f"phase {phase}": lines[phase] for phase in sorted({0, learned}) if phase in lines}
+    info, learned = run.read_info(), read_notes(run.checkpoints / f"{which}.safetensors")["phase"]
+    args, own = RLHFArgs.from_dict(info["args"]), info.get("own_parts", [])
+    lines = [line for line in run.read(METRICS) if line["phase"] <= learned]
+    columns = {f"phase {line['phase']}": line for line in (*lines[:1], *lines[-1:])}
     if info.get("final") and learned == info["phases_done"]:
         columns["after training"] = info["final"]
-    loading = [
-        "In this directory, with plain transformers:",
-        program(LOAD_EXPORT),
-        "The value head is in `value_head.safetensors`; `rlhf_lab.models.export.load_value_head` "
-        "reads it.",
-    ]
-    return _write(out, out.name, info, learned, columns, loading, "transformers")
+    base_model = None if "policy" in own else args.base_model
+    prompts = Path(args.prompts).name if args.prompts else None
+    notes = args.to_dict() | {
+        "prompts": "handed in" if "prompts" in own else prompts,
+        "prefix": None if "prompts" in own or prompts else args.prefix,
+        "device": info["device"],
+        "parts_handed_in": ", ".join(own) or "none",
+    }
+    return _write(
+        run.path if out is None else out,
+        base_model,
+        "rlhf_lab" if out is None else "transformers",
+        args.policy_loss,
+        notes,
+        summary=f"A policy after {learned} learning phase{'' if learned == 1 else 's'} of "
+        f"reinforcement learning from {_base(base_model)}, paid by {_reward(args, own, info)}. "
+        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, "
+        f"with seed {args.seed}.",
+        figures=_figures(columns),
+        loading=LOAD_EXPORT if out else LOAD_OWN if "policy" in own else LOAD_RUN,
+        source="run.json",
+    )
+
+
+def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str]) -> Path:
+    """Write the card of a tuned model into its directory.
+
+    Args:
+        notes: what tuning.json holds.
+        found: what was measured, a line each.
+
+    Raises:
+        RunError: the card cannot be written.
+    """
+    how = {
+        "sft": f"supervised fine-tuning on texts from `{notes.get('texts')}`",
+        "dpo": f"direct preference optimization on pairs from `{notes.get('pairs')}`",
+    }[notes["method"]]
+    return _write(
+        out,
+        notes["base_model"],
+        "transformers",
+        notes["method"],
+        notes,
+        summary=f"A language model made from {_base(notes['base_model'])} by {how}.",
+        figures="\n".join(f"- {line}" for line in found),
+        loading=LOAD_HUGGING_FACE,
+        source="tuning.json",
+    )
 
 
 def _write(
     directory: Path,
-    name: str,
-    info: dict[str, Any],
-    learned: int,
-    columns: dict[str, dict[str, Any]],
-    loading: list[str],
+    base_model: str | None,
     library: str,
+    method: str,
+    notes: Mapping[str, Any],
+    **words: str,
 ) -> Path:
-    """Put the parts of a card together.
-
-    Args:
-        learned: learning phases behind the weights.
-        columns: what was measured, by when.
-    """
-    args = RLHFArgs.from_dict(info["args"])
-    own = info.get("own_parts", [])
-    parts = [
-        front_matter(_known(args, own), library, args.policy_loss),
-        f"# {name}",
-        _summary(args, own, info, learned),
-        "## How it was trained",
-        table(("setting", "value"), _settings(args, own, info)),
-        "## Figures",
-        _figures(columns),
-        "## How to load it",
-        *loading,
-        "## License",
-        license_in_words(_known(args, own)),
-        f"Written by rlhf_lab {info['versions']['rlhf_lab']} from what the run noted.",
-    ]
-    path = directory / CARD
+    """Fill in the template, unless a README.md is there that this package did not write."""
+    path = directory / "README.md"
+    if path.exists() and SIGNED.encode() not in path.read_bytes():
+        return path
+    is_bundled = base_model in BUNDLED
+    is_on_hub = not (base_model is None or is_bundled or _is_path(base_model))
+    front_matter = ModelCardData(
+        library_name=library,
+        pipeline_tag="text-generation",
+        base_model=locate(base_model)[0] if is_on_hub else None,
+        license="mit" if is_bundled else "unknown",
+        tags=["rlhf", "reinforcement-learning", "rlhf_lab", method],
+    )
+    known = {name: notes[name] for name in SETTINGS if notes.get(name) is not None}
+    settings = [(name, f"`{v}`" if isinstance(v, str) else str(v)) for name, v in known.items()]
+    card = TEMPLATE.format(
+        name=directory.name,
+        front_matter=front_matter.to_yaml(),
+        settings=_table([("setting", "value"), *settings]),
+        version=version("rlhf_lab"),
+        license=f"{_base(base_model)}, under the MIT license." if is_bundled else UNKNOWN_LICENSE,
+        **words,
+    )
     with replacing(path) as partial:
-        partial.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        partial.write_text(card, encoding="utf-8")
     return path
 
 
-def _summary(args: RLHFArgs, own: list[str], info: dict[str, Any], learned: int) -> str:
-    """What these weights are, in two sentences."""
-    phases = "1 learning phase" if learned == 1 else f"{learned} learning phases"
-    return (
-        f"A policy after {phases} of reinforcement learning from "
-        f"{base_in_words(_known(args, own))}, paid by {_reward(args, own, info)}. "
-        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, "
-        f"with seed {args.seed}."
-    )
+def _base(name: str | None) -> str:
+    """The base model in words: None if it was handed in; a directory without its place."""
+    if name is None:
+        return "a model that was handed in"
+    if name in BUNDLED:
+        return f"`{name}`, which comes with rlhf_lab"
+    return f"the model in a local directory `{Path(name).name}`" if _is_path(name) else f"`{name}`"
 
 
-def _known(args: RLHFArgs, own: list[str]) -> str | None:
-    """The base model's name; none, if a policy was handed in."""
-    return None if "policy" in own else args.base_model
+def _is_path(name: str) -> bool:
+    """Whether a name is that of a directory, here or where the run was."""
+    try:
+        return locate(name)[1]
+    except LoadError:
+        return True
 
 
-def _reward(args: RLHFArgs, own: list[str], info: dict[str, Any]) -> str:
+def _reward(args: RLHFArgs, own: Sequence[str], info: Mapping[str, Any]) -> str:
     """The reward in words."""
     if info.get("scores") == "given":
         return "scores that were handed in with the texts"
     if "reward_fn" in own:
         return "a function that was handed in"
-    model = f"`{Path(args.reward_model).name if is_path(args.reward_model) else args.reward_model}`"
-    if args.reward_fn == "sentiment":
-        return f"the probability of class `{args.direction}` by the classifier {model}"
-    if args.reward_fn == "learned":
-        return f"the reward model {model}"
-    return f"the rule `{args.reward_fn}`"
-
-
-def _settings(args: RLHFArgs, own: list[str], info: dict[str, Any]) -> list[tuple[str, str]]:
-    """What decides about the result, besides the base model and the reward."""
-    start = Path(args.prompts).name if args.prompts else repr(args.prefix)
-    given = sorted(set(own) - {"policy", "reward_fn"})
-    rows = {
-        "policy loss": f"`{args.policy_loss}`, clip_coef {args.clip_coef:g}",
-        "advantages": f"`{args.advantages}`",
-        "KL": f"`{args.kl_estimator}`, in the {args.kl_in}, first coefficient {args.kl_coef:g} "
-        f"({args.kl_controller})",
-        "learning rates": f"{args.base_lr:g} (transformer), {args.head_lr:g} (value head)",
-        "adapters": f"rank {args.lora_rank} on {args.lora_targets}" if args.lora_rank else "none",
-        "prompts": "handed in" if "prompts" in own else f"`{start}`",
-        "tokens": f"up to {args.gen_len}, temperature {args.temperature:g}, top_k {args.top_k}, "
-        f"top_p {args.top_p}",
-        "precision, device": f"{args.precision}, {info['device']}",
-        "other parts handed in": ", ".join(given) or "none",
+    model = Path(args.reward_model).name if _is_path(args.reward_model) else args.reward_model
+    models = {
+        "sentiment": f"the probability of class `{args.direction}` by the classifier `{model}`",
+        "learned": f"the reward model `{model}`",
     }
-    return list(rows.items())
+    return models.get(args.reward_fn, f"the rule `{args.reward_fn}`")
 
 
-def _figures(columns: dict[str, dict[str, Any]]) -> str:
+def _figures(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """A row per figure that is known, a column per time; a phase is measured before it learns."""
     if not columns:
         return "No phase has ended yet."
     rows = []
-    for field, spoken in FIGURES:
-        values = [measured.get(field) for measured in columns.values()]
+    for name, words in FIGURES.items():
+        values = [column.get(name) for column in columns.values()]
         if any(value is not None for value in values):
-            rows.append((spoken, *("–" if v is None else f"{v:.4g}" for v in values)))
-    told = "Phase n is a batch that the weights wrote after n learning phases."
-    return f"{told}\n\n{table(('figure', *columns), rows)}"
+            rows.append((words, *("–" if value is None else f"{value:.4g}" for value in values)))
+    said = "Phase n is a batch that the weights wrote after n learning phases."
+    return f"{said}\n\n{_table([('figure', *columns), *rows])}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, whose first row is the head."""
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    lines.insert(1, " | ".join(["---"] * len(rows[0])))
+    return "\n".join(f"| {line} |" for line in lines)

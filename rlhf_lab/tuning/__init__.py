@@ -1,6 +1,5 @@
 """Tuning a policy without a reward in the loop: on good examples, and on preferences."""
 
-from rlhf_lab.tuning.card import write_tuning_card
 from rlhf_lab.tuning.dpo import DPOFit, DPOLoss, text_logprobs, tune_on_pairs
 from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
 from rlhf_lab.tuning.examples import Examples, encode_examples, example_logprobs, load_examples
@@ -21,5 +20,4 @@ __all__ = [
     "load_examples",
     "text_logprobs",
     "tune_on_pairs",
-    "write_tuning_card",
 ]

@@ -156,7 +156,8 @@ def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(
     card = (out / "README.md").read_text(encoding="utf-8")
     assert metadata_load(out / "README.md")["tags"][-1] == "dpo"
     assert "made from `reel-nano`" in card and "on pairs from `reel`" in card
-    figures = [line[2:] for line in card.splitlines() if line.startswith("- ")]
+    section = card.split("## Figures")[1]
+    figures = [line[2:] for line in section.splitlines() if line.startswith("- ")]
     assert len(figures) >= 5 and all(line in done.stdout for line in figures)
     assert "| beta | 0.3 |" in card and "| lora_rank | 4 |" in card and "MIT" in card
     (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)

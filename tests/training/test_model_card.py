@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.models import export_policy
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import read_notes
-from rlhf_lab.training.model_card import write_export_card, write_run_card
+from rlhf_lab.training.model_card import write_run_card, write_tuning_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
 
 
@@ -50,7 +51,7 @@ def exported(finished, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "policy"
     policy, args = load_policy(finished.run.path)
     export_policy(policy, args.base_model, out)
-    write_export_card(finished.run, "last", out)
+    write_run_card(finished.run, out)
     return out
 
 
@@ -88,8 +89,10 @@ def test_it_says_what_was_trained_on_what_reward_with_which_settings(finished):
         "the probability of class `pos` by the classifier `reel-sentiment`",
         "3 phases of 8 sequences, with seed 7",
         "| advantages | `gae` |",
-        "first coefficient 0.3 (fixed)",
-        "| other parts handed in | none |",
+        "| kl_coef | 0.3 |",
+        "| kl_controller | `fixed` |",
+        "| device | `cpu` |",
+        "| parts_handed_in | `none` |",
     ):
         assert said in text
 
@@ -115,13 +118,13 @@ def test_the_program_of_an_exports_card_gives_the_policy_and_its_tokenizer(
 
 def test_an_exports_figures_are_those_of_the_checkpoint_that_was_exported(finished, tmp_path):
     """After 2 learning phases, the third batch was written; "after training" is not of these."""
-    write_export_card(finished.run, checkpoint_name(2), tmp_path)
+    write_run_card(finished.run, tmp_path, checkpoint_name(2))
     found = figures(tmp_path)["mean reward"]
     assert found.keys() == {"phase 0", "phase 2"}
     assert found["phase 2"] == f"{finished.run.read('metrics.jsonl')[2]['mean_reward']:.4g}"
     assert "A policy after 2 learning phases" in card(tmp_path)
     with pytest.raises(RunError, match="no checkpoint"):
-        write_export_card(finished.run, "phase_000099", tmp_path)
+        write_run_card(finished.run, tmp_path, "phase_000099")
 
 
 def test_the_notes_of_a_checkpoint_are_read_without_its_tensors(finished):
@@ -170,6 +173,8 @@ def card_of(finished, tmp_path, reel_args):
         info = finished.run.read_info() | {"args": run.to_dict()}
         copy = type(finished.run)(tmp_path)
         copy.write_info(info)
+        copy.checkpoints.mkdir()
+        shutil.copy(finished.run.checkpoints / "last.safetensors", copy.checkpoints)
         write_run_card(copy)
         return tmp_path
 
@@ -198,4 +203,14 @@ def test_a_directory_is_named_without_its_place(card_of, tmp_path):
 
 def test_a_prefix_with_a_bar_stays_in_its_cell(card_of):
     text = card(card_of(prefix="a|b"))
-    assert r"| prompts | `'a\|b'` |" in text
+    assert r"| prefix | `a\|b` |" in text
+
+
+def test_a_readme_of_the_users_own_stays_as_it_is(reel_args, tmp_path):
+    """In a run's directory that was not empty, and beside a tuned model."""
+    (tmp_path / "README.md").write_text("my notes on rlhf_lab")
+    RLHFTrainer(reel_args(total_phases=1, warmup_steps=0), out=tmp_path).train()
+    notes = {"method": "sft", "base_model": "reel-nano", "texts": "reel"}
+    write_tuning_card(tmp_path, notes, ["loss 2.0 -> 1.0"])
+    assert card(tmp_path) == "my notes on rlhf_lab"
+    assert (tmp_path / "checkpoints" / "last.safetensors").exists()
