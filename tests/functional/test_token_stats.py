@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
+from torch.nn.functional import pad
 
 from rlhf_lab.functional import (
     Readout,
@@ -15,7 +16,6 @@ from rlhf_lab.functional import (
     kl_per_token,
     token_stats_chunked,
 )
-from rlhf_lab.sampling import Support
 
 INF, NAN = float("inf"), float("nan")
 ROWS, D_MODEL, D_VOCAB = 7, 5, 11
@@ -58,7 +58,8 @@ def readable(policy, tokens, reference, temperature=1.0, support=None):
     logits = torch.cat([logits_of(policy), torch.zeros_like(logits_of(policy)[:, :1])], dim=1)
     scored = logits
     if support is not None:
-        scored = Support(support[0][None], support[1][None]).restrict(logits, 1)
+        allowed = torch.zeros(logits_of(policy)[0].shape, dtype=torch.bool).scatter(1, *support)
+        scored = logits.masked_fill(~pad(allowed, (0, 0, 0, 1), value=True), -INF)
     shifted = torch.cat([tokens[:1], tokens])[None]
     logprobs = get_logprobs(scored, shifted, 1, temperature)[0]
     z = logits_of(policy) / temperature
