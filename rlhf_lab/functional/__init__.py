@@ -21,8 +21,15 @@ from rlhf_lab.functional.baselines import (
     remax_advantages,
     rewards_to_go,
 )
+from rlhf_lab.functional.by_name import call_by_name, look_up
+from rlhf_lab.functional.choices import (
+    ADVANTAGES,
+    POLICY_OBJECTIVES,
+    calc_policy_objective,
+    estimate_advantages,
+    estimator_needs,
+)
 from rlhf_lab.functional.diagnostics import (
-    approx_kl,
     chi_square,
     clip_fraction_high,
     clip_fraction_low,
@@ -33,7 +40,9 @@ from rlhf_lab.functional.diagnostics import (
 )
 from rlhf_lab.functional.entropy import calc_entropy_bonus, entropy_per_token
 from rlhf_lab.functional.kl import (
+    KL_ESTIMATORS,
     calc_kl_penalty,
+    calc_sampled_kl_penalty,
     kl_absolute,
     kl_estimate,
     kl_importance_weighted,
@@ -78,18 +87,6 @@ from rlhf_lab.functional.preference import (
     preference_accuracy,
     sft_loss,
 )
-from rlhf_lab.functional.registry import (
-    ADVANTAGES,
-    KL_ESTIMATORS,
-    POLICY_OBJECTIVES,
-    calc_policy_objective,
-    calc_sampled_kl_penalty,
-    call_by_name,
-    estimate_advantages,
-    estimate_kl,
-    estimator_needs,
-    look_up,
-)
 from rlhf_lab.functional.rewards import (
     clip_rewards,
     flawed_responses,
@@ -118,7 +115,6 @@ __all__ = [
     "TokenStats",
     "aggregate",
     "aggregation_denominator",
-    "approx_kl",
     "at_least_float32",
     "bradley_terry_loss",
     "bradley_terry_token_loss",
@@ -145,7 +141,6 @@ __all__ = [
     "effective_sample_size",
     "entropy_per_token",
     "estimate_advantages",
-    "estimate_kl",
     "estimator_needs",
     "explained_variance",
     "finished_mask",

@@ -3,7 +3,6 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.kl import kl_estimate
 from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_var, zero_masked
 from rlhf_lab.functional.policy_loss import policy_ratio
 
@@ -74,26 +73,6 @@ def value_clip_fraction(
     held = old_values + moved.clamp(-clip, clip)
     stopped = (moved.abs() > clip) & ((held - returns).abs() > (values - returns).abs())
     return masked_mean(stopped.float(), mask)
-
-
-def approx_kl(
-    logprobs: Float[Tensor, "batch gen"],
-    old_logprobs: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"] | None = None,
-    kind: str = "k3",
-) -> Float[Tensor, ""]:
-    """Estimate how far the policy has moved from the one that sampled, in nats per token.
-
-    1. Estimate KL(old || new) at each token; the old policy sampled, so it comes first.
-    2. Average over the real tokens.
-
-    Raises ValueError for another kind than k1 (TRL's "policykl"), k2 (its "approxkl") and k3, or if
-    the mask has another shape.
-
-    Source: Schulman, "Approximating KL Divergence", 2020
-    """
-    old, new = zero_masked(old_logprobs, mask), zero_masked(logprobs, mask)
-    return masked_mean(kl_estimate(old, new, kind), mask)
 
 
 def mean_ratio(

@@ -1,11 +1,15 @@
-"""How far the policy has moved from the reference: exact KL, and estimates from sampled tokens."""
+"""KL divergence of the policy from the reference: exact, or estimated from sampled tokens."""
 
-from typing import Literal
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rlhf_lab.functional.aggregation import Aggregation, aggregate
+from rlhf_lab.functional.by_name import call_by_name, look_up
 from rlhf_lab.functional.masks import (
     Denominator,
     at_least_float32,
@@ -75,21 +79,26 @@ def calc_kl_penalty(
 def kl_estimate(
     logprobs: Float[Tensor, "batch gen"],
     ref_logprobs: Float[Tensor, "batch gen"],
-    kind: Literal["k1", "k2", "k3"],
+    kind: str | Callable[..., Tensor],
+    mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
     """Estimate the KL of each token from the log-probabilities of the token that was sampled.
 
-    1. Take d = log pi - log pi_ref.
+    1. Put 0 at masked tokens, and take d = log pi - log pi_ref.
     2. k1 = d: unbiased, high variance, may be negative.
     3. k2 = d^2 / 2: biased, low variance.
     4. k3 = exp(-d) - 1 + d: unbiased and never negative; inf where the reference holds the token
        e^88 times likelier than the policy, beyond float32.
 
-    In nats per token, unbiased when the tokens were sampled from the policy. Half-precision input
-    gives a float32 result. Raises ValueError for another kind.
+    In nats per token, unbiased when the tokens were sampled from the policy that comes first: of
+    KL(old || new), the drift of a policy since it sampled, the old log-probabilities come first.
+    Half-precision input gives a float32 result. A `kind` may also be another name of
+    `KL_ESTIMATORS`, or a function that takes any of `logprobs`, `ref_logprobs` and `mask`. Raises
+    ValueError for another kind, or if the mask has another shape.
 
     Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
     """
+    logprobs, ref_logprobs = zero_masked(logprobs, mask), zero_masked(ref_logprobs, mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
     if kind == "k1":
         return log_ratio
@@ -97,7 +106,7 @@ def kl_estimate(
         return log_ratio.square() / 2
     if kind == "k3":
         return torch.expm1(-log_ratio) + log_ratio
-    raise ValueError(f"kind is {kind!r}; give 'k1', 'k2' or 'k3'.")
+    return _other_estimate(logprobs, ref_logprobs, kind, mask)
 
 
 def kl_absolute(
@@ -148,3 +157,51 @@ def kl_importance_weighted(
     """
     ratio = policy_ratio(logprobs, old_logprobs)
     return ratio * kl_estimate(logprobs, ref_logprobs, "k1")
+
+
+def calc_sampled_kl_penalty(
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    kind: str | Callable[..., Tensor],
+    kl_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    *,
+    aggregation: Aggregation = "token_mean",
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Average an estimate of the KL from the sampled tokens alone, times its coefficient.
+
+    1. Estimate the KL of each token (see `kl_estimate`).
+    2. Aggregate, and multiply by `kl_coef`.
+
+    It needs one log-probability per token where `calc_kl_penalty` needs the logits of the whole
+    vocabulary. The penalty is subtracted from the objective. Raises ValueError as `kl_estimate`
+    and `aggregate` do.
+    """
+    kl = kl_estimate(logprobs, ref_logprobs, kind, mask)
+    return kl_coef * aggregate(kl, mask, aggregation, denominator)
+
+
+KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "k1": functools.partial(kl_estimate, kind="k1"),
+        "k2": functools.partial(kl_estimate, kind="k2"),
+        "k3": functools.partial(kl_estimate, kind="k3"),
+        "abs": kl_absolute,
+        "mse": functools.partial(kl_estimate, kind="k2"),  # TRL's name for k2
+        "k3_straight_through": kl_straight_through,
+    }
+)
+
+
+def _other_estimate(
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    kind: str | Callable[..., Tensor],
+    mask: Bool[Tensor, "batch gen"] | None,
+) -> Float[Tensor, "batch gen"]:
+    """The estimate of an entry of `KL_ESTIMATORS` or of the caller's own function."""
+    function = look_up(kind, KL_ESTIMATORS, "kl_estimator")
+    available = {"logprobs": logprobs, "ref_logprobs": ref_logprobs, "mask": mask}
+    estimate = call_by_name(function, available, "kl_estimator", ("logprobs", "ref_logprobs"))
+    return zero_masked(estimate, mask)

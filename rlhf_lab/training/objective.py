@@ -480,7 +480,7 @@ def penalized_kl(
         return torch.zeros_like(exact)
     if args.kl_estimator == "exact":
         return exact
-    return F.estimate_kl(args.kl_estimator, logprobs, minibatch.ref_logprobs, minibatch.mask)
+    return F.kl_estimate(logprobs, minibatch.ref_logprobs, args.kl_estimator, minibatch.mask)
 
 
 def sampled_kl_penalty(
@@ -499,7 +499,7 @@ def sampled_kl_penalty(
             "missing; make the rollout with the trainer's own rollout_phase."
         )
     estimator, reference = functions.sampled_kl(args), minibatch.ref_logprobs
-    return F.calc_sampled_kl_penalty(estimator, logprobs, reference, kl_coef, minibatch.mask)
+    return F.calc_sampled_kl_penalty(logprobs, reference, estimator, kl_coef, minibatch.mask)
 
 
 def clip_fraction(

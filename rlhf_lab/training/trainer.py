@@ -405,7 +405,7 @@ class RLHFTrainer:
         if args.kl_in == "reward":
             estimator = functions.sampled_kl(args)
             if estimator is not None:
-                kl = F.estimate_kl(estimator, samples.logprobs, ref_logprobs, mask)
+                kl = F.kl_estimate(samples.logprobs, ref_logprobs, estimator, mask)
             token_rewards = F.token_rewards(rewards, mask, kl, self.kl_controller.kl_coef)
         group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
         advantages = functions.estimate_advantages(

@@ -99,7 +99,7 @@ def rollout_stats(
     mask, kl = samples.mask, F.zero_masked(rollout.kl, samples.mask)
     found: dict[str, Tensor] = {"objective/logprobs": F.zero_masked(samples.logprobs, mask)}
     if estimator is not None and rollout.ref_logprobs is not None:
-        kl = F.estimate_kl(estimator, samples.logprobs, rollout.ref_logprobs, mask)
+        kl = F.kl_estimate(samples.logprobs, rollout.ref_logprobs, estimator, mask)
         found["objective/ref_logprobs"] = F.zero_masked(rollout.ref_logprobs, mask)
     found |= {
         "objective/kl": kl.sum(1).mean(),
@@ -139,8 +139,8 @@ def update_stats(
         "loss/policy": -terms.clipped_surrogate,
         "loss/value": terms.value_loss / (args.vf_coef or 1.0),
         "loss/total": terms.value_loss - terms.clipped_surrogate,
-        "policy/approxkl": F.approx_kl(new, old, mask, "k2"),
-        "policy/policykl": F.approx_kl(new, old, mask, "k1"),
+        "policy/approxkl": F.masked_mean(F.kl_estimate(old, new, "k2", mask), mask),
+        "policy/policykl": F.masked_mean(F.kl_estimate(old, new, "k1", mask), mask),
         "policy/clipfrac": sum(f(new, old, clip, mask, advantages) for f, clip in sides),
         "policy/advantages": advantages[mask],
         "policy/advantages_mean": F.masked_mean(advantages, mask),

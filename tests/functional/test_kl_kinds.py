@@ -11,8 +11,8 @@ from torch import tensor
 from rlhf_lab.functional import (
     KL_ESTIMATORS,
     calc_sampled_kl_penalty,
-    estimate_kl,
     kl_absolute,
+    kl_estimate,
     kl_importance_weighted,
     kl_straight_through,
 )
@@ -55,7 +55,7 @@ def test_every_estimate_by_hand():
     }
     assert set(expected) == set(KL_ESTIMATORS)
     for name, values in expected.items():
-        assert estimate_kl(name, logprobs, ref)[0].tolist() == pytest.approx(values), name
+        assert kl_estimate(logprobs, ref, name)[0].tolist() == pytest.approx(values), name
     # ratio 2 to the old policy: 2 * log 2; ratio 1: -log 2
     weighted = kl_importance_weighted(logprobs, tensor([[0.25, 0.25]]).log(), ref)
     assert weighted[0].tolist() == pytest.approx([2 * LOG2, -LOG2])
@@ -77,7 +77,7 @@ def test_only_k2_and_straight_through_follow_the_slope_of_the_kl(seed):
     logits, ref_logits, _ = distributions(seed)
     pi, ref = logits.softmax(-1), ref_logits.log_softmax(-1)
     slope = {
-        name: expected_slope(lambda lp, n=name: estimate_kl(n, lp, ref), logits, pi)
+        name: expected_slope(lambda lp, n=name: kl_estimate(lp, ref, n), logits, pi)
         for name in KL_ESTIMATORS
     }
     exact = slope_of_exact_kl(logits, ref_logits)
@@ -116,11 +116,11 @@ def test_penalties_equal_a_loop_and_add_up_over_cuts(seed, name):
     formula = formulas.get(name, lambda d: math.exp(-d) - 1 + d)
     real = [formula(d) for d in (logprobs - ref)[mask].tolist()]
     expected = 0.3 * math.fsum(real) / max(len(real), 1)
-    whole = calc_sampled_kl_penalty(name, logprobs, ref, 0.3, mask).item()
+    whole = calc_sampled_kl_penalty(logprobs, ref, name, 0.3, mask).item()
     assert whole == pytest.approx(expected, rel=1e-9, abs=1e-12)
     parts = [
         calc_sampled_kl_penalty(
-            name, logprobs[part], ref[part], 0.3, mask[part], denominator=len(real)
+            logprobs[part], ref[part], name, 0.3, mask[part], denominator=len(real)
         ).item()
         for part in (slice(0, 1), slice(1, 4))
     ]
@@ -132,7 +132,7 @@ def test_a_penalty_by_hand_in_each_aggregation():
     mask = tensor([[1, 1, 0], [1, 0, 0]]).bool()
     # k1: (2 + 1 + 5) / 3; (1.5 + 5) / 2; 8 / 6; times 0.6
     got = {
-        way: calc_sampled_kl_penalty("k1", logprobs, ref, 0.6, mask, aggregation=way).item()
+        way: calc_sampled_kl_penalty(logprobs, ref, "k1", 0.6, mask, aggregation=way).item()
         for way in ("token_mean", "sequence_mean", "constant")
     }
     assert got == pytest.approx({"token_mean": 1.6, "sequence_mean": 1.95, "constant": 0.8})
@@ -140,11 +140,11 @@ def test_a_penalty_by_hand_in_each_aggregation():
 
 def test_an_estimator_of_ones_own_stands_where_a_name_does():
     cube = lambda logprobs, ref_logprobs: (logprobs - ref_logprobs) ** 3
-    assert estimate_kl(cube, tensor([[2.0]]), tensor([[0.0]])).item() == 8.0
+    assert kl_estimate(tensor([[2.0]]), tensor([[0.0]]), cube).item() == 8.0
     in_order = lambda *both: both[0] - 2 * both[1]
-    assert estimate_kl(in_order, tensor([[2.0]]), tensor([[0.5]])).item() == 1.0
+    assert kl_estimate(tensor([[2.0]]), tensor([[0.5]]), in_order).item() == 1.0
     with pytest.raises(ValueError, match="kl_estimator is 'k4'; give one of 'k1', 'k2', 'k3'"):
-        estimate_kl("k4", tensor([[2.0]]), tensor([[0.0]]))
+        kl_estimate(tensor([[2.0]]), tensor([[0.0]]), "k4")
 
 
 @pytest.mark.parametrize("name", sorted(KL_ESTIMATORS))
@@ -152,7 +152,7 @@ def test_masked_tokens_reach_neither_value_nor_gradient(name):
     logprobs = tensor([[-1.0, NAN, INF], [NAN, NAN, NAN]], requires_grad=True)
     ref = tensor([[-2.0, 0.0, NAN], [INF, -INF, NAN]])
     mask = tensor([[1, 0, 0], [0, 0, 0]]).bool()
-    penalty = calc_sampled_kl_penalty(name, logprobs, ref, 1.0, mask)
+    penalty = calc_sampled_kl_penalty(logprobs, ref, name, 1.0, mask)
     penalty.backward()
     assert penalty.isfinite() and logprobs.grad.isfinite().all()
     assert logprobs.grad[0, 0] != 0 and (logprobs.grad[~mask] == 0).all()
@@ -175,7 +175,7 @@ def test_float32_extremes_keep_a_finite_slope():
 def test_half_precision_is_computed_in_float32(dtype, name):
     # 512^2 / 2 = 131072 and exp(12) are beyond float16
     d = -12.0 if name.startswith("k3") else 512.0
-    got = estimate_kl(name, tensor([[d]], dtype=dtype), tensor([[0.0]], dtype=dtype))
+    got = kl_estimate(tensor([[d]], dtype=dtype), tensor([[0.0]], dtype=dtype), name)
     assert got.dtype == torch.float32 and got.isfinite().all()
     assert kl_importance_weighted(got.to(dtype), got.to(dtype), got.to(dtype)).dtype == got.dtype
 
@@ -188,5 +188,5 @@ def test_gradients_agree_with_finite_differences():
     assert check(kl_absolute, (logprobs, ref))
     assert check(kl_importance_weighted, (logprobs, old, ref))
     for name in ("k1", "k2", "k3", "abs", "mse"):
-        penalty = lambda a, b, n=name: calc_sampled_kl_penalty(n, a, b, 0.7, mask)
+        penalty = lambda a, b, n=name: calc_sampled_kl_penalty(a, b, n, 0.7, mask)
         assert check(penalty, (logprobs, ref))

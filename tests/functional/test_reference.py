@@ -88,7 +88,7 @@ def test_torchtune_takes_a_stop_in_the_last_slot_for_none():
 def test_torchtune_rewards_and_gae():
     case = load("torchtune", "rewards_and_advantages")
     mask = case["mask"]
-    kl = F.estimate_kl("k1", case["logprobs"], case["ref_logprobs"])
+    kl = F.kl_estimate(case["logprobs"], case["ref_logprobs"], "k1")
     close(kl, case["kl"])
     # torchtune pays KL on padding, too
     paid = F.token_rewards(case["scores"], mask, kl, case["kl_coef"])
@@ -155,7 +155,7 @@ def test_trl_kl_penalties_and_rewards():
     case = load("trl", "kl_and_rewards")
     logprobs, ref, mask = case["logprobs"], case["ref_logprobs"], case["mask"].bool()
     for ours, theirs in (("k1", "kl"), ("abs", "abs"), ("mse", "mse")):
-        close(F.estimate_kl(ours, logprobs, ref), case[theirs])
+        close(F.kl_estimate(logprobs, ref, ours), case[theirs])
     close(F.kl_per_token(case["logits"], case["ref_logits"]), case["full"])
     paid = F.token_rewards(case["scores"], mask, case["kl"], case["kl_coef"])
     close(paid[mask], case["token_rewards"][mask])
@@ -179,8 +179,8 @@ def test_trl_advantages_and_losses():
     )
     close(value_loss, case["value_loss"])
     close(F.calc_entropy_bonus(case["logits"], 1.0, mask), case["policy/entropy"])
-    close(F.approx_kl(new, old, mask, "k2"), case["policy/approxkl"])
-    close(F.approx_kl(new, old, mask, "k1"), case["policy/policykl"])
+    close(F.masked_mean(F.kl_estimate(old, new, "k2", mask), mask), case["policy/approxkl"])
+    close(F.masked_mean(F.kl_estimate(old, new, "k1", mask), mask), case["policy/policykl"])
     whitened = F.whiten(gae, mask)
     fractions = [
         f(new, old, clip, mask, whitened) for f in (F.clip_fraction_low, F.clip_fraction_high)
@@ -234,8 +234,8 @@ def test_torchrl_logprobs_and_kl():
     logits = torch.cat([case["logits"], case["logits"][:, :1]], dim=1)
     close(F.get_logprobs(logits, shifted), case["logprobs_of_ids"])
     inputs = (case["logprobs"], case["ref_logprobs"])
-    close(F.estimate_kl("k3", *inputs).mean(), case["kl"])
-    close(F.calc_sampled_kl_penalty("k3", *inputs, case["kl_coef"]), case["kl_penalty"])
+    close(F.kl_estimate(*inputs, "k3").mean(), case["kl"])
+    close(F.calc_sampled_kl_penalty(*inputs, "k3", case["kl_coef"]), case["kl_penalty"])
 
 
 def test_torchrl_scores_of_generate():
@@ -345,7 +345,7 @@ def test_verl_kl_estimates_and_gradients(name):
     logprobs = case["logprobs"].requires_grad_()
     # verl holds k3 at 10 at most; none of these is that large
     assert case["k3"].max() < 10
-    got = F.estimate_kl(name, logprobs, case["ref_logprobs"])
+    got = F.kl_estimate(logprobs, case["ref_logprobs"], name)
     close(got, case[name])
     got.sum().backward()
     close(logprobs.grad, case[f"{name}/gradient"])

@@ -422,8 +422,8 @@ EXERCISES = (
         hints=(
             "All three are functions of one number per token: how much likelier the policy holds "
             "the sampled token than the reference does.",
-            "Everything is [batch gen]. In terms of d: k1 is d, k2 is half its square, and k3 is "
-            "exp(-d) - 1 + d.",
+            "Everything is [batch gen], with d = 0 at masked tokens. In terms of d: k1 is d, k2 is "
+            "half its square, and k3 is exp(-d) - 1 + d.",
             'd = logprobs - ref_logprobs; "k1": d, "k2": d.square() / 2, "k3": '
             "torch.expm1(-d) + d (expm1 is exp minus 1, exact near 0).",
         ),
@@ -453,6 +453,13 @@ EXERCISES = (
             Slip(
                 "k1 may be negative: it is d itself, not its absolute value",
                 {'"k1":\n        return log_ratio': '"k1":\n        return log_ratio.abs()'},
+            ),
+            Slip(
+                MASK_UNUSED,
+                {
+                    "zero_masked(logprobs, mask)": "logprobs",
+                    "zero_masked(ref_logprobs, mask)": "ref_logprobs",
+                },
             ),
         ),
     ),

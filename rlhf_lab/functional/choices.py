@@ -1,8 +1,7 @@
-"""Advantages, policy objectives and KL estimates by name: built in or handed in, called alike."""
+"""The choice of an advantage estimator or a policy objective, by name or as a function."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,7 @@ from rlhf_lab.functional.baselines import (
     remax_advantages,
     rewards_to_go,
 )
-from rlhf_lab.functional.kl import kl_absolute, kl_estimate, kl_straight_through
+from rlhf_lab.functional.by_name import call_by_name, look_up
 from rlhf_lab.functional.masks import Denominator, sequence_sum, whiten, zero_masked
 from rlhf_lab.functional.surrogates import (
     cispo_surrogate,
@@ -54,17 +53,6 @@ POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "gspo": gspo_surrogate,
         "cispo": cispo_surrogate,
         "policy_gradient": policy_gradient_surrogate,
-    }
-)
-
-KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {
-        "k1": functools.partial(kl_estimate, kind="k1"),
-        "k2": functools.partial(kl_estimate, kind="k2"),
-        "k3": functools.partial(kl_estimate, kind="k3"),
-        "abs": kl_absolute,
-        "mse": functools.partial(kl_estimate, kind="k2"),
-        "k3_straight_through": kl_straight_through,
     }
 )
 
@@ -162,54 +150,6 @@ def calc_policy_objective(
     return aggregate(result, mask, aggregation, denominator)
 
 
-def estimate_kl(
-    estimator: str | Callable[..., Tensor],
-    logprobs: Float[Tensor, "batch gen"],
-    ref_logprobs: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Estimate each token's KL with an estimator of `KL_ESTIMATORS`, or one that is handed in.
-
-    1. Look the estimator up, if it is a name ("mse" is TRL's name for k2).
-    2. Blank the log-probabilities at masked tokens.
-    3. Call it with those of `logprobs`, `ref_logprobs` and `mask` that its parameters name.
-
-    In nats per token, for the rewards (see `token_rewards`) or for the objective. Raises ValueError
-    for an unknown name, and for a parameter that nothing is given for.
-    """
-    function = look_up(estimator, KL_ESTIMATORS, "kl_estimator")
-    available = {
-        "logprobs": zero_masked(logprobs, mask),
-        "ref_logprobs": zero_masked(ref_logprobs, mask),
-        "mask": mask,
-    }
-    in_order = ("logprobs", "ref_logprobs")
-    return zero_masked(call_by_name(function, available, "kl_estimator", in_order), mask)
-
-
-def calc_sampled_kl_penalty(
-    estimator: str | Callable[..., Tensor],
-    logprobs: Float[Tensor, "batch gen"],
-    ref_logprobs: Float[Tensor, "batch gen"],
-    kl_coef: float,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-    *,
-    aggregation: Aggregation = "token_mean",
-    denominator: Denominator = None,
-) -> Float[Tensor, ""]:
-    """Average an estimate of the KL from the sampled tokens alone, times its coefficient.
-
-    1. Estimate the KL of each token.
-    2. Aggregate, and multiply by `kl_coef`.
-
-    It needs one log-probability per token where `calc_kl_penalty` needs the logits of the whole
-    vocabulary. The penalty is subtracted from the objective. Raises ValueError as `estimate_kl`
-    and `aggregate` do.
-    """
-    kl = estimate_kl(estimator, logprobs, ref_logprobs, mask)
-    return kl_coef * aggregate(kl, mask, aggregation, denominator)
-
-
 def estimator_needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
     """Say whether an advantage estimator cannot be called without a parameter such as `group`.
 
@@ -222,59 +162,6 @@ def estimator_needs(estimator: str | Callable[..., Tensor], parameter: str) -> b
     function = look_up(estimator, ADVANTAGES, "advantages")
     found = inspect.signature(function).parameters.get(parameter)
     return found is not None and found.default is found.empty
-
-
-def look_up(
-    choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str
-) -> Callable[..., Any]:
-    """Give the function that a table has under a name; a function stands for itself.
-
-    1. Return `choice` if it can be called.
-    2. Otherwise return the table's entry.
-
-    Raises ValueError naming `field` and the names that the table has.
-    """
-    if callable(choice):
-        return choice
-    if choice not in table:
-        names = ", ".join(repr(name) for name in table)
-        raise ValueError(f"{field} is {choice!r}; give one of {names}, or a function of your own.")
-    return table[choice]
-
-
-def call_by_name(
-    function: Callable[..., Any],
-    available: Mapping[str, Any],
-    field: str,
-    in_order: Sequence[str] = (),
-) -> Any:
-    """Call a function with those of the available values that its parameters name.
-
-    1. A function that takes `*args`, and needs nothing else, gets the values that `in_order` names.
-    2. Otherwise leave out what is None (it was not given, and the function's own default counts),
-       and what a `functools.partial` has already bound.
-    3. Refuse if a parameter without a default is left without a value.
-    4. Call the function with what it has a parameter for (everything, if it takes `**kwargs`).
-
-    Raises ValueError naming `field`, the function, and the parameter.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    kinds = {p.kind for p in parameters}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty]
-    if inspect.Parameter.VAR_POSITIONAL in kinds and not needed:
-        return function(*(available[name] for name in in_order))
-    bound = getattr(function, "keywords", {})
-    given = {name: x for name, x in available.items() if x is not None and name not in bound}
-    missing = [name for name in needed if name not in given]
-    if missing:
-        raise ValueError(
-            f"{field}: {getattr(function, '__name__', function)} has a parameter {missing[0]!r} "
-            f"that nothing was given for; what there is is {', '.join(given)}."
-        )
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
-    wanted = given if takes_all else {p.name for p in named}
-    return function(**{name: x for name, x in given.items() if name in wanted})
 
 
 def _refuse_unused(function: Callable[..., Any], settings: Mapping[str, Any], field: str) -> None:
