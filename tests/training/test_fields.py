@@ -662,7 +662,8 @@ def wandb_calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
         calls.append(("init", options))
         return Run()
 
-    fake = types.SimpleNamespace(login=login, init=init, Table=lambda columns, data: data)
+    fake = types.ModuleType("wandb")
+    fake.__dict__.update(login=login, init=init, Table=lambda columns, data: data)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return calls
 

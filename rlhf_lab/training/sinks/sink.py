@@ -1,4 +1,4 @@
-"""What every sink is sent, formed once from a phase, and when it is sent."""
+"""The base of all loggers: what a sink is sent, formed once from a phase, and when it is sent."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,15 +38,10 @@ class Entry:
     @classmethod
     def of_phase(cls, ctx: Context) -> "Entry":
         """Of the phase that has just ended."""
-        rewards, gold = ctx.rollout.raw_rewards, ctx.rollout.gold_rewards
-        samples = [
-            {
-                "text": text,
-                "reward": rewards[i].item(),
-                "gold_reward": None if gold is None else gold[i].item(),
-            }
-            for i, text in enumerate(ctx.rollout.texts[:N_SAMPLES])
-        ]
+        texts, rewards, gold = ctx.rollout.texts, ctx.rollout.raw_rewards, ctx.rollout.gold_rewards
+        golds = [None] * len(texts) if gold is None else gold.tolist()
+        rows = zip(texts, rewards.tolist(), golds, strict=True)
+        samples = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         return cls.of(ctx.report.to_dict(), samples)
 
 

@@ -1,0 +1,160 @@
+"""The loggers that a run's arguments ask for: Weights & Biases, trackio and TensorBoard."""
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.training.callbacks import Callbacks
+from rlhf_lab.training.extras import import_extra
+from rlhf_lab.training.run_dir import RunDir
+from rlhf_lab.training.sinks.sink import COLUMNS, Entry, Sink, entries_so_far
+
+MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "&<>|*_`~#[]()!\\-+\n"}
+
+
+def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list[Sink]:
+    """Make the loggers of `args.loggers`, and wandb if `args.wandb_mode` says so; attach them.
+
+    Raises:
+        ConfigError: a logger's package is not installed, or wandb needs a login.
+    """
+    sinks: list[Sink] = [] if args.wandb_mode == "disabled" else [WandbSink(_wandb(args))]
+    for name in args.logger_names:
+        package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
+        module = import_extra(package, f"loggers={name!r}", "loggers")
+        sinks.append({"tensorboard": TensorBoardSink, "trackio": WandbSink}[name](module))
+    for sink in sinks:
+        sink.attach(callbacks)
+    return sinks
+
+
+def _wandb(args: RLHFArgs) -> ModuleType:
+    """The package wandb; refused at once without a login, so that no prompt for one ever waits."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    if args.wandb_mode == "online" and not wandb.login(prompt=False, verify=False):
+        raise ConfigError(
+            "wandb_mode='online' needs a login; run `wandb login`, set WANDB_API_KEY, "
+            "or use wandb_mode='offline'."
+        )
+    return wandb
+
+
+class WandbSink(Sink):
+    """Sends every phase's metrics, and a table of some of its samples, to wandb or to trackio.
+
+    Trackio has wandb's API, and writes to a local database that `trackio show` reads, in a folder
+    of the user's or in TRACKIO_DIR; no server is started.
+
+    Args:
+        module: the package, wandb or trackio.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__()
+        self.__name__ = module.__name__
+        self._module, self._run = module, None
+
+    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
+        """Begin a run under the directory's name, or go on with its earlier part.
+
+        wandb goes on under the old id, and takes each step once: a phase that is done again stays
+        as it was. trackio would keep such a phase twice, so that the earlier part is deleted, and
+        what the run's directory still holds of it is sent again.
+        """
+        info, noted = run.read_info(), f"{self.__name__}_id"
+        is_trackio, earlier = self.__name__ == "trackio", info.get(noted)
+        only_wandb = {
+            "entity": args.wandb_entity,
+            "id": earlier,
+            "resume": "allow" if earlier else None,
+            "mode": args.wandb_mode,
+            "dir": str(run.path),
+        }
+        only_trackio = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run = self._module.init(
+                project=args.wandb_project_name,
+                name=run.path.name,
+                config=args.to_dict(),
+                **(only_trackio if is_trackio else only_wandb),
+            )
+        if is_trackio and earlier:
+            self._delete(args.wandb_project_name, earlier)
+        run.write_info(info | {noted: self._run.id})
+        for entry in entries_so_far(run) if is_trackio else ():
+            self.send(entry)
+
+    def _delete(self, project: str, run_id: str) -> None:
+        """Delete a run of trackio's, if it is still there."""
+        with contextlib.suppress(ValueError):
+            for earlier in self._module.Api().runs(project):
+                if earlier.id == run_id:
+                    earlier.delete()
+
+    def send(self, entry: Entry) -> None:
+        """Send one phase; trackio writes it within a second."""
+        rows = [list(row) for row in entry.samples]
+        table = self._module.Table(columns=list(COLUMNS), data=rows)
+        self._run.log({**entry.scalars, "samples": table}, step=entry.phase)
+
+    def close(self) -> None:
+        """Wait until all is sent, and close the run."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+
+
+class TensorBoardSink(Sink):
+    """Writes event files to the folder tensorboard of the run's directory.
+
+    Scalars keep their names and are of single precision, as TensorBoard stores them; the samples
+    are a table under Text.
+
+    Args:
+        module: torch.utils.tensorboard.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__()
+        self._module, self._writer = module, None
+
+    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
+        """Start an event file that takes the place of this phase and later ones in earlier files.
+
+        The event file says so to its readers (purge_step); nothing is deleted.
+        """
+        self._writer = self._module.SummaryWriter(str(run.path / "tensorboard"), purge_step=phase)
+        if phase == 0:
+            fields = json.dumps(args.to_dict(), indent=2).splitlines()
+            self._writer.add_text("args", "\n".join(f"    {line}" for line in fields), 0)
+
+    def send(self, entry: Entry) -> None:
+        """Write one phase to disk."""
+        for name, value in entry.scalars.items():
+            self._writer.add_scalar(name, value, entry.phase)
+        self._writer.add_text("samples", _table(COLUMNS, entry.samples), entry.phase)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Rows as a Markdown table, which shows every text as it stands."""
+    lines = [head, ["---"] * len(head), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: str | float | None) -> str:
+    """A value such that Markdown reads neither a mark nor the end of a cell in it."""
+    if isinstance(value, str):
+        return value.translate(MARKS)
+    return "" if value is None else f"{value:.4g}"
