@@ -13,11 +13,10 @@ import torch
 from eindex import eindex
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
-from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.bench.worker import Clock, Setup, serve
 from rlhf_lab.models import load_model
+from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import pick_device
+from rlhf_lab.models.fast import tune_for
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.organism.check import run_checks
 from rlhf_lab.organism.train import rebuild
@@ -46,6 +47,7 @@ def train(args: RLHFArgs, out: Path | None, probes: bool) -> int:
     console = PatientConsole()
     console.print(f"loading {args.base_model} and its reward", highlight=False, soft_wrap=True)
     trainer = RLHFTrainer(args, out=out)
+    tune_for(trainer.policy, args.tune_cpu)
     if probes:
         attach_default_suite(trainer)
     return _run(trainer, console)
@@ -55,6 +57,7 @@ def resume(directory: Path) -> int:
     """Go on with a run, under the default probes if it had them."""
     console = PatientConsole()
     trainer = RLHFTrainer.resume(directory)
+    tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         said = f"{directory} is finished; nothing is left to do."
         console.print(said, highlight=False, soft_wrap=True)

@@ -101,7 +101,7 @@ class RLHFArgs:
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32."""
     tune_cpu: bool = True
-    """Keep freed memory and take the faster exact matrix product of this CPU (see doctor)."""
+    """Let `train` keep freed memory and take the faster exact matrix product (see doctor)."""
 
     total_phases: int = 200
     """Phases in the run; one phase is one rollout phase and one learning phase."""

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_lab.errors import LabError
-from rlhf_lab.machine import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.fast.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer
 

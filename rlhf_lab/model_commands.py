@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from transformer_lens import HookedTransformer
 from transformers.utils.logging import disable_progress_bar
 
 from rlhf_lab.fitting import Fitting
@@ -16,6 +15,7 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.export import refuse_occupied
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
 from rlhf_lab.rewards.pairs import REEL

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,

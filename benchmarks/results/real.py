@@ -17,6 +17,7 @@ from benchmarks.results.settings import Row
 from rlhf_lab.bench.harness import ContestantProcess
 from rlhf_lab.bench.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.fast import tune_for
 from rlhf_lab.training import RLHFTrainer
 
 Figures = dict[str, Any]
@@ -60,6 +61,7 @@ def load(setup: Setup) -> Callable[[Clock], None]:
     """A trainer of which each phase is asked for; what it holds besides is counted at the end."""
     args = RLHFArgs.from_dict(setup["args"])
     trainer = RLHFTrainer(args, out=setup["out"])
+    tune_for(trainer.policy, args.tune_cpu)
     give_back()
 
     def phase(clock: Clock) -> None:

@@ -10,6 +10,7 @@ from benchmarks.results.exact import ExactCurve
 from benchmarks.results.learned import fit_biased_reward, reward_by_content
 from benchmarks.results.settings import Row
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.fast import tune_for
 from rlhf_lab.organism import REWARDS, FrontierPoint
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
@@ -38,6 +39,7 @@ def train(args: RLHFArgs) -> tuple[list[Figures], Figures]:
     args = dataclasses.replace(args, save_every=args.total_phases)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
+        tune_for(trainer.policy, args.tune_cpu)
 
         @trainer.on("after_score")
         def note(ctx: Context) -> None:

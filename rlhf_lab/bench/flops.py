@@ -6,7 +6,7 @@ import torch
 
 from rlhf_lab.bench.work import Shape, Work
 from rlhf_lab.bench.worker import synchronize
-from rlhf_lab.machine import current_route, set_route, tune_cpu
+from rlhf_lab.models.fast.cpu_tuning import current_route, set_route, tune_cpu
 
 MEASUREMENTS = 3
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from rlhf_lab.bench.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.machine import tune_cpu
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.fast import tune_for
 from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from rlhf_lab.training import Context, Event, RLHFTrainer
@@ -76,6 +76,7 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
         site: where a hook listens to every forward of the policy, if one does.
     """
     trainer = RLHFTrainer(bench_args(setup))
+    tune_for(trainer.policy, trainer.args.tune_cpu)
     if site is not None:
         trainer.policy.base_model.add_hook(site, lambda activation, hook: None)
     clocks: list[Clock] = []
@@ -104,6 +105,7 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
     n = setup["run_phases"]
     phases = {"total_phases": n, "warmup_steps": 0, "save_every": n}
     trainer = RLHFTrainer(bench_args(setup, **phases), out=Path(directory.name, "run"))
+    tune_for(trainer.policy, trainer.args.tune_cpu)
     attachment = attach(trainer, default_suite(trainer)) if probed else None
     reports = iter(trainer)
 
@@ -120,8 +122,7 @@ def load_sampling(setup: Setup) -> Callable[[Clock], None]:
     """The sampler alone."""
     args = bench_args(setup)
     policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
-    if setup["device"] == "cpu" and args.tune_cpu:
-        tune_cpu(policy.base_model.cfg.d_model)
+    tune_for(policy, args.tune_cpu)
     prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
     generator = torch.Generator(setup["device"]).manual_seed(setup["seed"])
     spec = SamplingSpec.from_args(args)

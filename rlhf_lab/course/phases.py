@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch.nn.utils import clip_grad_norm_
 
 from rlhf_lab.functional import compute_returns
+from rlhf_lab.models import compare_with_reference
 from rlhf_lab.rewards import score_texts
 from rlhf_lab.sampling import sample
 from rlhf_lab.training import (
@@ -21,7 +22,6 @@ from rlhf_lab.training import (
     objective_terms,
 )
 from rlhf_lab.training.objective import furthest_ratio, minibatch_stats
-from rlhf_lab.training.rollout import compare_with_reference
 from rlhf_lab.training.trainer import phase_generator
 
 

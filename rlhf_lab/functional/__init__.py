@@ -103,16 +103,13 @@ from rlhf_lab.functional.surrogates import (
     sequence_ratio,
     truncated_importance_weights,
 )
-from rlhf_lab.functional.token_stats import Readout, TokenStats, token_stats_chunked
 from rlhf_lab.functional.value_loss import calc_value_function_loss
 
 __all__ = [
     "ADVANTAGES",
     "KL_ESTIMATORS",
     "POLICY_OBJECTIVES",
-    "Readout",
     "RunningMoments",
-    "TokenStats",
     "aggregate",
     "aggregation_denominator",
     "at_least_float32",
@@ -192,7 +189,6 @@ __all__ = [
     "sequence_sum",
     "sft_loss",
     "token_rewards",
-    "token_stats_chunked",
     "truncate_at_stop",
     "truncated_importance_weights",
     "value_clip_fraction",

@@ -8,7 +8,6 @@ from rlhf_lab.models.critic import (
     init_cache,
     make_policy,
 )
-from rlhf_lab.models.decode import start_decoding
 from rlhf_lab.models.export import export_language_model, export_policy, load_value_head
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.load import load_model
@@ -26,8 +25,16 @@ from rlhf_lab.models.lora import (
     unmerge_lora,
     without_adapters,
 )
-from rlhf_lab.models.packed import runs_packed
-from rlhf_lab.models.readout import final_norm, is_plain, policy_outputs, read_out, read_token_stats
+from rlhf_lab.models.outputs import (
+    Forward,
+    PolicyOutputs,
+    compare_with_reference,
+    policy_outputs,
+    reference_logprobs,
+    run_policy,
+    start_decoding,
+)
+from rlhf_lab.models.readout import read_out
 from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
@@ -40,23 +47,24 @@ from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
 
 __all__ = [
     "DetachedValueHead",
+    "Forward",
     "LORA_TARGETS",
     "LoRALinear",
+    "PolicyOutputs",
     "TransformerWithCritic",
     "TransformerWithValueHead",
     "ValueHeadKind",
     "adapters_off",
     "add_lora",
     "build_policy",
+    "compare_with_reference",
     "effective_weights",
     "export_language_model",
     "export_policy",
-    "final_norm",
     "final_residuals",
     "frozen_copy",
     "has_hooks",
     "init_cache",
-    "is_plain",
     "load_lora",
     "load_model",
     "load_value_head",
@@ -70,10 +78,10 @@ __all__ = [
     "normalized_residuals",
     "policy_outputs",
     "read_out",
-    "read_token_stats",
     "recomputing_blocks",
+    "reference_logprobs",
     "refuse_hooked_blocks",
-    "runs_packed",
+    "run_policy",
     "same_weights",
     "save_lora",
     "start_decoding",

@@ -1,13 +1,13 @@
 """The policy and the reference that a run's arguments describe."""
 
 import torch
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.critic import make_policy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
 from rlhf_lab.models.reference import frozen_copy
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 

@@ -1,6 +1,5 @@
 """Where the value loss may reach: the whole policy, the value head alone, or a separate critic."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
@@ -8,12 +7,17 @@ import einops
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import normalized_residuals, trainable_copy
+from rlhf_lab.models.transformer_lens import (
+    HookedTransformer,
+    KVCache,
+    empty_cache,
+    join_caches,
+    split_cache,
+)
 from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
 
 ValueHeadKind = Literal["shared", "detached", "separate"]
@@ -51,7 +55,7 @@ class TransformerWithCritic(TransformerWithValueHead):
         self,
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        past_kv_cache: TransformerLensKeyValueCache | None = None,
+        past_kv_cache: KVCache | None = None,
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
         """Logits of the policy and values of the critic; see `TransformerWithValueHead.forward`.
 
@@ -73,9 +77,7 @@ class TransformerWithCritic(TransformerWithValueHead):
         past_kv_cache.previous_attention_mask = own.previous_attention_mask
         return outputs
 
-    def _split(
-        self, cache: TransformerLensKeyValueCache | None
-    ) -> tuple[TransformerLensKeyValueCache | None, TransformerLensKeyValueCache | None]:
+    def _split(self, cache: KVCache | None) -> tuple[KVCache | None, KVCache | None]:
         """The policy's part of a cache and the critic's."""
         if cache is None:
             return None, None
@@ -85,8 +87,7 @@ class TransformerWithCritic(TransformerWithValueHead):
                 f"past_kv_cache has {len(cache.entries)} layers for a policy and a critic of "
                 f"{n_layers} each; make it with init_cache(policy, batch_size)."
             )
-        first, second = cache.entries[:n_layers], cache.entries[n_layers:]
-        return dataclasses.replace(cache, entries=first), dataclasses.replace(cache, entries=second)
+        return split_cache(cache, n_layers)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "TransformerWithCritic":
         """Move or cast everything, the critic's configuration included."""
@@ -96,13 +97,12 @@ class TransformerWithCritic(TransformerWithValueHead):
         return self
 
 
-def init_cache(policy: TransformerWithValueHead, batch_size: int) -> TransformerLensKeyValueCache:
+def init_cache(policy: TransformerWithValueHead, batch_size: int) -> KVCache:
     """An empty key-value cache for a policy: its layers, then the critic's if it has one."""
-    model = policy.base_model
-    cache = TransformerLensKeyValueCache.init_cache(model.cfg, policy.device, batch_size)
+    cache = empty_cache(policy.base_model.cfg, policy.device, batch_size)
     if isinstance(policy, TransformerWithCritic):
-        more = TransformerLensKeyValueCache.init_cache(policy.critic.cfg, policy.device, batch_size)
-        cache.entries += more.entries
+        more = empty_cache(policy.critic.cfg, policy.device, batch_size)
+        cache = join_caches(cache, more)
     return cache
 
 

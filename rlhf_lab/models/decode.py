@@ -1,28 +1,14 @@
-"""Writing on from prompts one token at a time, through the hooked modules or in packed form."""
+"""Decoding through the hooked modules: one token at a time, with a KV cache."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.device import autocast
-from rlhf_lab.models.hooks import has_hooks
-from rlhf_lab.models.packed import (
-    Attend,
-    Qkv,
-    attend_causally,
-    embed,
-    pack,
-    rotate,
-    run_block,
-    runs_packed,
-)
-from rlhf_lab.models.padding import rotate_padding
-from rlhf_lab.models.readout import is_plain, read_state
+from rlhf_lab.models.transformer_lens import final_residual, pick_rows
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 
@@ -49,22 +35,9 @@ def distinct_rows(
     return distinct[:, 0], distinct[:, 1].bool(), row_of
 
 
-def start_decoding(
-    policy: TransformerWithValueHead,
-    prompts: Int[Tensor, "batch prefix"],
-    prompt_mask: Bool[Tensor, "batch prefix"],
-    gen_len: int,
-    dtype: torch.dtype | None = None,
-) -> "HookedDecoder | PackedDecoder":
-    """Read left-padded prompts, in packed form where it passes all that is hooked.
-
-    Whoever listens sees prompts of unequal lengths with their padding on the left, which is where
-    the hooked modules have it and the packed form does not.
-    """
-    as_modules = has_hooks(policy.base_model) and not bool(prompt_mask.all())
-    if is_plain(policy) and runs_packed(policy.base_model) and not as_modules:
-        return PackedDecoder(policy, prompts, prompt_mask, gen_len, dtype)
-    return HookedDecoder(policy, prompts, prompt_mask, dtype)
+def is_plain(policy: nn.Module) -> bool:
+    """Whether the policy's forward is the package's own, and not one that a learner wrote."""
+    return getattr(type(policy), "forward", None) is TransformerWithValueHead.forward
 
 
 class HookedDecoder:
@@ -84,10 +57,7 @@ class HookedDecoder:
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self._run(tokens, mask)
-        for entry in self.cache.entries:
-            entry.past_keys = entry.past_keys[row_of]
-            entry.past_values = entry.past_values[row_of]
-        self.cache.previous_attention_mask = self.cache.previous_attention_mask[row_of]
+        pick_rows(self.cache, row_of)
         self.state = State(*(None if part is None else part[row_of] for part in state))
 
     def feed(self, token: Int[Tensor, " batch"]) -> State:
@@ -103,115 +73,11 @@ class HookedDecoder:
     def _run_modules(
         self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]
     ) -> State:
+        from rlhf_lab.models.readout import read_policy_state
+
         if not is_plain(self.policy):
             logits, values = self.policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
             return State(logits[:, -1], values[:, -1], None)
-        model = self.policy.base_model
-        residual = model(
-            tokens,
-            attention_mask=mask.long(),
-            past_kv_cache=self.cache,
-            stop_at_layer=model.cfg.n_layers,
-        )
-        logits, values = read_state(self.policy, residual)
+        residual = final_residual(self.policy.base_model, tokens, mask.long(), self.cache)
+        logits, values = read_policy_state(self.policy, residual)
         return State(logits[:, -1], values[:, -1], residual[:, -1])
-
-
-class PackedDecoder:
-    """Runs the packed form, with keys and values in a cache of fixed size.
-
-    Each distinct prompt is read once. Rows with shorter prompts are read without their padding and
-    moved to the right end of it, where a mask hides the gap.
-
-    Args:
-        policy: one that `start_decoding` would pack.
-        gen_len: how many tokens will be fed at most.
-        dtype: of matrix products and cache; the model's own when None.
-    """
-
-    def __init__(
-        self,
-        policy: TransformerWithValueHead,
-        prompts: Int[Tensor, "batch prefix"],
-        prompt_mask: Bool[Tensor, "batch prefix"],
-        gen_len: int,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.policy, self.model = policy, policy.base_model
-        self.dtype = dtype or self.model.cfg.dtype
-        self.blocks = pack(self.model, dtype)
-        self.W_U = self.model.W_U.to(self.dtype)
-        self.length = prompts.shape[1]
-        self.n_real = prompt_mask.sum(1, keepdim=True)
-        tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
-        padded = not bool(prompt_mask.all())
-        last, caches = self._read(tokens, mask, padded)
-        self.caches = [tuple(_with_room(x, row_of, gen_len) for x in cache) for cache in caches]
-        written = torch.ones(len(prompts), gen_len, dtype=torch.bool, device=prompts.device)
-        self.mask = torch.cat([prompt_mask, written], 1)[:, None, None] if padded else None
-        self.state = self._see(last[row_of])
-
-    def feed(self, token: Int[Tensor, " batch"]) -> State:
-        """The state of every row after one more token."""
-        residual = embed(self.model, token[:, None], self.n_real)
-        for packed, cache in zip(self.blocks, self.caches, strict=True):
-            residual = run_block(packed, residual, partial(self._attend, packed.attend, cache))
-        self.length += 1
-        self.n_real = self.n_real + 1
-        self.state = self._see(residual)
-        return self.state
-
-    def _read(
-        self,
-        tokens: Int[Tensor, "distinct prefix"],
-        mask: Bool[Tensor, "distinct prefix"],
-        padded: bool,
-    ) -> tuple[Float[Tensor, "distinct 1 d_model"], list[tuple[Tensor, Tensor]]]:
-        """The last residual of each prompt, and its keys and values at every layer."""
-        caches: list[tuple[Tensor, Tensor]] = []
-        if padded:
-            tokens = rotate_padding(tokens, mask, "right")
-        residual = embed(self.model, tokens, slice(0, tokens.shape[1]))
-        for packed in self.blocks:
-            attention = partial(attend_causally, packed.attend, keep=caches.append)
-            residual = run_block(packed, residual, attention)
-        if padded:
-            residual = rotate_padding(residual, mask, "left")
-            caches = [tuple(_to_left(x, mask) for x in cache) for cache in caches]
-        return residual[:, -1:], caches
-
-    def _attend(
-        self, attend: Attend, cache: tuple[Tensor, Tensor], qkv: Qkv
-    ) -> Float[Tensor, "batch head 1 d_head"]:
-        q, k, v = qkv
-        if attend.rotate is not None:
-            q, k = (rotate(attend.rotate, x, self.n_real) for x in (q, k))
-        end = self.length + 1
-        for room, new in zip(cache, (k, v), strict=True):
-            room[:, :, self.length : end] = new
-        keys, values = (room[:, :, :end] for room in cache)
-        mask = None if self.mask is None else self.mask[..., :end]
-        grouped = attend.n_heads != attend.n_kv_heads
-        return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, scale=attend.scale, enable_gqa=grouped
-        )
-
-    def _see(self, residual: Float[Tensor, "batch 1 d_model"]) -> State:
-        logits, values = read_state(self.policy, residual, self.W_U)
-        return State(logits[:, 0], values[:, 0], residual[:, 0])
-
-
-def _with_room(
-    x: Float[Tensor, "distinct kv_head prefix d_head"], row_of: Int[Tensor, " batch"], gen_len: int
-) -> Float[Tensor, "batch kv_head length d_head"]:
-    """Keys or values of every row's prompt, and as much room as will be written."""
-    _, heads, prefix, d_head = x.shape
-    room = x.new_empty(len(row_of), heads, prefix + gen_len, d_head)
-    room[:, :, :prefix] = x[row_of]
-    return room
-
-
-def _to_left(
-    x: Float[Tensor, "batch kv_head seq d_head"], mask: Bool[Tensor, "batch seq"]
-) -> Float[Tensor, "batch kv_head seq d_head"]:
-    return rotate_padding(x.transpose(1, 2), mask, "left").transpose(1, 2)

@@ -14,18 +14,17 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.load import (
     from_files,
-    is_bias,
     model_from_files,
     quiet,
     tokenizer_from_files,
 )
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"

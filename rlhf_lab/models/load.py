@@ -1,15 +1,12 @@
 """One loader for every policy: bundled, a local directory, a hub id or a loaded model."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import transformer_lens.loading_from_pretrained as conversion
 from safetensors import SafetensorError
-from transformer_lens import HookedTransformer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,10 +16,9 @@ from transformers import (
 from transformers.utils import logging
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.models.transformer_lens import HookedTransformer, from_hugging_face
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
-SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", "LlamaForCausalLM")
-WITHOUT_BIASES = ("LlamaForCausalLM",)
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 
 
@@ -144,59 +140,13 @@ def load_model(
                 f"a loaded model ({name}) comes without its tokenizer; pass tokenizer=."
             )
     try:
-        model = _to_hooked(hf_model, tokenizer, dtype)
+        model = from_hugging_face(hf_model, tokenizer, dtype)
     except (AssertionError, AttributeError, KeyError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
     _check_same_logits(model, hf_model, name)
-    if type(hf_model).__name__ in WITHOUT_BIASES:
-        for parameter_name, parameter in model.named_parameters():
-            parameter.requires_grad_(not is_bias(parameter_name))
     model.cfg.model_name = name
     return model.to(str(device), print_details=False)
-
-
-def _to_hooked(
-    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
-) -> HookedTransformer:
-    """Convert through TransformerLens, which reads the architecture from a directory.
-
-    The configuration is written to a directory with a neutral name, because TransformerLens
-    guesses the architecture from names such as "llama" or "gemma" anywhere in the path.
-    """
-    architecture = type(hf_model).__name__
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise LoadError(
-            f"the architecture {architecture} is not supported; "
-            f"choose a model of one of {', '.join(SUPPORTED_ARCHITECTURES)}."
-        )
-    with tempfile.TemporaryDirectory(prefix="hf_config_") as directory:
-        given = hf_model.config.to_dict() | {"architectures": [architecture]}
-        if "n_positions" in given:
-            given.setdefault("n_ctx", given["n_positions"])
-        config = type(hf_model.config).from_dict(given)
-        config.save_pretrained(directory)
-        cfg = conversion.get_pretrained_model_config(
-            directory, hf_cfg=config.to_dict(), device="cpu", dtype=dtype, fold_ln=False
-        )
-        weights = conversion.get_pretrained_state_dict(directory, cfg, hf_model, dtype=dtype)
-        if "name_or_path" not in tokenizer.init_kwargs:
-            tokenizer.save_pretrained(directory)
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        model = HookedTransformer(cfg, tokenizer, move_to_device=False)
-    model.load_and_process_state_dict(
-        weights,
-        fold_ln=False,
-        center_writing_weights=False,
-        center_unembed=False,
-        fold_value_biases=False,
-    )
-    return model
-
-
-def is_bias(name: str) -> bool:
-    """Whether a parameter of a HookedTransformer is a bias of a linear map, by its name."""
-    return name.rsplit(".", 1)[-1].lstrip("_").startswith("b_")
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.models.transformer_lens import HookedTransformer
 
 ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
 MLP_TARGETS = ("W_in", "W_out", "W_gate")

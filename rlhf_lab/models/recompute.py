@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformer_lens.components import TransformerBlock
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooks import has_hooks
+from rlhf_lab.models.transformer_lens import blocks_of
 
 
 def run_again(function: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
@@ -28,8 +28,8 @@ def refuse_hooked_blocks(module: nn.Module) -> None:
     Raises:
         ConfigError: something listens within a block of the transformer.
     """
-    for name, block in module.named_modules():
-        if isinstance(block, TransformerBlock) and has_hooks(block):
+    for name, block in blocks_of(module):
+        if has_hooks(block):
             raise ConfigError(
                 f"activation_checkpointing=True runs {name} again in the backward pass, where the "
                 "hooks in it would fire a second time; take them off (reset_hooks), or set "
@@ -47,7 +47,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
     Raises:
         ConfigError: something listens within a block, now or when it is run again.
     """
-    blocks = [part for part in module.modules() if on and isinstance(part, TransformerBlock)]
+    blocks = [block for _, block in blocks_of(module)] if on else []
     if blocks:
         refuse_hooked_blocks(module)
     for block in blocks:
@@ -59,7 +59,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
             del block.forward
 
 
-def _recomputing(block: TransformerBlock) -> Callable[..., Any]:
+def _recomputing(block: nn.Module) -> Callable[..., Any]:
     """The block's forward, run now and in the backward pass, each time without hooks within."""
     forward = block.forward
 

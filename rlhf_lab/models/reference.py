@@ -5,13 +5,11 @@ import copy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.lora import effective_weights
-from rlhf_lab.models.packed import packed_residuals
 from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.transformer_lens import HookedTransformer, KVCache, final_residual
 
 
 def frozen_copy(model: HookedTransformer) -> HookedTransformer:
@@ -36,29 +34,23 @@ def final_residuals(
     model: HookedTransformer,
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
-    packed: bool = False,
     dtype: torch.dtype | None = None,
-    recompute: bool = False,
     padded: bool | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """The residual stream after the last block.
+    """The residual stream after the last block, through the hooked modules.
 
     It is what is worth keeping of the reference: d_model numbers per token instead of d_vocab
     logits.
 
     Args:
-        packed: in packed form, where `runs_packed` says so.
+        attention_mask: False on padding to the left of a prompt.
         dtype: of the matrix products; the model's own when None.
-        recompute: see `packed_residuals`, in packed form only.
         padded: see `run_left_padded`.
     """
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
-        if packed:
-            return (packed_residuals(model, tokens, dtype, recompute),)
-        all_real = torch.ones_like(tokens)
         with autocast(tokens.device, dtype):
-            return (model(tokens, attention_mask=all_real, stop_at_layer=model.cfg.n_layers),)
+            return (final_residual(model, tokens),)
 
     return run_left_padded(run, input_ids, attention_mask, padded)[0]
 
@@ -76,7 +68,7 @@ def normalized_residuals(
     model: HookedTransformer,
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Int[Tensor, "batch seq"],
-    past_kv_cache: TransformerLensKeyValueCache | None = None,
+    past_kv_cache: KVCache | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
     """What a head that listens to `ln_final.hook_normalized` hears, without the unembedding.
 
@@ -85,11 +77,5 @@ def normalized_residuals(
     heard: list[Tensor] = []
     listen = lambda normalized, hook: heard.append(normalized)
     with model.hooks(fwd_hooks=[("ln_final.hook_normalized", listen)]):
-        residual = model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_kv_cache=past_kv_cache,
-            stop_at_layer=model.cfg.n_layers,
-        )
-        model.ln_final(residual)
+        model.ln_final(final_residual(model, input_ids, attention_mask, past_kv_cache))
     return heard[0]

@@ -6,11 +6,9 @@ import einops
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, KVCache
 
 VALUE_HOOK = "ln_final.hook_normalized"
 
@@ -62,7 +60,7 @@ class TransformerWithValueHead(nn.Module):
         self,
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        past_kv_cache: TransformerLensKeyValueCache | None = None,
+        past_kv_cache: KVCache | None = None,
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
         """Logits and value estimates at every position.
 

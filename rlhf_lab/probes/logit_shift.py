@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import (
     Check,
     Cost,

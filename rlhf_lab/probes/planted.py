@@ -6,8 +6,8 @@ import math
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.weight_delta import as_matrix
 
 

@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.device import product_dtype
+from rlhf_lab.models import TransformerWithValueHead, run_policy
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import penalized_kl, run_models, surrogate_shares
+from rlhf_lab.training.objective import penalized_kl, run_forward, surrogate_shares
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -49,8 +48,19 @@ def ledger_entries(
     (with PPO's plain loss; another one has its own first term)
     """
     kl_coef = _coefficient(args, kl_coef)
-    mask, dtype = minibatch.mask, product_dtype(args.precision)
-    out = run_models(policy, reference, minibatch, args.temperature, dtype=dtype)
+    mask = minibatch.mask
+    out = run_policy(
+        policy,
+        minibatch.tokens,
+        minibatch.prefix_len,
+        args.temperature,
+        attention_mask=minibatch.attention_mask if minibatch.padded else None,
+        support=minibatch.support,
+        reference=reference,
+        ref_residuals=minibatch.ref_residuals,
+        forward=dataclasses.replace(run_forward(args), recompute=False),
+        want_logits=True,
+    )
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,

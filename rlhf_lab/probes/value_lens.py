@@ -3,10 +3,10 @@
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape, decimals
 from rlhf_lab.training.capture import capture_activations, text_at
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.models import effective_weights
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Cost, Observation, Probe, Record, RunShape
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")

@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
 from rlhf_lab.models.padding import pad_right, run_left_padded
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"

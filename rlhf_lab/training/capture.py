@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
-from transformer_lens.hook_points import HookPoint
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.padding import rotate_padding
+from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
 from rlhf_lab.training.callbacks import Context, Event
 
 OUTPUTS = ("logits", "values")

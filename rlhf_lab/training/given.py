@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, policy_outputs
+from rlhf_lab.models import Forward, TransformerWithValueHead, policy_outputs
 from rlhf_lab.sampling import Samples, check_context, pad_left, tokenize_prompts
 
 Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
@@ -67,7 +67,7 @@ def note_given(
     responses: Sequence[Sequence[int]],
     temperature: float,
     chunk_size: int,
-    dtype: torch.dtype | None = None,
+    forward: Forward | None = None,
     counted: Sequence[Sequence[bool]] | None = None,
 ) -> Samples:
     """Run the policy over finished texts for the log-probabilities and values of their tokens.
@@ -97,7 +97,7 @@ def note_given(
     attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
     logprobs, values = [], []
     for rows in torch.arange(len(tokens), device=policy.device).split(chunk_size):
-        logits, all_values = policy_outputs(policy, tokens[rows], attention_mask[rows], dtype)
+        logits, all_values = policy_outputs(policy, tokens[rows], attention_mask[rows], forward)
         logprobs.append(F.get_logprobs(logits, tokens[rows], prefix_len, temperature))
         values.append(F.generated_values(all_values, prefix_len).float())
     return Samples(tokens, prompt_mask, mask, torch.cat(logprobs), torch.cat(values), support=None)

@@ -9,22 +9,13 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import (
-    TransformerWithValueHead,
-    final_norm,
-    final_residuals,
-    is_plain,
-    policy_outputs,
-    read_out,
-    read_token_stats,
-    runs_packed,
-)
+from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.device import product_dtype
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.replay import ReplayMinibatch
 
 Verdict = Literal["step", "skip", "stop"]
@@ -202,83 +193,9 @@ class ObjectiveTerms:
     values: Float[Tensor, "minibatch gen"]
 
 
-@dataclass(frozen=True)
-class ModelOutputs:
-    """What policy and reference say about the generated tokens of a minibatch.
-
-    Args:
-        logits, ref_logits: at the run's temperature, over the whole vocabulary.
-        logprobs: of the sampled tokens, under the truncation that sampled them.
-        values: of the states before them.
-    """
-
-    logits: Float[Tensor, "minibatch gen d_vocab"]
-    ref_logits: Float[Tensor, "minibatch gen d_vocab"]
-    logprobs: Float[Tensor, "minibatch gen"]
-    values: Float[Tensor, "minibatch gen"]
-
-
-def run_models(
-    policy: TransformerWithValueHead,
-    reference: HookedTransformer,
-    minibatch: ReplayMinibatch,
-    temperature: float,
-    logprobs: Callable[..., Tensor] = F.get_logprobs,
-    dtype: torch.dtype | None = None,
-    recompute: bool = False,
-) -> ModelOutputs:
-    """Run the policy once on a minibatch, with gradients.
-
-    1. Take logits and values at the states before the generated tokens.
-    2. Read the reference's logits out of its stored residuals.
-    3. Score the sampled tokens with the same temperature and truncation that sampled them.
-    """
-    prefix_len = minibatch.prefix_len
-    attention_mask = minibatch.attention_mask if minibatch.padded else None
-    logits, values = policy_outputs(policy, minibatch.tokens, attention_mask, dtype, recompute)
-    scored = logits
-    if minibatch.support is not None:
-        scored = minibatch.support.restrict(logits, prefix_len)
-    return ModelOutputs(
-        logits=F.generated_logits(logits, prefix_len) / temperature,
-        ref_logits=read_out(reference, minibatch.ref_residuals) / temperature,
-        logprobs=logprobs(scored, minibatch.tokens, prefix_len, temperature),
-        values=F.generated_values(values, prefix_len),
-    )
-
-
-def run_models_in_chunks(
-    policy: TransformerWithValueHead,
-    reference: HookedTransformer | None,
-    minibatch: ReplayMinibatch,
-    temperature: float,
-    dtype: torch.dtype | None = None,
-    recompute: bool = False,
-) -> tuple[F.TokenStats, Float[Tensor, "minibatch gen"]]:
-    """What `run_models` leads to, without its logits: statistics of each token, and values.
-
-    1. Run the policy in packed form; keep the states before the generated tokens.
-    2. Read values, and, a chunk of rows at a time, log-probabilities, entropy and, where there is a
-       reference, exact KL.
-    """
-    model = policy.base_model
-    tokens, attention_mask = minibatch.tokens, minibatch.attention_mask
-    residual = final_residuals(
-        model, tokens, attention_mask, True, dtype, recompute, minibatch.padded
-    )
-    normalized, hidden = final_norm(model, residual[:, minibatch.prefix_len - 1 : -1])
-    support = minibatch.support
-    stats = read_token_stats(
-        model,
-        reference,
-        hidden,
-        None if reference is None else minibatch.ref_residuals,
-        tokens[:, minibatch.prefix_len :],
-        temperature,
-        None if support is None else (support.tokens, support.kept),
-        dtype,
-    )
-    return stats, policy.value_head(normalized)[..., 0]
+def run_forward(args: RLHFArgs) -> Forward:
+    """How a run with these settings goes through its models."""
+    return Forward(dtype=product_dtype(args.precision), recompute=args.activation_checkpointing)
 
 
 def objective_terms(
@@ -300,25 +217,30 @@ def objective_terms(
     Source: Schulman et al. 2017, PPO, equation 9, with the KL penalty of Ziegler et al. 2019 as a
     term of its own.
     """
-    mask, settings = minibatch.mask, (product_dtype(args.precision), args.activation_checkpointing)
+    mask, forward = minibatch.mask, run_forward(args)
     kl_coef = args.kl_coef if kl_coef is None else kl_coef
     exact = args.kl_in == "loss" and functions.sampled_kl(args) is None
-    unobserved = is_plain(policy) and runs_packed(policy.base_model, reference)
-    if unobserved and not functions.read_logits:
-        compared = reference if exact else None
-        stats, values = run_models_in_chunks(
-            policy, compared, minibatch, args.temperature, *settings
-        )
-        logprobs = stats.logprobs
-        entropy_bonus = args.ent_coef * F.masked_mean(stats.entropy, mask)
-        kl_penalty = kl_coef * F.masked_mean(stats.kl, mask) if exact else None
+    out = run_policy(
+        policy,
+        minibatch.tokens,
+        minibatch.prefix_len,
+        args.temperature,
+        attention_mask=minibatch.attention_mask if minibatch.padded else None,
+        support=minibatch.support,
+        reference=reference if exact else None,
+        ref_residuals=minibatch.ref_residuals,
+        forward=forward,
+        logprobs=functions.logprobs,
+        want_logits=functions.read_logits,
+    )
+    logprobs, values = out.logprobs, out.values
+    kl_penalty = None
+    if out.logits is None:
+        entropy_bonus = args.ent_coef * F.masked_mean(out.entropy, mask)
+        if exact:
+            kl_penalty = kl_coef * F.masked_mean(out.kl, mask)
     else:
-        out = run_models(
-            policy, reference, minibatch, args.temperature, functions.logprobs, *settings
-        )
-        logprobs, values = out.logprobs, out.values
         entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
-        kl_penalty = None
         if exact:
             kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
     if kl_penalty is None:

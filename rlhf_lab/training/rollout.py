@@ -1,4 +1,4 @@
-"""A rollout: one batch of samples, compared with the reference, with everything about it."""
+"""A rollout: one batch of samples with everything that was computed about it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,22 +7,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
-from rlhf_lab.models import (
-    final_norm,
-    final_residuals,
-    has_hooks,
-    read_out,
-    read_token_stats,
-    runs_packed,
-    same_weights,
-)
-from rlhf_lab.sampling import Samples
+from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
-
-TOKENS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
@@ -68,101 +56,6 @@ class Rollout:
         from rlhf_lab.training.tensordict_view import to_tensordict
 
         return to_tensordict(self, kl_coef, stop_tokens, pad_token)
-
-
-@torch.no_grad()
-def compare_with_reference(
-    model: HookedTransformer,
-    reference: HookedTransformer,
-    samples: Samples,
-    temperature: float,
-    chunk_size: int,
-    dtype: torch.dtype | None = None,
-) -> tuple[
-    Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Float[Tensor, "batch gen d_model"]
-]:
-    """Exact KL and entropy of the policy at each generated token, and the reference's residuals.
-
-    1. Run the reference over finished sequences, as far as the last residual.
-    2. Take the policy's last residuals as the sampler noted them; while the policy still has the
-       reference's weights, they are the reference's. Where a hook listens, which might change what
-       it hears, run the policy on the same path. Either way equal weights give a KL of exactly 0.
-    3. Keep the states before each generated token, and read out both logits.
-    4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
-
-    Args:
-        chunk_size: sequences at a time; more, where little memory is needed for more.
-        dtype: of the matrix products; the models' own when None.
-    """
-    packed, padded = runs_packed(model, reference), samples.is_padded
-    noted = packed and not has_hooks(model)
-    same = noted and not has_hooks(reference) and same_weights(model, reference)
-    kls, entropies, residuals = [], [], []
-    states = slice(samples.prefix_len - 1, -1)
-    batch, seq = samples.tokens.shape
-    chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq) if packed else chunk_size
-    for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
-        tokens, attention_mask = samples.tokens[rows], samples.attention_mask[rows]
-        settings = (tokens, attention_mask, packed, dtype, False, padded)
-        ref_residual = final_residuals(reference, *settings)[:, states]
-        if same:
-            residual = ref_residual
-        elif noted and samples.residuals is not None:
-            residual = samples.residuals[rows]
-        else:
-            residual = final_residuals(model, *settings)[:, states]
-        if packed:
-            hidden, written = final_norm(model, residual)[1], tokens[:, samples.prefix_len :]
-            stats = read_token_stats(
-                model, reference, hidden, ref_residual, written, temperature, dtype=dtype
-            )
-            kl, entropy = stats.kl, stats.entropy
-        else:
-            logits = read_out(model, residual) / temperature
-            kl = F.kl_per_token(logits, read_out(reference, ref_residual) / temperature)
-            entropy = F.entropy_per_token(logits)
-        kls.append(kl)
-        entropies.append(entropy)
-        residuals.append(ref_residual)
-    return torch.cat(kls), torch.cat(entropies), torch.cat(residuals)
-
-
-@torch.no_grad()
-def reference_logprobs(
-    reference: HookedTransformer,
-    samples: Samples,
-    ref_residuals: Float[Tensor, "batch gen d_model"],
-    temperature: float,
-    chunk_size: int,
-    dtype: torch.dtype | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Log-probability of each generated token under the reference, as the policy's is taken.
-
-    1. Read out the reference's residuals at the same temperature.
-    2. Where sampling was truncated, renormalise over the tokens that the policy kept, so that both
-       log-probabilities are of distributions over the same tokens.
-
-    Args:
-        ref_residuals, chunk_size, dtype: see `compare_with_reference`.
-    """
-    written, support, found = samples.tokens[:, samples.prefix_len :], samples.support, []
-    for rows in torch.arange(len(written), device=written.device).split(chunk_size):
-        residual = ref_residuals[rows]
-        kept = None if support is None else support[rows]
-        if runs_packed(reference):
-            hidden = final_norm(reference, residual)[1]
-            pair = None if kept is None else (kept.tokens, kept.kept)
-            stats = read_token_stats(
-                reference, None, hidden, None, written[rows], temperature, pair, dtype
-            )
-            found.append(stats.logprobs)
-        else:
-            logits = read_out(reference, residual)
-            logits = torch.cat([logits, logits[:, -1:]], dim=1)
-            scored = logits if kept is None else kept.restrict(logits, 1)
-            tokens = torch.cat([written[rows][:, :1], written[rows]], dim=1)
-            found.append(F.get_logprobs(scored, tokens, 1, temperature))
-    return torch.cat(found)
 
 
 def summarize(rollout: Rollout) -> RolloutStats:

@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.machine import tune_cpu
 from rlhf_lab.models import (
     TransformerWithValueHead,
     build_policy,
+    compare_with_reference,
     make_reference,
     merged_lora,
+    reference_logprobs,
     refuse_hooked_blocks,
 )
-from rlhf_lab.models.device import pick_device, product_dtype
+from rlhf_lab.models.device import pick_device
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS, grammatical
 from rlhf_lab.organism.tokenizer import speaks_reel
@@ -55,6 +56,7 @@ from rlhf_lab.training.objective import (
     judge_step,
     minibatch_stats,
     objective_terms,
+    run_forward,
 )
 from rlhf_lab.training.optim import (
     StepInBackward,
@@ -73,12 +75,7 @@ from rlhf_lab.training.report import (
     RolloutStats,
     peak_memory_bytes,
 )
-from rlhf_lab.training.rollout import (
-    Rollout,
-    compare_with_reference,
-    reference_logprobs,
-    summarize,
-)
+from rlhf_lab.training.rollout import Rollout, summarize
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.shaping import penalized, rescaled
 from rlhf_lab.training.sinks import attach_sinks
@@ -132,6 +129,7 @@ class RLHFTrainer:
         self.functions = Functions.choose(functions)
         self.functions.check(args)
         self.device = pick_device(args.device)
+        self.forward = run_forward(args)
         given = {"policy": policy, "reference": reference, "reward_fn": reward_fn}
         given |= {
             "prompts": prompts,
@@ -145,8 +143,6 @@ class RLHFTrainer:
             if args.critic_from is not None:
                 policy = with_critic_from(policy, args.critic_from)
         self.policy = policy.to(self.device)
-        if args.tune_cpu and self.device.type == "cpu":
-            tune_cpu(self.policy.base_model.cfg.d_model)
         self.reference = reference or make_reference(self.policy.base_model)
         self.reward_fn = reward_fn or load_reward(args, self.device)
         texts = choose_prompts(args, prompts)
@@ -310,14 +306,13 @@ class RLHFTrainer:
         generator: torch.Generator,
         spec: SamplingSpec | None = None,
     ) -> Samples:
-        dtype = product_dtype(self.args.precision)
         with merged_lora(self.policy):
             return sample_in_parts(
                 self.policy,
                 prompts,
                 spec or self.sampling_spec,
                 generator,
-                dtype,
+                self.forward,
                 self.args.generation_batch_size,
             )
 
@@ -333,7 +328,7 @@ class RLHFTrainer:
             samples,
             self.args.temperature,
             self.args.micro_batch_size or self.args.minibatch_size,
-            product_dtype(self.args.precision),
+            self.forward,
         )
         ref_logprobs = self._reference_logprobs(samples, ref_residuals)
         advantages, returns = self._assign_credit(samples, rewards, kl, ref_logprobs, moments)
@@ -383,7 +378,7 @@ class RLHFTrainer:
             ref_residuals,
             self.args.temperature,
             self.args.micro_batch_size or self.args.minibatch_size,
-            product_dtype(self.args.precision),
+            self.forward,
         )
 
     def _assign_credit(
@@ -643,7 +638,7 @@ class RLHFTrainer:
             answered,
             self.args.temperature,
             self.args.micro_batch_size or self.args.minibatch_size,
-            product_dtype(self.args.precision),
+            self.forward,
             counted,
         )
         self._start()

@@ -4,19 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab import functional as F
 from rlhf_lab.fitting import check_positive
 from rlhf_lab.models import (
     TransformerWithValueHead,
-    final_norm,
-    final_residuals,
+    compare_with_reference,
     make_reference,
-    read_token_stats,
 )
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
 
 GoldFn = Callable[[list[str]], Float[Tensor, " batch"]]
@@ -97,7 +95,7 @@ class DriftMeter:
         if not self.prompts:
             return None
         samples = self._write()
-        kl = torch.cat([self._kl(samples, rows) for rows in self._parts(len(samples.tokens))])
+        kl = compare_with_reference(self.model, self.reference, samples, 1.0, self.batch_size).kl
         return Drift(
             samples=len(self.prompts),
             kl_per_token=F.masked_mean(kl, samples.mask).item(),
@@ -125,20 +123,3 @@ class DriftMeter:
         if self.gold_fn is None:
             return None
         return self.gold_fn(samples.texts(self.model.tokenizer)).mean().item()
-
-    def _parts(self, n: int) -> list[slice]:
-        return [slice(start, start + self.batch_size) for start in range(0, n, self.batch_size)]
-
-    @torch.no_grad()
-    def _kl(self, samples: Samples, rows: slice) -> Float[Tensor, "batch gen"]:
-        """Exact KL from the reference at each token that was written."""
-        tokens: Int[Tensor, "batch seq"] = samples.tokens[rows]
-        attended: Bool[Tensor, "batch seq"] = samples.attention_mask[rows]
-        states = slice(samples.prefix_len - 1, -1)
-        own, reference = (
-            final_residuals(model, tokens, attended)[:, states]
-            for model in (self.model, self.reference)
-        )
-        hidden = final_norm(self.model, own)[1]
-        written = tokens[:, samples.prefix_len :]
-        return read_token_stats(self.model, self.reference, hidden, reference, written, 1.0).kl

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import check_positive
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models.padding import pad_right
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.rows import MOVIE_REVIEWS, TEXT, read_rows

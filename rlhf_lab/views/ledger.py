@@ -6,10 +6,10 @@ from jaxtyping import Bool, Float
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens

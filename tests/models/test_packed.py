@@ -4,18 +4,18 @@ import copy
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from rlhf_lab.models import (
     TransformerWithValueHead,
     final_residuals,
     load_model,
     policy_outputs,
-    runs_packed,
     same_weights,
+    start_decoding,
 )
-from rlhf_lab.models.decode import HookedDecoder, PackedDecoder, start_decoding
-from rlhf_lab.models.packed import PASSED, can_pack, packed_residuals
+from rlhf_lab.models.decode import HookedDecoder
+from rlhf_lab.models.fast import PASSED, PackedDecoder, can_pack, packed_residuals, runs_packed
+from rlhf_lab.models.transformer_lens import make_model
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 11, 5], [12, 4, 19, 6, 8, 10], [7, 7, 9, 5, 4, 6]])
 MASK = torch.tensor([[True] * 6, [False, False, True, True, True, True], [False] * 5 + [True]])
@@ -33,7 +33,7 @@ def random_model(**settings):
         "normalization_type": "LN",
         "seed": 0,
     }
-    model = HookedTransformer(HookedTransformerConfig(**(cfg | settings)))
+    model = make_model(**(cfg | settings))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(
@@ -83,7 +83,7 @@ def test_residuals_are_those_of_the_modules(model):
 
 def test_residuals_of_padded_rows_are_those_of_the_modules(model):
     expected = final_residuals(model, TOKENS, MASK)[MASK]
-    found = final_residuals(model, TOKENS, MASK, packed=True)[MASK]
+    found = packed_residuals(model, TOKENS, MASK)[MASK]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_policy_outputs_are_those_of_calling_the_policy(model):
 def test_half_precision_products_stay_close(model):
     """bfloat16 has 8 bits of mantissa: a few per cent after two layers."""
     exact = packed_residuals(model, TOKENS)
-    rough = packed_residuals(model, TOKENS, torch.bfloat16)
+    rough = packed_residuals(model, TOKENS, dtype=torch.bfloat16)
     assert rough.dtype == torch.float32
     assert 0 < (rough - exact).norm() / exact.norm() < 0.03
 
@@ -200,7 +200,7 @@ def overhear(model, run):
 
 
 def test_whoever_listens_hears_what_passes_the_modules(model):
-    found = overhear(model, lambda: final_residuals(model, TOKENS, MASK, packed=True))
+    found = overhear(model, lambda: packed_residuals(model, TOKENS, MASK))
     expected = overhear(model, lambda: final_residuals(model, TOKENS, MASK))
     assert len(found) == 2 * len(passed_sites(model)) and found.keys() == expected.keys()
     for name, values in expected.items():

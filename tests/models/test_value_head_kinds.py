@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import add_lora, load_model, lora_layers, make_policy, make_value_head
+from rlhf_lab.models.transformer_lens import empty_cache
 from rlhf_lab.sampling import SamplingSpec, sample
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
@@ -161,6 +161,6 @@ def test_the_seed_makes_the_same_fresh_head_in_every_kind(gpt2_dir, kind):
 
 def test_a_cache_of_the_policy_alone_is_refused_by_a_critic(make):
     policy = make("separate")
-    cache = TransformerLensKeyValueCache.init_cache(policy.base_model.cfg, "cpu", 2)
+    cache = empty_cache(policy.base_model.cfg, "cpu", 2)
     with pytest.raises(ValueError, match="2 layers .* of 2 each; make it with init_cache"):
         policy(TOKENS, torch.ones_like(TOKENS).bool(), cache)

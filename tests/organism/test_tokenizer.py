@@ -1,7 +1,6 @@
 """Tests that Reel's tokenizers survive saving, loading and TransformerLens."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -91,14 +90,10 @@ def test_load_refuses_an_empty_directory(tmp_path):
 
 
 def test_writer_works_inside_a_hooked_transformer(writer):
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from rlhf_lab.models.transformer_lens import make_model
 
-    cfg = HookedTransformerConfig(
-        n_layers=1, d_model=8, n_heads=1, d_head=8, n_ctx=32, d_vocab=72, act_fn="gelu_new"
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = HookedTransformer(cfg, tokenizer=writer)
+    sizes = {"d_model": 8, "n_heads": 1, "d_head": 8, "n_ctx": 32, "d_vocab": 72}
+    model = make_model(writer, n_layers=1, act_fn="gelu_new", **sizes)
     text = "this movie wow , the plot wasn't so good"
     tokens = model.to_tokens(text)
     assert tokens.tolist() == [[0, *(VOCABULARY.index(word) for word in text.split(" "))]]

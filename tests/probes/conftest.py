@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedTransformer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.export import load_value_head
+from rlhf_lab.models.transformer_lens import make_model
 from rlhf_lab.rewards import RewardModel, with_critic_from
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.restore import load_policy
@@ -78,10 +78,8 @@ def test_a_directory_without_a_reward_model_is_refused(make_trainer, tmp_path):
 def policy_of(n_layers: int, more_tokens: tuple[str, ...] = ()) -> TransformerWithValueHead:
     tokenizer = copy.deepcopy(load_model("reel-nano").tokenizer)
     tokenizer.add_tokens(list(more_tokens))
-    cfg = HookedTransformerConfig(
-        n_layers=n_layers, d_model=8, d_head=4, n_ctx=32, d_vocab=80, act_fn="gelu", seed=0
-    )
-    return TransformerWithValueHead(HookedTransformer(cfg, tokenizer=tokenizer))
+    sizes = {"d_model": 8, "d_head": 4, "n_ctx": 32, "d_vocab": 80, "act_fn": "gelu", "seed": 0}
+    return TransformerWithValueHead(make_model(tokenizer, n_layers=n_layers, **sizes))
 
 
 def test_a_reward_model_that_does_not_fit_the_policy_is_refused(reward_model):

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf_lab.commands import resume, train
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import load_model
-from rlhf_lab.models.packed import run_block
+from rlhf_lab.models.fast import run_block
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout, objective_terms
@@ -290,11 +291,15 @@ def test_device_chooses_where_the_run_is(monkeypatch):
     assert trainer.device == trainer.policy.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 1), (False, 0)])
-def test_tune_cpu_decides_whether_the_process_is_tuned(monkeypatch, tune_cpu, calls):
+@pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 2), (False, 0)])
+def test_tune_cpu_decides_whether_commands_tune_the_process(monkeypatch, tmp_path, tune_cpu, calls):
     tuned = []
-    monkeypatch.setattr("rlhf_lab.training.trainer.tune_cpu", lambda d_model: tuned.append(1))
-    RLHFTrainer(RLHFArgs(**(BASE | {"tune_cpu": tune_cpu})))
+    monkeypatch.setattr("rlhf_lab.models.fast.cpu_tuning.tune_cpu", tuned.append)
+    args = RLHFArgs(**(BASE | {"tune_cpu": tune_cpu}))
+    RLHFTrainer(args)
+    assert tuned == [], "a trainer leaves the process as it is"
+    train(args, tmp_path / "run", probes=False)
+    resume(tmp_path / "run")
     assert len(tuned) == calls
 
 
@@ -548,7 +553,7 @@ def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pas
             runs[on] = runs.get(on, 0) + 1
             return run_block(*inputs)
 
-        monkeypatch.setattr("rlhf_lab.models.packed.run_block", counting)
+        monkeypatch.setattr("rlhf_lab.models.fast.blocks.run_block", counting)
         trainer.learning_phase(rollout)
         monkeypatch.undo()
     assert runs == {False: 4 * blocks, True: 8 * blocks}

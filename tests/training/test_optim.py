@@ -6,18 +6,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.transformer_lens import make_model
 from rlhf_lab.training import get_optimizer, get_optimizer_and_scheduler, lr_scale
 
 
 @pytest.fixture
 def tiny_policy() -> TransformerWithValueHead:
-    cfg = HookedTransformerConfig(
-        n_layers=1, d_model=4, n_ctx=8, d_head=2, n_heads=2, d_vocab=5, act_fn="gelu", seed=0
-    )
-    return TransformerWithValueHead(HookedTransformer(cfg))
+    sizes = {"d_model": 4, "n_ctx": 8, "d_head": 2, "n_heads": 2, "d_vocab": 5}
+    return TransformerWithValueHead(make_model(n_layers=1, act_fn="gelu", seed=0, **sizes))
 
 
 def test_the_transformer_and_the_value_head_are_two_groups_with_their_own_learning_rate(

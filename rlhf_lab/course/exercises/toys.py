@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.transformer_lens import HookedTransformer, make_model
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
@@ -17,21 +17,20 @@ VOCABULARY = 11
 
 def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTransformer:
     """One layer with random weights, the same for one seed; touches no other random state."""
-    cfg = HookedTransformerConfig(
-        n_layers=1,
-        d_model=8,
-        n_ctx=CONTEXT,
-        d_head=4,
-        n_heads=2,
-        d_mlp=16,
-        d_vocab=VOCABULARY,
-        act_fn="gelu",
-        normalization_type=normalization_type,
-        device="cpu",
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = HookedTransformer(cfg)
+        model = make_model(
+            n_layers=1,
+            d_model=8,
+            n_ctx=CONTEXT,
+            d_head=4,
+            n_heads=2,
+            d_mlp=16,
+            d_vocab=VOCABULARY,
+            act_fn="gelu",
+            normalization_type=normalization_type,
+            device="cpu",
+        )
         for parameter in model.parameters():
             parameter.data = 0.5 * torch.randn(parameter.shape)
     return model

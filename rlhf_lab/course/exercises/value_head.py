@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
 from rlhf_lab.course.cases import standard_cases
 from rlhf_lab.course.exercise import Case, Exercise, Slip
 from rlhf_lab.course.exercises.toys import VOCABULARY, toy_transformer
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.transformer_lens import empty_cache
 from rlhf_lab.probes.value_lens import fit_ridge
 
 LESSON = "02_the_value_head"
@@ -71,7 +71,7 @@ def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: 
     if not cached:
         return policy(ids) if mask is None else policy(ids, mask)
     model = policy.base_model
-    cache = TransformerLensKeyValueCache.init_cache(model.cfg, "cpu", len(ids))
+    cache = empty_cache(model.cfg, "cpu", len(ids))
     parts = []
     for part in (ids[:, :cached], ids[:, cached:]):
         real = torch.ones_like(part, dtype=torch.bool)

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from torch import tensor
 from torch.nn.functional import pad
 
-from rlhf_lab.functional import (
-    Readout,
-    entropy_per_token,
-    get_logprobs,
-    kl_per_token,
-    token_stats_chunked,
-)
+from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token
+from rlhf_lab.models.fast import Readout, token_stats_chunked
 
 INF, NAN = float("inf"), float("nan")
 ROWS, D_MODEL, D_VOCAB = 7, 5, 11

@@ -1,11 +1,11 @@
-"""Log-probs, entropy and KL straight from the final residuals, a chunk of rows at a time."""
+"""The chunked read-out's forward and backward pass, as one function of autograd."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -31,90 +31,7 @@ class Readout:
     b_U: Float[Tensor, " d_vocab"] | None = None
 
 
-class TokenStats(NamedTuple):
-    """What the objective needs to know of each generated token, in nats.
-
-    Args:
-        logprobs: of the sampled tokens, within the support if there is one.
-        entropy: of the policy, over the whole vocabulary.
-        kl: KL(policy || reference), over the whole vocabulary; None without a reference.
-    """
-
-    logprobs: Float[Tensor, " rows"]
-    entropy: Float[Tensor, " rows"]
-    kl: Float[Tensor, " rows"] | None
-
-
-def token_stats_chunked(
-    policy: Readout,
-    tokens: Int[Tensor, " rows"],
-    reference: Readout | None = None,
-    temperature: float = 1.0,
-    support: tuple[Int[Tensor, "rows width"], Bool[Tensor, "rows width"]] | None = None,
-    chunk_rows: int = 256,
-    keep_bytes: int = 2**29,
-) -> TokenStats:
-    """Give what `get_logprobs`, `entropy_per_token` and `kl_per_token` give, by chunks of rows.
-
-    1. Read out policy and reference, and take the log-softmax of both at the temperature.
-    2. Pick the sampled token's entry, renormalised over `support` if there is one: token ids,
-       distinct in a row, and which of them are kept. A token outside has log-probability -inf.
-    3. Sum p log p and p (log p - log q) over the words with p > 0.
-    4. Keep log p and log p - log q for the backward pass if they fit into `keep_bytes`; otherwise
-       compute them there again, to the same bits.
-
-    Gradients reach the policy's tensors, in their dtypes; the reference is a constant. A row whose
-    upstream gradients are all 0 adds exactly 0, even if it holds nan or inf, so that a mask on the
-    statistics is enough. Half-precision input is multiplied as it is and gives float32 results.
-    There is no second derivative. Raises ValueError if shapes or dtypes disagree, or unless
-    temperature > 0 and chunk_rows > 0.
-
-    d log p(a)/dz = [a] - p,   dH/dz = -p (log p + H),   dKL/dz = p (log p - log q - KL)
-    """
-    _check_settings(temperature, chunk_rows)
-    _check_readout("policy", policy, tokens, policy)
-    learned, fixed = (policy.hidden, policy.W_U, policy.b_U), (None,) * 3
-    if reference is not None:
-        _check_readout("reference", reference, tokens, policy)
-        fixed = (reference.hidden, reference.W_U, reference.b_U)
-        fixed = tuple(None if x is None else x.detach() for x in fixed)
-    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
-    itemsize = at_least_float32(policy.hidden[:0]).element_size()
-    log_bytes = len(tokens) * policy.W_U.shape[1] * itemsize * (1 if reference is None else 2)
-    settings = _Settings(temperature, chunk_rows, keep=learns and log_bytes <= keep_bytes)
-    support = (None, None) if support is None else support
-    return TokenStats(*_TokenStats.apply(*learned, *fixed, tokens, *support, settings))
-
-
-def _check_settings(temperature: float, chunk_rows: int) -> None:
-    """Refuse numbers that are out of range."""
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
-    if chunk_rows < 1:
-        raise ValueError(f"chunk_rows is {chunk_rows}; give at least 1 row per chunk.")
-
-
-def _check_readout(
-    name: str, readout: Readout, tokens: Int[Tensor, " rows"], policy: Readout
-) -> None:
-    """Refuse a readout that does not fit the tokens or the policy's vocabulary and dtype."""
-    d_model, d_vocab = readout.hidden.shape[-1], policy.W_U.shape[-1]
-    wanted = {"hidden": (len(tokens), d_model), "W_U": (d_model, d_vocab), "b_U": (d_vocab,)}
-    for field, shape in wanted.items():
-        x = getattr(readout, field)
-        if x is not None and x.shape != shape:
-            raise ValueError(
-                f"{name}.{field} has shape {tuple(x.shape)} but must have {shape} here; give one "
-                "row per token, and both models the same vocabulary."
-            )
-        if x is not None and x.dtype != policy.hidden.dtype:
-            raise ValueError(
-                f"{name}.{field} has dtype {x.dtype} but policy.hidden has {policy.hidden.dtype}; "
-                "cast one to the other."
-            )
-
-
-class _Settings(NamedTuple):
+class Settings(NamedTuple):
     """How to go through the rows, and whether to keep the logarithms for the backward pass."""
 
     temperature: float
@@ -122,7 +39,7 @@ class _Settings(NamedTuple):
     keep: bool
 
 
-class _Logs(NamedTuple):
+class Logs(NamedTuple):
     """log p, and log p - log q where there is a reference, for some rows.
 
     Where p is 0 they hold LOG_OF_ZERO and 0, so that their products with p are 0.
@@ -131,12 +48,12 @@ class _Logs(NamedTuple):
     policy: Float[Tensor, "rows d_vocab"]
     ratio: Float[Tensor, "rows d_vocab"] | None
 
-    def of(self, rows: slice) -> "_Logs":
+    def of(self, rows: slice) -> "Logs":
         """The same for some of these rows."""
-        return _Logs(self.policy[rows], None if self.ratio is None else self.ratio[rows])
+        return Logs(self.policy[rows], None if self.ratio is None else self.ratio[rows])
 
 
-class _TokenStats(torch.autograd.Function):
+class TokenStatsFunction(torch.autograd.Function):
     """The forward and the backward pass of `token_stats_chunked`."""
 
     @staticmethod
@@ -165,7 +82,7 @@ class _TokenStats(torch.autograd.Function):
         *inputs, entropy, kl, kept_policy, kept_ratio = ctx.saved_tensors
         if upstream[2] is None:
             inputs[3:6], kept_ratio = (None,) * 3, None
-        scan, kept = _Scan(*inputs, ctx.settings), _Logs(kept_policy, kept_ratio)
+        scan, kept = _Scan(*inputs, ctx.settings), Logs(kept_policy, kept_ratio)
         weights = scan.row_weights(upstream, entropy, kl)
         grads = _Gradients(scan, weights.counts, ctx.needs_input_grad)
         for rows, scratch in scan.chunks():
@@ -216,18 +133,18 @@ class _Scan:
         """An unfilled tensor on the policy's device."""
         return self.policy.hidden.new_empty(shape, dtype=dtype or self.dtype)
 
-    def new_logs(self, rows: int) -> _Logs:
+    def new_logs(self, rows: int) -> Logs:
         """Unfilled logarithms."""
         policy = self.new(rows, self.d_vocab)
-        return _Logs(policy, None if self.reference is None else torch.empty_like(policy))
+        return Logs(policy, None if self.reference is None else torch.empty_like(policy))
 
-    def chunks(self) -> Iterator[tuple[slice, _Logs | None]]:
+    def chunks(self) -> Iterator[tuple[slice, Logs | None]]:
         """Each chunk's rows, and scratch logarithms of that many rows unless they are kept."""
         for start in range(0, self.n_rows, self.chunk_rows):
             rows = slice(start, min(start + self.chunk_rows, self.n_rows))
             yield rows, None if self.keep else self.scratch.of(slice(rows.stop - start))
 
-    def fill(self, logs: _Logs, rows: slice) -> Float[Tensor, "chunk d_vocab"]:
+    def fill(self, logs: Logs, rows: slice) -> Float[Tensor, "chunk d_vocab"]:
         """Compute the logarithms of some rows, in place, and return their probabilities."""
         self.read_out(self.policy, rows, logs.policy)
         if logs.ratio is not None:
@@ -250,7 +167,7 @@ class _Scan:
             torch.add(bias.to(self.dtype) * scale, low, alpha=scale, out=logits)
         torch.log_softmax(logits, dim=-1, out=out)
 
-    def read_probs(self, logs: _Logs) -> Float[Tensor, "chunk d_vocab"]:
+    def read_probs(self, logs: Logs) -> Float[Tensor, "chunk d_vocab"]:
         """The policy's probabilities."""
         return torch.exp(logs.policy, out=self.probs[: len(logs.policy)])
 
@@ -260,7 +177,7 @@ class _Scan:
         """The mean of x over the vocabulary under the policy."""
         return torch.mul(probs, x, out=self.work[: len(probs)]).sum(dim=-1)
 
-    def score(self, logs: _Logs, rows: slice) -> Float[Tensor, " chunk"]:
+    def score(self, logs: Logs, rows: slice) -> Float[Tensor, " chunk"]:
         """The sampled tokens' log-probabilities, within the support."""
         if self.support_tokens is None:
             logprobs = logs.policy.gather(1, self.tokens[rows, None])
@@ -270,7 +187,7 @@ class _Scan:
             logprobs = logprobs.masked_fill(~sampled.any(dim=-1, keepdim=True), -torch.inf)
         return logprobs.masked_fill(logprobs <= LOG_OF_ZERO, -torch.inf)[:, 0]
 
-    def support_logprobs(self, logs: _Logs, rows: slice) -> Float[Tensor, "chunk width"]:
+    def support_logprobs(self, logs: Logs, rows: slice) -> Float[Tensor, "chunk width"]:
         """The log-softmax over the support, -inf at entries that are not kept."""
         inside = logs.policy.gather(1, self.support_tokens[rows])
         return inside.masked_fill(~self.support_kept[rows], -torch.inf).log_softmax(dim=-1)
@@ -299,7 +216,7 @@ class _Scan:
         return _RowWeights(by_logprob, by_entropy, by_kl, constant, counts)
 
     def grad_logits(
-        self, logs: _Logs, probs: Float[Tensor, "chunk d_vocab"], rows: slice, weights: _RowWeights
+        self, logs: Logs, probs: Float[Tensor, "chunk d_vocab"], rows: slice, weights: _RowWeights
     ) -> Float[Tensor, "chunk d_vocab"]:
         """The gradient of some rows' logits, in the work buffer."""
         by_logprob, by_entropy, by_kl, constant, counts = (w[rows, None] for w in weights)

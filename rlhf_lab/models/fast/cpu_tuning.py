@@ -1,7 +1,8 @@
 """CPU settings that pay: memory that is kept, and the faster of two exact matrix products.
 
 Both belong to the whole process, change no result beyond rounding (1e-6), and are left alone where
-they do not apply. `RLHFArgs.tune_cpu=False` switches them off.
+they do not apply. The commands `train` and `resume` and the benchmarks ask for them, unless
+`RLHFArgs.tune_cpu` is False; a trainer that is made from Python leaves the process as it is.
 """
 
 import ctypes
@@ -15,6 +16,8 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from rlhf_lab.models.value_head import TransformerWithValueHead
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 2**30
@@ -59,6 +62,17 @@ def tune_cpu(d_model: int) -> Tuning:
             return Tuning(kept, "oneDNN", error)
     set_route("BLAS")
     return Tuning(kept, "BLAS", matmul_error())
+
+
+def tune_for(policy: TransformerWithValueHead, wanted: bool = True) -> Tuning | None:
+    """`tune_cpu` for a policy that is on the CPU; nothing elsewhere, or where it is not wanted.
+
+    Args:
+        wanted: `RLHFArgs.tune_cpu`.
+    """
+    if not wanted or policy.device.type != "cpu":
+        return None
+    return tune_cpu(policy.base_model.cfg.d_model)
 
 
 def keep_freed_memory() -> bool:

@@ -1,0 +1,33 @@
+"""Speed: packed forms, the chunked read-out, CPU tuning. Nobody needs them to understand anything.
+
+`models/outputs.py` decides where they run in place of the hooked modules.
+"""
+
+from rlhf_lab.models.fast.blocks import PackedBlock, pack, packed_residuals, run_block
+from rlhf_lab.models.fast.cpu_tuning import Tuning, tune_cpu, tune_for
+from rlhf_lab.models.fast.decoder import PackedDecoder
+from rlhf_lab.models.fast.known import PASSED, can_pack, runs_packed
+from rlhf_lab.models.fast.readout import final_norm, read_state, read_token_stats, unembed
+from rlhf_lab.models.fast.token_scan import Readout
+from rlhf_lab.models.fast.token_stats import TokenStats, token_stats_chunked
+
+__all__ = [
+    "PASSED",
+    "PackedBlock",
+    "PackedDecoder",
+    "Readout",
+    "TokenStats",
+    "Tuning",
+    "can_pack",
+    "final_norm",
+    "pack",
+    "packed_residuals",
+    "read_state",
+    "read_token_stats",
+    "run_block",
+    "runs_packed",
+    "token_stats_chunked",
+    "tune_cpu",
+    "tune_for",
+    "unembed",
+]

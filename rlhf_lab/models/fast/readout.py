@@ -1,0 +1,90 @@
+"""From the last residual to logits, values and token statistics, without a call of the modules."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.models.fast.token_scan import Readout
+from rlhf_lab.models.fast.token_stats import TokenStats, token_stats_chunked
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.value_head import TransformerWithValueHead
+
+LEAST_ROWS, LOGITS_AT_ONCE = 256, 2**22
+
+
+def final_norm(
+    model: HookedTransformer, residual: Float[Tensor, "*batch d_model"]
+) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
+    """The final norm before its gain, which is `ln_final.hook_normalized`, and after it.
+
+    The value head reads the first, the unembedding the second.
+    """
+    norm, shape = model.ln_final, (model.cfg.d_model,)
+    if model.cfg.normalization_type.startswith("LN"):
+        normalized = F.layer_norm(residual, shape, eps=norm.eps)
+    else:
+        normalized = F.rms_norm(residual, shape, eps=norm.eps)
+    gained = normalized * norm.w if hasattr(norm, "w") else normalized
+    return normalized, gained + norm.b if hasattr(norm, "b") else gained
+
+
+def unembed(
+    model: HookedTransformer,
+    hidden: Float[Tensor, "*batch d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"] | None = None,
+) -> Float[Tensor, "*batch d_vocab"]:
+    """hidden @ W_U + b_U, without the copy of W_U that the hooked module makes at every call."""
+    W_U = model.W_U if W_U is None else W_U
+    return F.linear(hidden.to(W_U.dtype), W_U.T, model.b_U.to(W_U.dtype))
+
+
+def read_state(
+    policy: TransformerWithValueHead,
+    residual: Float[Tensor, "batch seq d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+    """Logits and value estimates of last residuals: what the policy's forward does at its end.
+
+    Args:
+        W_U: the unembedding, perhaps in another dtype; the model's own when None.
+    """
+    normalized, hidden = final_norm(policy.base_model, residual)
+    return unembed(policy.base_model, hidden, W_U), policy.value_head(normalized)[..., 0]
+
+
+def read_token_stats(
+    model: HookedTransformer,
+    reference: HookedTransformer | None,
+    hidden: Float[Tensor, "batch gen d_model"],
+    ref_residuals: Float[Tensor, "batch gen d_model"] | None,
+    tokens: Int[Tensor, "batch gen"],
+    temperature: float,
+    support: tuple[Int[Tensor, "batch gen width"], Bool[Tensor, "batch gen width"]] | None = None,
+    dtype: torch.dtype | None = None,
+) -> TokenStats:
+    """Log-probability, entropy and exact KL of each generated token, in chunks of rows.
+
+    Args:
+        hidden: of the policy, after the final norm, at the states before the tokens.
+        ref_residuals: of the reference, before it; without a reference there is no KL.
+        support: token ids and which are kept, where sampling was truncated.
+        dtype: of the matrix products; the models' own when None.
+    """
+
+    def readout(model: HookedTransformer, hidden: Float[Tensor, "batch gen d_model"]) -> Readout:
+        parts = (hidden.flatten(0, 1), model.W_U, model.b_U)
+        return Readout(*(part.to(dtype or model.W_U.dtype) for part in parts))
+
+    ref_readout = None
+    if reference is not None:
+        ref_readout = readout(reference, final_norm(reference, ref_residuals)[1])
+    stats = token_stats_chunked(
+        readout(model, hidden),
+        tokens.flatten(),
+        ref_readout,
+        temperature,
+        None if support is None else tuple(x.flatten(0, 1) for x in support),
+        max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
+    )
+    return TokenStats(*(None if x is None else x.view(tokens.shape) for x in stats))

@@ -1,0 +1,53 @@
+"""TransformerLens: the only room of the package that imports it and knows its internals.
+
+Elsewhere only `HookedTransformer`, `HookPoint` and their documented methods appear. Names of
+weights and hook points are HookedTransformer's, here and in every file that is written.
+"""
+
+from rlhf_lab.models.transformer_lens.convert import (
+    SUPPORTED_ARCHITECTURES,
+    from_hugging_face,
+    is_bias,
+)
+from rlhf_lab.models.transformer_lens.kinds import (
+    blocks_of,
+    has_known_parts,
+    is_centered,
+    is_gated,
+    key_value_weights,
+)
+from rlhf_lab.models.transformer_lens.kv_cache import (
+    KVCache,
+    empty_cache,
+    join_caches,
+    pick_rows,
+    split_cache,
+)
+from rlhf_lab.models.transformer_lens.library import (
+    HookedTransformer,
+    HookPoint,
+    final_residual,
+    make_model,
+    version,
+)
+
+__all__ = [
+    "HookPoint",
+    "HookedTransformer",
+    "KVCache",
+    "SUPPORTED_ARCHITECTURES",
+    "blocks_of",
+    "empty_cache",
+    "final_residual",
+    "from_hugging_face",
+    "has_known_parts",
+    "is_bias",
+    "is_centered",
+    "is_gated",
+    "join_caches",
+    "key_value_weights",
+    "make_model",
+    "pick_rows",
+    "split_cache",
+    "version",
+]

@@ -1,0 +1,38 @@
+"""KV cache: keys and values of earlier tokens, one entry for each layer."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache as KVCache
+
+__all__ = ["KVCache", "empty_cache", "join_caches", "pick_rows", "split_cache"]
+
+
+def empty_cache(cfg: Any, device: torch.device | str, batch_size: int) -> KVCache:
+    """A cache without tokens, for a model with this configuration."""
+    return KVCache.init_cache(cfg, device, batch_size)
+
+
+def join_caches(first: KVCache, second: KVCache) -> KVCache:
+    """One cache with the layers of two models; the mask of earlier tokens is the first's."""
+    return dataclasses.replace(first, entries=first.entries + second.entries)
+
+
+def split_cache(cache: KVCache, n_layers: int) -> tuple[KVCache, KVCache]:
+    """The parts of a cache that `join_caches` made: the first `n_layers` layers, and the others.
+
+    Each part notes the mask of the tokens that it is fed on its own.
+    """
+    first, second = cache.entries[:n_layers], cache.entries[n_layers:]
+    return dataclasses.replace(cache, entries=first), dataclasses.replace(cache, entries=second)
+
+
+def pick_rows(cache: KVCache, rows: Int[Tensor, " batch"]) -> None:
+    """Let row i of a cache be what row `rows[i]` was, in place."""
+    for entry in cache.entries:
+        entry.past_keys = entry.past_keys[rows]
+        entry.past_values = entry.past_values[rows]
+    cache.previous_attention_mask = cache.previous_attention_mask[rows]

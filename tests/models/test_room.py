@@ -1,0 +1,40 @@
+"""Tests that one room of the package knows TransformerLens, and that nobody hears its warning."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.models.transformer_lens import make_model, version
+
+ROOT = Path(__file__).parents[2]
+ROOM = ROOT / "rlhf_lab" / "models" / "transformer_lens"
+SOURCES = ("rlhf_lab", "benchmarks", "solutions", "tests", "tools")
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The top-level packages that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_only_the_room_imports_transformer_lens():
+    files = [path for folder in SOURCES for path in ROOT.joinpath(folder).rglob("*.py")]
+    assert len(files) > 200
+    importing = {path for path in files if "transformer_lens" in imported_modules(path)}
+    assert importing and all(path.is_relative_to(ROOM) for path in importing)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_is_made_without_a_warning():
+    model = make_model(n_layers=1, d_model=4, n_ctx=4, d_head=2, d_vocab=5, act_fn="gelu", seed=0)
+    assert model.cfg.n_heads == 2
+
+
+def test_the_version_is_the_one_that_is_installed():
+    assert version().split(".")[0] == "3"
