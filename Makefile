@@ -9,7 +9,7 @@ REFERENCE_torchrl := torchrl==0.14.1
 REFERENCE_trl := trl==0.11.4
 REFERENCE_verl := verl==0.9.1
 
-.PHONY: train test test-browser test-reference reference lint course bench bench-peers clean
+.PHONY: train test test-browser test-reference reference lint course reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -41,12 +41,19 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 course: $(INSTALLED)
-	$(BIN)/python -m rlhf_lab course build
-	$(BIN)/python -m rlhf_lab course check
+	$(BIN)/python -m tools.course build
+	$(BIN)/python -m tools.course check
+
+# The bundled models, made again from the grammar into runs/organism; and those that are shipped, measured.
+reel: $(INSTALLED)
+	$(BIN)/python -m tools.reel train
+
+reel-check: $(INSTALLED)
+	$(BIN)/python -m tools.reel check
 
 # One phase of the tiny shape; others with, for example, make bench BENCH="--shape small --probes".
 bench: $(INSTALLED)
-	$(BIN)/python -m rlhf_lab bench $(BENCH)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 bench-peers: $(PEERS)/trl-0.11.4/installed $(PEERS)/trl-1.12/installed
 

@@ -19,8 +19,8 @@ from nbformat import NotebookNode
 from rich.console import Console
 from rich.progress import track
 
-from rlhf_lab.course.builder import run_cells
 from rlhf_lab.course.tables import show_table
+from tools.course.builder import run_cells
 
 LESSONS = Path("solutions")
 OF_A_SECTION = re.compile(r"^\((\d+) s on one core\)$", re.MULTILINE)

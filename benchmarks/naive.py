@@ -14,7 +14,7 @@ from eindex import eindex
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rlhf_lab.bench.worker import Clock, Setup, serve
+from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
 

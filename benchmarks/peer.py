@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_lab.bench.worker import Setup
+from benchmarks.worker import Setup
 
 
 def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:

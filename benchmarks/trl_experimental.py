@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
-from peer import count, load_tokenizer, prompt_of
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +21,8 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from rlhf_lab.bench.worker import Clock, Setup, serve
+from benchmarks.peer import count, load_tokenizer, prompt_of
+from benchmarks.worker import Clock, Setup, serve
 
 ENDLESS = 1_000_000
 

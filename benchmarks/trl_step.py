@@ -7,10 +7,10 @@ entropy is computed for its statistics.
 from collections.abc import Callable
 
 import torch
-from peer import count, load_tokenizer, prompt_of
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
-from rlhf_lab.bench.worker import Clock, Setup, serve
+from benchmarks.peer import count, load_tokenizer, prompt_of
+from benchmarks.worker import Clock, Setup, serve
 
 SCORING = ("forward_pass", "compute_rewards", "compute_advantages")
 

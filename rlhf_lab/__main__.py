@@ -1,21 +1,16 @@
 """RLHF you can see inside: train a policy, look at it, go on with it."""
 
-import contextlib
-import io
-import logging
-import os
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, subcommand
+from tyro.conf import FlagCreatePairsOff, Positional, subcommand
 
-from rlhf_lab.bench.options import Bench
 from rlhf_lab.config import PRESETS, RLHFArgs
-from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.entry import guarded, read_arguments
+from rlhf_lab.errors import ConfigError
 
 DEFAULT_PRESET = "reel"
 
@@ -308,93 +303,6 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class OrganismTrain:
-    """Rebuild the bundled Reel models from the grammar, with a fixed seed."""
-
-    out: Path = Path("runs/organism")
-    """Where the two model directories are written."""
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        from rlhf_lab import commands
-
-        return commands.organism_train(self.out)
-
-
-@dataclass(frozen=True)
-class OrganismCheck:
-    """Check Reel: exact identities, and the bundled models against the grammar."""
-
-    reviews: int = 4000
-    """Fresh reviews to measure the models on."""
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        from rlhf_lab import commands
-
-        return commands.organism_check(self.reviews)
-
-
-@dataclass(frozen=True)
-class Organism:
-    """The bundled movie-review language: rebuild it, check it."""
-
-    do: OmitSubcommandPrefixes[
-        Annotated[OrganismTrain, subcommand("train")]
-        | Annotated[OrganismCheck, subcommand("check")]
-    ]
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        return self.do.run()
-
-
-@dataclass(frozen=True)
-class CourseBuild:
-    """Write both notebooks of each lesson from its master; what is up to date stays as it is."""
-
-    lessons: Positional[tuple[str, ...]] = ()
-    """Names of lessons, such as 05_the_objective; all when none is given."""
-    again: bool = False
-    """Execute solutions even if their cells have not changed."""
-    root: Path = Path(".")
-    """The repository's root."""
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        from rlhf_lab import commands
-
-        return commands.course_build(self.lessons, self.again, self.root)
-
-
-@dataclass(frozen=True)
-class CourseCheck:
-    """Prove that each exercise and lesson is complete, and that no wrong answer passes."""
-
-    root: Path = Path(".")
-    """The repository's root."""
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        from rlhf_lab import commands
-
-        return commands.course_check(self.root)
-
-
-@dataclass(frozen=True)
-class Course:
-    """For authors of the course: build the notebooks, check that they are complete."""
-
-    do: OmitSubcommandPrefixes[
-        Annotated[CourseBuild, subcommand("build")] | Annotated[CourseCheck, subcommand("check")]
-    ]
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        return self.do.run()
-
-
-@dataclass(frozen=True)
 class Progress:
     """Show how far you are in the course."""
 
@@ -416,10 +324,7 @@ Command = (
     | Annotated[Export, subcommand("export")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Doctor, subcommand("doctor")]
-    | Annotated[Organism, subcommand("organism")]
-    | Annotated[Course, subcommand("course")]
     | Annotated[Progress, subcommand("progress")]
-    | Annotated[Bench, subcommand("bench")]
 )
 
 
@@ -430,25 +335,13 @@ def parse(arguments: list[str]) -> Command:
         ConfigError: a preset that does not exist, or values that do not go together.
     """
     if arguments[:1] != ["train"]:
-        return _read(Command, "rlhf_lab", arguments, description=__doc__)
+        return read_arguments(Command, "rlhf_lab", arguments, description=__doc__)
     preset = _named_preset(arguments[1:])
     description = f"{Train.__doc__} Presets: {', '.join(PRESETS)}."
     default = Train(RLHFArgs(preset=preset))
-    return _read(Train, "rlhf_lab train", arguments[1:], description=description, default=default)
-
-
-def _read(form: Any, prog: str, arguments: list[str], **options: Any) -> Any:
-    """Let tyro read the arguments, and turn its panel about a mistake into one sentence."""
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(form, prog=prog, args=arguments, **options)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()]
-        said = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
-        raise ConfigError(f"{' '.join(said).rstrip('.')}; see `{prog} --help`.") from None
+    return read_arguments(
+        Train, "rlhf_lab train", arguments[1:], description=description, default=default
+    )
 
 
 def _named_preset(arguments: list[str]) -> str:
@@ -463,28 +356,10 @@ def _named_preset(arguments: list[str]) -> str:
     return DEFAULT_PRESET
 
 
-def _show_warning(message: Warning | str, *where: Any) -> None:
-    """A warning as one line, without the line of code that gave it."""
-    print(f"rlhf_lab: warning: {message}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status, 2 when something is for the user to mend."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.showwarning = _show_warning
-    # transformers imports bitsandbytes where it is there, which then names kernels it would like.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        return parse(sys.argv[1:] if arguments is None else arguments).run()
-    except LabError as error:
-        print(f"rlhf_lab: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("rlhf_lab: stopped.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    given = sys.argv[1:] if arguments is None else arguments
+    return guarded("rlhf_lab", lambda: parse(given).run())
 
 
 if __name__ == "__main__":

@@ -5,23 +5,16 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from safetensors.torch import load_file
-from transformers.utils.logging import disable_progress_bar
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.fast import tune_for
-from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.organism.check import run_checks
-from rlhf_lab.organism.train import rebuild
 from rlhf_lab.probes import Run, attach_default_suite, had_default_suite
 from rlhf_lab.rewards import load_reward, score_texts
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
@@ -188,90 +181,6 @@ def report(directory: Path, out: Path | None) -> int:
     path = write_report(directory, out)
     Console().print(f"written: {path}", highlight=False, soft_wrap=True)
     return 0
-
-
-def organism_train(out: Path) -> int:
-    """Rebuild both bundled models, and say whether they are the ones that are shipped."""
-    console = Console()
-    disable_progress_bar()
-    for name, trained in rebuild(out).items():
-        console.print(f"{name}: {trained.directory}", highlight=False, soft_wrap=True)
-        console.print(f"  {_compared_with_bundled(name, trained.directory)}", highlight=False)
-    return 0
-
-
-def _compared_with_bundled(name: str, directory: Path) -> str:
-    new = load_file(directory / "model.safetensors")
-    shipped = load_file(weights_dir(name) / "model.safetensors")
-    gap = max((new[key] - shipped[key]).abs().max().item() for key in shipped)
-    if gap == 0:
-        return "bit for bit the shipped weights"
-    return f"largest difference from the shipped weights {gap:.2g} (other CPUs round differently)"
-
-
-def organism_check(reviews: int) -> int:
-    """Print every check of the organism; status 1 when one fails."""
-    table = Table("check", "value", "bound", "holds", box=None)
-    disable_progress_bar()
-    try:
-        checks = run_checks(reviews)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    for check in checks:
-        table.add_row(
-            escape(check.name), f"{check.value:.3g}", check.bound, "yes" if check.ok else "NO"
-        )
-    Console().print(table)
-    return 0 if all(check.ok for check in checks) else 1
-
-
-def course_build(lessons: tuple[str, ...], again: bool, root: Path) -> int:
-    """Build the notebooks of some lessons, or of all, and say what changed."""
-    builder = _builder()
-    known = {master.stem: master for master in builder.masters(root)}
-    for lesson in lessons:
-        if lesson not in known:
-            raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")
-    console = Console()
-    for lesson in lessons or known:
-        built = builder.build_lesson(known[lesson], root, again)
-        files = ", ".join(str(path.relative_to(root)) for path in built.changed)
-        done = f"wrote {files}" if files else "nothing has changed"
-        ran = "executed" if built.executed else "solution is up to date"
-        console.print(f"{lesson}: {ran}; {done}", highlight=False, soft_wrap=True)
-    return 0
-
-
-def course_check(root: Path) -> int:
-    """Print how each exercise and lesson does; status 1 when something is wrong with one."""
-    _builder()
-    from rlhf_lab.course.gate import lesson_problems, try_exercise
-    from rlhf_lab.course.registry import all_exercises
-
-    table = Table("exercise", "cases", "slips rejected and named", "generic rejected", box=None)
-    tallies = [try_exercise(exercise) for exercise in all_exercises()]
-    for tally in tallies:
-        table.add_row(tally.name, str(tally.cases), str(tally.slips), str(tally.generic))
-    slips, generic = (sum(getattr(t, kind) for t in tallies) for kind in ("slips", "generic"))
-    table.add_row(f"{len(tallies)} in all", "", str(slips), str(generic), style="bold")
-    problems = [f"{t.name}: {problem}" for t in tallies for problem in t.problems]
-    problems += lesson_problems(root)
-    console = Console()
-    console.print(table)
-    for problem in problems or ["every exercise and lesson is complete"]:
-        console.print(problem, highlight=False, soft_wrap=True)
-    return 1 if problems else 0
-
-
-def _builder() -> ModuleType:
-    """The notebook builder, which needs packages that only authors have."""
-    try:
-        from rlhf_lab.course import builder
-    except ModuleNotFoundError as error:
-        raise LoadError(
-            f"{error.name} is not installed; install what authors need: pip install -e '.[dev]'."
-        ) from error
-    return builder
 
 
 def show_progress() -> int:

@@ -19,12 +19,14 @@ from beartype.door import is_bearable
 from rlhf_lab.__main__ import parse
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats, trl_stats
+from tools.reel.__main__ import main as reel
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 FEATURES = (DOCS / "features.md").read_text(encoding="utf-8")
 OUTSIDE = "## What does not fit this lab"
-COMMAND = "python -m rlhf_lab "
+COMMAND = "python -m "
+PROGRAMS = {"rlhf_lab": parse, "tools.reel": reel}
 
 
 def rows(text: str, columns: int) -> list[list[str]]:
@@ -63,20 +65,20 @@ def resolve(path: str) -> Any:
     return found
 
 
-def check_command(words: list[str]) -> None:
-    """Fail unless the help of the command line is that of this command, with its options."""
+def check_command(program: str, *words: str) -> None:
+    """Fail unless the help of a program is that of this command, with its options."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
-        parse([*words, "--help"])
+        PROGRAMS[program]([*words, "--help"])
     command = " ".join(word for word in words if not word.startswith("--"))
-    assert shown.getvalue().split("usage: ")[1].startswith(f"rlhf_lab {command} ")
+    assert shown.getvalue().split("usage: ")[1].startswith(f"{program} {command} ")
     assert all(word in shown.getvalue().split() for word in words if word.startswith("--"))
 
 
 def check_name(name: str) -> None:
     """Fail unless this is a command, a field with a value that it may have, or a path."""
     if name.startswith(COMMAND):
-        check_command(name.removeprefix(COMMAND).split())
+        check_command(*name.removeprefix(COMMAND).split())
     elif name.startswith("RLHFArgs."):
         field, _, value = name.removeprefix("RLHFArgs.").partition("=")
         hints = get_type_hints(RLHFArgs)
@@ -111,8 +113,9 @@ def test_every_name_of_ours_exists(name):
         "training.Rollout.no_such_field",
         "RLHFArgs.no_such_field",
         'RLHFArgs.advantages="no_such_estimator"',
-        COMMAND + "no-such-command",
-        COMMAND + "train --no-such-option",
+        COMMAND + "no.such.program train",
+        COMMAND + "rlhf_lab no-such-command",
+        COMMAND + "rlhf_lab train --no-such-option",
     ],
 )
 def test_a_name_that_does_not_exist_is_noticed(name):

@@ -20,13 +20,13 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 from tyro.conf import FlagCreatePairsOff
 
+from benchmarks.command import spoken
+from benchmarks.machine import describe
 from benchmarks.results.page import page
 from benchmarks.results.real import run_real
 from benchmarks.results.records import asked, is_done, place, read_records, write_record
 from benchmarks.results.reel import run_learned, run_loophole, run_method
 from benchmarks.results.settings import Row, all_rows
-from rlhf_lab.bench.command import spoken
-from rlhf_lab.bench.machine import describe
 from rlhf_lab.errors import ConfigError, LabError
 
 RECORDS, PAGE = Path("docs/results"), Path("docs/results.md")

@@ -268,7 +268,7 @@ def phase_cells(group: Group, phase: int) -> list[str]:
     return [f"{now['kl_per_sequence']:.2f}", *paired_cells(now, exact)]
 
 
-def paired_cells(measured: dict[str, float], exact: dict[str, float]) -> list[str]:
+def paired_cells(measured: Record, exact: Record) -> list[str]:
     """Measured and exact side by side, then what the grammar says."""
     pairs = (
         f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)
@@ -277,7 +277,7 @@ def paired_cells(measured: dict[str, float], exact: dict[str, float]) -> list[st
     return [*pairs, f"{share:.3f}", f"{measured['gold'] / share:.3f}" if share else ""]
 
 
-def mean_of(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+def mean_of(entries: Sequence[Record]) -> Record:
     """The means of all numbers that the entries have under the same names."""
     names = [name for name, value in entries[0].items() if isinstance(value, int | float)]
     return {name: mean(entry[name] for entry in entries) for name in names}

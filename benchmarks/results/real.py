@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import ContestantProcess
 from benchmarks.results.settings import Row
-from rlhf_lab.bench.harness import ContestantProcess
-from rlhf_lab.bench.worker import Clock, Setup, serve
+from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.fast import tune_for
 from rlhf_lab.training import RLHFTrainer

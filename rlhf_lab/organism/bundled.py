@@ -14,7 +14,5 @@ def weights_dir(name: str) -> Path:
         raise ValueError(f"name is {name!r}, which is not bundled; choose one of {BUNDLED}.")
     directory = Path(__file__).parent / "weights" / name
     if not (directory / "model.safetensors").is_file():
-        raise ValueError(
-            f"name is {name!r}, whose weights are missing; run rlhf_lab.organism.train.rebuild."
-        )
+        raise ValueError(f"name is {name!r}, whose weights are missing; install rlhf_lab again.")
     return directory

@@ -1,4 +1,4 @@
-"""`python -m rlhf_lab bench` as a real process: what it prints, stores and refuses."""
+"""`python -m benchmarks` as a real process: what it prints, stores and refuses."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from dataclasses import make_dataclass
 
 import pytest
 
-from rlhf_lab.__main__ import main
-from rlhf_lab.bench import ours
+from benchmarks import ours
+from benchmarks.__main__ import main
 from rlhf_lab.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def bench(place, *options):
     where = ("--threads", "1", "--device", "cpu", "--out", str(place / "nano.json"))
     settings = {"HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
     return subprocess.Popen(
-        [sys.executable, "-m", "rlhf_lab", "bench", *size, *where, *options],
+        [sys.executable, "-m", "benchmarks", *size, *where, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,7 +81,7 @@ def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path):
 
 def test_the_page_is_written_from_what_was_stored(measured):
     stored, page = measured[1] / "nano.json", measured[1] / "performance.md"
-    assert main(["bench", "--write-docs", str(stored), "--docs", str(page)]) == 0
+    assert main(["--write-docs", str(stored), "--docs", str(page)]) == 0
     text = page.read_text()
     assert "## nano, cpu, fp32" in text
     assert "[nano.json](nano.json)" in text
@@ -102,11 +102,11 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_answered_in_one_sentence(case, capsys):
     arguments, words = MISTAKES[case]
-    assert main(["bench", *arguments]) == 2
+    assert main(list(arguments)) == 2
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.strip().splitlines()
-    assert line.startswith("rlhf_lab: ")
+    assert line.startswith("benchmarks: ")
     assert all(word in line for word in words), line
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf_lab.bench import command_times as module
-from rlhf_lab.bench.command_times import FIRST_SAMPLES, HELP, MAIN_JOB, command_times
+from benchmarks import command_times as module
+from benchmarks.command_times import FIRST_SAMPLES, HELP, MAIN_JOB, command_times
 from rlhf_lab.errors import RunError
 
 ONE_PHASE = ("train", "--preset", "reel", "--total-phases", "1", "--warmup-steps", "0")

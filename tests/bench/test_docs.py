@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rlhf_lab.bench.command import command_line, estimated_seconds, spoken
-from rlhf_lab.bench.docs import page
-from rlhf_lab.bench.options import Bench
-from rlhf_lab.bench.tables import tables
-from rlhf_lab.bench.work import Work
+from benchmarks.command import command_line, estimated_seconds, spoken
+from benchmarks.options import Bench
+from benchmarks.page import page
+from benchmarks.tables import tables
+from benchmarks.work import Work
 
 
 def phase(seconds: float, stages: dict | None = None) -> dict:
@@ -35,7 +35,7 @@ def stored(shape: str, ours: float, **more: object) -> dict:
             "device": "cpu",
         },
         "work": Work(shape=shape).to_dict(),
-        "command": f"python -m rlhf_lab bench --shape {shape}",
+        "command": f"python -m benchmarks --shape {shape}",
         "repeats": 3,
         "floor": {
             "flops": {"sampling": int(1e9), "learning": int(ours * 3e9)},
@@ -131,9 +131,9 @@ def test_a_result_without_ours_has_no_ratio_and_no_distance(full):
 
 
 def test_the_command_names_what_differs_from_the_defaults():
-    assert command_line(Bench()) == "python -m rlhf_lab bench"
+    assert command_line(Bench()) == "python -m benchmarks"
     options = Bench(shape="small", against=("naive",), growth=True, gen_len=20)
-    expected = "python -m rlhf_lab bench --shape small --against naive --gen-len 20 --growth"
+    expected = "python -m benchmarks --shape small --against naive --gen-len 20 --growth"
     assert command_line(options) == expected
 
 

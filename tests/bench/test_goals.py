@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf_lab.bench.goals import GOALS, Goal, goal_rows, trained_weights
-from rlhf_lab.bench.work import Work
+from benchmarks.goals import GOALS, Goal, goal_rows, trained_weights
+from benchmarks.work import Work
 
 MB = 10**6
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.bench.contestants import command_of, started
-from rlhf_lab.bench.harness import ContestantProcess, interleave
-from rlhf_lab.bench.summary import exponent, growth_exponent, probe_cost, rows
-from rlhf_lab.bench.work import Work
+from benchmarks.contestants import command_of, started
+from benchmarks.harness import ContestantProcess, interleave
+from benchmarks.summary import exponent, growth_exponent, probe_cost, rows
+from benchmarks.work import Work
 from rlhf_lab.errors import ConfigError, RunError
 
 
@@ -101,7 +101,7 @@ def test_probe_cost_is_a_share_of_the_run_without_them():
 
 CHATTY = """
 import json, sys
-from rlhf_lab.bench.worker import serve
+from benchmarks.worker import serve
 def load(setup):
     print("libraries print things")
     def phase(clock):

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.naive import NaiveArgs, NaiveTrainer, ReplayMinibatch
 from benchmarks.naive import TransformerWithValueHead as NaivePolicy
-from rlhf_lab.bench.work import SHAPES, write_model
+from benchmarks.work import SHAPES, write_model
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import load_reward

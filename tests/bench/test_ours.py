@@ -1,8 +1,8 @@
 """The work of this package's own contestants."""
 
-from rlhf_lab.bench import ours
-from rlhf_lab.bench.work import Work, write_model
-from rlhf_lab.bench.worker import Clock
+from benchmarks import ours
+from benchmarks.work import Work, write_model
+from benchmarks.worker import Clock
 
 
 def test_the_probed_run_is_timed_to_its_end(tmp_path):

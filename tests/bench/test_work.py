@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rlhf_lab.bench import flops
-from rlhf_lab.bench.flops import phase_flops, trunk_flops
-from rlhf_lab.bench.work import SHAPES, Shape, Work, random_model, word_tokenizer, write_model
+from benchmarks import flops
+from benchmarks.flops import phase_flops, trunk_flops
+from benchmarks.work import SHAPES, Shape, Work, random_model, word_tokenizer, write_model
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.sampling import tokenize_prompts

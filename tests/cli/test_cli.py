@@ -170,8 +170,7 @@ def assert_one_sentence(done: Process, *words: str) -> None:
 def test_help_lists_every_command(cli):
     done = cli("--help")
     assert done.returncode == 0 and done.stderr == ""
-    commands = "train resume sample score train-reward sft dpo export doctor organism"
-    for command in commands.split():
+    for command in "train resume sample score train-reward sft dpo export doctor".split():
         assert re.search(rf"• {command} ", done.stdout), command
 
 
@@ -188,9 +187,6 @@ def test_help_of_every_command_reads_well(all_at_once):
             "dpo",
             "export",
             "doctor",
-            "organism",
-            "organism train",
-            "organism check",
         )
     }
     for name, done in all_at_once(commands, ("train", "resume")).items():
@@ -285,7 +281,7 @@ def test_on_a_terminal_a_live_panel_is_drawn(surroundings, place):
 
 @pytest.fixture(scope="session")
 def spoken(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
-    """Everything that `sample`, `score`, `doctor` and `organism check` are asked to say."""
+    """Everything that `sample`, `score` and `doctor` are asked to say."""
     out = main_job[1]
     return all_at_once(
         {
@@ -299,7 +295,6 @@ def spoken(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
             "gold": ["score", "--reward-fn", "gold", "not a review"],
             "count": ["score", "--reward-fn", "count:a", "banana", "b"],
             "doctor": ["doctor"],
-            "check": ["organism", "check", "--reviews", "300"],
         },
         ("run", "doctor"),
     )
@@ -360,12 +355,6 @@ def test_the_doctor_finds_this_machine_well(spoken):
     assert "WRONG" not in done.stdout and "Traceback" not in done.stderr
 
 
-def test_the_organism_check_prints_a_row_per_check(spoken):
-    done = spoken["check"]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r" yes ", done.stdout)) >= 8 and " NO " not in done.stdout
-
-
 @pytest.fixture(scope="session")
 def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
     """Every mistake once."""
@@ -411,7 +400,6 @@ def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
             "sample_unknown_word": ["sample", "reel-nano", "--prompt", "this zebra"],
             "score_nothing": ["score"],
             "score_unknown": ["score", "a", "--reward-fn", "kindness"],
-            "check_too_few": ["organism", "check", "--reviews", "0"],
         },
         ("no_command", "unknown_flag", "bad_combination", "resume_corrupt", "wandb_login"),
     )
@@ -447,7 +435,6 @@ MISTAKES = {
     "sample_unknown_word": ("zebra",),
     "score_nothing": ("no text to score",),
     "score_unknown": ("kindness",),
-    "check_too_few": ("0",),
 }
 
 

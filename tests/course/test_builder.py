@@ -7,10 +7,10 @@ import nbformat
 import pytest
 
 from rlhf_lab import functional as F
-from rlhf_lab.course import builder, gate
 from rlhf_lab.course.registry import find_exercise
-from rlhf_lab.course.stub import emptied, solution_source, stub_source
 from rlhf_lab.errors import LoadError
+from tools.course import builder, gate
+from tools.course.stub import emptied, solution_source, stub_source
 
 MASTER = """# %% [markdown]
 # # A toy lesson
@@ -110,7 +110,7 @@ def test_building_executes_once_and_building_again_changes_nothing(root: Path) -
 
 def test_a_lesson_without_notebooks_is_reported(root: Path) -> None:
     problems = gate.lesson_problems(root)
-    assert problems == ["99_toy: notebooks/99_toy.ipynb is missing; run `course build`"]
+    assert problems == ["99_toy: notebooks/99_toy.ipynb is missing; run `make course`"]
 
 
 def test_a_cell_that_fails_is_told_in_one_sentence(root: Path) -> None:

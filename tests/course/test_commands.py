@@ -1,19 +1,20 @@
-"""The course on the command line."""
+"""The course on the command line: the learner's progress, and what its authors run."""
 
 from pathlib import Path
 
 import pytest
 
-from rlhf_lab.__main__ import main
+from rlhf_lab.__main__ import main as lab
 from rlhf_lab.course.registry import all_exercises
 from rlhf_lab.course.state import note_attempt
+from tools.course.__main__ import main
 
 
 def test_progress_shows_the_table_and_where_it_is_kept(
     capsys: pytest.CaptureFixture, progress_file: Path
 ) -> None:
     note_attempt("compute_gae", "passed")
-    assert main(["progress"]) == 0
+    assert lab(["progress"]) == 0
     said = capsys.readouterr().out
     row = next(line for line in said.splitlines() if line.strip().startswith("compute_gae"))
     assert "✓ passed" in row and "●●●●○" in row
@@ -23,19 +24,19 @@ def test_progress_shows_the_table_and_where_it_is_kept(
 def test_building_an_unknown_lesson_or_in_the_wrong_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["course", "build", "--root", str(tmp_path)]) == 2
+    assert main(["build", "--root", str(tmp_path)]) == 2
     assert "holds no lesson" in capsys.readouterr().err
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "01_one.py").write_text("# %%\n1\n")
-    assert main(["course", "build", "02_two", "--root", str(tmp_path)]) == 2
+    assert main(["build", "02_two", "--root", str(tmp_path)]) == 2
     assert "lesson '02_two' is unknown; choose from 01_one." in capsys.readouterr().err
 
 
 def test_a_lesson_that_was_never_built_makes_the_check_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlhf_lab.course.registry.all_exercises", lambda: ())
+    monkeypatch.setattr("tools.course.__main__.all_exercises", lambda: ())
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "01_one.py").write_text("# %%\n1\n")
-    assert main(["course", "check", "--root", str(tmp_path)]) == 1
-    assert "01_one.ipynb is missing; run `course build`" in capsys.readouterr().out
+    assert main(["check", "--root", str(tmp_path)]) == 1
+    assert "01_one.ipynb is missing; run `make course`" in capsys.readouterr().out

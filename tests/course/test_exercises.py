@@ -12,7 +12,6 @@ from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import Exercise, Slip
-from rlhf_lab.course.gate import try_exercise
 from rlhf_lab.course.judge import Judge, judge
 from rlhf_lab.course.mutants import (
     DETACHED,
@@ -23,7 +22,8 @@ from rlhf_lab.course.mutants import (
     mutant,
 )
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from rlhf_lab.course.stub import solution_source
+from tools.course.gate import try_exercise
+from tools.course.stub import solution_source
 
 EXERCISES = all_exercises()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course import builder, gate
+from tools.course import builder, gate
 
 ROOT = Path(__file__).parents[2]
 

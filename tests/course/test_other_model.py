@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from rlhf_lab.config import PRESETS, RLHFArgs
-from rlhf_lab.course import builder
+from tools.course import builder
 
 ROOT = Path(__file__).parents[2]
 LESSONS = builder.masters(ROOT)

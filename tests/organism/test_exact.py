@@ -21,7 +21,7 @@ from rlhf_lab.organism import (
     token_advantages,
     token_information,
 )
-from rlhf_lab.organism.check import bayes_accuracy, positive_by_enumeration
+from tools.reel.check import bayes_accuracy, positive_by_enumeration
 
 MINI = Grammar(n_clauses=1)
 POSITIONS = {name: MINI.slot(name) for name in ("HEAD", "OPEN", "ASP", "COP", "ADV", "ADJ")}

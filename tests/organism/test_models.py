@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, Grammar, weights_dir
-from rlhf_lab.organism.check import (
+from tools.reel.check import (
     bayes_accuracy,
     classifier_figures,
     grammatical_share,

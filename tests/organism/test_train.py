@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
 from rlhf_lab.organism import Grammar, weights_dir
-from rlhf_lab.organism.train import (
+from tools.reel.train import (
     AHEAD,
     LookingAhead,
     Trained,
@@ -143,6 +143,6 @@ def test_rebuild_trains_both_into_their_folders(tmp_path, monkeypatch):
         return train
 
     for name in ("train_language_model", "train_classifier"):
-        monkeypatch.setattr(f"rlhf_lab.organism.train.{name}", stand_in(name))
+        monkeypatch.setattr(f"tools.reel.train.{name}", stand_in(name))
     assert set(rebuild(tmp_path)) == {"reel-nano", "reel-sentiment"}
     assert calls == [("train_language_model", "reel-nano"), ("train_classifier", "reel-sentiment")]

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Direction, Run, attach
@@ -14,8 +16,26 @@ from rlhf_lab.probes.direction import (
     paired_excess,
     project,
 )
-from rlhf_lab.probes.planted import gaussian_accuracy, planted_classes
 from rlhf_lab.training.capture import capture_activations
+
+
+def planted_classes(
+    n: int, direction: Float[Tensor, " d_model"], distance: float, seed: int
+) -> tuple[Float[Tensor, "n d_model"], Bool[Tensor, " n"]]:
+    """Two Gaussian clouds of variance 1, their means `distance` apart along a direction.
+
+    The best possible accuracy is `gaussian_accuracy(distance)`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2 == 0
+    noise = torch.randn(n, len(direction), generator=generator)
+    signs = torch.where(labels, 0.5, -0.5)[:, None]
+    return noise + signs * distance * direction / direction.norm(), labels
+
+
+def gaussian_accuracy(distance: float) -> float:
+    """Phi(distance / 2): the accuracy of the best rule for two Gaussians of variance 1."""
+    return 0.5 * (1 + math.erf(distance / 2 / math.sqrt(2)))
 
 
 @pytest.mark.parametrize("method", ["mean", "lda"])

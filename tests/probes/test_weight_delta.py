@@ -1,8 +1,13 @@
+import copy
+import math
+
 import numpy as np
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from rlhf_lab.probes.planted import with_planted_delta
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.weight_delta import (
     as_matrix,
     describe_delta,
@@ -10,6 +15,32 @@ from rlhf_lab.probes.weight_delta import (
     spectrum,
     unchanged_fraction,
 )
+
+
+def with_planted_delta(
+    model: HookedTransformer, parameter: str, rank: int, size: float, seed: int
+) -> tuple[HookedTransformer, Float[Tensor, "rows cols"]]:
+    """A copy of a model with a delta of known rank added to one parameter, and that delta.
+
+    All singular values of the delta are equal, and its norm is `size`; it is given as a matrix, as
+    `as_matrix` lays the parameter out. W_Q, W_K and W_V, whose layout that turns round, are
+    refused.
+
+    Raises ValueError for a parameter that the model does not have or that is refused.
+    """
+    planted = copy.deepcopy(model)
+    weights = dict(planted.named_parameters())
+    if parameter not in weights or parameter.endswith(("W_Q", "W_K", "W_V")):
+        raise ValueError(f"parameter is {parameter!r}; choose a matrix such as 'unembed.W_U'.")
+    weight = weights[parameter]
+    rows, cols = as_matrix(parameter, weight.detach()).shape
+    generator = torch.Generator().manual_seed(seed)
+    left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(cols, rank, generator=generator, dtype=torch.float64))
+    delta = (left @ right.T * size / math.sqrt(rank)).to(weight)
+    with torch.no_grad():
+        weight += delta.reshape(weight.shape)
+    return planted, delta
 
 
 def describe(model, other, name, directions=None):

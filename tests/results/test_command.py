@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from benchmarks.results.__main__ import Options, Progress, jobs, make
 from benchmarks.results.records import asked, is_done, place, read_records, write_record
@@ -96,7 +97,7 @@ def test_the_estimate_is_the_pace_so_far_times_what_is_left(options, monkeypatch
     monkeypatch.setattr("benchmarks.results.__main__.perf_counter", lambda: next(now))
     work = jobs(options)
     # 3 of 10 equal runs in 30 seconds leave 7 of 10 seconds each.
-    assert Progress(work, None).left(3) == "70 seconds"
+    assert Progress(work, Console()).left(3) == "70 seconds"
 
 
 def test_a_file_that_is_no_record_is_refused_with_its_name(tmp_path):

@@ -4,8 +4,8 @@ from statistics import median
 
 from rich.table import Column, Table
 
-from rlhf_lab.bench.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
-from rlhf_lab.bench.work import Work
+from benchmarks.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
+from benchmarks.work import Work
 
 
 def tables(result: Stored) -> list[Table]:

@@ -4,8 +4,8 @@ from time import perf_counter
 
 import torch
 
-from rlhf_lab.bench.work import Shape, Work
-from rlhf_lab.bench.worker import synchronize
+from benchmarks.work import Shape, Work
+from benchmarks.worker import synchronize
 from rlhf_lab.models.fast.cpu_tuning import current_route, set_route, tune_cpu
 
 MEASUREMENTS = 3

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from rlhf_lab.bench.measure import Done
+from benchmarks.measure import Done
 from rlhf_lab.errors import RunError
 
 TRAIN = ("train",)

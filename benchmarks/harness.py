@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlhf_lab.errors import RunError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 10
 
 Answer = dict[str, Any]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from rlhf_lab.bench.command_times import FIRST_SAMPLES, HELP, MAIN_JOB
-from rlhf_lab.bench.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
-from rlhf_lab.bench.work import Shape, Work
+from benchmarks.command_times import FIRST_SAMPLES, HELP, MAIN_JOB
+from benchmarks.summary import Row, Stored, floor_distance, growth_exponent, probe_cost, rows
+from benchmarks.work import Shape, Work
 
 WHY_NOT_MET = """\
 Why some are not met: naive's own products run at the speed of this machine's BLAS, which on it is

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from statistics import median
 
-from rlhf_lab.bench.goals import WHY_NOT_MET, goal_rows, trained_weights
-from rlhf_lab.bench.summary import (
+from benchmarks.goals import WHY_NOT_MET, goal_rows, trained_weights
+from benchmarks.summary import (
     Stored,
     floor_distance,
     growth_exponent,
@@ -13,12 +13,12 @@ from rlhf_lab.bench.summary import (
     rows,
     size_exponent,
 )
-from rlhf_lab.bench.work import Work
+from benchmarks.work import Work
 
 INTRODUCTION = """\
 # How fast a phase is, and what it needs
 
-Written by `python -m rlhf_lab bench --write-docs` from the JSON files named below; no figure here
+Written by `python -m benchmarks --write-docs` from the JSON files named below; no figure here
 is typed by hand. One phase: sample a batch, score it with a rule (how often a word occurs, so that
 no reward model is timed), compare it with the reference, and learn from it in 2 passes of 4
 minibatches with clipped surrogate, value loss, entropy, exact KL over the whole vocabulary,

@@ -1,4 +1,4 @@
-"""The options of `python -m rlhf_lab bench`."""
+"""The options of `python -m benchmarks`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +41,3 @@ class Bench:
     """Measure nothing: write the page `docs` from these stored results."""
     docs: Path = Path("docs/performance.md")
     """The page that write_docs writes."""
-
-    def run(self) -> int:
-        """Carry it out; returns the exit status."""
-        from rlhf_lab.bench import command
-
-        return command.write_page(self) if self.write_docs else command.measure(self)

@@ -9,12 +9,12 @@ from typing import Any
 
 import nbformat
 
-from rlhf_lab.course.builder import learner_notebook, masters, same_cells, solution_notebook
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.judge import Judge
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.registry import all_exercises
-from rlhf_lab.course.stub import UNWRITTEN
+from tools.course.builder import learner_notebook, masters, same_cells, solution_notebook
+from tools.course.stub import UNWRITTEN
 
 LONGEST_MINUTES = 40
 
@@ -111,17 +111,17 @@ def _one_lesson(master: Path, root: Path) -> Iterator[str]:
     there = {name: root / name / f"{master.stem}.ipynb" for name in ("notebooks", "solutions")}
     for name, path in there.items():
         if not path.exists():
-            yield f"{name}/{path.name} is missing; run `course build`"
+            yield f"{name}/{path.name} is missing; run `make course`"
             return
     learner = learner_notebook(master)
     if there["notebooks"].read_text(encoding="utf-8") != nbformat.writes(learner) + "\n":
-        yield "the notebook is not what the master makes; run `course build`"
+        yield "the notebook is not what the master makes; run `make course`"
     if not same_cells(solution_notebook(master), there["solutions"]):
-        yield "the solution is not what the master makes; run `course build`"
+        yield "the solution is not what the master makes; run `make course`"
     solution = nbformat.read(there["solutions"], as_version=4)
     outputs = [output for cell in solution.cells for output in cell.get("outputs", [])]
     if not outputs or any(output.output_type == "error" for output in outputs):
-        yield "the solution was not executed, or not without an error; run `course build`"
+        yield "the solution was not executed, or not without an error; run `make course`"
     yield from _unsolved(master.stem, learner)
 
 

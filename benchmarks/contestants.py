@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_lab.bench.harness import ROOT, ContestantProcess
-from rlhf_lab.bench.work import Work
+from benchmarks.harness import ROOT, ContestantProcess
+from benchmarks.work import Work
 from rlhf_lab.errors import ConfigError
 
-BENCHMARKS = ROOT / "benchmarks"
 PEERS: MappingProxyType[str, str] = MappingProxyType(
-    {"trl-0.11.4": "trl_step.py", "trl-1.12": "trl_experimental.py"}
+    {"trl-0.11.4": "benchmarks.trl_step", "trl-1.12": "benchmarks.trl_experimental"}
 )
 OTHERS = ("ours-hooked", "ours-modules", "naive", *PEERS)
 OWN = (
@@ -35,17 +34,15 @@ def command_of(name: str, peers: Path | None) -> list[str]:
         FileNotFoundError: it is not here; the message says how to get it.
     """
     if name in OWN:
-        return [sys.executable, "-m", "rlhf_lab.bench.ours", name]
+        return [sys.executable, "-m", "benchmarks.ours", name]
     if name not in OTHERS:
         raise ConfigError(f"against={name!r} is unknown; choose of {', '.join(OTHERS)}.")
-    if not BENCHMARKS.is_dir():
-        raise FileNotFoundError(f"{name} is left out: run from a checkout, which has benchmarks/.")
     if name == "naive":
-        return [sys.executable, str(BENCHMARKS / "naive.py")]
+        return [sys.executable, "-m", "benchmarks.naive"]
     python = peers_dir(peers) / name / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"{name} is left out: not built; build it with `make bench-peers`.")
-    return [str(python), str(BENCHMARKS / PEERS[name])]
+    return [str(python), "-m", PEERS[name]]
 
 
 def peers_dir(given: Path | None) -> Path:

@@ -24,8 +24,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.panels import dots
 from rlhf_lab.course.registry import find_exercise
-from rlhf_lab.course.stub import bound_names, solution_source, stub_source
 from rlhf_lab.errors import LoadError
+from tools.course.stub import bound_names, solution_source, stub_source
 
 EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
 PREDICTION = re.compile(r"^(\w+) = .+?  # predict: ", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What `python -m rlhf_lab bench` does; each function returns the exit status."""
+"""What `python -m benchmarks` does; each function returns the exit status."""
 
 import dataclasses
 import json
@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils.logging import disable_progress_bar
 
-from rlhf_lab.bench import machine
-from rlhf_lab.bench import measure as measuring
-from rlhf_lab.bench.command_times import command_times
-from rlhf_lab.bench.contestants import OTHERS
-from rlhf_lab.bench.docs import page
-from rlhf_lab.bench.flops import phase_flops
-from rlhf_lab.bench.harness import Answer
-from rlhf_lab.bench.options import Bench
-from rlhf_lab.bench.ours import precision_field
-from rlhf_lab.bench.tables import tables
-from rlhf_lab.bench.work import Work, write_model
+from benchmarks import machine
+from benchmarks import measure as measuring
+from benchmarks.command_times import command_times
+from benchmarks.contestants import OTHERS
+from benchmarks.flops import phase_flops
+from benchmarks.harness import Answer
+from benchmarks.options import Bench
+from benchmarks.ours import precision_field
+from benchmarks.page import page
+from benchmarks.tables import tables
+from benchmarks.work import Work, write_model
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.training.run_dir import beside
@@ -179,7 +179,7 @@ def warn_of_memory(options: Bench, work: Work, console: Console) -> None:
 
 def command_line(options: Bench) -> str:
     """The command that asks for these options, without its places on this disk."""
-    words = ["python -m rlhf_lab bench"]
+    words = ["python -m benchmarks"]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value == field.default or field.name in ("out", "peers", "write_docs", "docs"):

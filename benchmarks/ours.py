@@ -1,4 +1,4 @@
-"""This package as a contestant: `python -m rlhf_lab.bench.ours NAME`, driven by `worker.serve`."""
+"""This package as a contestant: `python -m benchmarks.ours NAME`, driven by `worker.serve`."""
 
 import dataclasses
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_lab.bench.worker import Clock, Setup, serve
+from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model

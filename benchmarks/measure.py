@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_lab.bench.contestants import started
-from rlhf_lab.bench.flops import floor_seconds, phase_flops
-from rlhf_lab.bench.harness import Answer, interleave
-from rlhf_lab.bench.work import Work
+from benchmarks.contestants import started
+from benchmarks.flops import floor_seconds, phase_flops
+from benchmarks.harness import Answer, interleave
+from benchmarks.work import Work
 
 BATCHES, LENGTHS = (8, 16, 32, 64), (25, 50, 100)
 GENERATORS = ("ours-sampling", "hf-generate")

@@ -1,0 +1,119 @@
+"""The entry point of a program: arguments read by tyro, each mistake answered in one sentence."""
+
+import contextlib
+import functools
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tyro
+from tyro.extras import subcommand_cli_from_dict
+
+from rlhf_lab.errors import ConfigError, LabError
+
+Function = Callable[..., int]
+
+
+def run_program(
+    program: Function | Mapping[str, Function],
+    prog: str,
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+) -> int:
+    """Run a typed function, or the one of several that the first argument names.
+
+    Args:
+        program: the function, or functions by the names of their commands; each returns the exit
+            status, and each parameter with its docstring is an option.
+        prog: how the program is called.
+        arguments: the command line; this process's own when not given.
+        description: what `--help` says above the options.
+
+    Returns:
+        The exit status: the function's own, 2 for a mistake of the user's, 130 after Ctrl-C.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return guarded(prog, lambda: read_call(program, prog, given, description)())
+
+
+def read_call(
+    program: Function | Mapping[str, Function],
+    prog: str,
+    arguments: Sequence[str],
+    description: str | None = None,
+) -> Callable[[], int]:
+    """The call that the arguments describe, not carried out yet.
+
+    Raises:
+        ConfigError: arguments that the program does not take.
+    """
+    if callable(program):
+        return read_arguments(_bound(program), prog, arguments, description=description)
+    functions = {name: _bound(function) for name, function in program.items()}
+    with _one_sentence(prog):
+        return subcommand_cli_from_dict(
+            functions, prog=prog, description=description, args=list(arguments)
+        )
+
+
+def _bound(function: Function) -> Callable[..., Callable[[], int]]:
+    """A function with the same parameters that returns the call instead of making it."""
+
+    @functools.wraps(function)
+    def bind(*values: Any, **named: Any) -> Callable[[], int]:
+        return functools.partial(function, *values, **named)
+
+    return bind
+
+
+def read_arguments(form: Any, prog: str, arguments: Sequence[str], **options: Any) -> Any:
+    """What tyro makes of the arguments.
+
+    Raises:
+        ConfigError: arguments that do not fit the form.
+    """
+    with _one_sentence(prog):
+        return tyro.cli(form, prog=prog, args=list(arguments), **options)
+
+
+@contextlib.contextmanager
+def _one_sentence(prog: str) -> Any:
+    """Turn tyro's panel about a mistake into one sentence."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            yield
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()]
+        said = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
+        raise ConfigError(f"{' '.join(said).rstrip('.')}; see `{prog} --help`.") from None
+
+
+def guarded(prog: str, run: Callable[[], int]) -> int:
+    """Run a program in a process of its own: warnings and errors are one line each."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.showwarning = functools.partial(_show_warning, prog)
+    # transformers imports bitsandbytes where it is there, which then names kernels it would like.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        return run()
+    except LabError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
+    """A warning as one line, without the line of code that gave it."""
+    print(f"{prog}: warning: {message}", file=sys.stderr)

@@ -1,0 +1,43 @@
+"""The rooms: the package stands without what its makers use, and is all that is installed."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAKERS = {"tools", "benchmarks", "tests"}
+
+
+def imported(source: str) -> Iterator[str]:
+    """The top-level packages that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("room", ["rlhf_lab", "solutions"])
+def test_what_is_shipped_imports_nothing_of_its_makers(room):
+    """Notebooks are built from the scripts in solutions/, which are walked in their place."""
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    for file in files:
+        assert MAKERS.isdisjoint(imported(file.read_text(encoding="utf-8"))), file
+
+
+def test_an_import_inside_a_function_is_found():
+    source = "import os.path\ndef f():\n    from tools.reel import check\n"
+    assert set(imported(source)) == {"os", "tools"}
+
+
+def test_only_the_package_is_installed():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = pyproject["tool"]["setuptools"]["packages"]["find"]["include"]
+    top = [path.parent.name for path in ROOT.glob("*/__init__.py")]
+    assert {"rlhf_lab", "tools", "benchmarks"} <= set(top)
+    assert [name for name in top if any(fnmatch(name, p) for p in patterns)] == ["rlhf_lab"]

@@ -1,0 +1,89 @@
+"""`python -m tools.course build|check`: build the notebooks, and prove that they are complete."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.entry import run_program
+from rlhf_lab.errors import ConfigError, LoadError
+
+
+def build(
+    lessons: Positional[tuple[str, ...]] = (),
+    again: FlagCreatePairsOff[bool] = False,
+    root: Path = Path("."),
+) -> int:
+    """Write both notebooks of each lesson from its master; what is up to date stays as it is.
+
+    Args:
+        lessons: names of lessons, such as 05_the_objective; all when none is given.
+        again: execute solutions even if their cells have not changed.
+        root: the repository's root.
+    """
+    builder = _builder()
+    known = {master.stem: master for master in builder.masters(root)}
+    for lesson in lessons:
+        if lesson not in known:
+            raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")
+    console = Console()
+    for lesson in lessons or known:
+        built = builder.build_lesson(known[lesson], root, again)
+        files = ", ".join(str(path.relative_to(root)) for path in built.changed)
+        done = f"wrote {files}" if files else "nothing has changed"
+        ran = "executed" if built.executed else "solution is up to date"
+        console.print(f"{lesson}: {ran}; {done}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def check(root: Path = Path(".")) -> int:
+    """Prove that each exercise and lesson is complete, and that no wrong answer passes; status 1
+    when something is wrong with one.
+
+    Args:
+        root: the repository's root.
+    """
+    _builder()
+    from tools.course.gate import lesson_problems, try_exercise
+
+    table = Table("exercise", "cases", "slips rejected and named", "generic rejected", box=None)
+    tallies = [try_exercise(exercise) for exercise in all_exercises()]
+    for tally in tallies:
+        table.add_row(tally.name, str(tally.cases), str(tally.slips), str(tally.generic))
+    slips, generic = (sum(getattr(t, kind) for t in tallies) for kind in ("slips", "generic"))
+    table.add_row(f"{len(tallies)} in all", "", str(slips), str(generic), style="bold")
+    problems = [f"{t.name}: {problem}" for t in tallies for problem in t.problems]
+    problems += lesson_problems(root)
+    console = Console()
+    console.print(table)
+    for problem in problems or ["every exercise and lesson is complete"]:
+        console.print(problem, highlight=False, soft_wrap=True)
+    return 1 if problems else 0
+
+
+def _builder() -> ModuleType:
+    """The notebook builder, which needs packages that only authors have."""
+    try:
+        from tools.course import builder
+    except ModuleNotFoundError as error:
+        raise LoadError(
+            f"{error.name} is not installed; install what authors need: pip install -e '.[dev]'."
+        ) from error
+    return builder
+
+
+COMMANDS = MappingProxyType({"build": build, "check": check})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    return run_program(COMMANDS, "tools.course", arguments, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
