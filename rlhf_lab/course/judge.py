@@ -311,5 +311,5 @@ def _known_slips(exercise: Exercise) -> list[tuple[str, Function]]:
     known = []
     for slip in exercise.slips:
         with contextlib.suppress(ValueError):
-            known.append((slip.says, mutant(exercise.reference, slip)))
+            known.append((slip.says, mutant(exercise, slip)))
     return known

@@ -24,12 +24,17 @@ def source_of(reference: Function) -> str:
     return textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
 
 
-def mutant(reference: Function, slip: Slip) -> Function:
-    """The reference with a slip in it.
+def answer_of(exercise: Exercise) -> str:
+    """The source of the whole answer: of the reference, below its parts."""
+    return "\n\n\n".join(source_of(fn) for fn in (*exercise.parts, exercise.reference))
 
-    Raises ValueError if what the slip edits does not stand exactly once in the reference.
+
+def mutant(exercise: Exercise, slip: Slip) -> Function:
+    """The reference with a slip in it, or in one of its parts.
+
+    Raises ValueError if what the slip edits does not stand exactly once in the answer.
     """
-    source = source_of(reference)
+    source, reference = answer_of(exercise), exercise.reference
     for old in slip.edits:
         if source.count(old) != 1:
             raise ValueError(

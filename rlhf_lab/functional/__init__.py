@@ -31,6 +31,7 @@ from rlhf_lab.functional.choices import (
 )
 from rlhf_lab.functional.diagnostics import (
     chi_square,
+    clip_fraction,
     clip_fraction_high,
     clip_fraction_low,
     effective_sample_size,
@@ -75,8 +76,13 @@ from rlhf_lab.functional.moments import RunningMoments, scale_rewards, whiten_wi
 from rlhf_lab.functional.padding import pad_left, pad_right, position_ids
 from rlhf_lab.functional.policy_loss import (
     calc_clipped_surrogate_objective,
-    clip_fraction,
+    cispo_surrogate,
+    gspo_surrogate,
+    policy_gradient_surrogate,
     policy_ratio,
+    ppo_surrogate,
+    sequence_ratio,
+    truncated_importance_weights,
 )
 from rlhf_lab.functional.preference import (
     bradley_terry_loss,
@@ -94,14 +100,6 @@ from rlhf_lab.functional.rewards import (
     overlong_penalty,
     penalize_responses,
     rewards_over_labels,
-)
-from rlhf_lab.functional.surrogates import (
-    cispo_surrogate,
-    clipped_surrogate,
-    gspo_surrogate,
-    policy_gradient_surrogate,
-    sequence_ratio,
-    truncated_importance_weights,
 )
 from rlhf_lab.functional.value_loss import calc_value_function_loss
 
@@ -128,7 +126,6 @@ __all__ = [
     "clip_fraction_high",
     "clip_fraction_low",
     "clip_rewards",
-    "clipped_surrogate",
     "compute_advantages",
     "compute_gae",
     "compute_returns",
@@ -175,6 +172,7 @@ __all__ = [
     "policy_ratio",
     "position_ids",
     "preference_accuracy",
+    "ppo_surrogate",
     "prompt_groups",
     "ratio_variance",
     "reinforce_plus_plus_advantages",

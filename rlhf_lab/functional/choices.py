@@ -25,11 +25,11 @@ from rlhf_lab.functional.baselines import (
 )
 from rlhf_lab.functional.by_name import call_by_name, look_up
 from rlhf_lab.functional.masks import Denominator, sequence_sum, whiten, zero_masked
-from rlhf_lab.functional.surrogates import (
+from rlhf_lab.functional.policy_loss import (
     cispo_surrogate,
-    clipped_surrogate,
     gspo_surrogate,
     policy_gradient_surrogate,
+    ppo_surrogate,
 )
 
 ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
@@ -49,7 +49,7 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 
 POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        "ppo": clipped_surrogate,
+        "ppo": ppo_surrogate,
         "gspo": gspo_surrogate,
         "cispo": cispo_surrogate,
         "policy_gradient": policy_gradient_surrogate,

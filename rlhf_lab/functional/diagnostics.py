@@ -7,6 +7,24 @@ from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_var,
 from rlhf_lab.functional.policy_loss import policy_ratio
 
 
+def clip_fraction(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Give the share of real tokens whose ratio lies outside 1 - clip_coef .. 1 + clip_coef.
+
+    1. Take the ratio of every token.
+    2. Average "further from 1 than clip_coef" over the real tokens.
+
+    Raises ValueError if the mask has another shape than `[batch gen]`.
+    """
+    ratio = policy_ratio(logprobs, old_logprobs)
+    outside = (ratio - 1).abs() > clip_coef
+    return masked_mean(outside.to(ratio.dtype), mask)
+
+
 def clip_fraction_low(
     logprobs: Float[Tensor, "batch gen"],
     old_logprobs: Float[Tensor, "batch gen"],

@@ -1,4 +1,4 @@
-"""The clipped surrogate objective of PPO, and what tells how often it clips."""
+"""Policy losses: PPO's clipped surrogate, GSPO, CISPO and the plain policy gradient; maximised."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,22 +33,61 @@ def policy_ratio(
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
-def clip_fraction(
+def sequence_ratio(
     logprobs: Float[Tensor, "batch gen"],
     old_logprobs: Float[Tensor, "batch gen"],
-    clip_coef: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, ""]:
-    """Give the share of real tokens whose ratio lies outside 1 - clip_coef .. 1 + clip_coef.
+) -> Float[Tensor, " batch"]:
+    """Say how many times likelier each response is now, per token: a geometric mean of ratios.
 
-    1. Take the ratio of every token.
-    2. Average "further from 1 than clip_coef" over the real tokens.
+    1. Average the log-ratios over the real tokens of each sequence.
+    2. Limit the mean to 20, as `policy_ratio` does, and take the exponential.
 
-    Raises ValueError if the mask has another shape than `[batch gen]`.
+    A sequence without a real token has ratio 1. Raises ValueError if the mask has another shape.
+
+    s_i = (pi(y_i | x) / pi_old(y_i | x))^(1 / |y_i|)   (Zheng et al. 2025, GSPO, arXiv 2507.18071,
+    section 4.1)
     """
+    logprobs, old_logprobs = _blank(mask, logprobs, old_logprobs)
+    log_ratio = masked_mean(logprobs - old_logprobs, mask, dim=-1)
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+
+def ppo_surrogate(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    clip_coef_high: float | None = None,
+    dual_clip: float | None = None,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Give each token the smaller of its ratio and its clipped ratio times its advantage: PPO.
+
+    1. Blank the inputs at masked tokens.
+    2. Take the ratio of new to old probability, and a copy of it that is held between
+       1 - clip_coef and 1 + clip_coef_high (clip_coef again, if None).
+    3. Multiply both by the advantage, and take the smaller product.
+    4. With `dual_clip`, do not let a token of negative advantage fall below dual_clip times it:
+       a ratio that ran away would otherwise drown the rest of the minibatch.
+
+    Raises ValueError if a clip is negative, if dual_clip is not above 1, or if the mask has another
+    shape.
+
+    min(r A, clip(r, 1 - e_low, 1 + e_high) A)   (Schulman et al. 2017, arXiv 1707.06347, equation
+    7; two clips, "clip-higher": Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.1), and with dual
+    clip max(that, c A) where A < 0   (Ye et al. 2020, arXiv 1912.09729)
+    """
+    low, high = _clip_range(clip_coef, clip_coef_high)
+    logprobs, old_logprobs, advantages = _blank(mask, logprobs, old_logprobs, advantages)
     ratio = policy_ratio(logprobs, old_logprobs)
-    outside = (ratio - 1).abs() > clip_coef
-    return masked_mean(outside.to(ratio.dtype), mask)
+    surrogate = torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)
+    if dual_clip is None:
+        return surrogate
+    if not dual_clip > 1:
+        raise ValueError(f"dual_clip is {dual_clip}; give a number above 1, such as 3, or None.")
+    floor = torch.maximum(surrogate, dual_clip * advantages)
+    return torch.where(advantages < 0, floor, surrogate)
 
 
 def calc_clipped_surrogate_objective(
@@ -63,8 +102,8 @@ def calc_clipped_surrogate_objective(
 ) -> Float[Tensor, ""]:
     """Compute PPO's clipped surrogate objective, which is to be maximised.
 
-    1. Blank the log-probabilities at masked tokens.
-    2. If `normalize`, whiten the advantages over the real tokens.
+    1. If `normalize`, whiten the advantages over the real tokens.
+    2. Blank the inputs at masked tokens.
     3. Take the ratio of new to old probability, and a copy of it clipped to within clip_coef of 1.
     4. Multiply both by the advantage, and take the smaller product at each token.
     5. Average over the real tokens.
@@ -76,11 +115,116 @@ def calc_clipped_surrogate_objective(
     L = mean_t min(r_t A_t, clip(r_t, 1 - clip_coef, 1 + clip_coef) A_t)
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
     """
-    if clip_coef < 0:
-        raise ValueError(f"clip_coef is {clip_coef}; give a number of at least 0, such as 0.2.")
-    ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
-    clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
-    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    surrogate = ppo_surrogate(logprobs, old_logprobs, advantages, clip_coef, mask=mask)
     return masked_mean(surrogate, mask, denominator=denominator)
+
+
+def gspo_surrogate(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    clip_coef_high: float | None = None,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Clip the ratio of the whole response, not that of each token, since the reward is for it.
+
+    1. Take the ratio of each sequence, as a number.
+    2. Let each token carry it: in value all the same, in gradient through its own log-probability.
+    3. Go on as PPO does, with clips about a hundred times smaller.
+
+    To be aggregated by "sequence_mean"; then, with one advantage per sequence, value and gradient
+    are those of min(s_i A_i, clip(s_i) A_i). Raises ValueError if a clip is negative or the mask
+    has another shape.
+
+    s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], sg: without gradient   (Zheng et al. 2025, GSPO, arXiv
+    2507.18071, section 4.3)
+    """
+    low, high = _clip_range(clip_coef, clip_coef_high)
+    whole = sequence_ratio(logprobs, old_logprobs, mask).detach()[:, None]
+    logprobs, advantages = _blank(mask, logprobs, advantages)
+    ratio = whole * (logprobs - logprobs.detach()).exp()
+    return torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)
+
+
+def cispo_surrogate(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    clip_coef: float,
+    clip_coef_high: float | None = None,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Clip the weight of each token's gradient, so that no token loses its gradient altogether.
+
+    1. Clip the ratio to between 1 - clip_coef and 1 + clip_coef_high, and take it as a number.
+    2. Multiply advantage and log-probability by it.
+
+    Its gradient counts; its value has no meaning. Raises ValueError if a clip is negative or the
+    mask has another shape.
+
+    sg[clip(r, 1 - e_low, 1 + e_high)] A log pi   (MiniMax 2025, CISPO, arXiv 2506.13585)
+    """
+    low, high = _clip_range(clip_coef, clip_coef_high)
+    logprobs, old_logprobs, advantages = _blank(mask, logprobs, old_logprobs, advantages)
+    weight = policy_ratio(logprobs, old_logprobs).detach().clip(low, high)
+    return weight * advantages * logprobs
+
+
+def policy_gradient_surrogate(
+    logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Weigh each token's log-probability with its advantage: REINFORCE, good for one step only.
+
+    1. Blank the inputs at masked tokens.
+    2. Multiply.
+
+    Its gradient is right only while the policy is still the one that sampled; its value has no
+    meaning. Raises ValueError if the mask has another shape.
+
+    A log pi   (Williams 1992; Sutton et al. 1999)
+    """
+    logprobs, advantages = _blank(mask, logprobs, advantages)
+    return advantages * logprobs
+
+
+def truncated_importance_weights(
+    logprobs: Float[Tensor, "batch gen"],
+    sampler_logprobs: Float[Tensor, "batch gen"],
+    cap: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Weigh tokens by how much likelier the scorer finds them than the sampler did, up to a cap.
+
+    1. Take the ratio, as a number.
+    2. Hold it at `cap` at most, and put 0 where the mask is False.
+
+    Multiply a surrogate by it where sampler and scorer are not the same program (another
+    precision, another cache). Raises ValueError unless cap is above 0, or if the mask has another
+    shape.
+
+    min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
+    """
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}; give a number above 0, such as 2.")
+    logprobs, sampler_logprobs = _blank(mask, logprobs, sampler_logprobs)
+    weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
+    return zero_masked(weights, mask)
+
+
+def _blank(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+    """The tensors in at least float32, with 0 where the mask is False."""
+    return [zero_masked(at_least_float32(x), mask) for x in tensors]
+
+
+def _clip_range(clip_coef: float, clip_coef_high: float | None) -> tuple[float, float]:
+    """The lowest and the highest ratio that is not clipped."""
+    high = clip_coef if clip_coef_high is None else clip_coef_high
+    for name, value in (("clip_coef", clip_coef), ("clip_coef_high", high)):
+        if value < 0:
+            raise ValueError(f"{name} is {value}; give a number of at least 0, such as 0.2.")
+    return 1 - clip_coef, 1 + high

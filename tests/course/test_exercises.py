@@ -36,7 +36,7 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     assert [outcome.error for outcome in judge.expected] == [None] * len(judge.cases)
     assert judge.verdict(exercise.reference).state == "passed"
     for slip in exercise.slips:
-        verdict = judge.verdict(mutant(exercise.reference, slip))
+        verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
         assert verdict.miss.kind != "error"
     for says, wrong in generic_mutants(exercise).items():
@@ -286,9 +286,9 @@ def test_a_slip_whose_edit_is_not_in_the_reference_is_refused_but_does_not_stop_
     exercise = find_exercise("compute_returns")
     stale = Slip("stale", {"no such text": ""})
     with pytest.raises(ValueError, match="'no such text', which stands 0 times in compute_returns"):
-        mutant(exercise.reference, stale)
+        mutant(exercise, stale)
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
-    wrong = mutant(exercise.reference, exercise.slips[0])
+    wrong = mutant(exercise, exercise.slips[0])
     assert judge(edited, wrong).slip == exercise.slips[0].says
 
 
@@ -317,5 +317,5 @@ def test_judging_leaves_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
     for name in ("TransformerWithValueHead", "ReplayMemory", "kl_per_token"):
         exercise = find_exercise(name)
-        judge(exercise, mutant(exercise.reference, exercise.slips[0]))
+        judge(exercise, mutant(exercise, exercise.slips[0]))
     assert torch.equal(before, torch.get_rng_state())

@@ -15,12 +15,12 @@ from rlhf_lab.functional import (
     clip_fraction,
     clip_fraction_high,
     clip_fraction_low,
-    clipped_surrogate,
     effective_sample_size,
     kl_estimate,
     kl_per_token,
     masked_mean,
     mean_ratio,
+    ppo_surrogate,
     ratio_variance,
     value_clip_fraction,
 )
@@ -67,7 +67,7 @@ def test_clip_fractions_add_up_and_say_where_the_gradient_is_gone(seed):
     )
     assert both.item() == pytest.approx(clip_fraction(logprobs, old, 0.2, mask).item())
     leaf = logprobs.clone().requires_grad_()
-    clipped_surrogate(leaf, old, advantages, 0.2, mask=mask).sum().backward()
+    ppo_surrogate(leaf, old, advantages, 0.2, mask=mask).sum().backward()
     flat = (leaf.grad == 0)[mask].double().mean().item() if mask.any() else 0.0
     active = clip_fraction_low(logprobs, old, 0.2, mask, advantages) + clip_fraction_high(
         logprobs, old, 0.2, mask, advantages

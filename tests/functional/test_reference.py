@@ -261,7 +261,7 @@ def test_torchrl_objectives():
     ratio, advantages, mask = case["log_ratio"], case["advantages"], case["mask"]
     old = torch.zeros_like(ratio)
     clips = {"clip_coef": case["clip_coef"], "clip_coef_high": case["clip_coef_high"]}
-    close(-F.clipped_surrogate(ratio, old, advantages, **clips), case["grpo_loss"])
+    close(-F.ppo_surrogate(ratio, old, advantages, **clips), case["grpo_loss"])
     objective = F.calc_policy_objective(
         "ppo", ratio, old, advantages, mask, aggregation="sequence_mean", **clips
     )

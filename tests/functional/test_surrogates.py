@@ -14,9 +14,9 @@ from rlhf_lab.functional import (
     calc_clipped_surrogate_objective,
     calc_policy_objective,
     cispo_surrogate,
-    clipped_surrogate,
     gspo_surrogate,
     policy_gradient_surrogate,
+    ppo_surrogate,
     sequence_ratio,
     truncated_importance_weights,
 )
@@ -77,10 +77,10 @@ def test_clip_higher_leaves_room_upwards_only():
     # min(1.25, 1.25); min(-1.25, -1.25); min(0.75, 0.8); min(-0.75, -0.8)
     logprobs = tensor([[1.25, 1.25, 0.75, 0.75]]).log()
     advantages = tensor([[1.0, -1.0, 1.0, -1.0]])
-    got = clipped_surrogate(logprobs, torch.zeros(1, 4), advantages, 0.2, 0.28)
+    got = ppo_surrogate(logprobs, torch.zeros(1, 4), advantages, 0.2, 0.28)
     assert got[0].tolist() == pytest.approx([1.25, -1.25, 0.75, -0.8])
     # with 0.2 on both sides the first is held at 1.2
-    both = clipped_surrogate(logprobs, torch.zeros(1, 4), advantages, 0.2)
+    both = ppo_surrogate(logprobs, torch.zeros(1, 4), advantages, 0.2)
     assert both[0].tolist() == pytest.approx([1.2, -1.25, 0.75, -0.8])
 
 
@@ -89,7 +89,7 @@ def test_dual_clip_is_a_floor_for_negative_advantages_alone():
     # ratio 2: -4 is above -6
     logprobs = tensor([[5.0, 5.0, 2.0]]).log().requires_grad_()
     advantages = tensor([[-2.0, 2.0, -2.0]])
-    got = clipped_surrogate(logprobs, torch.zeros(1, 3), advantages, 0.2, dual_clip=3.0)
+    got = ppo_surrogate(logprobs, torch.zeros(1, 3), advantages, 0.2, dual_clip=3.0)
     assert got[0].tolist() == pytest.approx([-6.0, 2.4, -4.0])
     got.sum().backward()
     assert logprobs.grad[0].tolist() == pytest.approx([0.0, 0.0, -4.0])
@@ -209,7 +209,7 @@ def test_an_objective_of_ones_own_stands_where_a_name_does():
     logprobs, old, advantages, mask = rollouts(3)
     own = calc_policy_objective(lambda logprobs, mask: logprobs * 0 + 2, logprobs, old, old, mask)
     assert own.item() == pytest.approx(2.0)
-    anything = lambda *all: clipped_surrogate(*all[:3], all[3], mask=all[4])
+    anything = lambda *all: ppo_surrogate(*all[:3], all[3], mask=all[4])
     by_order = calc_policy_objective(anything, logprobs, old, advantages, mask)
     assert by_order == calc_policy_objective("ppo", logprobs, old, advantages, mask)
     with pytest.raises(ValueError, match=r"shape \(\) for a mask of shape \(3, 4\)"):
@@ -229,13 +229,13 @@ def test_settings_without_effect_are_refused():
 
 def test_clips_without_meaning_are_refused():
     z = torch.zeros(1, 1)
-    for function in (clipped_surrogate, gspo_surrogate, cispo_surrogate):
+    for function in (ppo_surrogate, gspo_surrogate, cispo_surrogate):
         with pytest.raises(ValueError, match=r"clip_coef is -0\.1"):
             function(z, z, z, -0.1)
         with pytest.raises(ValueError, match=r"clip_coef_high is -0\.2"):
             function(z, z, z, 0.1, -0.2)
     with pytest.raises(ValueError, match=r"dual_clip is 1\.0"):
-        clipped_surrogate(z, z, z, 0.2, dual_clip=1.0)
+        ppo_surrogate(z, z, z, 0.2, dual_clip=1.0)
 
 
 @pytest.mark.parametrize("name", POLICY_OBJECTIVES)
@@ -279,7 +279,7 @@ def test_gradients_agree_with_finite_differences(name):
     mask = tensor([[1, 1, 0, 1], [0, 0, 0, 1]]).bool()
     inputs = (logprobs, old, advantages)
     assert torch.autograd.gradcheck(lambda a, b, c: call(name, a, b, c, mask), inputs)
-    dual = lambda a, b, c: clipped_surrogate(a, b, c, 0.2, 0.3, 1.5, mask)
+    dual = lambda a, b, c: ppo_surrogate(a, b, c, 0.2, 0.3, 1.5, mask)
     assert torch.autograd.gradcheck(dual, inputs)
     assert torch.autograd.gradcheck(lambda a, b: sequence_ratio(a, b, mask), inputs[:2])
 

@@ -229,7 +229,7 @@ def one_step(values, rewards, mask):
 
 
 def ppo(logprobs, old_logprobs, advantages, clip_coef, mask):
-    return F.clipped_surrogate(logprobs, old_logprobs, advantages, clip_coef, mask=mask)
+    return F.ppo_surrogate(logprobs, old_logprobs, advantages, clip_coef, mask=mask)
 
 
 DEFAULTS = {

@@ -75,7 +75,7 @@ def _reference_fails(judge: Judge) -> Iterator[str]:
 def _slips_pass(judge: Judge) -> Iterator[str]:
     for slip in judge.exercise.slips:
         try:
-            verdict = judge.verdict(mutant(judge.exercise.reference, slip))
+            verdict = judge.verdict(mutant(judge.exercise, slip))
         except ValueError as stale:
             yield str(stale)
             continue

@@ -18,6 +18,7 @@ from rlhf_lab.functional import (
     kl_per_token,
     normalize_reward,
     policy_ratio,
+    ppo_surrogate,
 )
 from rlhf_lab.training import AdaptiveKLController
 
@@ -46,10 +47,10 @@ OFF_BY_ONE = (
     "off by one: the logits at a position are matched with the token at that position, but they "
     "are about the next one"
 )
-LOGPROBS_AS_GIVEN = {
-    "zero_masked(logprobs, mask)": "logprobs",
-    "zero_masked(old_logprobs, mask)": "old_logprobs",
-}
+BLANKED = "_blank(mask, logprobs, old_logprobs, advantages)"
+ADVANTAGES_AS_GIVEN = {BLANKED: "(*_blank(mask, logprobs, old_logprobs), advantages)"}
+ALL_AS_GIVEN = {BLANKED: "_blank(None, logprobs, old_logprobs, advantages)"}
+SMALLER_PRODUCT = "torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)"
 VALUES_AS_GIVEN = {
     "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
     "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
@@ -627,6 +628,7 @@ EXERCISES = (
         ),
         cases=_surrogate_cases,
         gradients=("logprobs",),
+        parts=(ppo_surrogate,),
         slips=(
             Slip(
                 "this takes the larger product: it is the smaller one",
@@ -634,18 +636,12 @@ EXERCISES = (
             ),
             Slip(
                 "only the clipped ratio is used: compare it with the unclipped one",
-                {
-                    "torch.minimum(ratio * advantages, clipped_ratio * advantages)": ""
-                    "clipped_ratio * advantages"
-                },
+                {SMALLER_PRODUCT: "ratio.clip(low, high) * advantages"},
             ),
             Slip(
                 "this takes the smaller ratio: multiply first, and take the smaller product, for a "
                 "negative advantage turns the order round",
-                {
-                    "torch.minimum(ratio * advantages, clipped_ratio * advantages)": ""
-                    "torch.minimum(ratio, clipped_ratio) * advantages"
-                },
+                {SMALLER_PRODUCT: "torch.minimum(ratio, ratio.clip(low, high)) * advantages"},
             ),
             Slip(
                 TOO_EARLY,
@@ -656,14 +652,11 @@ EXERCISES = (
             ),
             Slip(
                 "the ratio is never clipped",
-                {
-                    "torch.minimum(ratio * advantages, clipped_ratio * advantages)": ""
-                    "ratio * advantages"
-                },
+                {SMALLER_PRODUCT: "ratio * advantages"},
             ),
             Slip(
                 "the ratio is clipped around 0, and should be around 1",
-                {"ratio.clip(1 - clip_coef, 1 + clip_coef)": "ratio.clip(-clip_coef, clip_coef)"},
+                {"ratio.clip(low, high)": "ratio.clip(-clip_coef, clip_coef)"},
             ),
             Slip("the advantages are not whitened", {"if normalize:": "if False:"}),
             Slip(
@@ -673,11 +666,14 @@ EXERCISES = (
                 "the advantages are whitened over padding, too",
                 {"whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)"},
             ),
-            Slip(DIVIDES_BY_ALL, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
             Slip(
                 DIVIDES_BY_ALL,
                 {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}
-                | LOGPROBS_AS_GIVEN,
+                | ADVANTAGES_AS_GIVEN,
+            ),
+            Slip(
+                DIVIDES_BY_ALL,
+                {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"} | ALL_AS_GIVEN,
             ),
             Slip(
                 MASK_UNUSED,
@@ -685,7 +681,7 @@ EXERCISES = (
                     "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
                     "whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)",
                 }
-                | LOGPROBS_AS_GIVEN,
+                | ALL_AS_GIVEN,
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
         ),
