@@ -21,7 +21,7 @@ from rlhf_lab.functional.baselines import (
     remax_advantages,
     rewards_to_go,
 )
-from rlhf_lab.functional.by_name import call_by_name, look_up
+from rlhf_lab.functional.by_name import call_by_name, check_order, look_up
 from rlhf_lab.functional.choices import (
     ADVANTAGES,
     POLICY_OBJECTIVES,
@@ -120,6 +120,7 @@ __all__ = [
     "calc_sampled_kl_penalty",
     "calc_value_function_loss",
     "call_by_name",
+    "check_order",
     "chi_square",
     "cispo_surrogate",
     "clip_fraction",

@@ -56,3 +56,38 @@ def call_by_name(
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     wanted = given if takes_all else {p.name for p in named}
     return function(**{name: x for name, x in given.items() if name in wanted})
+
+
+def check_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
+    """Refuse a function that takes other arguments than these, or takes them in another order.
+
+    1. See if the function can be called with that many positional arguments.
+    2. See that no parameter which has one of these names would be given another's argument.
+
+    Functions without a readable signature (torch's own) pass. Raises ValueError naming `field`, the
+    function, and what it is called with.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    called, name = ", ".join(names), getattr(function, "__name__", function)
+    try:
+        given = signature.bind(*names).arguments
+    except TypeError:
+        raise ValueError(
+            f"{field} is called with ({called}), which {name}{_parameters(signature)} does not "
+            "take; give a function of these, in this order."
+        ) from None
+    for parameter, value in given.items():
+        misplaced = parameter in names or value in signature.parameters
+        if parameter != value and misplaced:
+            raise ValueError(
+                f"{field} is called with ({called}), but {name}{_parameters(signature)} has "
+                f"{parameter!r} where {value!r} stands; give a function of these, in this order."
+            )
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    """The names of a function's parameters, in brackets."""
+    return f"({', '.join(signature.parameters)})"

@@ -20,6 +20,15 @@ from rlhf_lab.training.replay import ReplayMinibatch
 
 Verdict = Literal["step", "skip", "stop"]
 KL_TOLERANCE = 1.5
+# the parts that are called with positional arguments, and with which
+CALLED_WITH = {
+    "normalize_reward": "rewards",
+    "logprobs": "logits tokens prefix_len temperature",
+    "clipped_surrogate": "logprobs old_logprobs advantages clip_coef mask normalize",
+    "value_loss": "values returns vf_coef mask old_values clip",
+    "entropy_bonus": "logits ent_coef mask",
+    "kl_penalty": "logits ref_logits kl_coef mask",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ class Functions:
         """The defaults, with those that the caller gives in their place.
 
         Raises:
-            ConfigError: a name that is no part of the trainer.
+            ConfigError: a name that is no part of the trainer, or a function that takes other
+                arguments than that part is called with.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         for name in given:
@@ -68,6 +78,12 @@ class Functions:
                 raise ConfigError(
                     f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
                 )
+        for name, arguments in CALLED_WITH.items():
+            if name in given:
+                try:
+                    F.check_order(given[name], arguments.split(), name)
+                except ValueError as error:
+                    raise ConfigError(str(error)) from error
         return cls(**given)
 
     def check(self, args: RLHFArgs) -> None:
@@ -240,14 +256,21 @@ def objective_terms(
         if exact:
             kl_penalty = kl_coef * F.masked_mean(out.kl, mask)
     else:
-        entropy_bonus = functions.entropy_bonus(out.logits, args.ent_coef, mask)
+        entropy_bonus = one_number(
+            functions.entropy_bonus(out.logits, args.ent_coef, mask), "entropy_bonus"
+        )
         if exact:
-            kl_penalty = functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask)
+            kl_penalty = one_number(
+                functions.kl_penalty(out.logits, out.ref_logits, kl_coef, mask), "kl_penalty"
+            )
     if kl_penalty is None:
         kl_penalty = sampled_kl_penalty(logprobs, minibatch, args, functions, kl_coef)
     clipped_surrogate = policy_objective(logprobs, minibatch, args, functions)
-    value_loss = functions.value_loss(
-        values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
+    value_loss = one_number(
+        functions.value_loss(
+            values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
+        ),
+        "value_loss",
     )
     return ObjectiveTerms(
         objective=clipped_surrogate - value_loss + entropy_bonus - kl_penalty,
@@ -257,6 +280,21 @@ def objective_terms(
         kl_penalty=kl_penalty,
         logprobs=logprobs.detach(),
         values=values.detach(),
+    )
+
+
+def one_number(term: Any, part: str) -> Float[Tensor, ""]:
+    """The term of the objective that a part of the trainer returned.
+
+    Raises:
+        ConfigError: it is no single number, as when the function leaves out the mean.
+    """
+    if isinstance(term, Tensor) and not term.ndim:
+        return term
+    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else repr(term)
+    raise ConfigError(
+        f"{part} returned {what}; return one number in a tensor, such as the masked_mean over the "
+        "real tokens."
     )
 
 
@@ -335,9 +373,10 @@ def policy_objective(
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     logprobs = _held(logprobs, old, args)
     if functions.clips_plainly(args):
-        return functions.clipped_surrogate(
+        surrogate = functions.clipped_surrogate(
             logprobs, old, advantages, args.clip_coef, mask, args.normalize_advantages
         )
+        return one_number(surrogate, "clipped_surrogate")
     return F.calc_policy_objective(
         functions.policy_loss or args.policy_loss,
         logprobs,
