@@ -1,14 +1,20 @@
 """RLHF you can see inside: train a policy, look at it, go on with it."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, subcommand
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
-from rlhf_lab.config import PRESETS, RLHFArgs
+from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.entry import guarded, read_arguments
 from rlhf_lab.errors import ConfigError
 
@@ -339,9 +345,34 @@ def parse(arguments: list[str]) -> Command:
     preset = _named_preset(arguments[1:])
     description = f"{Train.__doc__} Presets: {', '.join(PRESETS)}."
     default = Train(RLHFArgs(preset=preset))
+    registry = ConstructorRegistry()
+    registry.struct_rule(_in_groups)
     return read_arguments(
-        Train, "rlhf_lab train", arguments[1:], description=description, default=default
+        Train,
+        "rlhf_lab train",
+        arguments[1:],
+        description=description,
+        default=default,
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=registry,
     )
+
+
+def _in_groups(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Let tyro ask for the settings of a run group by group, with options that stay flat."""
+    if info.type is not RLHFArgs:
+        return None
+    specs = []
+    for title, group in GROUPS.items():
+        default = group(**{f.name: getattr(info.default, f.name) for f in fields(group)})
+        kind = Annotated[group, tyro.conf.arg(name=title)]
+        specs.append(StructFieldSpec(title, kind, default))
+    return StructConstructorSpec(_from_groups, tuple(specs))
+
+
+def _from_groups(**groups: Any) -> RLHFArgs:
+    """The settings whose groups were read one by one."""
+    return RLHFArgs(**{k: value for group in groups.values() for k, value in vars(group).items()})
 
 
 def _named_preset(arguments: list[str]) -> str:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rlhf_lab.config import PRESETS, RLHFArgs
+from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.errors import ConfigError
 
 SEED_DEFAULTS = {
@@ -146,7 +146,7 @@ WRONG_TYPE = [
     *((name, "1") for name in WHOLE_NUMBERS + NUMBERS),
     *((name, bad) for name in NUMBERS for bad in (math.nan, math.inf, -math.inf)),
     *((name, None) for name in FIELDS if name not in OPTIONAL),
-    *((name, 1) for name in ("prepend_bos", "stop_at_eos", "normalize_reward", "penalise_no_eos")),
+    *((name, 1) for name in ("prepend_bos", "stop_at_eos", "normalize_reward", "penalize_no_eos")),
     *((name, 0) for name in ("normalize_advantages",)),
     *((name, 3) for name in ("base_model", "reward_model", "prefix", "device", "wandb_entity")),
     ("reward_fn", max),
@@ -254,6 +254,21 @@ def test_arguments_survive_the_way_through_json(preset):
     assert set(args.to_dict()) == set(FIELDS)
 
 
+def test_the_arguments_of_an_earlier_version_still_load():
+    """penalize_no_eos was penalise_no_eos; other names are refused as ever."""
+    fields = RLHFArgs(penalize_no_eos=True, stop_at_eos=True).to_dict()
+    earlier = {name.replace("penalize", "penalise"): value for name, value in fields.items()}
+    assert earlier.keys() != fields.keys()
+    assert RLHFArgs.from_dict(earlier) == RLHFArgs.from_dict(fields)
+    assert RLHFArgs.from_dict(earlier).penalize_no_eos is True
+    assert "penalise_no_eos" in refusal(penalise_no_eos=True)
+
+
+def test_every_field_is_in_one_group_and_in_the_order_of_the_groups():
+    grouped = [field.name for group in GROUPS.values() for field in dataclasses.fields(group)]
+    assert grouped == FIELDS and len(set(grouped)) == len(grouped)
+
+
 def test_a_preset_does_not_creep_back_in_on_the_way_through_json():
     args = RLHFArgs(preset="reel", top_k=10, kl_coef=2.5)
     back = RLHFArgs.from_dict(args.to_dict())
@@ -334,7 +349,7 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"gen_len_min": 51}, ["gen_len_min=51", "gen_len=50"]),
         ({"micro_batch_size": 3}, ["micro_batch_size=3", "8 sequences"]),
         ({"reward_scaling": "scale"}, ["reward_scaling='scale'", "normalize_reward=True"]),
-        ({"penalise_no_eos": True}, ["penalise_no_eos=True", "stop_at_eos=False"]),
+        ({"penalize_no_eos": True}, ["penalize_no_eos=True", "stop_at_eos=False"]),
         ({"overlong_buffer": 4}, ["overlong_buffer=4", "stop_at_eos=False"]),
         ({"min_response_length": 51, "stop_at_eos": True}, ["=51", "gen_len=50"]),
         ({"clip_coef_high": 0.3, "policy_loss": "policy_gradient"}, ["clip_coef_high=0.3"]),

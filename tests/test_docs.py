@@ -7,6 +7,7 @@ import importlib
 import io
 import math
 import re
+import runpy
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +287,13 @@ def test_linked_pages_and_tests_exist(name):
         assert (DOCS / link).is_file(), link
     for path in re.findall(r"`(tests/[^`]+\.py)`", page(name)):
         assert (ROOT / path).is_file(), path
+
+
+def test_the_page_of_settings_is_what_its_script_makes_of_the_fields():
+    made = runpy.run_path(str(DOCS / "make_settings.py"))["page"]()
+    assert page("settings") == made, "run: python docs/make_settings.py"
+    named = [quoted(row[0])[0] for row in rows(made, 5)]
+    assert named == [field.name for field in dataclasses.fields(RLHFArgs)]
 
 
 METRICS = {

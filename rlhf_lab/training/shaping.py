@@ -20,9 +20,9 @@ def penalized(
     2. Take up to 1 off responses that go into the last `args.overlong_buffer` tokens.
     """
     mask = samples.mask
-    if args.penalise_no_eos or args.min_response_length:
+    if args.penalize_no_eos or args.min_response_length:
         finished = None
-        if args.penalise_no_eos:
+        if args.penalize_no_eos:
             finished = F.has_stop(samples.tokens[:, samples.prefix_len :], stops, mask)
         flawed = F.flawed_responses(mask, finished, args.min_response_length)
         rewards = F.penalize_responses(rewards, flawed, args.reward_penalty)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
@@ -201,6 +201,7 @@ def test_help_of_train_shows_every_field_with_its_default_in_the_preset(cli):
         option = unwrapped.split(f" --{name.replace('_', '-')}", 1)[1]
         shown = re.search(r"\(default: (.*?)\)", option)[1]
         assert shown.strip("'") == str(value), name
+    assert all(f"─ {title} options ─" in done.stdout for title in GROUPS)
 
 
 def test_the_main_job_ends_well_with_plain_lines(main_job):

@@ -90,7 +90,7 @@ BASE = {
     "normalize_reward": True,
     "reward_scaling": "off",
     "reward_clip": None,
-    "penalise_no_eos": False,
+    "penalize_no_eos": False,
     "min_response_length": 0,
     "reward_penalty": -3.0,
     "overlong_buffer": 0,
@@ -161,7 +161,7 @@ ELSEWHERE = {
     "activation_checkpointing",
     "ratio_threshold",
     "reward_scaling",
-    "penalise_no_eos",
+    "penalize_no_eos",
     "min_response_length",
     "reward_penalty",
     "overlong_buffer",
@@ -385,7 +385,7 @@ def test_stop_tokens_end_a_response_and_sampling_with_it():
 
 def test_stop_tokens_count_as_an_end_for_the_penalties():
     """Without stop_at_eos a response has ended if it has a stop token."""
-    rollout = shaped(penalise_no_eos=True, stop_at_eos=False, stop_tokens="was")
+    rollout = shaped(penalize_no_eos=True, stop_at_eos=False, stop_tokens="was")
     ended = rollout.samples.mask.sum(1) < 28
     assert 0 < ended.sum() and torch.equal(rollout.rewards[ended], rollout.raw_rewards[ended])
 
@@ -450,8 +450,8 @@ def test_reward_scaling_divides_by_the_deviation_of_all_rewards_so_far():
     assert both == pytest.approx([-1 / std, 1 / std])
 
 
-def test_penalise_no_eos_replaces_the_reward_of_what_did_not_end():
-    rollout, plain = shaped(penalise_no_eos=True), shaped()
+def test_penalize_no_eos_replaces_the_reward_of_what_did_not_end():
+    rollout, plain = shaped(penalize_no_eos=True), shaped()
     tokenizer = RLHFTrainer(RLHFArgs(**BASE)).tokenizer
     rows = rollout.samples.tokens[:, rollout.samples.prefix_len :].tolist()
     ended = torch.tensor([tokenizer.eos_token_id in row for row in rows])

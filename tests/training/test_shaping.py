@@ -30,7 +30,7 @@ def test_penalties_replace_first_and_are_added_to_after(reel_args):
     Replaced: -3, -3; then -1 for length 4, -1/2 for length 3.
     """
     args = reel_args(
-        gen_len=4, penalise_no_eos=True, min_response_length=2, overlong_buffer=2, stop_at_eos=True
+        gen_len=4, penalize_no_eos=True, min_response_length=2, overlong_buffer=2, stop_at_eos=True
     )
     found = penalized(
         torch.tensor([1.0, 1.0, 1.0, 1.0]),

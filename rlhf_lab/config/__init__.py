@@ -1,0 +1,19 @@
+"""Every setting of a run: fields in groups, what is refused of them, and presets."""
+
+from rlhf_lab.config.args import RLHFArgs
+from rlhf_lab.config.checks import LOGGERS, NEED_GROUPS
+from rlhf_lab.config.fields import AdapterArgs, Advantages
+from rlhf_lab.config.groups import GROUPS, AllFields
+from rlhf_lab.config.presets import PRESETS, Preset
+
+__all__ = [
+    "GROUPS",
+    "LOGGERS",
+    "NEED_GROUPS",
+    "PRESETS",
+    "AdapterArgs",
+    "Advantages",
+    "AllFields",
+    "Preset",
+    "RLHFArgs",
+]

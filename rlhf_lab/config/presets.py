@@ -1,0 +1,44 @@
+"""Presets: coherent settings of a whole run that are known to work."""
+
+from types import MappingProxyType
+from typing import Any, Literal
+
+Preset = Literal["reel", "smol", "gpt2-small", "gpt2-medium"]
+
+PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "reel": {
+            "base_model": "reel-nano",
+            "reward_model": "reel-sentiment",
+            "prefix": "this movie",
+            "gen_len": 26,
+            "stop_at_eos": True,
+            "top_k": None,
+            "total_phases": 20,
+            "batch_size": 256,
+            "num_minibatches": 8,
+            "base_lr": 3e-4,
+            "head_lr": 3e-3,
+            "warmup_steps": 2,
+            "ent_coef": 0.0,
+            "advantages": "gae",
+            "kl_coef": 0.3,
+        },
+        "smol": {
+            "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "direction": "neg",
+            "prefix": "This movie was really",
+            "prepend_bos": False,
+            "gen_len": 20,
+            "total_phases": 30,
+            "batch_size": 16,
+            "base_lr": 2e-5,
+            "warmup_steps": 2,
+            "advantages": "gae",
+            "kl_coef": 0.2,
+            "save_every": 5,
+        },
+        "gpt2-small": {"base_model": "gpt2"},
+        "gpt2-medium": {},
+    }
+)
