@@ -6,7 +6,6 @@ from rlhf_lab.functional.advantages import (
     compute_returns,
     explained_variance,
     grpo_advantages,
-    one_step_advantages,
     rloo_advantages,
     token_rewards,
 )
@@ -163,7 +162,6 @@ __all__ = [
     "masked_var",
     "mean_ratio",
     "normalize_reward",
-    "one_step_advantages",
     "opo_advantages",
     "overlong_penalty",
     "pad_left",

@@ -16,26 +16,33 @@ from rlhf_lab.functional.masks import (
 
 def compute_advantages(
     values: Float[Tensor, "batch gen"],
-    rewards: Float[Tensor, " batch"],
+    rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
+    gamma: float = 1.0,
 ) -> Float[Tensor, "batch gen"]:
     """Estimate each token's advantage from one step: what the next state is worth, minus this one.
 
-    1. Start behind the last token, where the next value is the reward of the whole sequence.
-    2. Walk backwards over the tokens, with A_t = next value - V(s_t).
-    3. After a real token, its own value becomes the next value; a masked token is stepped over.
-    4. Put 0 where the mask is False.
+    1. If there is one reward per sequence, pay it at the last real token (see `token_rewards`).
+    2. Start behind the last token with next value 0: nothing is bootstrapped.
+    3. Walk backwards over the tokens, with A_t = r_t + gamma * next value - V(s_t).
+    4. After a real token, its own value becomes the next value; a masked token is stepped over.
+    5. Put 0 where the mask is False.
 
-    `values` holds V of the state before each generated token (see `generated_values`).
+    `values` holds V of the state before each generated token (see `generated_values`); `rewards`
+    has one number per sequence, or one per token. Raises ValueError unless gamma lies in [0, 1].
 
-    A_t = V(s_{t+1}) - V(s_t), and r - V(s_{T-1}) at the last real token: equation 11 of Schulman
-    et al. 2016 (GAE, arXiv 1506.02438) for gamma = 1, lambda = 0 and a reward only at the end.
+    A_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, GAE, arXiv 1506.02438, equation
+    11: lambda = 0). With a reward only at the end and gamma = 1 that is V(s_{t+1}) - V(s_t), and
+    r - V(s_{T-1}) at the last real token.
     """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma is {gamma}; give a number from 0 to 1.")
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    paid = token_rewards(rewards, mask) if rewards.ndim == 1 else rewards
     values = at_least_float32(values)
-    next_value, advantages = rewards.to(values.dtype), []
-    for value, real in zip(values.T.flip(0), mask.T.flip(0), strict=True):
-        advantages.append(torch.where(real, next_value - value, 0.0))
+    next_value, advantages = torch.zeros_like(values[:, 0]), []
+    for value, reward, real in zip(values.T.flip(0), paid.T.flip(0), mask.T.flip(0), strict=True):
+        advantages.append(torch.where(real, reward + gamma * next_value - value, 0.0))
         next_value = torch.where(real, value, next_value)
     return torch.stack(advantages[::-1], dim=1)
 
@@ -74,24 +81,6 @@ def compute_gae(
         next_advantage = torch.where(mask[:, t], advantage, next_advantage)
         advantages.append(torch.where(mask[:, t], advantage, 0.0))
     return torch.stack(advantages[::-1], dim=1)
-
-
-def one_step_advantages(
-    values: Float[Tensor, "batch gen"],
-    token_rewards: Float[Tensor, "batch gen"],
-    gamma: float = 1.0,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Estimate each token's advantage from one step, where every token has a reward of its own.
-
-    1. Estimate advantages with lambda 0: reward, plus next value, minus value.
-
-    With rewards only at the end and gamma 1 this is `compute_advantages`. Raises ValueError unless
-    gamma lies in [0, 1].
-
-    A_t = r_t + gamma * V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, arXiv 1506.02438, equation 11)
-    """
-    return compute_gae(values, token_rewards, gamma, 0.0, mask)
 
 
 def compute_returns(

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.functional.advantages import (
+    compute_advantages,
     compute_gae,
     grpo_advantages,
-    one_step_advantages,
     rloo_advantages,
 )
 from rlhf_lab.functional.aggregation import Aggregation, aggregate
@@ -32,9 +32,20 @@ from rlhf_lab.functional.policy_loss import (
     ppo_surrogate,
 )
 
+
+def _one_step(
+    values: Float[Tensor, "batch gen"],
+    token_rewards: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    gamma: float = 1.0,
+) -> Float[Tensor, "batch gen"]:
+    """`compute_advantages` by the rewards of each token: its own parameter is named `rewards`."""
+    return compute_advantages(values, token_rewards, mask, gamma)
+
+
 ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        "one_step": one_step_advantages,
+        "one_step": _one_step,
         "gae": compute_gae,
         "reinforce": rewards_to_go,
         "reinforce++": reinforce_plus_plus_advantages,

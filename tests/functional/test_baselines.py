@@ -13,7 +13,6 @@ from rlhf_lab.functional import (
     compute_advantages,
     dr_grpo_advantages,
     informative_groups,
-    one_step_advantages,
     opo_advantages,
     prompt_groups,
     reinforce_plus_plus_advantages,
@@ -158,15 +157,15 @@ def test_one_step_by_hand_with_rewards_on_the_way():
     # 1 + 0.5 * 4 - 2 = 1 (the hole is stepped over); 3 + 0 - 4 = -1
     values, paid = tensor([[2.0, NAN, 4.0]]), tensor([[1.0, NAN, 3.0]])
     mask = tensor([[True, False, True]])
-    assert one_step_advantages(values, paid, 0.5, mask).tolist() == [[1.0, 0.0, -1.0]]
+    assert compute_advantages(values, paid, mask, 0.5).tolist() == [[1.0, 0.0, -1.0]]
 
 
 @given(batches())
 @settings(max_examples=30, deadline=None)
-def test_one_step_with_a_reward_at_the_end_is_the_learners_function_to_the_bit(batch):
+def test_a_reward_per_sequence_is_one_per_token_paid_at_the_end_to_the_bit(batch):
     values, mask, _ = batch
     rewards = values[:, 0]
-    got = one_step_advantages(values, token_rewards(rewards, mask), 1.0, mask)
+    got = compute_advantages(values, token_rewards(rewards, mask), mask)
     assert torch.equal(got, compute_advantages(values, rewards, mask))
 
 
@@ -195,7 +194,7 @@ def test_a_discount_beyond_one_is_refused():
         with pytest.raises(ValueError, match=r"gamma is 1\.5"):
             function(torch.zeros(1, 1), 1.5)
     with pytest.raises(ValueError, match="gamma is -1"):
-        one_step_advantages(torch.zeros(1, 1), torch.zeros(1, 1), -1.0)
+        compute_advantages(torch.zeros(1, 1), torch.zeros(1), gamma=-1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -231,7 +230,7 @@ def test_gradients_agree_with_finite_differences():
     assert check(lambda p, r: remax_advantages(p, r, mask), (paid, rewards))
     assert check(lambda r: dr_grpo_advantages(r, group), rewards)
     assert check(lambda r: opo_advantages(r, group, mask), rewards)
-    assert check(lambda v, p: one_step_advantages(v, p, 0.9, mask), (values, paid))
+    assert check(lambda v, p: compute_advantages(v, p, mask, 0.9), (values, paid))
 
 
 def test_nan_under_the_mask_leaves_the_gradient_alone():

@@ -25,6 +25,7 @@ from rlhf_lab.training import (
 LESSON = "06_ppo"
 MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
 MASK_UNUSED = "the mask is not used: step over masked tokens, and put 0 there"
+ONE_STEP = "reward + gamma * next_value - value"
 NOT_LAST_REAL = (
     "what comes after a response is read from the padding: step over masked tokens, so that the "
     "last real token sees what lies behind the response"
@@ -38,6 +39,16 @@ WHOLE_REVIEW = (
     "this movie wow , the plot was so solid and the music was so good and the script was so clever "
     ". i liked it ."
 )
+
+
+def _one_step_cases() -> tuple[Case, ...]:
+    cases = standard_cases(
+        compute_advantages, large={"values": 1e6, "rewards": 1e6}, spoil=("values",)
+    )
+    sizes = {"batch": 3, "gen": 4}
+    arguments = draw(compute_advantages, sizes, 8, {"gamma": 0.9}, optional=("mask",))
+    paid = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+    return (*cases, Case("a reward for each token, discounted", arguments | {"rewards": paid}))
 
 
 def _gae_cases() -> tuple[Case, ...]:
@@ -225,36 +236,51 @@ EXERCISES = (
         hints=(
             "The advantage of a token is how much better the next state is than this one. Behind "
             "the last token stands the reward itself.",
-            "values is [batch gen], rewards [batch], the result [batch gen]. A masked token keeps "
-            "the next value as it is, so that the reward reaches the last real token.",
-            "Going backwards: advantage = torch.where(real, next_value - value, 0.0), then "
-            "next_value = torch.where(real, value, next_value); stack the list the right way "
-            "round.",
+            "values is [batch gen], rewards [batch] or [batch gen], the result [batch gen]. A "
+            "masked token keeps the next value as it is.",
+            "Going backwards: advantage = torch.where(real, reward + gamma * next_value - value, "
+            "0.0), then next_value = torch.where(real, value, next_value); stack the list the "
+            "right way round.",
         ),
-        cases=lambda: standard_cases(
-            compute_advantages, large={"values": 1e6, "rewards": 1e6}, spoil=("values",)
-        ),
+        cases=_one_step_cases,
         slips=(
             Slip(
                 "this is the reward minus the value at every token, not one step ahead",
-                {"next_value = torch.where(real, value, next_value)": "pass"},
+                {ONE_STEP: "paid.sum(1) - value"},
+            ),
+            Slip("the value of the next state is missing", {ONE_STEP: "reward - value"}),
+            Slip(
+                "the next value is not discounted with gamma",
+                {"gamma * next_value -": "next_value -"},
             ),
             Slip(
                 "masked tokens have an advantage: put 0 there",
-                {"torch.where(real, next_value - value, 0.0)": "next_value - value"},
+                {f"{ONE_STEP}, 0.0": f"{ONE_STEP}, paid.sum(1) - value"},
+            ),
+            Slip(
+                "masked tokens have an advantage: put 0 there",
+                {f"torch.where(real, {ONE_STEP}, 0.0)": ONE_STEP},
             ),
             Slip(
                 NOT_LAST_REAL,
                 {"next_value = torch.where(real, value, next_value)": "next_value = value"},
             ),
             Slip(
+                NOT_LAST_REAL,
+                {
+                    "torch.zeros_like(values[:, 0])": "paid.sum(1)",
+                    ONE_STEP: "next_value - value",
+                    "next_value = torch.where(real, value, next_value)": "next_value = value",
+                },
+            ),
+            Slip(
                 MULTIPLIED,
-                {"torch.where(real, next_value - value, 0.0)": "(next_value - value) * real"},
+                {f"torch.where(real, {ONE_STEP}, 0.0)": f"({ONE_STEP}) * real"},
             ),
             Slip("the advantages stand in backward order", {"advantages[::-1]": "advantages"}),
             Slip(
                 "the sign is the other way round: next value minus this one",
-                {"next_value - value, 0.0": "value - next_value, 0.0"},
+                {ONE_STEP: "value - gamma * next_value - reward"},
             ),
             Slip(MASK_UNUSED, {" if mask is None else mask": ""}),
         ),
