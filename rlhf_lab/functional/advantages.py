@@ -13,6 +13,16 @@ from rlhf_lab.functional.masks import (
     zero_masked,
 )
 
+__all__ = [
+    "compute_advantages",
+    "compute_gae",
+    "compute_returns",
+    "explained_variance",
+    "grpo_advantages",
+    "rloo_advantages",
+    "token_rewards",
+]
+
 
 def compute_advantages(
     values: Float[Tensor, "batch gen"],

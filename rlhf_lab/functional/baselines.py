@@ -7,6 +7,17 @@ from torch import Tensor
 from rlhf_lab.functional.advantages import compute_gae, grpo_advantages
 from rlhf_lab.functional.masks import at_least_float32, whiten, zero_masked
 
+__all__ = [
+    "dr_grpo_advantages",
+    "informative_groups",
+    "opo_advantages",
+    "prompt_groups",
+    "reinforce_plus_plus_advantages",
+    "reinforce_plus_plus_baseline_advantages",
+    "remax_advantages",
+    "rewards_to_go",
+]
+
 
 def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
     """Number the groups of a batch in which `num_samples` responses to each prompt stand together.

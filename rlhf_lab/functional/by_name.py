@@ -4,6 +4,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+__all__ = [
+    "call_by_name",
+    "check_order",
+    "look_up",
+]
+
 
 def look_up(
     choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str

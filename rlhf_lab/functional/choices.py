@@ -32,6 +32,14 @@ from rlhf_lab.functional.policy_loss import (
     ppo_surrogate,
 )
 
+__all__ = [
+    "ADVANTAGES",
+    "POLICY_OBJECTIVES",
+    "calc_policy_objective",
+    "estimate_advantages",
+    "estimator_needs",
+]
+
 
 def _one_step(
     values: Float[Tensor, "batch gen"],

@@ -6,6 +6,17 @@ from torch import Tensor
 from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_var, zero_masked
 from rlhf_lab.functional.policy_loss import policy_ratio
 
+__all__ = [
+    "chi_square",
+    "clip_fraction",
+    "clip_fraction_high",
+    "clip_fraction_low",
+    "effective_sample_size",
+    "mean_ratio",
+    "ratio_variance",
+    "value_clip_fraction",
+]
+
 
 def clip_fraction(
     logprobs: Float[Tensor, "batch gen"],

@@ -19,6 +19,18 @@ from rlhf_lab.functional.masks import (
 )
 from rlhf_lab.functional.policy_loss import policy_ratio
 
+__all__ = [
+    "KL_ESTIMATORS",
+    "calc_kl_penalty",
+    "calc_sampled_kl_penalty",
+    "kl_absolute",
+    "kl_estimate",
+    "kl_importance_weighted",
+    "kl_per_sequence",
+    "kl_per_token",
+    "kl_straight_through",
+]
+
 
 def kl_per_token(
     logits: Float[Tensor, "batch gen d_vocab"], ref_logits: Float[Tensor, "batch gen d_vocab"]

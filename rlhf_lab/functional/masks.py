@@ -6,6 +6,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+__all__ = [
+    "at_least_float32",
+    "finished_mask",
+    "has_stop",
+    "last_real_token",
+    "last_token_mask",
+    "masked_mean",
+    "masked_std",
+    "masked_var",
+    "response_mask",
+    "sequence_sum",
+    "truncate_at_stop",
+    "whiten",
+    "zero_masked",
+]
+
 Denominator = int | float | Tensor | None
 Dims = int | tuple[int, ...] | None
 

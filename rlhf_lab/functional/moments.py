@@ -8,6 +8,12 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, check_mask, zero_masked
 
+__all__ = [
+    "RunningMoments",
+    "scale_rewards",
+    "whiten_with",
+]
+
 
 @dataclass(frozen=True)
 class RunningMoments:

@@ -12,6 +12,17 @@ from rlhf_lab.functional.masks import (
     zero_masked,
 )
 
+__all__ = [
+    "calc_clipped_surrogate_objective",
+    "cispo_surrogate",
+    "gspo_surrogate",
+    "policy_gradient_surrogate",
+    "policy_ratio",
+    "ppo_surrogate",
+    "sequence_ratio",
+    "truncated_importance_weights",
+]
+
 MAX_LOG_RATIO = 20.0
 
 

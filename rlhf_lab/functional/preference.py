@@ -9,6 +9,16 @@ from torch.nn.functional import logsigmoid
 from rlhf_lab.functional.aggregation import aggregate
 from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
 
+__all__ = [
+    "bradley_terry_loss",
+    "bradley_terry_token_loss",
+    "divergence_mask",
+    "dpo_loss",
+    "implicit_rewards",
+    "preference_accuracy",
+    "sft_loss",
+]
+
 
 def bradley_terry_loss(
     chosen: Float[Tensor, " batch"],

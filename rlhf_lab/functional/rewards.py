@@ -6,6 +6,15 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_std
 
+__all__ = [
+    "clip_rewards",
+    "flawed_responses",
+    "normalize_reward",
+    "overlong_penalty",
+    "penalize_responses",
+    "rewards_over_labels",
+]
+
 
 def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Float[Tensor, " batch"]:
     """Shift and scale a batch of rewards to mean 0 and standard deviation 1.
