@@ -6,15 +6,19 @@ that hands it out, so that the tests of the maths start without it.
 
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+
+from tests.warm import WarmPython
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -114,6 +118,46 @@ def policy(
 ) -> "TransformerWithValueHead":
     """A fresh policy on each of the two tiny models in turn."""
     return make_policy(model_dir)
+
+
+@pytest.fixture(scope="session")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of a process: no credentials, no network, one thread, a home of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    return kept | {
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "100",
+        "TERM": "xterm-256color",
+    }
+
+
+@pytest.fixture(scope="session")
+def warm_python(surroundings: dict[str, str]) -> Iterator[WarmPython]:
+    """Runs `python ARGUMENTS` in processes that have imported everything before they begin."""
+    with tempfile.TemporaryDirectory(prefix="warm") as directory:
+        python = WarmPython(surroundings, Path(directory) / "socket")
+        yield python
+        python.close()
+
+
+@pytest.fixture(scope="session")
+def cold_python(surroundings: dict[str, str]) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `python ARGUMENTS` as the shell does, with every import."""
+
+    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=surroundings,
+            timeout=300,
+            **options,
+        )
+
+    return run
 
 
 @pytest.fixture

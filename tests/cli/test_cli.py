@@ -1,21 +1,19 @@
 """The command line, as real processes: what it prints, what it refuses, what it leaves behind."""
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
 import re
-import resource
-import select
 import shutil
+import signal
 import struct
 import subprocess
-import sys
 import termios
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from safetensors.torch import load_file
@@ -24,6 +22,9 @@ from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
+from tests.warm import WarmProcess, WarmPython
+
+pytestmark = pytest.mark.process
 
 Process = subprocess.CompletedProcess
 
@@ -34,102 +35,31 @@ SMALL = (
 
 
 @pytest.fixture(scope="session")
-def surroundings(tmp_path_factory) -> dict[str, str]:
-    """No credentials, no network, one thread each, a home of its own."""
-    home = tmp_path_factory.mktemp("home")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    return kept | {
-        "HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "100",
-        "TERM": "xterm-256color",
-    }
+def cli(warm_python) -> Callable[..., Process]:
+    """Runs one command, in a process that starts quickly."""
+    return lambda *arguments, **options: warm_python.run(lab(arguments), **options)
 
 
 @pytest.fixture(scope="session")
-def cli(surroundings) -> Callable[..., Process]:
-    def run(*arguments: str | Path, text: str | None = None, **options: Any) -> Process:
-        return subprocess.run(
-            [sys.executable, "-m", "rlhf_lab", *map(str, arguments)],
-            input=text,
-            stdin=subprocess.DEVNULL if text is None else None,
-            capture_output=True,
-            text=True,
-            env=surroundings,
-            timeout=300,
-            **options,
-        )
-
-    return run
+def cold_cli(cold_python) -> Callable[..., Process]:
+    """Runs one command as from the shell."""
+    return lambda *arguments, **options: cold_python(lab(arguments), **options)
 
 
-WARM = """
-import json, os, sys, traceback
-
-import rlhf_lab.commands
-from rlhf_lab.__main__ import main
-
-
-def run(name, arguments):
-    for number, ending in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{name}.{ending}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-    try:
-        return main(arguments)
-    except SystemExit as stop:
-        return stop.code or 0
-    except BaseException:
-        traceback.print_exc()
-        return 1
-
-
-for name, arguments in json.load(sys.stdin).items():
-    pid = os.fork()
-    if pid == 0:
-        status = run(name, arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-"""Gives each command a process of its own, forked from one that has imported everything."""
+def lab(arguments: Iterable[str | Path]) -> list[str]:
+    """What follows `python`."""
+    return ["-m", "rlhf_lab", *map(str, arguments)]
 
 
 @pytest.fixture(scope="session")
-def all_at_once(
-    cli, surroundings, tmp_path_factory
-) -> Callable[[dict[str, list[Any]], tuple[str, ...]], dict[str, Process]]:
-    """Runs many commands: those named in `cold` from the shell, the others from a warm process."""
-
-    def warm(commands: dict[str, list[str]]) -> dict[str, Process]:
-        home = tmp_path_factory.mktemp("warm")
-        done = subprocess.run(
-            [sys.executable, "-c", WARM],
-            input=json.dumps(commands),
-            capture_output=True,
-            text=True,
-            env=surroundings | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=home,
-            timeout=600,
-        )
-        statuses = dict(line.split() for line in done.stdout.splitlines())
-        assert statuses.keys() == commands.keys(), done.stderr
-        return {
-            name: Process(
-                commands[name],
-                int(status),
-                *((home / f"{name}.{ending}").read_text() for ending in ("out", "err")),
-            )
-            for name, status in statuses.items()
-        }
+def all_of(cli, cold_cli) -> Callable[[dict[str, list[Any]], tuple[str, ...]], dict[str, Process]]:
+    """Runs many commands: those named in `cold` as from the shell."""
 
     def run(commands: dict[str, list[Any]], cold: tuple[str, ...] = ()) -> dict[str, Process]:
-        by_name = {name: list(map(str, arguments)) for name, arguments in commands.items()}
-        with ThreadPoolExecutor(2) as pool:
-            rest = {name: arguments for name, arguments in by_name.items() if name not in cold}
-            forked = pool.submit(warm, rest)
-            fresh = {name: pool.submit(cli, *by_name[name]) for name in cold}
-            return forked.result() | {name: process.result() for name, process in fresh.items()}
+        return {
+            name: (cold_cli if name in cold else cli)(*arguments)
+            for name, arguments in commands.items()
+        }
 
     return run
 
@@ -140,10 +70,10 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def main_job(cli, place) -> tuple[Process, Path]:
+def main_job(cold_cli, place) -> tuple[Process, Path]:
     """The main job in small, once for all tests that look at a finished run."""
     out = place / "demo"
-    return cli(*SMALL, "--out", out), out
+    return cold_cli(*SMALL, "--out", out), out
 
 
 @pytest.fixture(scope="session")
@@ -167,14 +97,14 @@ def assert_one_sentence(done: Process, *words: str) -> None:
         assert word in lines[0], lines[0]
 
 
-def test_help_lists_every_command(cli):
-    done = cli("--help")
+def test_help_lists_every_command(cold_cli):
+    done = cold_cli("--help")
     assert done.returncode == 0 and done.stderr == ""
     for command in "train resume sample score train-reward sft dpo export doctor".split():
         assert re.search(rf"• {command} ", done.stdout), command
 
 
-def test_help_of_every_command_reads_well(all_at_once):
+def test_help_of_every_command_reads_well(all_of):
     commands = {
         name.replace(" ", "_"): [*name.split(), "--help"]
         for name in (
@@ -189,7 +119,7 @@ def test_help_of_every_command_reads_well(all_at_once):
             "doctor",
         )
     }
-    for name, done in all_at_once(commands, ("train", "resume")).items():
+    for name, done in all_of(commands, ("train", "resume")).items():
         assert done.returncode == 0 and done.stderr == "", name
         assert f"usage: rlhf_lab {name.replace('_', ' ')}" in done.stdout, name
 
@@ -241,34 +171,26 @@ def test_resuming_the_finished_job_says_that_nothing_is_left(main_job, cli):
     assert "is finished; nothing is left to do" in done.stdout
 
 
-def on_a_terminal(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
+def on_a_terminal(
+    warm_python: WarmPython, arguments: list[str], env: dict[str, str]
+) -> tuple[int, str]:
     """Run on a pseudo-terminal of 110 by 40; returns the status and all that was drawn."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
     env = {name: value for name, value in env.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf_lab", *arguments],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env=env,
-        start_new_session=True,
-    )
+    process = warm_python.start(lab(arguments), (terminal, terminal, terminal), env=env)
     os.close(terminal)
     drawn = bytearray()
-    try:
-        while process.poll() is None or select.select([controller], [], [], 0)[0]:
-            if select.select([controller], [], [], 0.2)[0]:
-                drawn += os.read(controller, 65536)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        while piece := os.read(controller, 65536):
+            drawn += piece
     os.close(controller)
     return process.wait(60), drawn.decode(errors="replace")
 
 
-def test_on_a_terminal_a_live_panel_is_drawn(surroundings, place):
+def test_on_a_terminal_a_live_panel_is_drawn(warm_python, surroundings, place):
     arguments = [*SMALL, "--total-phases", "3", "--out", str(place / "panel")]
-    status, drawn = on_a_terminal(arguments, surroundings)
+    status, drawn = on_a_terminal(warm_python, arguments, surroundings)
     assert status == 0, drawn[-2000:]
     assert drawn.count("\x1b[1A") > 5 or drawn.count("\x1b[2K") > 5
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
@@ -281,10 +203,10 @@ def test_on_a_terminal_a_live_panel_is_drawn(surroundings, place):
 
 
 @pytest.fixture(scope="session")
-def spoken(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
+def spoken(all_of, main_job, half_a_run, place) -> dict[str, Process]:
     """Everything that `sample`, `score` and `doctor` are asked to say."""
     out = main_job[1]
-    return all_at_once(
+    return all_of(
         {
             "bundled": ["sample", "reel-nano", "-n", "3", "--prompt", "this movie"],
             "bundled_again": ["sample", "reel-nano", "-n", "3", "--prompt", "this movie"],
@@ -357,7 +279,7 @@ def test_the_doctor_finds_this_machine_well(spoken):
 
 
 @pytest.fixture(scope="session")
-def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
+def mistakes(all_of, main_job, half_a_run, place) -> dict[str, Process]:
     """Every mistake once."""
     out = main_job[1]
     (place / "no_run").mkdir()
@@ -370,7 +292,7 @@ def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
     no_json = place / "no_json"
     shutil.copytree(half_a_run, no_json)
     (no_json / "run.json").write_text("{}")
-    return all_at_once(
+    return all_of(
         {
             "no_command": [],
             "unknown_command": ["tran"],
@@ -402,7 +324,7 @@ def mistakes(all_at_once, main_job, half_a_run, place) -> dict[str, Process]:
             "score_nothing": ["score"],
             "score_unknown": ["score", "a", "--reward-fn", "kindness"],
         },
-        ("no_command", "unknown_flag", "bad_combination", "resume_corrupt", "wandb_login"),
+        ("no_command", "unknown_flag", "bad_combination"),
     )
 
 
@@ -456,17 +378,8 @@ def test_mistakes_write_nothing_and_harm_nothing(mistakes, main_job, place):
     load_checkpoint(main_job[1] / "checkpoints" / "last.safetensors")
 
 
-def limit_file_size(limit: int) -> Callable[[], None]:
-    """Python ignores SIGXFSZ, so that a write beyond the limit fails as on a full disk."""
-
-    def apply() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    return apply
-
-
 def test_a_full_disk_at_the_start_is_one_sentence(cli, tmp_path):
-    done = cli(*SMALL, "--out", tmp_path / "run", preexec_fn=limit_file_size(100_000))
+    done = cli(*SMALL, "--out", tmp_path / "run", file_size=100_000)
     assert_one_sentence(done, "cannot write", "make room")
     assert not list(tmp_path.rglob("*.partial"))
 
@@ -475,7 +388,7 @@ def test_a_full_disk_in_mid_run_loses_nothing_that_was_saved(cli, half_a_run, tm
     path = tmp_path / "run"
     shutil.copytree(half_a_run, path)
     before = {p.name: p.read_bytes() for p in (path / "checkpoints").iterdir()}
-    done = cli("resume", path, preexec_fn=limit_file_size(200_000))
+    done = cli("resume", path, file_size=200_000)
     assert_one_sentence(done, "cannot write", "resume")
     assert {p.name: p.read_bytes() for p in (path / "checkpoints").iterdir()} == before
     again = RLHFTrainer.resume(path)
@@ -483,40 +396,39 @@ def test_a_full_disk_in_mid_run_loses_nothing_that_was_saved(cli, half_a_run, tm
     assert [report.phase for report in again.train()] == [1]
 
 
-def test_a_reader_that_goes_away_costs_neither_a_traceback_nor_the_run(surroundings, tmp_path):
+@contextlib.contextmanager
+def reading(warm_python: WarmPython, arguments: list[str]) -> Iterator[tuple[IO, IO, WarmProcess]]:
+    """A command's output and complaints as they come, and its process."""
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    with open(os.devnull) as nothing:
+        files = (nothing.fileno(), out_end, err_end)
+        process = warm_python.start(lab(arguments), files)
+    os.close(out_end)
+    os.close(err_end)
+    with open(out) as said, open(err) as complained:
+        yield said, complained, process
+
+
+def test_a_reader_that_goes_away_costs_neither_a_traceback_nor_the_run(warm_python, tmp_path):
     """As in `train ... | head -1`: it ends well, or says how to go on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf_lab", *SMALL, "--out", str(tmp_path / "run")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=surroundings,
-    )
-    assert process.stdout.readline()
-    process.stdout.close()
-    complaint = process.stderr.read()
-    process.stderr.close()
-    status = process.wait(120)
+    arguments = [*SMALL, "--out", str(tmp_path / "run")]
+    with reading(warm_python, arguments) as (said, complained, process):
+        assert said.readline()
+        said.close()
+        complaint = complained.read()
+        status = process.wait(120)
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (status == 0 and "final" in info) or "resume" in complaint, (status, complaint)
 
 
-def test_scores_into_a_pipe_that_is_closed_end_quietly(surroundings):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf_lab", "score", "--reward-fn", "zero", "a", "b"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=surroundings,
-    )
-    process.stdout.close()
-    complaint = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(120) == 0
-    assert complaint == ""
+def test_scores_into_a_pipe_that_is_closed_end_quietly(warm_python):
+    arguments = ["score", "--reward-fn", "zero", "a", "b"]
+    with reading(warm_python, arguments) as (said, complained, process):
+        said.close()
+        assert complained.read() == ""
+        assert process.wait(120) == 0
 
 
 def test_an_offline_wandb_run_works_from_end_to_end(cli, place, main_job):
@@ -563,16 +475,16 @@ main(sys.argv[1:])
 
 
 @pytest.fixture(scope="session")
-def watched(all_at_once, cli, surroundings, place) -> dict[str, Process]:
+def watched(all_of, cli, warm_python, place) -> dict[str, Process]:
     """One run without probes, one with them, and one with them that is killed and resumed."""
-    done = all_at_once(
+    done = all_of(
         {
             "bare": [*PROBED, "--out", place / "bare"],
             "probed": [*PROBED, "--probes", "--out", place / "probed"],
         }
     )
-    killed = [sys.executable, "-c", KILLED, *PROBED, "--probes", "--out", str(place / "broken")]
-    subprocess.run(killed, env=surroundings, stdin=subprocess.DEVNULL, capture_output=True)
+    killed = warm_python.run(["-c", KILLED, *PROBED, "--probes", "--out", str(place / "broken")])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     return done | {"broken": cli("resume", place / "broken")}
 
 
@@ -658,13 +570,13 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 
 
 @pytest.fixture(scope="session")
-def damaged(watched, all_at_once, place) -> dict[str, Process]:
+def damaged(watched, all_of, place) -> dict[str, Process]:
     """What the report says of one run, each time with another of its files spoilt."""
     for name, (file, spoil, _) in DAMAGE.items():
         path = place / "damaged" / name
         shutil.copytree(place / "probed", path, ignore=shutil.ignore_patterns("checkpoints"))
         spoil(path / file)
-    return all_at_once({name: ["report", place / "damaged" / name] for name in DAMAGE})
+    return all_of({name: ["report", place / "damaged" / name] for name in DAMAGE})
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
