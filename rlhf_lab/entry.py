@@ -102,7 +102,9 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
     # transformers imports bitsandbytes where it is there, which then names kernels it would like.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
-        return run()
+        status = run()
+        sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
+        return status
     except LabError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
