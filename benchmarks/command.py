@@ -1,10 +1,11 @@
 """What `python -m benchmarks` does; each function returns the exit status."""
 
 import dataclasses
-import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -25,11 +26,14 @@ from benchmarks.harness import Answer
 from benchmarks.options import Bench
 from benchmarks.ours import precision_field
 from benchmarks.page import page
+from benchmarks.records import Record, put_record, read_records, write_whole
 from benchmarks.tables import tables
 from benchmarks.work import Work, write_model
-from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import pick_device
-from rlhf_lab.training.run_dir import beside
+
+KEYS = frozenset({"machine", "work", "command", "contestants"})
+"""What each stored result has at least."""
 
 START_SECONDS, OVERHEAD_SECONDS, COMMAND_SECONDS = 10.0, 0.5, 25.0
 GUESSED_TIMES_FLOOR = MappingProxyType(
@@ -65,7 +69,7 @@ def measure(options: Bench) -> int:
         for found in _figures(options, work, model, console):
             result |= found
             if options.out is not None:
-                _write(options.out, json.dumps(result, indent=1) + "\n")
+                put_record(options.out, result, partial(_is_same_measurement, result))
     for why in result["left_out"].values():
         console.print(why, highlight=False)
     for table in tables(result):
@@ -195,40 +199,29 @@ def spoken(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
+def _is_same_measurement(result: Record, other: Record) -> bool:
+    """Whether two records are of one command on one machine."""
+
+    def what(record: Record) -> list[Any]:
+        machine = record.get("machine", {})
+        return [record.get("command"), machine.get("processor"), machine.get("device")]
+
+    return what(result) == what(other)
+
+
 def write_page(options: Bench) -> int:
     """Write the page of figures from stored results."""
-    results = [_read(path) for path in options.write_docs]
-    _write(options.docs, page(results, [_beside(p, options.docs) for p in options.write_docs]))
+    results, sources = [], []
+    for path in options.write_docs:
+        there = read_records(path, KEYS)
+        results += there
+        sources += [_link(path, options.docs)] * len(there)
+    write_whole(options.docs, page(results, sources))
     Console().print(f"written to {options.docs}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _beside(path: Path, docs: Path) -> str:
-    """A file's place as seen from the page, or its name when it is elsewhere."""
-    try:
-        return path.resolve().relative_to(docs.resolve().parent).as_posix()
-    except ValueError:
-        return path.name
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(
-            f"{path} cannot be read as stored results ({reason}); make them with --out."
-        ) from error
-    if not isinstance(result, dict) or not {"machine", "work", "contestants"} <= result.keys():
-        raise RunError(f"{path} holds no results of this command; make them with --out.")
-    return result
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, since what was measured before is in the old one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}); choose another place.") from error
+def _link(path: Path, docs: Path) -> str:
+    """A Markdown link to a file, as seen from the page."""
+    place = Path(os.path.relpath(path.resolve(), docs.resolve().parent))
+    return f"[{path.name}]({place.as_posix()})"

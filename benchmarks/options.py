@@ -34,7 +34,9 @@ class Bench:
     probes: bool = False
     """Also time a run with the default probes against one without (20 phases; 8 from small on)."""
     out: Path | None = None
-    """Where to store all figures as JSON."""
+    """Store all figures as a line of this .jsonl file, in place of the same command's on the same
+    processor.
+    """
     peers: Path | None = None
     """Where the peers' environments are; RLHF_LAB_PEERS or .cache/peers when not given."""
     write_docs: tuple[Path, ...] = ()

@@ -18,7 +18,7 @@ from benchmarks.work import Work
 INTRODUCTION = """\
 # How fast a phase is, and what it needs
 
-Written by `python -m benchmarks --write-docs` from the JSON files named below; no figure here
+Written by `python -m benchmarks --write-docs` from the records named below; no figure here
 is typed by hand. One phase: sample a batch, score it with a rule (how often a word occurs, so that
 no reward model is timed), compare it with the reference, and learn from it in 2 passes of 4
 minibatches with clipped surrogate, value loss, entropy, exact KL over the whole vocabulary,
@@ -53,7 +53,11 @@ without, over the measured rate of matrix products of these shapes on the same m
 
 
 def page(results: Sequence[Stored], sources: Sequence[str]) -> str:
-    """The whole page as Markdown, one part per stored result."""
+    """The whole page as Markdown, one part per stored result.
+
+    Args:
+        sources: for each result a link to the file that holds it.
+    """
     parts = [INTRODUCTION, _overview(results), *_sizes(results), _goals(results)]
     for result, source in zip(results, sources, strict=True):
         parts += _one(result, source)
@@ -142,7 +146,7 @@ def _circumstances(result: Stored, source: str) -> str:
         f"{machine['torch']}, TransformerLens {machine['transformer_lens']}. Batch "
         f"{work['batch_size']}, prefix {work['prefix_len']}, {work['gen_len']} new tokens, "
         f"{work['threads']} threads each, {result['repeats']} turns.",
-        f"From [{source}]({source}), made by `{result['command']}`.",
+        f"From {source}, made by `{result['command']}`.",
         *(_versions(name, one) for name, one in result["contestants"].items()),
         *result["left_out"].values(),
     ]

@@ -22,14 +22,15 @@ from tyro.conf import FlagCreatePairsOff
 
 from benchmarks.command import spoken
 from benchmarks.machine import describe
+from benchmarks.records import RESULTS, write_whole
 from benchmarks.results.page import page
 from benchmarks.results.real import run_real
-from benchmarks.results.records import asked, is_done, place, read_records, write_record
+from benchmarks.results.records import asked, is_done, read_records, write_record
 from benchmarks.results.reel import run_learned, run_loophole, run_method
 from benchmarks.results.settings import Row, all_rows
 from rlhf_lab.errors import ConfigError, LabError
 
-RECORDS, PAGE = Path("docs/results"), Path("docs/results.md")
+PAGE = Path("docs/results.md")
 ON_REEL = {
     "methods": run_method,
     "unheld": run_method,
@@ -56,8 +57,8 @@ class Options:
     """The directory of the classifier that pays the real language model."""
     threads: int = 1
     """Threads of torch."""
-    records: Path = RECORDS
-    """Where the records are."""
+    records: Path = RESULTS
+    """The directory of the records, a .jsonl file per part."""
     docs: Path = PAGE
     """The page to write."""
     page: FlagCreatePairsOff[bool] = False
@@ -160,9 +161,8 @@ def make(options: Options, run: Callable[..., dict[str, Any]] = carry_out) -> in
     progress = Progress(work, console)
     for number, (row, seed) in enumerate(work):
         progress.begin(number)
-        record = run((row, seed), options)
-        write_record(place(options.records, row, seed), record)
-    options.docs.write_text(page(read_records(options.records)), encoding="utf-8")
+        write_record(options.records, run((row, seed), options))
+    write_whole(options.docs, page(read_records(options.records)))
     console.print(f"written to {options.docs}", highlight=False, soft_wrap=True)
     return 0
 

@@ -6,6 +6,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.records import Record
 from benchmarks.results.prose import (
     FALLS_SHORT,
     INTRODUCTION,
@@ -15,7 +16,6 @@ from benchmarks.results.prose import (
     REAL,
     UNHELD,
 )
-from benchmarks.results.records import Record
 from benchmarks.results.settings import all_rows, command_line
 
 GOOD_GOLD = 0.9

@@ -3,12 +3,12 @@
 INTRODUCTION = """\
 # What the methods reach
 
-Written by `python -m benchmarks.results` from one JSON file per run in [results](results); no
-figure in a table is typed by hand. The command makes the runs that are not there yet, tells how
-long they will take, and goes on where it was stopped; `--only methods`, `--only loophole`,
-`--only learned` make one part, `--page` writes the page again. A run whose settings or bundled
-weights have changed is made anew. Real models take part when their directories are given with
-`--language-model DIR --classifier DIR`.
+Written by `python -m benchmarks.results` from the records in
+[benchmarks/results](../benchmarks/results), one .jsonl file per part; no figure in a table is typed
+by hand. The command makes the runs that are not there yet, tells how long they will take, and goes
+on where it was stopped; `--only methods`, `--only loophole`, `--only learned` make one part,
+`--page` writes the page again. A run whose settings or bundled weights have changed is made anew.
+Real models take part when their directories are given with `--language-model DIR --classifier DIR`.
 """
 
 METHODS = """\

@@ -1,25 +1,24 @@
-"""One JSON file per run: what was asked for, from which weights, and what came out."""
+"""The records of the page of results: what was asked for, from which weights, what came out."""
 
 import hashlib
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.settings import PREFERENCES, Row
-from rlhf_lab.errors import RunError
+from benchmarks import records
+from benchmarks.records import Record
+from benchmarks.results.settings import PREFERENCES, Row, all_rows
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
-from rlhf_lab.training.run_dir import replacing
 
-Record = dict[str, Any]
 KEYS = frozenset({"part", "labels", "preset", "fields", "seed", "weights"})
 
 
-def place(directory: Path, row: Row, seed: int) -> Path:
-    """Where the record of a run is."""
-    return directory / row.part / f"{row.name}-seed{seed}.json"
+def place(directory: Path, part: str) -> Path:
+    """Where the records of a part are."""
+    return directory / f"{part}.jsonl"
 
 
-def asked(row: Row, seed: int) -> Record:
+def asked(row: Row, seed: int) -> dict[str, Any]:
     """What a record says of the question: a run is done when a record with these entries exists."""
     learned = {"preferences": dict(PREFERENCES)} if row.part == "learned" else {}
     return {
@@ -41,44 +40,45 @@ def bundled_digest() -> str:
 
 def is_done(directory: Path, row: Row, seed: int) -> bool:
     """Whether a record answers this very question."""
-    path = place(directory, row, seed)
-    if not path.exists():
-        return False
-    record = read_record(path)
-    return all(record.get(name) == value for name, value in asked(row, seed).items())
+    question = asked(row, seed).items()
+    return any(
+        all(record.get(name) == value for name, value in question)
+        for record in read_part(directory, row.part)
+    )
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Store a record, numbers rounded to six digits; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(rounded(record), indent=1) + "\n", encoding="utf-8")
+def write_record(directory: Path, record: Record) -> None:
+    """Store a record among those of its part, in place of one of the same row and seed.
+
+    Its numbers are rounded to six digits.
+    """
+
+    def of_same_run(old: Record) -> bool:
+        return all(old.get(name) == record[name] for name in ("labels", "seed"))
+
+    records.put_record(place(directory, record["part"]), rounded(record), of_same_run)
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to six digits, in whatever holds them."""
-    if isinstance(value, dict):
+    """Numbers to six significant digits, in whatever holds them."""
+    if isinstance(value, Mapping):
         return {name: rounded(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(entry) for entry in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def read_record(path: Path) -> Record:
-    """A stored record.
+def read_part(directory: Path, part: str) -> list[Record]:
+    """The records of a part; none where it has no file.
 
     Raises:
-        RunError: it is no record.
+        RunError: a line of the file is no record of a run.
     """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read as a record ({error}); delete it.") from error
-    if not isinstance(record, dict) or not KEYS <= record.keys():
-        raise RunError(f"{path} is no record of a run; delete it.")
-    return record
+    path = place(directory, part)
+    return records.read_records(path, KEYS) if path.exists() else []
 
 
 def read_records(directory: Path) -> list[Record]:
-    """All records below a directory, in the order of their names."""
-    return [read_record(path) for path in sorted(directory.glob("*/*.json"))]
+    """All records below a directory, part by part."""
+    parts = dict.fromkeys(row.part for row in all_rows())
+    return [record for part in parts for record in read_part(directory, part)]

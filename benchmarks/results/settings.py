@@ -107,7 +107,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The labels as a file's name."""
+        """The labels as one word, by which --only knows the row."""
         words = " ".join(self.labels).lower().replace("+", "p").replace(",", "")
         return words.replace(" ", "-")
 

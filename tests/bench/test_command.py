@@ -27,7 +27,7 @@ def measured(tmp_path_factory):
 def bench(place, *options):
     """The command on the smallest shape as a process that stores its results."""
     size = ("--shape", "nano", "--batch-size", "8", "--gen-len", "6", "--repeats", "1")
-    where = ("--threads", "1", "--device", "cpu", "--out", str(place / "nano.json"))
+    where = ("--threads", "1", "--device", "cpu", "--out", str(place / "nano.jsonl"))
     settings = {"HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks", *size, *where, *options],
@@ -50,7 +50,7 @@ def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
 
 
 def test_what_it_stores_adds_up(measured):
-    result = json.loads((measured[1] / "nano.json").read_text())
+    result = json.loads((measured[1] / "nano.jsonl").read_text())
     assert result["contestants"].keys() == {"ours", "ours-hooked", "ours-modules", "naive"}
     assert result["left_out"].keys() == {"trl-0.11.4", "trl-1.12"}
     for contestant in result["contestants"].values():
@@ -70,7 +70,7 @@ def test_what_it_stores_adds_up(measured):
 
 
 def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path):
-    stored = tmp_path / "nano.json"
+    stored = tmp_path / "nano.jsonl"
     with bench(tmp_path, "--against", "--generation", "--growth") as process:
         while not stored.exists() and process.poll() is None:
             time.sleep(0.05)
@@ -80,11 +80,11 @@ def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path):
 
 
 def test_the_page_is_written_from_what_was_stored(measured):
-    stored, page = measured[1] / "nano.json", measured[1] / "performance.md"
+    stored, page = measured[1] / "nano.jsonl", measured[1] / "performance.md"
     assert main(["--write-docs", str(stored), "--docs", str(page)]) == 0
     text = page.read_text()
     assert "## nano, cpu, fp32" in text
-    assert "[nano.json](nano.json)" in text
+    assert "[nano.jsonl](nano.jsonl)" in text
 
 
 MISTAKES = {
@@ -94,8 +94,8 @@ MISTAKES = {
     "odd_batch": (("--batch-size", "30"), ("batch_size=30", "multiple")),
     "too_long": (("--gen-len", "400"), ("gen_len=400", "124")),
     "unknown_device": (("--device", "abacus"), ("device='abacus'",)),
-    "no_such_result": (("--write-docs", "nowhere.json"), ("nowhere.json", "--out")),
-    "no_result": (("--write-docs", "pyproject.toml"), ("pyproject.toml", "--out")),
+    "no_such_result": (("--write-docs", "nowhere.json"), ("nowhere.json", "name a file")),
+    "no_result": (("--write-docs", "pyproject.toml"), ("pyproject.toml", "line 1", "another file")),
 }
 
 

@@ -1,14 +1,18 @@
 """The page of figures, from a stored result whose numbers are known."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.command import command_line, estimated_seconds, spoken
 from benchmarks.options import Bench
 from benchmarks.page import page
+from benchmarks.records import read_records
 from benchmarks.tables import tables
 from benchmarks.work import Work
+
+ROOT = Path(__file__).parents[2]
 
 
 def phase(seconds: float, stages: dict | None = None) -> dict:
@@ -72,7 +76,7 @@ def full():
 
 
 def test_every_figure_of_the_page_is_worked_out_from_the_stored_ones(full):
-    text = page([full], ["bench/tiny.json"])
+    text = page([full], ["[speed.jsonl](speed.jsonl)"])
     # Ours 2 with extremes 1 and 8; halves a quarter and three quarters; 1600 tokens in 2 seconds;
     # 50 MB less 20 MB. Naive 6, 3 times as long.
     assert "| ours | 2.000 | 1.000 to 8.000 | 1.00 | 0.500 | 1.500 | 800 | 30 |" in text
@@ -93,9 +97,17 @@ def test_every_figure_of_the_page_is_worked_out_from_the_stored_ones(full):
     assert "| run_health | 0.200 |" in text
     assert "| added to the run, measured | 12.5% |" in text
     assert "Abacus 3000, 2 cores, 23 GB" in text
-    assert "[bench/tiny.json](bench/tiny.json)" in text
+    assert "From [speed.jsonl](speed.jsonl), made by `python -m benchmarks --shape tiny`." in text
     assert "trl-1.12 is left out: not built." in text
     assert "growth of our time with a phase's arithmetic" not in text
+
+
+def test_the_page_in_the_repository_comes_from_the_records_in_the_repository():
+    results = read_records(ROOT / "benchmarks/results/speed.jsonl", frozenset())
+    link = "[speed.jsonl](../benchmarks/results/speed.jsonl)"
+    assert (ROOT / "docs" / "../benchmarks/results/speed.jsonl").is_file()
+    stored = (ROOT / "docs/performance.md").read_bytes()
+    assert page(results, [link] * len(results)).encode() == stored
 
 
 def test_growth_with_size_is_shown_for_results_that_differ_in_shape_only(full):

@@ -1,12 +1,10 @@
 """`python -m benchmarks.results`: what it makes, what it leaves, and how it goes on."""
 
-import json
-
 import pytest
 from rich.console import Console
 
 from benchmarks.results.__main__ import Options, Progress, jobs, make
-from benchmarks.results.records import asked, is_done, place, read_records, write_record
+from benchmarks.results.records import asked, is_done, read_records, write_record
 from benchmarks.results.reel import run_method
 from benchmarks.results.settings import Row
 from rlhf_lab.errors import ConfigError, RunError
@@ -48,18 +46,15 @@ def test_a_killed_command_goes_on_with_the_run_that_was_not_finished(options, ru
 
 def test_a_record_from_other_settings_or_other_weights_is_made_anew(options, run):
     make(options, run)
-    for i, (name, value) in enumerate([("fields", {"kl_coef": 9.0}), ("weights", "older")]):
-        path = place(options.records, jobs_row(options, "grpo-all-constant"), i + 1)
-        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    there = read_records(options.records)
+    for seed, change in ((1, {"fields": {"kl_coef": 9.0}}), (2, {"weights": "older"})):
+        old = next(r for r in there if (r["labels"][0], r["seed"]) == ("GRPO", seed))
+        write_record(options.records, old | change)
+    assert len(read_records(options.records)) == len(there)
     assert [(row.name, seed) for row, seed in jobs(options)] == [
         ("grpo-all-constant", 1),
         ("grpo-all-constant", 2),
     ]
-
-
-def jobs_row(options, name):
-    everything = Options(only=(name,), records=options.records / "none")
-    return jobs(everything)[0][0]
 
 
 def test_real_models_are_left_alone_unless_their_directories_are_given(tmp_path):
@@ -101,21 +96,31 @@ def test_the_estimate_is_the_pace_so_far_times_what_is_left(options, monkeypatch
 
 
 def test_a_file_that_is_no_record_is_refused_with_its_name(tmp_path):
-    path = tmp_path / "methods" / "x-seed1.json"
-    path.parent.mkdir()
+    path = tmp_path / "methods.jsonl"
     for content in ("{", "[1]", '{"seed": 1}'):
-        path.write_text(content)
-        with pytest.raises(RunError, match="x-seed1.json"):
+        path.write_text(content + "\n")
+        with pytest.raises(RunError, match=r"methods.jsonl .*line 1.*; delete that line"):
             read_records(tmp_path)
 
 
 def test_a_stored_record_answers_its_question_and_holds_six_digits(tmp_path, method_record):
     row = Row("methods", ("a, b+ c", "all"), {"base_lr": 3e-4})
-    path = place(tmp_path, row, 1)
-    assert path == tmp_path / "methods" / "a-bp-c-all-seed1.json"
-    write_record(path, asked(row, 1) | {"curve": [{"gold": 0.123456789}]})
+    assert row.name == "a-bp-c-all"
+    write_record(tmp_path, asked(row, 1) | {"curve": [{"gold": 0.123456789}]})
     assert is_done(tmp_path, row, 1) and not is_done(tmp_path, row, 2)
     assert read_records(tmp_path)[0]["curve"] == [{"gold": 0.123457}]
+    (line,) = (tmp_path / "methods.jsonl").read_text().splitlines()
+    assert '"labels":["a, b+ c","all"]' in line
+
+
+def test_a_records_line_stays_where_it_is_when_the_run_is_made_again(tmp_path):
+    rows = [Row("methods", (name, "all"), {}) for name in "abc"]
+    for row in rows:
+        write_record(tmp_path, asked(row, 1) | {"figure": 1})
+    write_record(tmp_path, asked(rows[1], 1) | {"figure": 2})
+    write_record(tmp_path, asked(rows[1], 2) | {"figure": 3})
+    found = [(r["labels"][0], r["seed"], r["figure"]) for r in read_records(tmp_path)]
+    assert found == [("a", 1, 1), ("b", 1, 2), ("c", 1, 1), ("b", 2, 3)]
 
 
 def test_a_methods_run_tells_gold_before_and_after_and_the_best_at_its_kl():

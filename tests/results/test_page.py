@@ -17,7 +17,7 @@ def line_with(text: str, start: str) -> str:
 
 def test_the_page_in_the_repository_comes_from_the_records_in_the_repository():
     stored = (ROOT / "docs/results.md").read_bytes()
-    assert page(read_records(ROOT / "docs/results")).encode() == stored
+    assert page(read_records(ROOT / "benchmarks/results")).encode() == stored
 
 
 def test_a_methods_row_is_the_mean_over_its_seeds_and_its_distance_to_the_frontier(method_record):
