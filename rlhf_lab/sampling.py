@@ -220,7 +220,7 @@ def tokenize_prompts(
     return encoded
 
 
-def pad_left(
+def pad_prompts(
     prompts: Sequence[Sequence[int]], pad_token: int, device: torch.device
 ) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
     """Prompts as one tensor, padded on the left, and the mask that is False on the padding."""
@@ -262,7 +262,7 @@ def sample(
     tokenizer = policy.base_model.tokenizer
     stops = spec.stops(tokenizer)
     pad_token = _pad_token(tokenizer, stops)
-    prompt_tokens, prompt_mask = pad_left(prompts, pad_token, policy.device)
+    prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
     check_context(policy.base_model, prompt_tokens.shape[1], spec.gen_len)
 
     decoder = start_decoding(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)

@@ -16,7 +16,7 @@ from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
     Support,
-    pad_left,
+    pad_prompts,
     sample,
     tokenize_prompts,
     top_k_filter,
@@ -551,7 +551,7 @@ def test_an_empty_prompt_is_refused(gpt2, prompts):
 
 
 def test_prompts_are_padded_on_the_left_by_hand():
-    tokens, mask = pad_left([[1, 2, 3], [4], [5, 6]], 9, torch.device("cpu"))
+    tokens, mask = pad_prompts([[1, 2, 3], [4], [5, 6]], 9, torch.device("cpu"))
     assert tokens.tolist() == [[1, 2, 3], [9, 9, 4], [9, 5, 6]]
     assert mask.tolist() == [[True] * 3, [False, False, True], [False, True, True]]
 

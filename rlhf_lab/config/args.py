@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rlhf_lab.config.checks import check
+from rlhf_lab.config.checks import check_args
 from rlhf_lab.config.groups import AllFields
 from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
@@ -39,7 +39,7 @@ class RLHFArgs(AllFields):
     """The settings of one run; fields not given take their preset's value, and all are checked."""
 
     def __post_init__(self) -> None:
-        check(self)
+        check_args(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""

@@ -75,7 +75,7 @@ RANGES = MappingProxyType(
 )
 
 
-def check(args: AllFields) -> None:
+def check_args(args: AllFields) -> None:
     """Refuse settings that cannot be, each alone or together.
 
     Raises:

@@ -13,7 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.functional import calc_kl_penalty, compute_gae, token_rewards
 from rlhf_lab.models import TransformerWithValueHead, load_model
 
-Run = Literal["A", "B", "C"]
+BuggyRun = Literal["A", "B", "C"]
 SUSPECTS = (
     "the learning rate is 0",
     "the log-probabilities are off by one token",
@@ -69,16 +69,16 @@ _BUGS: MappingProxyType[str, _Bug] = MappingProxyType(
 )
 
 
-def broken_parts(run: Run, args: RLHFArgs) -> dict[str, Any]:
+def broken_parts(run: BuggyRun, args: RLHFArgs) -> dict[str, Any]:
     """The parts to hand to `RLHFTrainer(args, **parts)` for a run that is broken."""
     return _BUGS[run].parts(args)
 
 
-def culprit(run: Run) -> str:
+def culprit(run: BuggyRun) -> str:
     """Which of the suspects broke a run."""
     return _BUGS[run].culprit
 
 
-def reveal(run: Run) -> str:
+def reveal(run: BuggyRun) -> str:
     """The source of what broke a run."""
     return textwrap.dedent(inspect.getsource(_BUGS[run].parts))

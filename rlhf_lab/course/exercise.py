@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# what a learner writes: a function or a class
+Answer = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class Case:

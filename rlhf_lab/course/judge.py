@@ -6,17 +6,16 @@ import inspect
 import math
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case, Exercise
+from rlhf_lab.course.exercise import Answer, Case, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
 
-Function = Callable[..., Any]
 RTOL, ATOL = 1e-4, 1e-5
 
 
@@ -82,10 +81,10 @@ class Judge:
         wrong = [*_known_slips(self.exercise), *generic_mutants(self.exercise).items()]
         return [(says, self._outcomes(fn)) for says, fn in wrong]
 
-    def _outcomes(self, fn: Function) -> list[Outcome]:
+    def _outcomes(self, fn: Answer) -> list[Outcome]:
         return [observe(self.exercise, fn, case) for case in self.cases]
 
-    def verdict(self, fn: Function) -> Verdict:
+    def verdict(self, fn: Answer) -> Verdict:
         """Compare a function on all cases, and name the slip if it is a known one.
 
         1. Call it on each case; a stub ends it.
@@ -135,12 +134,12 @@ class Judge:
         return all(agrees[i] for i, pair in enumerate(pairs) if compare(*pair))
 
 
-def judge(exercise: Exercise, fn: Function) -> Verdict:
+def judge(exercise: Exercise, fn: Answer) -> Verdict:
     """Compare one function with the reference of an exercise; see `Judge.verdict`."""
     return Judge(exercise).verdict(fn)
 
 
-def observe(exercise: Exercise, fn: Function, case: Case) -> Outcome:
+def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     """Call a function on a case, and note everything that is compared.
 
     1. Give it copies of the tensors, so that a change in place shows and harms nothing.
@@ -201,7 +200,7 @@ def _unwritten(error: Exception) -> str | None:
     return traceback.extract_tb(error.__traceback__)[-1].name
 
 
-def _one_line(error: Exception, fn: Function) -> str:
+def _one_line(error: Exception, fn: Answer) -> str:
     """An error and the line of the learner's code that it came from, without the stack."""
     lines = str(error).splitlines()
     if _unwritten(error):
@@ -219,7 +218,7 @@ def _without_line(error: str | None) -> str | None:
     return error and error.split(" (line ")[0]
 
 
-def _file_of(fn: Function) -> str | None:
+def _file_of(fn: Answer) -> str | None:
     fn = inspect.unwrap(fn)
     code = getattr(fn, "__code__", None) or getattr(getattr(fn, "__init__", None), "__code__", None)
     return code and code.co_filename
@@ -304,7 +303,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_slips(exercise: Exercise) -> list[tuple[str, Function]]:
+def _known_slips(exercise: Exercise) -> list[tuple[str, Answer]]:
     """The slips that can be made; one whose edit has gone stale is for the author's gate to tell,
     and must not stop a learner's check.
     """

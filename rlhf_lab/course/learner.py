@@ -8,7 +8,7 @@ from rich.console import Console
 from rlhf_lab.course.judge import judge
 from rlhf_lab.course.panels import hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from rlhf_lab.course.state import Record, note_attempt, note_hint, read_records
+from rlhf_lab.course.state import ExerciseRecord, note_attempt, note_hint, read_records
 from rlhf_lab.errors import LabError
 
 
@@ -46,7 +46,7 @@ def hint(fn: Callable[..., Any] | str) -> None:
     Raises ValueError for a function that is no exercise.
     """
     exercise, console = find_exercise(fn), Console()
-    taken = read_records().get(exercise.name, Record()).hints
+    taken = read_records().get(exercise.name, ExerciseRecord()).hints
     number = min(taken + 1, len(exercise.hints))
     for shown in range(1 if taken >= len(exercise.hints) else number, number + 1):
         console.print(hint_panel(exercise, shown))

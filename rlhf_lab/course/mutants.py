@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Exercise, Slip
+from rlhf_lab.course.exercise import Answer, Exercise, Slip
 
-Function = Callable[..., Any]
 RETURNS_ZERO = "this returns 0, whatever it is given"
 DETACHED = "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"
 FLIPPED = "the sign is the other way round"
 SUMMED = "this is a sum where a mean is asked for"
 
 
-def source_of(reference: Function) -> str:
+def source_of(reference: Answer) -> str:
     """The source of a function or class, starting at the left margin."""
     return textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
 
@@ -29,7 +28,7 @@ def answer_of(exercise: Exercise) -> str:
     return "\n\n\n".join(source_of(fn) for fn in (*exercise.parts, exercise.reference))
 
 
-def mutant(exercise: Exercise, slip: Slip) -> Function:
+def mutant(exercise: Exercise, slip: Slip) -> Answer:
     """The reference with a slip in it, or in one of its parts.
 
     Raises ValueError if what the slip edits does not stand exactly once in the answer.
@@ -45,14 +44,14 @@ def mutant(exercise: Exercise, slip: Slip) -> Function:
     return _compiled(reference, places.sub(lambda place: slip.edits[place[0]], source), {})
 
 
-def _compiled(reference: Function, source: str, instead: Mapping[str, Any]) -> Function:
+def _compiled(reference: Answer, source: str, instead: Mapping[str, Any]) -> Answer:
     """Run a definition where the reference is defined, with some names bound otherwise."""
     namespace = {**vars(sys.modules[reference.__module__]), **instead}
     exec(compile(source, f"<mutant of {reference.__name__}>", "exec"), namespace)
     return namespace[reference.__name__]
 
 
-def generic_mutants(exercise: Exercise) -> dict[str, Function]:
+def generic_mutants(exercise: Exercise) -> dict[str, Answer]:
     """The mistakes that fit any exercise, by what they are called; only those that are wrong here.
 
     1. `return 0` is wrong everywhere.
@@ -76,7 +75,7 @@ def generic_mutants(exercise: Exercise) -> dict[str, Function]:
     return wrong
 
 
-def _returning(reference: Function, change: Callable[[Any], Any]) -> Function:
+def _returning(reference: Answer, change: Callable[[Any], Any]) -> Answer:
     """The reference with its result changed."""
 
     def changed(*args: Any, **kwargs: Any) -> Any:

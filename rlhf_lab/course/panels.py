@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rlhf_lab.course.exercise import Case, Exercise
 from rlhf_lab.course.judge import Verdict
-from rlhf_lab.course.state import Record
+from rlhf_lab.course.state import ExerciseRecord
 
 GOOD, BAD, DIM = "#008a64", "#d55e00", "#808080"
 WIDTH = 88
-MARKS = {"passed": ("✓", GOOD), "differs": ("✗", BAD), "unwritten": ("○", DIM)}
+STATE_MARKS = {"passed": ("✓", GOOD), "differs": ("✗", BAD), "unwritten": ("○", DIM)}
 
 
 def dots(difficulty: int) -> str:
@@ -25,7 +25,7 @@ def dots(difficulty: int) -> str:
 
 def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     """One line for a function that passes or is not written, a panel for one that differs."""
-    mark, color = MARKS[verdict.state]
+    mark, color = STATE_MARKS[verdict.state]
     title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
     if verdict.state == "passed":
         gradients = f", gradient of {' and '.join(exercise.gradients)}"
@@ -72,7 +72,7 @@ def hint_panel(exercise: Exercise, number: int) -> Panel:
     return Panel(text, title=title, border_style=GOOD, expand=False, width=WIDTH)
 
 
-def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Record]) -> Table:
+def progress_table(exercises: Sequence[Exercise], records: Mapping[str, ExerciseRecord]) -> Table:
     """One row per exercise, lesson by lesson, and the sum below; fits into 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("exercise", "level", "min", "state", "checks", "hints"):
@@ -82,8 +82,8 @@ def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Record])
         if exercise.lesson != lesson:
             table.add_row(Text(exercise.lesson, style="bold"))
             lesson = exercise.lesson
-        record = records.get(exercise.name, Record())
-        mark, color = MARKS[record.state]
+        record = records.get(exercise.name, ExerciseRecord())
+        mark, color = STATE_MARKS[record.state]
         table.add_row(
             exercise.name,
             dots(exercise.difficulty),
@@ -92,7 +92,7 @@ def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Record])
             str(record.attempts),
             f"{record.hints}/{len(exercise.hints)}",
         )
-    done = sum(records.get(e.name, Record()).state == "passed" for e in exercises)
+    done = sum(records.get(e.name, ExerciseRecord()).state == "passed" for e in exercises)
     minutes = sum(e.minutes for e in exercises)
     table.caption = f"{done} of {len(exercises)} passed; {minutes} minutes in all"
     return table

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-State = Literal["unwritten", "differs", "passed"]
+ExerciseState = Literal["unwritten", "differs", "passed"]
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Record:
+class ExerciseRecord:
     """One exercise: how it stands, how often it was checked, how many hints were taken."""
 
-    state: State = "unwritten"
+    state: ExerciseState = "unwritten"
     attempts: int = 0
     hints: int = 0
 
@@ -38,7 +38,7 @@ def progress_path() -> Path:
     return home / "rlhf_lab" / "progress.json"
 
 
-def read_records() -> dict[str, Record]:
+def read_records() -> dict[str, ExerciseRecord]:
     """All records by the exercise's name; what cannot be understood is left out.
 
     A file that is no progress file at all is put aside as progress.json.unreadable.
@@ -54,12 +54,12 @@ def read_records() -> dict[str, Record]:
         return {}
 
 
-def _record(stored: Any) -> Record | None:
+def _record(stored: Any) -> ExerciseRecord | None:
     try:
-        record = Record(stored["state"], int(stored["attempts"]), int(stored["hints"]))
+        record = ExerciseRecord(stored["state"], int(stored["attempts"]), int(stored["hints"]))
     except (ValueError, KeyError, TypeError):
         return None
-    return record if record.state in get_args(State) else None
+    return record if record.state in get_args(ExerciseState) else None
 
 
 def _put_aside(path: Path) -> None:
@@ -69,20 +69,20 @@ def _put_aside(path: Path) -> None:
         return
 
 
-def note_attempt(name: str, state: State) -> str | None:
+def note_attempt(name: str, state: ExerciseState) -> str | None:
     """Note a check; an exercise that has passed once stays passed. Returns what went wrong."""
-    old = read_records().get(name, Record())
+    old = read_records().get(name, ExerciseRecord())
     kept = "passed" if old.state == "passed" else state
     return _write(name, replace(old, state=kept, attempts=old.attempts + 1))
 
 
 def note_hint(name: str, number: int) -> str | None:
     """Note that hint `number`, from 1, was taken. Returns what went wrong."""
-    old = read_records().get(name, Record())
+    old = read_records().get(name, ExerciseRecord())
     return _write(name, replace(old, hints=max(old.hints, number)))
 
 
-def _write(name: str, record: Record) -> str | None:
+def _write(name: str, record: ExerciseRecord) -> str | None:
     """Replace the file in one step; a full or read-only disk costs the note, not the check."""
     path = progress_path()
     records = read_records() | {name: record}

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
-def pad_right(
+def pad_rows(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Token rows of any lengths as one tensor, padded on the right, and the mask of real tokens."""

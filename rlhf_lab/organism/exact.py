@@ -36,7 +36,7 @@ from rlhf_lab.organism.rewards import Features, Reward, gold
 SIGNS = (1, -1)
 
 
-class State(NamedTuple):
+class ReviewState(NamedTuple):
     """All of a prefix that the future and the rewards depend on; None where not said (yet).
 
     last is the polarity of the last clause while a connector may follow; hint is the polarity that
@@ -59,7 +59,7 @@ class Branch(NamedTuple):
 
     word: str
     probability: float
-    state: State
+    state: ReviewState
 
 
 def odds(log_odds: float) -> dict[int, float]:
@@ -73,7 +73,7 @@ def _likelihood(sign: int, truth: int, probability: float) -> float:
     return probability if sign == truth else 1 - probability
 
 
-def sentiment_belief(state: State, with_hint: bool = True) -> dict[int, float]:
+def sentiment_belief(state: ReviewState, with_hint: bool = True) -> dict[int, float]:
     """Give P(y | prefix), with or without what an announced polarity tells.
 
     1. Every polarity read adds log(.85/.15) to the log odds of its sign, the verdict log(.9/.1).
@@ -89,20 +89,20 @@ def sentiment_belief(state: State, with_hint: bool = True) -> dict[int, float]:
     return odds(log_odds)
 
 
-def intensity_belief(state: State) -> list[float]:
+def intensity_belief(state: ReviewState) -> list[float]:
     """Give P(i | prefix): proportional to the probability of the tiers read."""
     weight = np.array([(P_TIER / ((1 - P_TIER) / 2)) ** count for count in state.tiers])
     return (weight / weight.sum()).tolist()
 
 
-def style_belief(state: State) -> list[float]:
+def style_belief(state: ReviewState) -> list[float]:
     """Give P(r | prefix): uniform before the opening word, which settles it."""
     if state.style is None:
         return [1 / len(STYLES)] * len(STYLES)
     return [float(style == state.style) for style in range(len(STYLES))]
 
 
-def polarity_forecast(state: State) -> dict[int, float]:
+def polarity_forecast(state: ReviewState) -> dict[int, float]:
     """Give P(polarity of the clause to come | prefix), its announcement included."""
     belief = sentiment_belief(state, with_hint=False)
     weight = {p: sum(belief[y] * _likelihood(p, y, P_POLARITY) for y in SIGNS) for p in SIGNS}
@@ -112,13 +112,13 @@ def polarity_forecast(state: State) -> dict[int, float]:
     return {p: w / total for p, w in weight.items()}
 
 
-def tier_forecast(state: State) -> list[float]:
+def tier_forecast(state: ReviewState) -> list[float]:
     """Give P(tier of the next graded word | prefix)."""
     other = (1 - P_TIER) / 2
     return [other + (P_TIER - other) * belief for belief in intensity_belief(state)]
 
 
-def _tier_counts(state: State) -> list[tuple[int, ...]]:
+def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
     """Give the counts of tiers after one more word of each tier."""
     return [
         tuple(count + (t == tier) for t, count in enumerate(state.tiers))
@@ -126,23 +126,23 @@ def _tier_counts(state: State) -> list[tuple[int, ...]]:
     ]
 
 
-def _open(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _open(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     share = 1 / len(slot.words)
     return [Branch(w, share, state._replace(style=STYLE_OF_OPENER[w])) for w in slot.words]
 
 
-def _copula(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _copula(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     probability = {"was": 1 - P_NEGATION, "wasn't": P_NEGATION}
     return [Branch(w, probability[w], state._replace(negated=w == "wasn't")) for w in slot.words]
 
 
-def _adverb(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _adverb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     own = ADVERBS[state.style]
     other = (1 - P_OWN_ADVERB) / (len(slot.words) - len(own))
     return [Branch(w, P_OWN_ADVERB / len(own) if w in own else other, state) for w in slot.words]
 
 
-def _adjective(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     polarity_of, tier_of, counts = (
         polarity_forecast(state),
         tier_forecast(state),
@@ -166,14 +166,14 @@ def _adjective(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
     return branches
 
 
-def _connector(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _connector(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     agree = polarity_forecast(state)[state.last]
     says_and = agree * (1 - P_FLIP) + (1 - agree) * P_FLIP
     both = zip(CONNECTORS, (says_and, 1 - says_and), (state.last, -state.last), strict=True)
     return [Branch(word, p, state._replace(last=None, hint=hint)) for word, p, hint in both]
 
 
-def _verb(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _verb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     belief, tier_of, counts = sentiment_belief(state), tier_forecast(state), _tier_counts(state)
     branches = []
     for word in slot.words:
@@ -184,17 +184,17 @@ def _verb(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
     return branches
 
 
-def _tag(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _tag(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     return [Branch(w, p, state._replace(tag=w)) for w, p in zip(TAGS, P_TAGS, strict=True)]
 
 
-def _indifferent(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def _indifferent(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     return [Branch(word, 1 / len(slot.words), state) for word in slot.words]
 
 
-def branches(state: State, slot: Slot, grammar: Grammar) -> list[Branch]:
+def branches(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     """Give every word that may fill a slot after a state, by the grammar's own probabilities."""
-    rule: Callable[[State, Slot, Grammar], list[Branch]] = {
+    rule: Callable[[ReviewState, Slot, Grammar], list[Branch]] = {
         "OPEN": _open,
         "COP": _copula,
         "ADV": _adverb,
@@ -215,7 +215,7 @@ class Graph:
     """
 
     grammar: Grammar
-    states: tuple[tuple[State, ...], ...]
+    states: tuple[tuple[ReviewState, ...], ...]
     probability: tuple[Float[np.ndarray, "_ vocab"], ...]
     successor: tuple[Int[np.ndarray, "_ vocab"], ...]
 
@@ -276,10 +276,10 @@ class Level(NamedTuple):
 
     probability: Float[np.ndarray, "state vocab"]
     successor: Int[np.ndarray, "state vocab"]
-    reached: tuple[State, ...]
+    reached: tuple[ReviewState, ...]
 
 
-def expand(states: tuple[State, ...], slot: Slot, grammar: Grammar) -> Level:
+def expand(states: tuple[ReviewState, ...], slot: Slot, grammar: Grammar) -> Level:
     """Fill one slot after every state.
 
     1. A slot with a single word leaves every state as it is.
@@ -291,7 +291,7 @@ def expand(states: tuple[State, ...], slot: Slot, grammar: Grammar) -> Level:
         probability[:, WORD_IDS[slot.words[0]]] = 1
         successor[:, WORD_IDS[slot.words[0]]] = np.arange(len(states))
         return Level(probability, successor, states)
-    number: dict[State, int] = {}
+    number: dict[ReviewState, int] = {}
     for s, state in enumerate(states):
         for word, p, after in branches(state, slot, grammar):
             probability[s, WORD_IDS[word]] = p
@@ -305,7 +305,7 @@ def build_graph(grammar: Grammar) -> Graph:
     1. Start with one state, behind <bos>.
     2. Fill slot after slot.
     """
-    start = (State(),)
+    start = (ReviewState(),)
     levels: list[Level] = []
     for slot in grammar.slots[1:]:
         levels.append(expand(levels[-1].reached if levels else start, slot, grammar))

@@ -5,7 +5,7 @@ from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_de
 from rlhf_lab.probes.direction import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
-from rlhf_lab.probes.probe import Check, Cost, EvalText, Observation, Probe, Record, RunShape
+from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, ProbeCost, Record, RunShape
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
@@ -19,13 +19,13 @@ __all__ = [
     "Attachment",
     "Budget",
     "Check",
-    "Cost",
     "Direction",
     "EvalText",
     "KLByPosition",
     "LogitShift",
     "Observation",
     "Probe",
+    "ProbeCost",
     "Record",
     "ReelTruth",
     "Run",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.probe import Cost, RunShape
+from rlhf_lab.probes.probe import ProbeCost, RunShape
 
 MEGABYTE = 2**20
 
@@ -37,7 +37,7 @@ class Planned:
 
     name: str
     every: int
-    cost: Cost
+    cost: ProbeCost
     shares_forward: bool = False
 
     def calls(self, phases: int) -> int:
@@ -45,7 +45,7 @@ class Planned:
         return -(-phases // self.every) + 1 if self.every else 0
 
 
-def forward_equivalents(cost: Cost, shape: RunShape) -> float | int:
+def forward_equivalents(cost: ProbeCost, shape: RunShape) -> float | int:
     """A cost in tokens of one forward, which takes two operations per parameter and token."""
     return cost.forward_tokens + cost.flops / (2 * shape.n_parameters)
 

@@ -11,9 +11,9 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import (
     Check,
-    Cost,
     Observation,
     Probe,
+    ProbeCost,
     Record,
     RunShape,
     decimals,
@@ -144,10 +144,10 @@ class LogitShift(Probe):
         super().__init__(every, name)
         self.word, self.other, self.pos, self.n = word, other, pos, n
 
-    def cost(self, shape: RunShape) -> Cost:
+    def cost(self, shape: RunShape) -> ProbeCost:
         """Per-head outputs at one position, for both models."""
         parts = 2 * shape.n_layers * shape.d_model**2
-        return Cost(flops=2 * self.n * parts, bytes=20 * 60 * shape.n_layers)
+        return ProbeCost(flops=2 * self.n * parts, bytes=20 * 60 * shape.n_layers)
 
     def settings(self) -> dict:
         """Also the two words."""

@@ -57,7 +57,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProbeCost:
     """What one call of a probe costs.
 
     Args:
@@ -179,12 +179,12 @@ class Probe:
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 
-    def cost(self, shape: RunShape) -> Cost:
+    def cost(self, shape: RunShape) -> ProbeCost:
         """Estimate what one call costs, its forwards over the eval text excepted.
 
         Those are shared by all probes that look at it, and the suite counts them once.
         """
-        return Cost()
+        return ProbeCost()
 
     def observe(self, seen: Observation) -> Record:
         """Look, and say what was found.

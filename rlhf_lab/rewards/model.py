@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
-from rlhf_lab.models.padding import pad_right, run_left_padded
+from rlhf_lab.models.padding import pad_rows, run_left_padded
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import tokenize_prompts
 
@@ -108,7 +108,7 @@ class RewardModel(nn.Module):
         rows = tokenize_prompts(tokenizer, texts, tokenizer.bos_token_id is not None)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         room = self.base_model.cfg.n_ctx - len(end)
-        return pad_right([row[:room] + end for row in rows], next(self.parameters()).device)
+        return pad_rows([row[:room] + end for row in rows], next(self.parameters()).device)
 
     @torch.no_grad()
     def score(self, texts: Sequence[str], batch_size: int = 128) -> Float[Tensor, " batch"]:

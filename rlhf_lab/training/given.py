@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, policy_outputs
-from rlhf_lab.sampling import Samples, check_context, pad_left, tokenize_prompts
+from rlhf_lab.sampling import Samples, check_context, pad_prompts, tokenize_prompts
 
 Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
 
@@ -85,7 +85,7 @@ def note_given(
     Raises:
         ConfigError: query and response together are longer than the model's context.
     """
-    tokens, prompt_mask = pad_left(queries, 0, policy.device)
+    tokens, prompt_mask = pad_prompts(queries, 0, policy.device)
     longest = max(map(len, responses))
     check_context(policy.base_model, tokens.shape[1], longest)
     padded = [[*row, *[0] * (longest - len(row))] for row in responses]

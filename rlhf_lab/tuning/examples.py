@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import check_positive
 from rlhf_lab.functional import get_logprobs
-from rlhf_lab.models.padding import pad_right
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
@@ -113,7 +113,7 @@ def example_logprobs(
 
     Every hook of the model fires.
     """
-    tokens, real = pad_right([row.ids for row in rows], model.W_U.device)
+    tokens, real = pad_rows([row.ids for row in rows], model.W_U.device)
     given = torch.tensor([row.prefix_len for row in rows], device=tokens.device)
     positions: Int[Tensor, " seq"] = torch.arange(tokens.shape[1], device=tokens.device)
     counts = real & (positions >= given[:, None])

@@ -19,7 +19,7 @@ from rlhf_lab.views.html import Html
 from rlhf_lab.views.html import table as html_table
 from rlhf_lab.views.tokens import largest
 
-COLUMNS = (
+LEDGER_COLUMNS = (
     "old_logprob",
     "logprob",
     "ratio",
@@ -65,7 +65,8 @@ class Ledger:
         real = self.mask[sequence].nonzero().flatten().tolist()
         texts = self.tokens[sequence][self.prefix_len :]
         return [
-            [texts[t].strip(), *(self._cell(name, sequence, t) for name in COLUMNS)] for t in real
+            [texts[t].strip(), *(self._cell(name, sequence, t) for name in LEDGER_COLUMNS)]
+            for t in real
         ]
 
     def _cell(self, name: str, sequence: int, t: int) -> object:
@@ -76,7 +77,7 @@ class Ledger:
         """The rows of a sequence for the terminal; shares are coloured by sign and size."""
         share = f"{self.entries['share'][sequence].sum().item():.5f}"
         title = f"sequence {sequence}: {share} of the objective {self.objective:.5f}"
-        table = Table("token", *COLUMNS, title=title, box=None, padding=(0, 1))
+        table = Table("token", *LEDGER_COLUMNS, title=title, box=None, padding=(0, 1))
         for column in table.columns[1:]:
             column.justify = "right"
         limit = largest(self.entries["share"].flatten())
@@ -90,7 +91,7 @@ class Ledger:
     def html(self, sequence: int = 0) -> Html:
         """The rows of a sequence as a table, with their sum and the whole objective below."""
         total = self.entries["share"][sequence].sum().item()
-        columns = [name.replace("_", " ") for name in ("token", *COLUMNS)]
+        columns = [name.replace("_", " ") for name in ("token", *LEDGER_COLUMNS)]
         body = html_table(columns, [_spoken(row) for row in self.rows(sequence)])
         said = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
@@ -140,7 +141,7 @@ def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
         tokens=record["tokens"],
         prefix_len=record["prefix_len"],
         mask=tensors["mask"],
-        entries={name: tensors[name] for name in COLUMNS},
+        entries={name: tensors[name] for name in LEDGER_COLUMNS},
         objective=record["objective"],
     )
 
@@ -154,4 +155,4 @@ def _spoken(row: list[object]) -> list[str]:
         digits = 5 if name in PARTS else 3
         return f"{round(value, digits) + 0.0:.{digits}f}"
 
-    return [str(row[0]), *(say(*pair) for pair in zip(COLUMNS, row[1:], strict=True))]
+    return [str(row[0]), *(say(*pair) for pair in zip(LEDGER_COLUMNS, row[1:], strict=True))]

@@ -13,8 +13,8 @@ from rich.text import Text
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
 from rlhf_lab.views.text import sample_table, sparkline
 
-N_SAMPLES = 5
-CURVES = (
+PANEL_SAMPLES = 5
+PANEL_CURVES = (
     ("mean_reward", "reward"),
     ("gold_reward", "gold"),
     ("grammatical_fraction", "grammatical"),
@@ -114,7 +114,7 @@ class RunView:
     def _print_samples(self, title: str) -> None:
         self.console.print(f"{title}:", highlight=False)
         rewards = self.rollout.raw_rewards.tolist()
-        for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:N_SAMPLES]:
+        for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:PANEL_SAMPLES]:
             flat = text.replace("\n", " ")
             self.console.print(
                 f"  {reward:6.3f}  {flat}", markup=False, highlight=False, soft_wrap=True
@@ -123,7 +123,7 @@ class RunView:
     def _line(self, report: PhaseReport) -> str:
         numbers = [
             f"{label} {getattr(report, name):.3f}"
-            for name, label in CURVES
+            for name, label in PANEL_CURVES
             if getattr(report, name) is not None
         ]
         remaining = self.remaining_seconds() or 0.0
@@ -134,9 +134,9 @@ class RunView:
         """The whole picture as it is now."""
         parts: list[RenderableType] = [self._progress(), self._curves()]
         if self.rollout is not None:
-            rewards = self.rollout.raw_rewards[:N_SAMPLES].tolist()
+            rewards = self.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
             prefix = self.trainer.args.prefix
-            parts += [Text(), sample_table(self.rollout.texts[:N_SAMPLES], rewards, prefix)]
+            parts += [Text(), sample_table(self.rollout.texts[:PANEL_SAMPLES], rewards, prefix)]
         args = self.trainer.args
         reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
         title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
@@ -162,7 +162,7 @@ class RunView:
         table.add_column(min_width=17)
         table.add_column(justify="right", min_width=15)
         table.add_column(no_wrap=True, min_width=40)
-        for name, label in CURVES:
+        for name, label in PANEL_CURVES:
             values = [getattr(report, name) for report in self.reports]
             if values and values[-1] is not None:
                 first_and_last = f"{values[0]:.3f} to {values[-1]:.3f}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 Number = float | int
 Curve = tuple[Sequence[Number], Sequence[Number | None]]
@@ -68,7 +68,7 @@ def curves(
         numbers = [float("nan") if value is None else value for value in y]
         look = {
             "color": COLORS[i % len(COLORS)],
-            "marker": MARKS[i % len(MARKS)],
+            "marker": LINE_MARKS[i % len(LINE_MARKS)],
             "linestyle": LINES[i % len(LINES)],
         }
         axes.plot(list(x), numbers, label=name, markersize=3.5, linewidth=1.5, **look)

@@ -24,7 +24,7 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
-def run_health(run: Run, name: str, records: Records) -> str:
+def run_health_html(run: Run, name: str, records: Records) -> str:
     """Reward, KL, the price of KL, and how far a phase may move."""
     phases = [record["phase"] for record in records]
 
@@ -52,7 +52,7 @@ def run_health(run: Run, name: str, records: Records) -> str:
     return figures([curves(over(names), title) for title, names in groups.items()])
 
 
-def kl_by_position(run: Run, name: str, records: Records) -> str:
+def kl_by_position_html(run: Run, name: str, records: Records) -> str:
     """KL by position at every recorded phase, and the estimators in the last."""
     last = records[-1]
     n = min(len(last["kl"]), SHOWN_TOKENS)
@@ -72,7 +72,7 @@ def kl_by_position(run: Run, name: str, records: Records) -> str:
     return "".join(parts)
 
 
-def value_lens(run: Run, name: str, records: Records) -> str:
+def value_lens_html(run: Run, name: str, records: Records) -> str:
     """How well the target can be read by layer and position, first and last."""
     parts = []
     for record in _ends([r for r in records if "r2" in r]):
@@ -86,7 +86,7 @@ def value_lens(run: Run, name: str, records: Records) -> str:
     return "".join(parts)
 
 
-def direction(run: Run, name: str, records: Records) -> str:
+def direction_html(run: Run, name: str, records: Records) -> str:
     """Accuracy by layer and position, first and last, with Bayes' rule beside it."""
     parts = []
     for record in _ends(records):
@@ -100,7 +100,7 @@ def direction(run: Run, name: str, records: Records) -> str:
     return "".join(parts)
 
 
-def logit_shift(run: Run, name: str, records: Records) -> str:
+def logit_shift_html(run: Run, name: str, records: Records) -> str:
     """The parts of the shift in the last phase, and its sum over phases."""
     settings = {probe["name"]: probe for probe in run.store.read_suite()["probes"]}
     words = settings.get(name, {})
@@ -119,7 +119,7 @@ def logit_shift(run: Run, name: str, records: Records) -> str:
     return "".join([*parts, figure(curves(series, f"shift of logit({what})"))])
 
 
-def weight_delta(run: Run, name: str, records: Records) -> str:
+def weight_delta_html(run: Run, name: str, records: Records) -> str:
     """The largest deltas of the last phase as a table."""
     rows = sorted(records[-1]["rows"], key=lambda row: -row["norm"])[:16]
     keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
@@ -130,7 +130,7 @@ def weight_delta(run: Run, name: str, records: Records) -> str:
     return table + figure(curves(series, "distance of the weights from the reference"))
 
 
-def text_heatmap(run: Run, name: str, records: Records) -> str:
+def text_heatmap_html(run: Run, name: str, records: Records) -> str:
     """Every field of a few samples, in the first and in the last recorded phase."""
     parts = []
     if run.args.normalize_reward:
@@ -170,7 +170,7 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
     return color_key(spoken, limit, kind).fragment + "".join(lines)
 
 
-def step_ledger(run: Run, name: str, records: Records) -> str:
+def step_ledger_html(run: Run, name: str, records: Records) -> str:
     """The terms of the objective in every recorded step, and the last of them token by token."""
     last = records[-1]
     ledger = stored_ledger(run, last["phase"], name)
@@ -225,14 +225,14 @@ def any_records(records: Records) -> str:
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], str]] = MappingProxyType(
     {
-        "RunHealth": run_health,
-        "StepLedger": step_ledger,
-        "TextHeatmap": text_heatmap,
-        "KLByPosition": kl_by_position,
-        "ValueLens": value_lens,
-        "Direction": direction,
-        "LogitShift": logit_shift,
-        "WeightDelta": weight_delta,
+        "RunHealth": run_health_html,
+        "StepLedger": step_ledger_html,
+        "TextHeatmap": text_heatmap_html,
+        "KLByPosition": kl_by_position_html,
+        "ValueLens": value_lens_html,
+        "Direction": direction_html,
+        "LogitShift": logit_shift_html,
+        "WeightDelta": weight_delta_html,
     }
 )
 

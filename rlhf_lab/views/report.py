@@ -14,14 +14,14 @@ from rlhf_lab.views.plots import curves
 from rlhf_lab.views.probe_pictures import any_records, figures, probe_html
 from rlhf_lab.views.text import reward_color
 
-CURVES = (
+REPORT_CURVES = (
     ("reward", {"mean_reward": "mean reward", "gold_reward": "gold reward"}),
     ("KL from the reference, nats per sequence", {"kl_per_sequence": "KL"}),
     ("entropy, nats per token", {"entropy_per_token": "entropy"}),
     ("variance of the returns that values explain", {"explained_variance": "explained variance"}),
     ("share of samples that are grammatical", {"grammatical_fraction": "grammatical"}),
 )
-SHOWN_SAMPLES = 6
+REPORT_SAMPLES = 6
 
 
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
@@ -82,7 +82,7 @@ def _curves(run: Run) -> str:
     if not metrics:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
     phases, parts = [line["phase"] for line in metrics], []
-    for title, names in CURVES:
+    for title, names in REPORT_CURVES:
         series = {
             label: (phases, [line.get(name) for line in metrics])
             for name, label in names.items()
@@ -104,7 +104,7 @@ def _samples(run: Run) -> str:
     for phase in dict.fromkeys((first, last)):
         counted = f"{phase} learning phase" + ("" if phase == 1 else "s")
         said = "before learning" if phase == 0 else f"after {counted}"
-        chosen = [sample for sample in samples if sample["phase"] == phase][:SHOWN_SAMPLES]
+        chosen = [sample for sample in samples if sample["phase"] == phase][:REPORT_SAMPLES]
         parts.append(f"<h3>Phase {phase}, {said}</h3>" + _sample_rows(chosen, limits))
     return "".join(parts)
 

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course.state import Record, note_attempt, note_hint, progress_path, read_records
+from rlhf_lab.course.state import (
+    ExerciseRecord,
+    note_attempt,
+    note_hint,
+    progress_path,
+    read_records,
+)
 
 
 def test_attempts_and_hints_are_kept_and_a_pass_stays_a_pass() -> None:
@@ -15,7 +21,10 @@ def test_attempts_and_hints_are_kept_and_a_pass_stays_a_pass() -> None:
     note_hint("a", 2)
     note_hint("a", 1)
     note_attempt("b", "unwritten")
-    assert read_records() == {"a": Record("passed", 3, 2), "b": Record("unwritten", 1, 0)}
+    assert read_records() == {
+        "a": ExerciseRecord("passed", 3, 2),
+        "b": ExerciseRecord("unwritten", 1, 0),
+    }
 
 
 def test_no_file_means_no_records(progress_file: Path) -> None:
@@ -33,7 +42,7 @@ def test_a_corrupt_file_is_put_aside_and_progress_goes_on(
     aside = progress_file.with_name("progress.json.unreadable")
     assert aside.read_text(encoding="latin-1") == content
     assert note_attempt("a", "passed") is None
-    assert read_records() == {"a": Record("passed", 1, 0)}
+    assert read_records() == {"a": ExerciseRecord("passed", 1, 0)}
 
 
 def test_a_record_that_makes_no_sense_is_left_out_and_the_others_are_kept(
@@ -44,7 +53,7 @@ def test_a_record_that_makes_no_sense_is_left_out_and_the_others_are_kept(
     odd = [{"state": "great", "attempts": 1, "hints": 0}, {"state": "passed"}, 7]
     stored = {"good": good} | {f"odd{i}": record for i, record in enumerate(odd)}
     progress_file.write_text(json.dumps({"version": 1, "exercises": stored}))
-    assert read_records() == {"good": Record("passed", 1, 0)}
+    assert read_records() == {"good": ExerciseRecord("passed", 1, 0)}
 
 
 def test_a_place_that_cannot_be_written_is_told_and_harms_nothing(

@@ -11,9 +11,9 @@ from safetensors import safe_open
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import (
     Check,
-    Cost,
     KLByPosition,
     Probe,
+    ProbeCost,
     Record,
     Run,
     RunHealth,
@@ -47,7 +47,7 @@ class Broken(Probe):
 
 class Dear(Counter):
     def cost(self, shape):
-        return Cost(bytes=2**40)
+        return ProbeCost(bytes=2**40)
 
 
 class Unchecked(Probe):
@@ -273,7 +273,7 @@ def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer):
         name = "costly"
 
         def cost(self, shape):
-            return Cost(forward_tokens=0.3 * shape.phase_tokens)
+            return ProbeCost(forward_tokens=0.3 * shape.phase_tokens)
 
     trainer = make_trainer(total_phases=8)
     # 8 phases: every 1 -> 9 calls of 0.3 phases = 34 % of 8; every 2 -> 5 calls = 19 %;
@@ -293,7 +293,7 @@ def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer)
         name = "hopeless"
 
         def cost(self, shape):
-            return Cost(bytes=2**40)
+            return ProbeCost(bytes=2**40)
 
         def observe(self, seen):
             raise AssertionError("it was called all the same")

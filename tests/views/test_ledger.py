@@ -9,7 +9,7 @@ from rich.console import Console
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views.ledger import COLUMNS, step_ledger
+from rlhf_lab.views.ledger import LEDGER_COLUMNS, step_ledger
 
 SMALL = {
     "preset": "reel",
@@ -99,7 +99,7 @@ def test_masked_tokens_have_no_entries_and_no_rows(tmp_path):
 def test_the_table_and_the_page_show_every_real_token_and_the_sum(step):
     ledger = step[0]
     rows = ledger.rows(0)
-    assert len(rows) == 7 and all(len(row) == 1 + len(COLUMNS) for row in rows)
+    assert len(rows) == 7 and all(len(row) == 1 + len(LEDGER_COLUMNS) for row in rows)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(ledger.table(0))
     shown = console.export_text()

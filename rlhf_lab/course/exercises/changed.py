@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.course.exercise import Case, Exercise, Slip
-from rlhf_lab.course.exercises.toys import VOCABULARY, toy_transformer
+from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.probes.logit_shift import SITES, attribute_logits
 from rlhf_lab.probes.weight_delta import describe_spectrum, unchanged_fraction
 from rlhf_lab.training.capture import capture_activations
@@ -59,7 +59,7 @@ def _attribution_cases() -> tuple[Case, ...]:
     generator = torch.Generator().manual_seed(0)
 
     def case(label: str, batch: int, seq: int, word: int, **more: str) -> Case:
-        tokens = torch.randint(VOCABULARY, (batch, seq), generator=generator)
+        tokens = torch.randint(TOY_VOCABULARY, (batch, seq), generator=generator)
         return Case(label, {"tokens": tokens, "word": word, "other": 3} | more)
 
     return (

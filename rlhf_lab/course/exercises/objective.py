@@ -24,7 +24,7 @@ from rlhf_lab.training import AdaptiveKLController
 
 LESSON = "05_the_objective"
 COEF_MISSING = "the coefficient is missing"
-MASK_UNUSED = "the mask is not used: padding counts as if it were text"
+PADDING_COUNTS = "the mask is not used: padding counts as if it were text"
 DIVIDES_BY_ALL = "this divides by all entries, the masked ones included"
 DENOMINATOR_UNUSED = "the denominator is not used"
 LOG_OF_SOFTMAX = "the logarithm of a softmax is -inf or nan for large logits: use log_softmax"
@@ -384,7 +384,7 @@ EXERCISES = (
             Slip(COEF_MISSING, {"kl_coef * masked_mean": "masked_mean"}),
             Slip(DIVIDES_BY_ALL, {"masked_mean(kl, mask,": "masked_mean(kl, None,"}),
             Slip(
-                MASK_UNUSED,
+                PADDING_COUNTS,
                 {
                     "masked_mean(kl, mask,": "masked_mean(kl, None,",
                     "zero_masked(logits, mask)": "logits",
@@ -456,7 +456,7 @@ EXERCISES = (
                 {'"k1":\n        return log_ratio': '"k1":\n        return log_ratio.abs()'},
             ),
             Slip(
-                MASK_UNUSED,
+                PADDING_COUNTS,
                 {
                     "zero_masked(logprobs, mask)": "logprobs",
                     "zero_masked(ref_logprobs, mask)": "ref_logprobs",
@@ -547,7 +547,7 @@ EXERCISES = (
             Slip(COEF_MISSING, {"ent_coef * masked_mean": "masked_mean"}),
             Slip(DIVIDES_BY_ALL, {"masked_mean(entropy, mask,": "masked_mean(entropy, None,"}),
             Slip(
-                MASK_UNUSED,
+                PADDING_COUNTS,
                 {
                     "masked_mean(entropy, mask,": "masked_mean(entropy, None,",
                     "zero_masked(logits, mask)": "logits",
@@ -676,7 +676,7 @@ EXERCISES = (
                 {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"} | ALL_AS_GIVEN,
             ),
             Slip(
-                MASK_UNUSED,
+                PADDING_COUNTS,
                 {
                     "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
                     "whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)",
@@ -717,7 +717,7 @@ EXERCISES = (
                 {"masked_mean(squared_error, mask,": "masked_mean(squared_error, None,"},
             ),
             Slip(
-                MASK_UNUSED,
+                PADDING_COUNTS,
                 {"masked_mean(squared_error, mask,": "masked_mean(squared_error, None,"}
                 | VALUES_AS_GIVEN,
             ),

@@ -7,7 +7,7 @@ from rlhf_lab.course.exercise import Case, Exercise, Slip
 from rlhf_lab.functional import masked_mean, sequence_sum
 
 LESSON = "00_start"
-MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
+MASK_MULTIPLIED = "this multiplies by the mask, and 0 * nan is nan: put 0 there instead"
 
 
 def _masked_mean_cases() -> tuple[Case, ...]:
@@ -50,7 +50,7 @@ EXERCISES = (
             ),
             Slip("this is the mean of each sequence, not its sum", {".sum(dim": ".mean(dim"}),
             Slip(
-                MULTIPLIED,
+                MASK_MULTIPLIED,
                 {"zero_masked(at_least_float32(x), mask)": "(x if mask is None else x * mask)"},
             ),
         ),
@@ -82,7 +82,7 @@ EXERCISES = (
                 "this divides the sum of all entries, the masked ones included",
                 {"zero_masked(x, mask)": "x"},
             ),
-            Slip(MULTIPLIED, {"zero_masked(x, mask)": "(x * _real(x, mask))"}),
+            Slip(MASK_MULTIPLIED, {"zero_masked(x, mask)": "(x * _real(x, mask))"}),
             Slip(
                 "this is the sum: divide it by the count",
                 {"total / count.masked_fill(count == 0, 1.0)": "total"},

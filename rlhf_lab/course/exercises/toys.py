@@ -12,7 +12,7 @@ from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
 CONTEXT = 12
-VOCABULARY = 11
+TOY_VOCABULARY = 11
 
 
 def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTransformer:
@@ -26,7 +26,7 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTran
             d_head=4,
             n_heads=2,
             d_mlp=16,
-            d_vocab=VOCABULARY,
+            d_vocab=TOY_VOCABULARY,
             act_fn="gelu",
             normalization_type=normalization_type,
             device="cpu",

@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab.course.cases import standard_cases
 from rlhf_lab.course.exercise import Case, Exercise, Slip
-from rlhf_lab.course.exercises.toys import VOCABULARY, toy_transformer
+from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import empty_cache
@@ -29,7 +29,7 @@ def _forward_cases() -> tuple[Case, ...]:
     generator = torch.Generator().manual_seed(0)
 
     def tokens(batch: int, seq: int) -> torch.Tensor:
-        return torch.randint(VOCABULARY, (batch, seq), generator=generator)
+        return torch.randint(TOY_VOCABULARY, (batch, seq), generator=generator)
 
     padded = torch.tensor([[False, False, True, True, True], [True] * 5])
     return (
