@@ -186,7 +186,7 @@ def report(directory: Path, out: Path | None) -> int:
 def show_progress() -> int:
     """Print the table of exercises, and where it is kept."""
     from rlhf_lab.course import progress
-    from rlhf_lab.course.state import progress_path
+    from rlhf_lab.course.progress_file import progress_path
 
     progress()
     Console().print(f"kept in {progress_path()}", style="dim", highlight=False, soft_wrap=True)

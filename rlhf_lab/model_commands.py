@@ -6,7 +6,6 @@ from typing import Any, Literal
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from rlhf_lab.fitting import Fitting
 from rlhf_lab.models import (
     export_language_model,
     export_policy,
@@ -19,6 +18,7 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
 from rlhf_lab.rewards.pairs import REEL
+from rlhf_lab.supervised import Fitting
 from rlhf_lab.training.model_card import write_run_card, write_tuning_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
 from rlhf_lab.training.run_dir import RunDir

@@ -1,6 +1,6 @@
 """The course: check a function you wrote, take a hint, see how far you are."""
 
-from rlhf_lab.course.learner import CheckNotPassed, check, hint, progress
+from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.predictions import Predictions
 from rlhf_lab.course.tables import show_table
 

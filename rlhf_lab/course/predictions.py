@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_lab.course.panels import BAD, GOOD
+from rlhf_lab.course.display import BAD, GOOD
 
 
 class Predictions:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit, sigmoid
-from rlhf_lab.rows import LABEL, MOVIE_REVIEWS, TEXT, read_rows
 
 REEL = "reel"
 

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting, first_and_last
 from rlhf_lab.functional import bradley_terry_loss
 from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.rewards.pairs import Pairs
+from rlhf_lab.supervised import Fitting, first_and_last
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.rows import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.training.random_streams import phase_generator
 
 

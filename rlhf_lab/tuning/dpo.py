@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting, first_and_last
 from rlhf_lab.functional import dpo_loss, implicit_rewards, sequence_sum
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.rewards import Pairs
 from rlhf_lab.rewards.preference_fit import share_ordered
+from rlhf_lab.supervised import Fitting, first_and_last
 from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs
 

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.fitting import check_positive
 from rlhf_lab.models import (
     TransformerWithValueHead,
     compare_with_reference,
@@ -16,6 +15,7 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
+from rlhf_lab.supervised import check_positive
 
 GoldFn = Callable[[list[str]], Float[Tensor, " batch"]]
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.fitting import Fitting, first_and_last
 from rlhf_lab.functional import sft_loss
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.supervised import Fitting, first_and_last
 from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rlhf_lab import functional as F
-from rlhf_lab.course import CheckNotPassed, check, hint, learner, progress
-from rlhf_lab.course.judge import judge, observe
+from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
+from rlhf_lab.course.grading import judge, observe
+from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
-from rlhf_lab.course.state import read_records
 
 
 def answer(name: str, function):
@@ -267,7 +267,7 @@ def test_in_a_notebook_a_miss_stops_the_run_with_one_line(monkeypatch: pytest.Mo
     def compute_returns(advantages, values, mask=None):
         return advantages
 
-    monkeypatch.setattr(learner, "_in_notebook", lambda: True)
+    monkeypatch.setattr(api, "_in_notebook", lambda: True)
     with pytest.raises(CheckNotPassed) as stopped:
         check(compute_returns)
     shown = stopped.value._render_traceback_()

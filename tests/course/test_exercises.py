@@ -12,7 +12,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import Exercise, Slip
-from rlhf_lab.course.judge import Judge, judge
+from rlhf_lab.course.grading import Judge, judge
 from rlhf_lab.course.mutants import (
     DETACHED,
     FLIPPED,

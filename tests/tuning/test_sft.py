@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
 from rlhf_lab.models import add_lora, effective_weights, load_model
 from rlhf_lab.organism import REWARDS
+from rlhf_lab.supervised import Fitting
 from rlhf_lab.tuning import (
     Examples,
     OwnTexts,

@@ -21,8 +21,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from rlhf_lab.course.display import dots
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.panels import dots
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.stub import bound_names, solution_source, stub_source

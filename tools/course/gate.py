@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.judge import Judge
+from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.registry import all_exercises
 from tools.course.builder import learner_notebook, masters, same_cells, solution_notebook

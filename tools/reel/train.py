@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lab.fitting import fit
 from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
 from rlhf_lab.organism.tokenizer import (
     PAD,
@@ -25,6 +24,7 @@ from rlhf_lab.organism.tokenizer import (
     save_classifier_tokenizer,
     save_language_model_tokenizer,
 )
+from rlhf_lab.supervised import fit
 
 
 class Guess(NamedTuple):

@@ -10,8 +10,8 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.course.exercise import Case, Exercise
-from rlhf_lab.course.judge import Verdict
-from rlhf_lab.course.state import ExerciseRecord
+from rlhf_lab.course.grading import Verdict
+from rlhf_lab.course.progress_file import ExerciseRecord
 
 GOOD, BAD, DIM = "#008a64", "#d55e00", "#808080"
 WIDTH = 88

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
+from rlhf_lab.data_sources import read_rows
 from rlhf_lab.errors import LoadError
-from rlhf_lab.rows import read_rows
 
 LINES = [{"text": 'a "b"', "n": 1}, {"text": "d\ne", "n": 2.5}]
 

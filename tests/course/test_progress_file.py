@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course.state import (
+from rlhf_lab.course.progress_file import (
     ExerciseRecord,
     note_attempt,
     note_hint,

@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_lab.course.judge import judge
-from rlhf_lab.course.panels import hint_panel, progress_table, verdict_panel
+from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
+from rlhf_lab.course.grading import judge
+from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, note_hint, read_records
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from rlhf_lab.course.state import ExerciseRecord, note_attempt, note_hint, read_records
 from rlhf_lab.errors import LabError
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting, first_and_last, fit, learning_rate_factor
+from rlhf_lab.supervised import Fitting, first_and_last, fit, learning_rate_factor
 
 
 def test_learning_rate_rises_linearly_and_falls_along_half_a_cosine():
