@@ -46,7 +46,7 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, progress, show_table
 from rlhf_lab.functional import generated_logits, generated_values, masked_mean, masked_std
 from rlhf_lab.models import read_out
-from rlhf_lab.training import Functions, ReplayMemory, objective_terms
+from rlhf_lab.training import Objective, ReplayMemory, objective_terms
 from rlhf_lab.views import sparkline
 
 SETTINGS = dict(
@@ -489,7 +489,7 @@ terms = {
 objective = (
     terms["clipped surrogate"] - terms["value loss"] + terms["entropy bonus"] - terms["KL penalty"]
 )
-theirs = objective_terms(trainer.policy, trainer.reference, minibatch, args, Functions())
+theirs = objective_terms(trainer.policy, trainer.reference, minibatch, Objective(args))
 show_table(
     ["term", "yours", "the trainer's"],
     [

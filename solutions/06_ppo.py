@@ -256,10 +256,19 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # policy, the reference, the optimiser, the reward function. The rollout phase samples, scores,
 # compares, and spreads the credit. All the pieces exist; you write how they hang together.
 #
-# `trainer.functions` is where functions that somebody hands to the trainer live (yours, soon), and
-# `phase_generator(seed, phase, stream)` gives random numbers that depend on nothing else. That is
-# how two runs of one seed can be equal to the last bit, even if one of them is stopped in between.
-# What a function takes, and what is in a `Rollout`, a cell with a question mark tells you:
+# What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` is these functions and
+# nothing else. `trainer.functions` holds the functions that are handed to the trainer (yours, soon),
+# and `trainer.emit` calls the callbacks of an event; a run learns the same without it.
+#
+# First the credit: who gets how much of the reward.
+
+# %%
+from rlhf_lab.training.ppo import assign_credit  # exercise
+
+# %% [markdown]
+# Then everything that is known of a batch once it is written. `trainer.rewards` is the reward
+# pipeline: it asks the reward function, and standardizes if `args.normalize_reward` says so. What a
+# function takes, and what is in a `Rollout`, a cell with a question mark tells you:
 # `compare_with_reference?`.
 #
 # To compare them, only the reference has to read the reviews again. The sampler has noted the
@@ -268,7 +277,15 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # step the KL is exactly 0, and not merely 0 up to rounding.
 
 # %%
-from rlhf_lab.course.phases import rollout_phase  # exercise
+from rlhf_lab.training.ppo import score_samples  # exercise
+
+# %% [markdown]
+# And the phase: sample, then score. `phase_generator(seed, phase, stream)` gives random numbers that
+# depend on nothing else. That is how two runs of one seed can be equal to the last bit, even if one
+# of them is stopped in between.
+
+# %%
+from rlhf_lab.training.ppo import rollout_phase  # exercise
 
 # %% [markdown]
 # Look at one review of your rollout. Blue tokens have an advantage above 0, orange ones below
@@ -288,9 +305,12 @@ tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples
 # again at the end with the trained trainer.
 #
 # ## The learning phase
+#
+# `Ascent` holds what is about memory and safety and not about PPO: micro-batches, clipping, and the
+# rule that no step is taken once something was not finite. `PhaseStats` counts.
 
 # %%
-from rlhf_lab.course.phases import learning_phase  # exercise
+from rlhf_lab.training.ppo import learning_phase  # exercise
 
 # %% [markdown]
 # ## Your trainer

@@ -18,8 +18,9 @@ import torch
 from beartype.door import is_bearable
 
 from rlhf_lab.__main__ import parse
+from rlhf_lab.compat import trl_stats
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats, trl_stats
+from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
 from tools.reel.__main__ import main as reel
 
 ROOT = Path(__file__).parent.parent

@@ -43,6 +43,11 @@ class AllFields(
         return self.batch_size // self.num_minibatches
 
     @property
+    def rows_at_once(self) -> int:
+        """Sequences that go through a model at a time where nothing is learned from them."""
+        return self.micro_batch_size or self.minibatch_size
+
+    @property
     def logger_names(self) -> list[str]:
         """The names in `loggers`, each once."""
         names = (name.strip() for name in self.loggers.split(","))

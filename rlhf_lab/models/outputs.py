@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.functional import (
     entropy_per_token,
     generated_logits,
@@ -20,7 +21,7 @@ from rlhf_lab.functional import (
     kl_per_token,
 )
 from rlhf_lab.models.decode import HookedDecoder, is_plain
-from rlhf_lab.models.device import autocast
+from rlhf_lab.models.device import autocast, product_dtype
 from rlhf_lab.models.fast import (
     PackedDecoder,
     final_norm,
@@ -56,6 +57,11 @@ class Forward:
     mode: ForwardMode = "auto"
     dtype: torch.dtype | None = None
     recompute: bool = False
+
+    @classmethod
+    def from_args(cls, args: RLHFArgs) -> "Forward":
+        """How a run with these settings goes through its models."""
+        return cls(dtype=product_dtype(args.precision), recompute=args.activation_checkpointing)
 
     def packs(self, *models: nn.Module) -> bool:
         """Whether all of these, policies or bare transformers, run packed as they are now."""

@@ -1,6 +1,7 @@
 """A run read back from its directory, without its trainer."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore
 from rlhf_lab.training import RunDir
+from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.restore import load_policy
 from rlhf_lab.training.run_dir import METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
 
@@ -139,10 +141,18 @@ class Run:
         # Runs of earlier versions have the event under "moment".
         return [{"event" if key == "moment" else key: v for key, v in r.items()} for r in records]
 
-    def policy(self, which: str | int = "last") -> TransformerWithValueHead:
+    def policy(
+        self,
+        which: str | int = "last",
+        interventions: Mapping[str, InterventionFn] | None = None,
+    ) -> TransformerWithValueHead:
         """The policy that the run saved: "last", "best", or a number of learning phases.
+
+        Args:
+            interventions: see `load_policy`.
 
         Raises:
             RunError: no such checkpoint.
+            ConfigError: an intervention of the run is missing.
         """
-        return load_policy(self.path, which)[0]
+        return load_policy(self.path, which, interventions=interventions)[0]

@@ -8,7 +8,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.training import PhaseReport, Rollout
-from rlhf_lab.training.trainer import RATIO_TOLERANCE
+from rlhf_lab.training.phase_stats import RATIO_TOLERANCE
 
 COPIED = (
     "mean_reward",

@@ -11,12 +11,12 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, run_policy
+from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens
-from rlhf_lab.training import Functions, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import penalized_kl, run_forward, surrogate_shares
+from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
+from rlhf_lab.training.objective import penalized_kl, surrogate_shares
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -58,7 +58,7 @@ def ledger_entries(
         support=minibatch.support,
         reference=reference,
         ref_residuals=minibatch.ref_residuals,
-        forward=dataclasses.replace(run_forward(args), recompute=False),
+        forward=dataclasses.replace(Forward.from_args(args), recompute=False),
         want_logits=True,
     )
     entries = _surrogate(out.logprobs, minibatch, args) | {
@@ -192,7 +192,6 @@ def _objective(seen: Observation) -> float:
     replaceable = {field.name for field in dataclasses.fields(Functions)}
     if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.own_parts):
         return ctx.terms.objective.item()
-    terms = objective_terms(
-        ctx.policy, ctx.reference, ctx.minibatch, seen.args, Functions(), ctx.kl_coef
-    )
+    objective = Objective(seen.args)
+    terms = objective_terms(ctx.policy, ctx.reference, ctx.minibatch, objective, ctx.kl_coef)
     return terms.objective.item()

@@ -148,7 +148,7 @@ class Attachment:
         self.truth = (
             ReelTruth.of_reward(trainer.args.reward_fn) if trainer.starts_as_grammar else None
         )
-        self.prefix_len, self.own_parts = len(trainer.prompt), list(trainer.own_parts)
+        self.prefix_len, self.own_parts = len(trainer.prompt), trainer.own_parts
         self.shape = self._shape(trainer)
         self.notes: list[str] = []
         self.timing = Timing()

@@ -161,7 +161,8 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
         checks.append(Check.at_most("advantages telescope to r - V(s_0)", error, 1e-4))
     kl = F.zero_masked(rollout.kl, samples.mask)
     checks.append(Check.at_most("KL per token is not below 0", max(0.0, -kl.min().item()), 1e-5))
-    if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
+    starts_apart = {"reference", "interventions"} & set(seen.own_parts)
+    if seen.ctx.phase == 0 and not starts_apart:
         checks.append(Check.at_most("KL is 0 before learning", kl.abs().max().item(), 1e-6))
     return checks
 

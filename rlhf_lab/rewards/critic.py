@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, build_policy
 from rlhf_lab.rewards.model import RewardModel
 
 
@@ -46,3 +47,16 @@ def _value_head(model: RewardModel) -> nn.Linear:
     head.weight.copy_(model.head.weight / model.std)
     head.bias.copy_(-model.mean / model.std)
     return head
+
+
+def load_policy_and_critic(
+    args: RLHFArgs, device: str | torch.device = "cpu"
+) -> TransformerWithValueHead:
+    """The policy that the settings name, whose critic starts from `critic_from`, if that is set.
+
+    Raises:
+        LoadError: the base model or the reward model was not found.
+        ConfigError: adapters or a critic that do not fit it.
+    """
+    policy = build_policy(args, device)
+    return policy if args.critic_from is None else with_critic_from(policy, args.critic_from)

@@ -1,15 +1,16 @@
 """Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
 
 from rlhf_lab.training.callbacks import Context, Event
+from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.kl_control import AdaptiveKLController, FixedKLController
-from rlhf_lab.training.objective import Functions, ObjectiveTerms, objective_terms
+from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, lr_scale
+from rlhf_lab.training.ppo import ObjectiveTerms, objective_terms
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
 from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer
-from rlhf_lab.training.trl_names import TRLStats, trl_stats
 
 __all__ = [
     "AdaptiveKLController",
@@ -19,6 +20,7 @@ __all__ = [
     "Functions",
     "LearningStats",
     "Event",
+    "Objective",
     "ObjectiveTerms",
     "PhaseReport",
     "RLHFTrainer",
@@ -27,10 +29,8 @@ __all__ = [
     "RolloutStats",
     "Rollout",
     "RunDir",
-    "TRLStats",
     "get_optimizer",
     "get_optimizer_and_scheduler",
     "lr_scale",
     "objective_terms",
-    "trl_stats",
 ]

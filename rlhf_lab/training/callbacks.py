@@ -1,9 +1,9 @@
-"""The named events of a run, at which any callable can look at everything that is there."""
+"""Callbacks: the named events of a run, at which any callable can look at what is there."""
 
 import warnings
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.listener_output import name_of, store_returned
@@ -68,22 +68,37 @@ class Context:
         raise AttributeError(f"ctx.{name} is not there at {self.event}; it is at {when}.")
 
 
+Listener = Callable[[Context], Any]
+
+
+class Registration(NamedTuple):
+    """One callable at one event.
+
+    Args:
+        every: it is called in every `every`-th phase.
+        name: what its returned dicts are stored under; None for the trainer's own.
+        last: it is called after those that are not.
+    """
+
+    every: int
+    name: str | None
+    listener: Listener
+    last: bool
+
+
 class Callbacks:
-    """Who wants to be called when.
+    """The callables that are registered for the events of a run.
 
     A dict that a callable returns is stored in the run's directory, under the callable's name (see
-    `Run.returned`); anything else that it returns is not looked at. A callable that raises, or
-    whose dict cannot be stored, is dropped with one warning, and the run goes on: looking at a run
-    must not end it.
+    `Run.returned`); other return values are ignored. A callable that raises, or whose dict cannot
+    be stored, is dropped with one warning, and the run goes on: looking at a run must not end it.
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[str, list[tuple[int, str, Callable[[Context], Any]]]] = {}
-        self._names: dict[str, Callable[[Context], Any]] = {}
+        self._registered: dict[str, list[Registration]] = {}
+        self._names: dict[str, Listener] = {}
 
-    def on(
-        self, event: Event, every: int = 1
-    ) -> Callable[[Callable[[Context], Any]], Callable[[Context], Any]]:
+    def on(self, event: Event, every: int = 1) -> Callable[[Listener], Listener]:
         """Register the decorated callable for an event of every `every`-th phase.
 
         Raises:
@@ -95,14 +110,26 @@ class Callbacks:
             )
         check_every(every)
 
-        def register(listener: Callable[[Context], Any]) -> Callable[[Context], Any]:
-            entry = every, self._name(listener), listener
-            self._listeners.setdefault(event, []).append(entry)
+        def register(listener: Listener) -> Listener:
+            self._add(event, Registration(every, self._name(listener), listener, False))
             return listener
 
         return register
 
-    def _name(self, listener: Callable[[Context], Any]) -> str:
+    def record(self, event: Event, listener: Listener, last: bool = False) -> None:
+        """Register the recorder, whose errors end the run: what it cannot write is lost.
+
+        Args:
+            last: after all others, rather than before those that are registered later.
+        """
+        self._add(event, Registration(1, None, listener, last))
+
+    def _add(self, event: Event, new: Registration) -> None:
+        # sorted() is stable: the order of registration holds among the first and among the last.
+        entries = [*self._registered.get(event, []), new]
+        self._registered[event] = sorted(entries, key=lambda entry: entry.last)
+
+    def _name(self, listener: Listener) -> str:
         """The callable's own name, numbered on if another callable has it already."""
         first = name = name_of(listener)
         number = 1
@@ -111,28 +138,30 @@ class Callbacks:
             name = f"{first}_{number}"
         return name
 
-    def listeners(self) -> list[Callable[[Context], Any]]:
+    def listeners(self) -> list[Listener]:
         """All callables that are registered, once for each of their events."""
-        return [listener for entries in self._listeners.values() for _, _, listener in entries]
+        return [entry.listener for entries in self._registered.values() for entry in entries]
 
     def hears(self, event: Event) -> bool:
-        """Whether anyone registered for this event, of whichever phases."""
-        return bool(self._listeners.get(event))
+        """True if a callback is registered for this event, of whichever phases."""
+        return bool(self._registered.get(event))
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
-        """Call everyone who registered for this event, in the order of registration."""
-        for entry in list(self._listeners.get(event, [])):
-            every, name, listener = entry
-            if phase % every and event not in ("run_start", "run_end"):
+        """Call everything that is registered for this event, in the order of registration."""
+        for entry in list(self._registered.get(event, [])):
+            if phase % entry.every and event not in ("run_start", "run_end"):
                 continue
             ctx = Context(event, phase, **fields)
+            if entry.name is None:
+                entry.listener(ctx)
+                continue
             try:
-                self._store(ctx, name, listener(ctx))
+                self._store(ctx, entry.name, entry.listener(ctx))
             except Exception as error:
-                self._listeners[event].remove(entry)
+                self._registered[event].remove(entry)
                 warnings.warn(
-                    f"{name} raised {type(error).__name__} at {event} of phase {phase} and is "
-                    f"switched off: {error}",
+                    f"{entry.name} raised {type(error).__name__} at {event} of phase {phase} and "
+                    f"is switched off: {error}",
                     stacklevel=2,
                 )
 

@@ -137,34 +137,89 @@ def undisturbed(*modules: nn.Module, keep_gradients: bool = False) -> Iterator[N
     2. Take the gradients away, or, with `keep_gradients`, lend out copies of them.
     3. Run the code without gradient tracking.
     4. Put back what was noted, whether the code raised or not.
+
+    Raises:
+        ConfigError: the code added a hook that stays, or removed one.
     """
     flags = [(module, module.training) for top in modules for module in top.modules()]
-    hooks = [_hooks(module) for top in modules for module in top.modules()]
-    gradients = [(p, p.grad) for top in modules for p in top.parameters()]
-    for parameter, gradient in gradients:
-        lent = gradient is not None and keep_gradients
-        parameter.grad = gradient.clone() if lent else None
+    hooks = [(name, _hooks(part)) for top in modules for name, part in top.named_modules()]
     try:
-        with _forked_random(modules), torch.no_grad():
-            yield
+        with borrowed_gradients(*modules, lend=keep_gradients):
+            with _forked_random(modules), torch.no_grad():
+                yield
     finally:
         for module, training in flags:
             module.training = training
-        for put_back in hooks:
-            put_back()
+        changed = [name for name, put_back in hooks if put_back()]
+    if changed:
+        raise ConfigError(
+            f"the hooks of {changed[0] or 'the model'} were changed while activations were "
+            "captured, and have been put back; take hooks off again (model.hooks), or add one "
+            "that is to stay in a function given to trainer.on."
+        )
+
+
+@contextlib.contextmanager
+def borrowed_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
+    """Take the gradients of modules away, or lend out copies of them, and put them back after."""
+    gradients = [(p, p.grad) for top in modules for p in top.parameters()]
+    for parameter, gradient in gradients:
+        parameter.grad = gradient.clone() if lend and gradient is not None else None
+    try:
+        yield
+    finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
 
-def _hooks(module: nn.Module) -> Callable[[], None]:
-    """Note the hooks of a module; returns what puts them back."""
+@contextlib.contextmanager
+def gradients_put_back(policy: nn.Module, event: Event) -> Iterator[None]:
+    """Let callbacks of an event call backward() without a change to what training does.
+
+    Only between the objective and the step are there gradients that count: the next minibatch
+    clears those of any other event.
+    """
+    if event not in ("after_loss", "after_backward"):
+        yield
+        return
+    with borrowed_gradients(policy, lend=True), _graphs_kept():
+        yield
+
+
+@contextlib.contextmanager
+def _graphs_kept() -> Iterator[None]:
+    """Backward passes in here keep the graph, which training's own is still to go through."""
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+
+    def keeping(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """The function with retain_graph=True, whether it is given in its place or by name."""
+
+        def call(*inputs: Any, **more: Any) -> Any:
+            if len(inputs) > place:
+                inputs = (*inputs[:place], True, *inputs[place + 1 :])
+            else:
+                more["retain_graph"] = True
+            return function(*inputs, **more)
+
+        return call
+
+    torch.autograd.backward, torch.autograd.grad = keeping(backward, 2), keeping(grad, 3)
+    try:
+        yield
+    finally:
+        torch.autograd.backward, torch.autograd.grad = backward, grad
+
+
+def _hooks(module: nn.Module) -> Callable[[], bool]:
+    """Note the hooks of a module; returns what puts them back, and says whether they differed."""
     tables = {name: dict(getattr(module, name)) for name in HOOK_TABLES}
     lists = {}
     if isinstance(module, HookPoint):
         lists = {name: list(getattr(module, name)) for name in ("fwd_hooks", "bwd_hooks")}
     level = getattr(module, "context_level", None)
 
-    def put_back() -> None:
+    def put_back() -> bool:
+        differed = any(dict(getattr(module, name)) != table for name, table in tables.items())
         for name, table in tables.items():
             there = getattr(module, name)
             there.clear()
@@ -173,6 +228,7 @@ def _hooks(module: nn.Module) -> Callable[[], None]:
             setattr(module, name, handles)
         if level is not None:
             module.context_level = level
+        return differed
 
     return put_back
 
@@ -203,7 +259,16 @@ def capturing(
     pos: int | None,
     tokens: Int[Tensor, "batch seq"] | None,
 ) -> Callable[[Context], Any]:
-    """Turn `function(ctx, acts)` into a listener that captures its activations first."""
+    """Turn `function(ctx, acts)` into a callback that captures its activations first.
+
+    The activations come from a forward made for nothing else, never from sampling: over the
+    phase's own sequences, or over `tokens`. One site gives a tensor `[batch seq d_model]`, or
+    `[batch d_model]` at a `pos`; several, or a name with wildcards, a dict of these by name.
+
+    Args:
+        hook_names: such as "blocks.1.hook_resid_post" or "blocks.*.hook_mlp_out", "logits" or
+            "values".
+    """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
 

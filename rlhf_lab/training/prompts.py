@@ -1,5 +1,6 @@
-"""What the policy continues: prompts from a data set or a list, dealt out in a seeded order."""
+"""Prompts from a data set or a list, dealt out in a seeded order, and how long answers get."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
 from rlhf_lab.training.random_streams import phase_generator
 
 
@@ -73,3 +76,57 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
             orders[turn] = torch.randperm(n_prompts, generator=generator).tolist()
         dealt.append(orders[turn][rank])
     return dealt
+
+
+class Prompts:
+    """A run's prompts as token ids, and which of them each batch continues.
+
+    Args:
+        args: the settings.
+        given: texts that were handed in; those of `args.prompts`, or the prefix alone, when None.
+        model: the policy's transformer, whose tokenizer reads them.
+
+    Attributes:
+        texts, tokens: the prompts.
+        labels: the text behind each that a response is compared with; None without labels.
+
+    Raises:
+        ConfigError: no tokenizer, an empty prompt, or one that leaves no room for an answer.
+    """
+
+    def __init__(
+        self, args: RLHFArgs, given: Sequence[str] | None, model: HookedTransformer
+    ) -> None:
+        self.args, self.texts = args, choose_prompts(args, given)
+        self.labels = None if args.labels_column is None else load_labels(args)
+        if self.labels is not None and given is not None:
+            raise ConfigError(
+                f"labels_column={args.labels_column!r} is a column of the file of prompts, but "
+                "prompts were handed in; leave one of them out."
+            )
+        self.tokens = tokenize_prompts(model.tokenizer, self.texts, args.prepend_bos)
+        if not all(self.tokens):
+            raise ConfigError(
+                "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
+            )
+        check_context(model, max(map(len, self.tokens)), args.gen_len)
+
+    def of_batch(self, batch: int) -> list[list[int]]:
+        """The prompt of each row of a run's batch, counted from 0.
+
+        Answers to one prompt stand together. Where there is one prompt only, it is the same in
+        every batch.
+        """
+        each = self.args.samples_per_prompt
+        n = self.args.batch_size // each
+        chosen = deal(len(self.tokens), batch * n, n, self.args.seed)
+        return [self.tokens[i] for i in chosen for _ in range(each)]
+
+
+def phase_spec(spec: SamplingSpec, args: RLHFArgs, phase: int) -> SamplingSpec:
+    """The sampling spec with a phase's number of tokens, drawn anew with `gen_len_min`."""
+    if args.gen_len_min is None:
+        return spec
+    generator = phase_generator(args.seed, phase, "lengths")
+    drawn = torch.randint(args.gen_len_min, spec.gen_len + 1, (), generator=generator)
+    return dataclasses.replace(spec, gen_len=int(drawn))

@@ -7,6 +7,8 @@ from typing import Any
 import psutil
 import torch
 
+from rlhf_lab.samples import Samples
+
 
 @dataclass(frozen=True)
 class LearningStats:
@@ -135,3 +137,21 @@ def peak_memory_bytes(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if psutil.MACOS else peak * 1024
+
+
+def cost_of(
+    samples: Samples,
+    passes: int,
+    rollout_seconds: float,
+    learning_seconds: float,
+    device: torch.device,
+) -> Cost:
+    """What a phase cost, by its seconds and the number of passes over its generated tokens."""
+    tokens = int(samples.mask.sum())
+    return Cost(
+        rollout_seconds=rollout_seconds,
+        learning_seconds=learning_seconds,
+        rollout_tokens_per_second=tokens / rollout_seconds,
+        learning_tokens_per_second=tokens * passes / learning_seconds,
+        peak_memory_bytes=peak_memory_bytes(device),
+    )

@@ -1,19 +1,24 @@
 """The policy of a finished, running or broken-off run, without its trainer."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.models import TransformerWithValueHead, build_policy
-from rlhf_lab.rewards import with_critic_from
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
+from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.run_dir import RunDir
 
 
 def load_policy(
-    path: str | Path, which: str | int = "last", device: str | torch.device = "cpu"
+    path: str | Path,
+    which: str | int = "last",
+    device: str | torch.device = "cpu",
+    interventions: Mapping[str, InterventionFn] | None = None,
 ) -> tuple[TransformerWithValueHead, RLHFArgs]:
     """The policy that a run saved, and the run's arguments.
 
@@ -21,9 +26,12 @@ def load_policy(
         path: the run's directory.
         which: "last", "best", or the number of learning phases behind the weights (0, 1, 2, 4, 8,
             ...).
+        interventions: the functions of the run's interventions by name, if it had any; they act
+            as they did while the policy wrote.
 
     Raises:
         RunError: no run, no such checkpoint, or a corrupt one.
+        ConfigError: an intervention that is missing, or one that the run does not have.
     """
     run = RunDir.open(path)
     info = run.read_info()
@@ -33,11 +41,11 @@ def load_policy(
         )
     args = RLHFArgs.from_dict(info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
-    tensors, _ = load_checkpoint(file)
-    policy = build_policy(args, device)
-    if args.critic_from is not None:
-        policy = with_critic_from(policy, args.critic_from)
+    tensors, notes = load_checkpoint(file)
+    policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)
+    acting = Interventions(policy, lambda: notes["phase"])
+    acting.put_back(info.get("interventions", []), interventions, run.path)
     return policy, args
 
 

@@ -52,8 +52,8 @@ class Rollout:
     def to_tensordict(
         self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
     ) -> Any:
-        """The rollout as a TensorDict of torchrl's kind; see `tensordict_view.to_tensordict`."""
-        from rlhf_lab.training.tensordict_view import to_tensordict
+        """The rollout as a TensorDict of torchrl's kind; see `compat.torchrl.to_tensordict`."""
+        from rlhf_lab.compat.torchrl import to_tensordict
 
         return to_tensordict(self, kl_coef, stop_tokens, pad_token)
 
@@ -76,6 +76,16 @@ def summarize(rollout: Rollout) -> RolloutStats:
         grammatical_fraction=_mean(rollout.grammatical),
         **numbers,
     )
+
+
+def mean_of_batches(stats: Sequence[RolloutStats]) -> dict[str, float | int | None]:
+    """What is asked of a policy, averaged over batches; None where it is not known."""
+    names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
+    columns = {name: [getattr(of_batch, name) for of_batch in stats] for name in names}
+    return {
+        name: None if None in values else sum(values) / len(values)
+        for name, values in columns.items()
+    }
 
 
 def _mean(x: Tensor | None) -> float | None:

@@ -9,8 +9,7 @@ from benchmarks.work import SHAPES, write_model
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import load_reward
-from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.objective import Functions, objective_terms
+from rlhf_lab.training import Objective, RLHFTrainer, objective_terms
 from rlhf_lab.training.replay import ReplayMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")
@@ -73,7 +72,7 @@ def test_objective_and_its_gradient_are_those_of_the_package(both):
         returns,
         memory.ref_logits[rows],
     )
-    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.args, Functions())
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, Objective(trainer.args))
     objective = naive.objective(same)
     assert terms.kl_penalty.item() > 0.01
     assert abs(terms.clipped_surrogate.item()) > 1e-4

@@ -73,6 +73,8 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "lr_scale",
         "get_optimizer_and_scheduler",
         "ReplayMemory",
+        "assign_credit",
+        "score_samples",
         "rollout_phase",
         "learning_phase",
         "fit_ridge",

@@ -1,5 +1,6 @@
 """Who is called when, what they see, and that looking changes nothing."""
 
+import warnings
 from typing import get_args
 
 import jaxtyping
@@ -213,10 +214,58 @@ def test_watching_a_run_at_every_moment_leaves_its_weights_bit_for_bit_the_same(
     watched.train()
     assert set(calls) == set(get_args(Event))
     listening = [
-        len(watched.callbacks._listeners[event]) - len(alone.callbacks._listeners.get(event, []))
+        len(watched.callbacks._registered[event]) - len(alone.callbacks._registered.get(event, []))
         for event in get_args(Event)
     ]
     assert listening == [2] * 10
     weights, seen = parameters_of(alone.policy), parameters_of(watched.policy)
     assert all(torch.equal(weights[name], seen[name]) for name in weights)
     assert metrics_of(alone.run.path) == metrics_of(watched.run.path)
+
+
+def test_a_hook_that_a_listener_adds_stays_and_one_that_a_capture_adds_is_refused(make_trainer):
+    """The first is a change that was asked for; the second would be one nobody asked for."""
+    site = "blocks.0.hook_mlp_out"
+    trainer, fired = make_trainer(), []
+
+    @trainer.on("after_rollout")
+    def adding(ctx):
+        ctx.policy.base_model.add_hook(site, lambda activation, hook: fired.append(hook.name))
+
+    @trainer.capture(site, at="after_score")
+    def sneaking(ctx, acts):
+        ctx.policy.base_model.add_hook(site, lambda activation, hook: activation * 0)
+
+    with pytest.warns(UserWarning, match="sneaking.*hooks of .*hook_mlp_out were changed"):
+        report = trainer.run_phase()
+    assert fired and len(trainer.policy.base_model.hook_dict[site].fwd_hooks) == 1
+    assert abs(report.ratio_first_minibatch - 1) < 1e-5
+
+
+@pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 2}], ids=["whole", "micro-batches"])
+@pytest.mark.parametrize("event", ["after_loss", "after_backward", "after_step", "after_score"])
+def test_backward_in_a_listener_changes_nothing_of_the_training(
+    make_trainer, parameters_of, event, fields
+):
+    """It goes through the run's own graph and through one of its own, and edits the gradients."""
+    alone, watched = make_trainer(**fields), make_trainer(**fields)
+    norms = []
+
+    @watched.on(event)
+    def meddle(ctx):
+        if event == "after_loss" and ctx.terms.objective.requires_grad:
+            ctx.terms.objective.backward()
+        tokens = torch.arange(2, 8)[None]
+        logits, values = ctx.policy(tokens)
+        (logits.square().mean() + values.sum()).backward()
+        norms.append(sum(p.grad.norm().item() for p in ctx.policy.parameters()))
+        for parameter in ctx.policy.parameters():
+            parameter.grad.mul_(100)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for trainer in (alone, watched):
+            trainer.train()
+    assert norms and min(norms) > 0
+    ours, theirs = parameters_of(watched.policy), parameters_of(alone.policy)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

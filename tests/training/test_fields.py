@@ -19,8 +19,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.fast import run_block
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
-from rlhf_lab.training import ReplayMemory, RLHFTrainer, Rollout, objective_terms
-from rlhf_lab.training.objective import policy_objective
+from rlhf_lab.training import Objective, ReplayMemory, RLHFTrainer, Rollout, objective_terms
 
 BASE = {
     "preset": "reel",
@@ -401,6 +400,14 @@ def test_stop_tokens_without_a_text_are_refused():
         RLHFArgs(**(BASE | {"stop_tokens": "was,,"}))
 
 
+def policy_objective(logprobs: torch.Tensor, minibatch, args: RLHFArgs) -> torch.Tensor:
+    """The policy's objective as `objective_terms` asks for it."""
+    objective, old = Objective(args), minibatch
+    return objective.clipped_surrogate(
+        logprobs, old.logprobs, old.advantages, args.clip_coef, old.mask, objective.normalize
+    )
+
+
 def test_dual_clip_holds_what_a_token_of_negative_advantage_can_cost():
     """Ratio e^1.1 = 3.004 on advantage -1: -3.004 without, -2 with dual_clip = 2."""
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"normalize_advantages": False})))
@@ -410,7 +417,7 @@ def test_dual_clip_holds_what_a_token_of_negative_advantage_can_cost():
     minibatch = dataclasses.replace(minibatch, advantages=-ones)
     for dual_clip, expected in ((None, -3.0042), (2.0, -2.0)):
         args = dataclasses.replace(trainer.args, dual_clip=dual_clip)
-        found = policy_objective(minibatch.logprobs + 1.1, minibatch, args, trainer.functions)
+        found = policy_objective(minibatch.logprobs + 1.1, minibatch, args)
         assert found.item() == pytest.approx(expected, abs=1e-4)
 
 
@@ -427,7 +434,7 @@ def test_loss_aggregation_says_how_much_a_response_counts():
     minibatch = dataclasses.replace(minibatch, mask=mask, advantages=advantages)
     for aggregation, expected in (("token_mean", 4), ("sequence_mean", 2), ("constant", 12)):
         args = dataclasses.replace(trainer.args, loss_aggregation=aggregation)
-        found = policy_objective(minibatch.logprobs, minibatch, args, trainer.functions)
+        found = policy_objective(minibatch.logprobs, minibatch, args)
         assert found.item() == pytest.approx(1 / expected)
 
 
@@ -503,8 +510,7 @@ def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(
             seen.append(len(minibatch.tokens))
             return objective_terms(policy, reference, minibatch, *rest)
 
-        for module in ("objective", "trainer"):
-            monkeypatch.setattr(f"rlhf_lab.training.{module}.objective_terms", noting)
+        monkeypatch.setattr("rlhf_lab.training.ppo.objective_terms", noting)
         trainer.learning_phase(rollout)
     assert sizes == {None: [2] * 4, 1: [1] * 8}
 
@@ -579,7 +585,7 @@ def test_prompt_words_is_how_much_of_each_prompt_is_given(tmp_path):
     (tmp_path / "prompts.txt").write_text("the film was\n")
     source = BASE | {"prompts": str(tmp_path / "prompts.txt")}
     lengths = {
-        words: RLHFTrainer(RLHFArgs(**(source | {"prompt_words": words}))).prompts[0]
+        words: RLHFTrainer(RLHFArgs(**(source | {"prompt_words": words}))).prompts.tokens[0]
         for words in (None, 2)
     }
     assert lengths[2] == lengths[None][:-1]

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_lab.training import ReplayMemory
+from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.rollout import summarize
 
 READS = (
@@ -176,8 +177,8 @@ def test_the_accelerators_way_ends_with_the_same_weights(make_trainer, parameter
 
 def sampling_reads(make_trainer: Callable, **fields) -> int:
     trainer = make_trainer(**fields)
-    prompts = trainer._deal_prompts(0)
-    return host_reads(lambda: trainer._sample(prompts, torch.Generator())).total()
+    prompts = trainer.next_prompts()
+    return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
 
 
 def test_sampling_reads_as_often_for_long_texts_as_for_short_ones(make_trainer):
@@ -198,10 +199,10 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
         trainer = make_trainer(
             {"reward_fn": lambda texts: torch.ones(len(texts))}, batch_size=batch_size
         )
-        trainer.speaks_reel, trainer.gold_fn = False, None
+        trainer.rewards.check_grammar, trainer.rewards.gold_fn = False, None
         trainer.train()
-        samples = trainer._sample(trainer._deal_prompts(0), torch.Generator())
-        score = lambda trainer=trainer, samples=samples: summarize(trainer._score(samples))
+        samples = trainer.sample(trainer.next_prompts(), torch.Generator())
+        score = lambda trainer=trainer, samples=samples: summarize(score_samples(trainer, samples))
         counts[batch_size] = host_reads(score)
     assert counts[8] == counts[32] and counts[8].total() <= 10
 

@@ -76,9 +76,7 @@ def prepared(trainer: RLHFTrainer):
 def test_an_estimate_in_the_loss_is_its_mean_over_the_real_tokens(make_trainer, estimator):
     trainer = moved(make_trainer(kl_estimator=estimator, kl_coef=0.3))
     minibatch = prepared(trainer)
-    terms = objective_terms(
-        trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
-    )
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
     gaps = (terms.logprobs.double() - minibatch.ref_logprobs.double())[minibatch.mask]
     expected = 0.3 * sum(FORMULAS[estimator](d) for d in gaps.tolist()) / len(gaps)
     assert terms.kl_penalty.item() == pytest.approx(expected, rel=1e-4, abs=1e-7)
@@ -110,9 +108,7 @@ def test_the_ledger_of_a_step_adds_up_whatever_the_terms_are(make_trainer, field
 def kl_gradient(trainer: RLHFTrainer, minibatch) -> Tensor:
     """Of the penalty alone, with respect to the unembedding."""
     trainer.policy.zero_grad()
-    terms = objective_terms(
-        trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
-    )
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
     terms.kl_penalty.backward()
     return trainer.policy.base_model.unembed.W_U.grad.clone()
 
@@ -157,9 +153,7 @@ def test_kl_in_the_reward_leaves_none_in_the_loss(make_trainer, listens):
     minibatch = prepared(trainer)
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
-    terms = objective_terms(
-        trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
-    )
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
     assert terms.kl_penalty.item() == 0.0
     total = terms.clipped_surrogate - terms.value_loss + terms.entropy_bonus
     assert terms.objective.item() == pytest.approx(total.item())
@@ -199,6 +193,4 @@ def test_an_own_penalty_that_would_be_left_unused_is_refused(reel_args):
 def test_a_rollout_without_the_references_logprobs_is_refused(make_trainer):
     minibatch, trainer = prepared(make_trainer()), make_trainer(kl_estimator="k3")
     with pytest.raises(ConfigError, match="kl_estimator='k3' needs the rollout's ref_logprobs"):
-        objective_terms(
-            trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
-        )
+        objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)

@@ -12,8 +12,14 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.sampling import SamplingSpec, join_samples, sample, sample_in_parts
-from rlhf_lab.training import Functions, ReplayMemory, RLHFTrainer, objective_terms
-from rlhf_lab.training.objective import climb_in_parts
+from rlhf_lab.training import (
+    Functions,
+    Objective,
+    ReplayMemory,
+    RLHFTrainer,
+    objective_terms,
+)
+from rlhf_lab.training.ascent import Ascent
 
 SETTINGS = {
     "plain": {},
@@ -39,6 +45,17 @@ def prepared(request, reel_args):
     return trainer, next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
 
 
+def in_parts(trainer, minibatch, objective, kl_coef, part_size):
+    """The terms of a minibatch that is cut, whose gradients are added to the policy's."""
+    args = dataclasses.replace(objective.args, micro_batch_size=None)
+    object.__setattr__(args, "micro_batch_size", part_size)  # need not divide the minibatch here
+    cut = Ascent(trainer, Objective(args, objective.functions))
+    return cut.total(
+        objective_terms(trainer.policy, trainer.reference, part, cut.objective, kl_coef)
+        for part in cut.parts(minibatch)
+    )
+
+
 def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
@@ -54,13 +71,12 @@ def test_value_and_gradient_are_the_same_however_the_minibatch_is_cut(prepared, 
     minibatch = dataclasses.replace(
         minibatch, mask=torch.arange(6) < torch.tensor(lengths)[:, None]
     )
-    parts = (trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions, 0.3)
     trainer.policy.zero_grad()
-    whole = objective_terms(*parts)
+    whole = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective, 0.3)
     whole.objective.backward()
     expected = gradients(trainer)
     trainer.policy.zero_grad()
-    cut = climb_in_parts(*parts, part_size)
+    cut = in_parts(trainer, minibatch, trainer.objective, 0.3, part_size)
     for field in dataclasses.fields(whole):
         found, wanted = getattr(cut, field.name), getattr(whole, field.name)
         found, wanted = (x[minibatch.mask] if x.ndim else x for x in (found, wanted))
@@ -75,7 +91,7 @@ def test_means_of_parts_alone_would_be_another_gradient(prepared):
     trainer, minibatch = prepared
     lengths = torch.tensor([1, 6, 6, 6, 6, 6])
     minibatch = dataclasses.replace(minibatch, mask=torch.arange(6) < lengths[:, None])
-    rest = (trainer.args, trainer.functions, 0.3)
+    rest = (trainer.objective, 0.3)
     whole = objective_terms(trainer.policy, trainer.reference, minibatch, *rest).value_loss
     alone = [
         objective_terms(trainer.policy, trainer.reference, minibatch[torch.tensor([i])], *rest)
@@ -98,8 +114,8 @@ def test_the_callers_own_functions_need_not_know_of_parts(reel_args):
         kl_penalty=lambda *given: F.calc_kl_penalty(*given),
     )
     models = (trainer.policy, trainer.reference)
-    whole = objective_terms(*models, minibatch, args, Functions(), 0.3)
-    cut = climb_in_parts(*models, minibatch, args, own, 0.3, 4)
+    whole = objective_terms(*models, minibatch, Objective(args), 0.3)
+    cut = in_parts(trainer, minibatch, Objective(args, own), 0.3, 4)
     assert cut.objective.item() == pytest.approx(whole.objective.item(), abs=1e-5)
 
 

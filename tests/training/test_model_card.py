@@ -129,7 +129,7 @@ def test_an_exports_figures_are_those_of_the_checkpoint_that_was_exported(finish
 
 def test_the_notes_of_a_checkpoint_are_read_without_its_tensors(finished):
     notes = read_notes(finished.run.checkpoints / "last.safetensors")
-    assert notes["phase"] == 3 and notes["best"] == finished.best
+    assert notes["phase"] == 3 and notes["best"] == finished.recorder.best
 
 
 def test_the_card_is_there_from_the_first_save_on(make_trainer):

@@ -12,7 +12,13 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.training import Functions, ReplayMemory, RLHFTrainer, objective_terms
+from rlhf_lab.training import (
+    Functions,
+    Objective,
+    ReplayMemory,
+    RLHFTrainer,
+    objective_terms,
+)
 from rlhf_lab.training.trainer import EVALUATION_BATCHES
 
 SETTINGS = {
@@ -52,7 +58,7 @@ def prepare(trainer):
 
 def terms_of(trainer, minibatch, policy=None):
     return objective_terms(
-        policy or trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
+        policy or trainer.policy, trainer.reference, minibatch, trainer.objective
     )
 
 
@@ -303,7 +309,8 @@ def own_kl(trainer):
 
 def terms_and_gradients(trainer, minibatch, functions):
     trainer.policy.zero_grad()
-    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.args, functions)
+    objective = Objective(trainer.args, functions)
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, objective)
     terms.objective.backward()
     return terms, {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
@@ -338,7 +345,8 @@ def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
     args = dataclasses.replace(trainer.args, precision="bf16")
-    rough = objective_terms(trainer.policy, trainer.reference, minibatch, args, trainer.functions)
+    objective = Objective(args, trainer.functions)
+    rough = objective_terms(trainer.policy, trainer.reference, minibatch, objective)
     for name in ("logprobs", "values"):
         gap = (getattr(rough, name) - getattr(exact, name))[minibatch.mask].abs().max().item()
         assert 0 < gap < 0.05

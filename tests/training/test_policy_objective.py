@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Functions, ReplayMemory, ReplayMinibatch, RLHFTrainer
-from rlhf_lab.training.objective import clip_fraction, policy_objective, surrogate_shares
+from rlhf_lab.training import Functions, Objective, ReplayMemory, ReplayMinibatch, RLHFTrainer
+from rlhf_lab.training.objective import surrogate_shares
+from rlhf_lab.training.phase_stats import clipped_share
 
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
@@ -83,6 +84,14 @@ def by_hand(args) -> float:
     return total
 
 
+def policy_objective(logprobs: Tensor, minibatch: ReplayMinibatch, args, functions) -> Tensor:
+    """The policy's objective as `objective_terms` asks for it."""
+    objective, old = Objective(args, functions), minibatch
+    return objective.clipped_surrogate(
+        logprobs, old.logprobs, old.advantages, args.clip_coef, old.mask, objective.normalize
+    )
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_policy_loss_is_the_sum_over_its_tokens(reel_args, case):
     args = reel_args(**({"normalize_advantages": False} | CASES[case]))
@@ -142,7 +151,7 @@ def test_the_clip_fraction_counts_what_the_loss_clips(reel_args):
         ({"policy_loss": "policy_gradient"}, 0.0),
     ]
     for fields, share in expected:
-        found = clip_fraction(torch.tensor(NEW), minibatch(), reel_args(**fields))
+        found = clipped_share(torch.tensor(NEW), minibatch(), reel_args(**fields))
         assert found.item() == pytest.approx(share)
 
 

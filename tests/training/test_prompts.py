@@ -109,7 +109,7 @@ def test_prompts_of_unequal_length_start_at_ratio_one_and_kl_zero(make_trainer):
     assert report.kl_per_token == 0.0 and abs(report.ratio_first_minibatch - 1) < 1e-4
     counts = Counter(tuple(prompt) for prompt in rollout.samples.prompts())
     assert set(counts.values()) == {2}
-    assert trainer.prompt == max(trainer.prompts, key=len)
+    assert trainer.prompt == max(trainer.prompts.tokens, key=len)
 
 
 def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, metrics_of):

@@ -37,9 +37,7 @@ def gradients_and_kept(make_trainer: Callable, parts: dict | None = None, **fiel
     rollout = trainer.rollout_phase()
     minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
     with counting_kept_bytes(trainer.policy) as kept:
-        terms = objective_terms(
-            trainer.policy, trainer.reference, minibatch, trainer.args, trainer.functions
-        )
+        terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
     terms.objective.backward()
     named = trainer.policy.named_parameters()
     return {name: p.grad for name, p in named if p.grad is not None}, sum(kept.values())

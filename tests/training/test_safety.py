@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import RunError
-from rlhf_lab.training import ReplayMinibatch
-from rlhf_lab.training.objective import ObjectiveTerms, judge_step
+from rlhf_lab.training import ObjectiveTerms, ReplayMinibatch
+from rlhf_lab.training.phase_stats import judge_step
 
 EMPTY = torch.zeros(2, 2)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlhf_lab.functional import RunningMoments
-from rlhf_lab.sampling import Samples
+from rlhf_lab.rewards import RewardPipeline
+from rlhf_lab.samples import Samples
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.shaping import penalized, rescaled
 
 STOP = 9
 SCALED = {"reward_scaling": "scale_and_shift", "normalize_reward": False}
@@ -24,6 +24,11 @@ def samples(*responses: list[int]) -> Samples:
     return Samples(tokens, prompt_mask, mask, logprobs=empty, values=empty, support=None)
 
 
+def pipeline(args) -> RewardPipeline:
+    """A pipeline whose reward function is never asked."""
+    return RewardPipeline(args, None, lambda texts: None, stop_tokens=(STOP,))
+
+
 def test_penalties_replace_first_and_are_added_to_after(reel_args):
     """Lengths 1 (too short), 4 (no stop), 4 (stops in the last slot), 3; buffer 2 of 4.
 
@@ -32,11 +37,9 @@ def test_penalties_replace_first_and_are_added_to_after(reel_args):
     args = reel_args(
         gen_len=4, penalize_no_eos=True, min_response_length=2, overlong_buffer=2, stop_at_eos=True
     )
-    found = penalized(
-        torch.tensor([1.0, 1.0, 1.0, 1.0]),
+    found = pipeline(args).penalize(
         samples([STOP, STOP, STOP, STOP], [1, 2, 3, 4], [1, 2, 3, STOP], [1, 2, STOP, STOP]),
-        (STOP,),
-        args,
+        torch.tensor([1.0, 1.0, 1.0, 1.0]),
     )
     assert found.tolist() == [-3.0, -4.0, 0.0, 0.5]
 
@@ -44,15 +47,17 @@ def test_penalties_replace_first_and_are_added_to_after(reel_args):
 def test_scaling_comes_before_the_clip(reel_args):
     """Moments of 0 and 4: mean 2, std sqrt(8); -1/sqrt(2) stays, 10 goes from 2.83 to 1.5."""
     args = reel_args(reward_clip=1.5, **SCALED)
-    found = rescaled(torch.tensor([0.0, 10.0]), RunningMoments.of(torch.tensor([0.0, 4.0])), args)
+    batch, seen = samples([1, 2, 3, 4], [1, 2, 3, 4]), RunningMoments.of(torch.tensor([0.0, 4.0]))
+    moments, found = pipeline(args).shape(batch, torch.tensor([0.0, 10.0]), seen)
+    assert moments is seen
     assert found.tolist() == pytest.approx([-(0.5**0.5), 1.5])
 
 
 def test_nothing_is_done_unless_asked(reel_args):
     rewards = torch.tensor([1.0, -50.0])
     batch = samples([1, 2, 3, 4], [STOP, 0, 0, 0])
-    assert penalized(rewards, batch, (STOP,), reel_args()) is rewards
-    assert rescaled(rewards, None, reel_args()) is rewards
+    moments, found = pipeline(reel_args()).shape(batch, rewards)
+    assert found is rewards and moments is None
 
 
 def test_the_moments_take_in_each_learned_batch_once(make_trainer):
@@ -62,12 +67,12 @@ def test_the_moments_take_in_each_learned_batch_once(make_trainer):
     trainer.on("after_phase")(lambda ctx: seen.extend(ctx.rollout.raw_rewards.tolist()))
     trainer.rollout_phase()
     trainer.evaluate()
-    assert trainer.reward_moments == RunningMoments()
+    assert trainer.rewards.moments == RunningMoments()
     trainer.train()
     expected = RunningMoments.of(torch.tensor(seen))
-    assert trainer.reward_moments.count == 24
-    assert trainer.reward_moments.mean == pytest.approx(expected.mean)
-    assert trainer.reward_moments.std == pytest.approx(expected.std)
+    assert trainer.rewards.moments.count == 24
+    assert trainer.rewards.moments.mean == pytest.approx(expected.mean)
+    assert trainer.rewards.moments.std == pytest.approx(expected.std)
 
 
 def test_greedy_baselines_are_shaped_like_the_samples(make_trainer):
@@ -91,8 +96,8 @@ def test_a_resumed_run_has_the_moments_bit_for_bit(make_trainer, parameters_of, 
     whole.train()
     broken_off.run_phase()
     again = RLHFTrainer.resume(broken_off.run.path)
-    assert again.reward_moments == broken_off.reward_moments
-    assert dataclasses.asdict(again.reward_moments)["count"] == 8
+    assert again.rewards.moments == broken_off.rewards.moments
+    assert dataclasses.asdict(again.rewards.moments)["count"] == 8
     again.train()
     assert metrics_of(again.run.path) == metrics_of(whole.run.path)
     ours, theirs = parameters_of(again.policy), parameters_of(whole.policy)

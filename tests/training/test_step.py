@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from rlhf_lab.compat import trl_stats
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import RLHFTrainer, trl_stats
+from rlhf_lab.training import RLHFTrainer
 
 QUERIES = ["this movie", "the film was", "this film", "the plot"] * 2
 SCORES = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]

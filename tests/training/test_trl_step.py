@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from rlhf_lab.compat import TRLStats, trl_stats
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.training import RLHFTrainer, TRLStats, trl_stats
+from rlhf_lab.training import RLHFTrainer
 
 REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "trl_step.json"
 CASE = json.loads(REFERENCE.read_text())

@@ -202,7 +202,7 @@ def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
 
 
 def test_a_policy_without_gold_has_no_row_for_it(trainer):
-    trainer.gold_fn, trainer.speaks_reel = None, False
+    trainer.rewards.gold_fn, trainer.rewards.check_grammar = None, False
     console = plain_console()
     view = RunView(trainer, console)
     with view:

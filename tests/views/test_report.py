@@ -160,7 +160,7 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
 
 def test_a_run_that_has_not_done_a_phase_can_be_reported(tmp_path):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
-    trainer._start()
+    trainer.start()
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
     assert "No phase is done yet" in page
 
@@ -177,7 +177,7 @@ def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
     with pytest.raises(RunError, match="choose another --out"):
         (tmp_path / "run.json").write_text('{"args": {"base_model": "m"}}')
         trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
-        trainer._start()
+        trainer.start()
         write_report(trainer.run.path, tmp_path / "nowhere" / "page.html")
 
 

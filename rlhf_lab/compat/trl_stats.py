@@ -7,7 +7,8 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training.callbacks import Context
-from rlhf_lab.training.objective import Functions, ObjectiveTerms
+from rlhf_lab.training.functions import Functions
+from rlhf_lab.training.ppo import ObjectiveTerms
 from rlhf_lab.training.replay import ReplayMinibatch
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout

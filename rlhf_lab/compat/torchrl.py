@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.sampling import Samples
+from rlhf_lab.samples import Samples
 from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.rollout import Rollout
 

@@ -1,4 +1,4 @@
-"""Queries and responses from elsewhere, made into what the sampler would have noted of them."""
+"""Externally generated responses as `Samples`."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, policy_outputs
-from rlhf_lab.sampling import Samples, check_context, pad_prompts, tokenize_prompts
+from rlhf_lab.samples import Samples
+from rlhf_lab.sampling import check_context, pad_prompts, tokenize_prompts
 
 Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
 
@@ -61,7 +62,7 @@ def as_masks(
 
 
 @torch.no_grad()
-def note_given(
+def samples_of(
     policy: TransformerWithValueHead,
     queries: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],

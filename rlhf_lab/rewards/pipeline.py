@@ -1,0 +1,218 @@
+"""The reward pipeline: everything that is done to a reward, in one order."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.organism.rewards import grammatical
+from rlhf_lab.rewards.load import RewardFn, score_texts
+from rlhf_lab.samples import Samples
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A batch of texts with their rewards.
+
+    Args:
+        texts: what the reward function read.
+        raw_rewards: as the reward function returned them.
+        rewards: after everything that is done to them.
+        gold_rewards: the known truth beside the reward, where there is one (Reel).
+        grammatical: whether each text parses, where that is known (Reel).
+        reward_moments: mean and variance of all rewards so far, these included, if rewards are
+            scaled.
+    """
+
+    texts: list[str]
+    raw_rewards: Float[Tensor, " batch"]
+    rewards: Float[Tensor, " batch"]
+    gold_rewards: Float[Tensor, " batch"] | None
+    grammatical: Bool[Tensor, " batch"] | None
+    reward_moments: F.RunningMoments | None
+
+
+class RewardPipeline:
+    """From samples to the rewards that advantages are made of.
+
+    1. score: the reward function reads the texts.
+    2. labels: less what the labels of the same prompts earn (`labels_column`).
+    3. penalties: for responses that are too short, unfinished or overlong.
+    4. scale: by the running standard deviation, and shifted by the running mean
+       (`reward_scaling`).
+    5. clip: to `reward_clip`.
+    6. standardize within the batch (`normalize_reward`).
+
+    Args:
+        args: the settings.
+        tokenizer: the policy's.
+        reward_fn: from texts to rewards.
+        gold_fn: the known truth, where there is one.
+        stop_tokens: all token ids that end a sequence.
+        check_grammar: say of each text whether it parses, on Reel.
+        normalize: what standardizes the rewards of a batch.
+        sample_greedily: the likeliest continuation of each prompt, for ReMax; None where no
+            estimator asks for it.
+
+    Attributes:
+        moments: mean and variance of the rewards of all phases that were learned from.
+    """
+
+    def __init__(
+        self,
+        args: RLHFArgs,
+        tokenizer: Any,
+        reward_fn: RewardFn,
+        gold_fn: RewardFn | None = None,
+        stop_tokens: Sequence[int] = (),
+        check_grammar: bool = False,
+        normalize: Callable[..., Tensor] = F.normalize_reward,
+        sample_greedily: Callable[[list[Prompt]], Samples] | None = None,
+    ) -> None:
+        self.args, self.tokenizer, self.stop_tokens = args, tokenizer, stop_tokens
+        self.reward_fn, self.gold_fn, self.check_grammar = reward_fn, gold_fn, check_grammar
+        self.normalize, self.sample_greedily = normalize, sample_greedily
+        self.label_rewards: dict[Prompt, float] = {}
+        self.moments = F.RunningMoments()
+
+    def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
+        """Score samples, and do to their rewards everything that the settings ask for.
+
+        Args:
+            raw_rewards: scores that are known already; the reward function is not asked then.
+
+        Raises:
+            ConfigError: the reward function returned something else than one finite number per
+                text, or a prompt has no label.
+        """
+        texts = samples.texts(self.tokenizer)
+        given = self.reward_fn if raw_rewards is None else lambda texts: raw_rewards
+        raw_rewards = score_texts(given, texts).to(samples.tokens.device)
+        moments, rewards = self.shape(samples, raw_rewards)
+        if self.args.normalize_reward:
+            rewards = self.normalize(rewards)
+        return Scores(
+            texts=texts,
+            raw_rewards=raw_rewards,
+            rewards=rewards,
+            gold_rewards=score_texts(self.gold_fn, texts) if self.gold_fn else None,
+            grammatical=grammatical(texts) if self.check_grammar else None,
+            reward_moments=moments,
+        )
+
+    def shape(
+        self,
+        samples: Samples,
+        raw_rewards: Float[Tensor, " batch"],
+        moments: F.RunningMoments | None = None,
+    ) -> tuple[F.RunningMoments | None, Float[Tensor, " batch"]]:
+        """Labels, penalties, scale and clip: steps 2 to 5, and the moments that were scaled by.
+
+        Args:
+            moments: to scale by; the run's with these rewards taken in, when None.
+        """
+        rewards = self.less_labels(samples, raw_rewards)
+        rewards = self.penalize(samples, rewards)
+        if self.args.reward_scaling != "off":
+            moments = moments or self.moments.update(rewards)
+            shift = self.args.reward_scaling == "scale_and_shift"
+            rewards = F.scale_rewards(rewards, moments, shift)
+        if self.args.reward_clip is not None:
+            rewards = F.clip_rewards(rewards, self.args.reward_clip)
+        return moments, rewards
+
+    def less_labels(
+        self, samples: Samples, rewards: Float[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """Rewards less what the labels of the same prompts earn, where there are labels.
+
+        Raises:
+            ConfigError: a prompt that has no label.
+        """
+        if not self.label_rewards:
+            return rewards
+        prompts = [tuple(prompt) for prompt in samples.prompts()]
+        unknown = next((p for p in prompts if p not in self.label_rewards), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"the prompt {self.tokenizer.decode(unknown)!r} has no label under "
+                f"labels_column={self.args.labels_column!r}; leave labels_column out."
+            )
+        labels = [self.label_rewards[prompt] for prompt in prompts]
+        return F.rewards_over_labels(rewards, rewards.new_tensor(labels))
+
+    def try_on(
+        self, prompts: Sequence[Sequence[int]], texts: list[str], labels: list[str] | None
+    ) -> None:
+        """Have the reward function read a prompt, and each prompt with its label behind it.
+
+        What a label earns is noted: its mean, if a prompt has several labels.
+
+        Args:
+            prompts, texts: token ids and text of each prompt.
+
+        Raises:
+            ConfigError: it returned something else than one finite number per text.
+        """
+        score_texts(self.reward_fn, [texts[0], texts[0]])
+        if labels is None:
+            return
+        whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
+        earned: dict[Prompt, list[float]] = {}
+        for prompt, reward in zip(
+            prompts, score_texts(self.reward_fn, whole).tolist(), strict=True
+        ):
+            earned.setdefault(tuple(prompt), []).append(reward)
+        self.label_rewards = {prompt: statistics.mean(of) for prompt, of in earned.items()}
+
+    def penalize(
+        self, samples: Samples, rewards: Float[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """Rewards in the reward function's own unit, less what the responses' lengths cost.
+
+        1. `reward_penalty` takes the place of the reward of responses that are too short
+           (`min_response_length`) or did not end by themselves.
+        2. Up to 1 is taken off responses that go into the last `overlong_buffer` tokens.
+        """
+        args, mask = self.args, samples.mask
+        if args.penalize_no_eos or args.min_response_length:
+            finished = None
+            if args.penalize_no_eos:
+                written = samples.tokens[:, samples.prefix_len :]
+                finished = F.has_stop(written, self.stop_tokens, mask)
+            flawed = F.flawed_responses(mask, finished, args.min_response_length)
+            rewards = F.penalize_responses(rewards, flawed, args.reward_penalty)
+        if args.overlong_buffer:
+            rewards = rewards + F.overlong_penalty(mask, args.gen_len, args.overlong_buffer)
+        return rewards
+
+    def greedy_rewards(
+        self, samples: Samples, moments: F.RunningMoments | None
+    ) -> Float[Tensor, " batch"] | None:
+        """What the likeliest tokens, one after the other, earn on the prompt of each row.
+
+        None where no estimator asks for it.
+
+        Args:
+            moments: what the rewards of the samples were scaled by.
+        """
+        if self.sample_greedily is None:
+            return None
+        prompts = [tuple(prompt) for prompt in samples.prompts()]
+        distinct = list(dict.fromkeys(prompts))
+        greedy = self.sample_greedily(distinct)
+        rewards = score_texts(self.reward_fn, greedy.texts(self.tokenizer))
+        _, rewards = self.shape(greedy, rewards.to(samples.tokens.device), moments)
+        return rewards[[distinct.index(prompt) for prompt in prompts]]
+
+    def remember(self, moments: F.RunningMoments | None) -> None:
+        """Go on from the moments of a phase that was learned from, if rewards are scaled."""
+        self.moments = moments or self.moments

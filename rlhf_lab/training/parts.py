@@ -1,0 +1,118 @@
+"""The parts of a run: models, prompts, rewards, optimizer; built from the settings or handed in."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
+from rlhf_lab.models.device import pick_device
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.organism.bundled import BUNDLED
+from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.organism.tokenizer import speaks_reel
+from rlhf_lab.rewards import RewardFn, RewardPipeline, load_policy_and_critic, load_reward
+from rlhf_lab.samples import Samples
+from rlhf_lab.sampling import SamplingSpec, sample_in_parts
+from rlhf_lab.training.functions import Functions
+from rlhf_lab.training.kl_control import KLController, get_kl_controller
+from rlhf_lab.training.objective import Objective
+from rlhf_lab.training.optim import StepInBackward, add_critic, get_optimizer_and_scheduler
+from rlhf_lab.training.prompts import Prompts
+
+
+class Parts:
+    """What a run is made of; the trainer has each part under the same name.
+
+    Args:
+        args: the settings; they name what is not handed in.
+        policy, reference: the model to train, and what the KL is measured from (a frozen copy).
+        prompts: texts to continue.
+        reward_fn, gold_fn: from texts to rewards, and to a known truth to show beside them (the
+            gold reward of a loaded model with Reel's words).
+        kl_controller: what sets the weight of the KL penalty.
+        functions: the caller's own functions by name; see `Functions`.
+
+    Attributes:
+        own_parts: the names of the parts that were handed in.
+        forward: how the models are run.
+        objective: the terms of the objective with the settings bound to them.
+        rewards: everything that is done to a reward.
+        optimizer, scheduler: with two learning rates, and their schedule over the phases.
+        step_in_backward: steps parameters during the backward pass, if the settings say so.
+        speaks_reel: the policy was loaded, and has Reel's words.
+        starts_as_grammar: it is Reel's own language model, whose truth is known exactly.
+    """
+
+    def __init__(
+        self,
+        args: RLHFArgs,
+        policy: TransformerWithValueHead | None = None,
+        reference: HookedTransformer | None = None,
+        prompts: Sequence[str] | None = None,
+        reward_fn: RewardFn | None = None,
+        gold_fn: RewardFn | None = None,
+        kl_controller: KLController | None = None,
+        **functions: Callable[..., Any],
+    ) -> None:
+        given = dict(policy=policy, reference=reference, prompts=prompts, reward_fn=reward_fn)
+        given |= dict(gold_fn=gold_fn, kl_controller=kl_controller, **functions)
+        self.own_parts = sorted(name for name, part in given.items() if part is not None)
+        self.args = args
+        self.functions = Functions.choose(functions)
+        self.functions.check(args)
+        self.device = pick_device(args.device)
+        self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
+        self.reference = reference or make_reference(self.policy.base_model)
+        self.forward = Forward.from_args(args)
+        self.objective = Objective(args, self.functions, self.forward)
+        if self.tokenizer is None:
+            raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
+        self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
+        self.speaks_reel = speaks_reel(self.tokenizer) and "policy" not in self.own_parts
+        self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
+        self.prompts = Prompts(args, prompts, self.policy.base_model)
+        self.rewards = RewardPipeline(
+            args,
+            self.tokenizer,
+            reward_fn or load_reward(args, self.device),
+            gold_fn=gold_fn or (REWARDS["gold"] if self.speaks_reel else None),
+            stop_tokens=self.sampling_spec.stops(self.tokenizer),
+            check_grammar=self.speaks_reel,
+            normalize=self.functions.normalize_reward,
+            sample_greedily=self.sample_greedily if self.functions.wants_greedy(args) else None,
+        )
+        self.rewards.try_on(self.prompts.tokens, self.prompts.texts, self.prompts.labels)
+        self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+        add_critic(self.optimizer, self.policy)
+        self.step_in_backward = StepInBackward.if_asked(args, self.optimizer)
+        self.kl_controller = kl_controller or get_kl_controller(args)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self.policy.base_model.tokenizer
+
+    @property
+    def prompt(self) -> list[int]:
+        """The longest prompt, as token ids."""
+        return max(self.prompts.tokens, key=len)
+
+    def sample_by(
+        self,
+        spec: SamplingSpec,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+    ) -> Samples:
+        """Let the policy continue prompts as a sampling spec says."""
+        at_once = self.args.generation_batch_size
+        with merged_lora(self.policy):
+            return sample_in_parts(self.policy, prompts, spec, generator, self.forward, at_once)
+
+    def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
+        """The likeliest token at every step, behind each prompt."""
+        spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
+        return self.sample_by(spec, prompts, torch.Generator(self.device))

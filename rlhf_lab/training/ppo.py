@@ -1,0 +1,200 @@
+"""PPO on a language model, whole: a phase is `rollout_phase`, then `learning_phase`.
+
+    y ~ pi_old(. | x)                                  sample           rollout_phase
+    r = R(x, y)                                        score            score_samples
+    A, G from r and V_old                              assign credit    assign_credit
+    for each pass over the batch, for each minibatch:                   learning_phase
+        step up the gradient of                                         objective_terms
+            E[min(ratio A, clip(ratio, 1 - eps, 1 + eps) A)]            clipped surrogate
+            - vf_coef / 2 E[(V - G)^2]                                  value loss
+            + ent_coef E[H(pi)]                                         entropy bonus
+            - kl_coef E[KL(pi || pi_ref)]                               KL penalty
+
+Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
+What is not the algorithm is elsewhere: all that is done to a reward (`rewards/pipeline.py`),
+hooked or packed forwards (`models/outputs.py`), other objectives and KL estimates (`objective.py`),
+micro-batches and the guard against nan (`ascent.py`), logs and checkpoints (`recorder.py`).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.models import TransformerWithValueHead, compare_with_reference
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.samples import Samples
+from rlhf_lab.training.ascent import Ascent
+from rlhf_lab.training.functions import refuse_other_than_numbers
+from rlhf_lab.training.objective import Objective, run_policy_on
+from rlhf_lab.training.phase_stats import PhaseStats
+from rlhf_lab.training.random_streams import phase_generator
+from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
+from rlhf_lab.training.report import LearningStats
+from rlhf_lab.training.rollout import Rollout
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+
+def rollout_phase(trainer: "RLHFTrainer") -> Rollout:
+    """Sample a batch, score it, and compute everything that learning needs.
+
+    1. Let the policy continue this phase's prompts, with the phase's "sampling" random numbers.
+    2. Score the samples (`score_samples`).
+    """
+    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", trainer.device)
+    samples = trainer.sample(trainer.next_prompts(), generator)
+    trainer.emit("after_rollout", samples=samples)
+    rollout = score_samples(trainer, samples)
+    trainer.emit("after_score", samples=samples, rollout=rollout)
+    return rollout
+
+
+def score_samples(
+    trainer: "RLHFTrainer", samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None
+) -> Rollout:
+    """Score finished samples, compare them with the reference, and assign credit.
+
+    1. Rewards: the reward function's, or `raw_rewards`, and all that is done to them.
+    2. Exact KL and entropy of each token; reference log-probs, if the KL is estimated from them.
+    3. Advantages and returns (`assign_credit`).
+    """
+    model, reference = trainer.policy.base_model, trainer.reference
+    temperature, rows = trainer.args.temperature, trainer.args.rows_at_once
+    scores = trainer.rewards.score(samples, raw_rewards)
+    compared = compare_with_reference(model, reference, samples, temperature, rows, trainer.forward)
+    ref_logprobs = trainer.objective.reference_logprobs(reference, samples, compared.ref_residuals)
+    kl_to_pay = trainer.objective.kl_in_reward(samples, compared.kl, ref_logprobs)
+    greedy_rewards = trainer.rewards.greedy_rewards(samples, scores.reward_moments)
+    advantages, returns = assign_credit(trainer, samples, scores.rewards, kl_to_pay, greedy_rewards)
+    return Rollout(
+        samples=samples,
+        advantages=advantages,
+        returns=returns,
+        ref_logprobs=ref_logprobs,
+        **compared._asdict(),  # kl, entropy, ref_residuals
+        **vars(scores),  # texts, gold_rewards and the rewards with all that was done to them
+    )
+
+
+def assign_credit(
+    trainer: "RLHFTrainer",
+    samples: Samples,
+    rewards: Float[Tensor, " batch"],
+    kl_to_pay: Float[Tensor, "batch gen"] | None = None,
+    greedy_rewards: Float[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
+    """Advantages of each generated token, and the returns that the value head learns.
+
+    1. The reward stands at the last real token; each token pays for its own KL, if rewards do.
+    2. The estimator (GAE unless another was chosen) makes advantages of rewards and values.
+    3. The returns are advantages plus values; without values, the rewards to go.
+
+    Args:
+        kl_to_pay: the KL of each token that its reward pays for; None where the loss pays.
+        greedy_rewards: what the greedy answer to each row's prompt earns, for ReMax.
+    """
+    args, functions, mask = trainer.args, trainer.functions, samples.mask
+    kl_coef = 0.0 if kl_to_pay is None else trainer.kl_controller.kl_coef
+    token_rewards = F.token_rewards(rewards, mask, kl_to_pay, kl_coef)
+    group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
+    advantages = functions.estimate_advantages(
+        args, samples.values, rewards, mask, token_rewards, group, greedy_rewards
+    )
+    returns = functions.estimate_returns(args, advantages, samples.values, token_rewards, mask)
+    return advantages, returns
+
+
+def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
+    """Improve the policy on a rollout: several passes over it, in shuffled minibatches.
+
+    1. Deal the rollout out in minibatches, with the phase's "minibatches" random numbers.
+    2. On each, take the gradient of the objective, clip its norm to `max_grad_norm`, and step;
+       but skip it above `ratio_threshold`, and end the phase beyond `target_kl`.
+    3. Step the learning-rate schedule, once per phase.
+
+    Raises:
+        RunError: something was not finite, and no step was taken after it; or there was no step.
+    """
+    args, kl_coef = trainer.args, trainer.kl_controller.kl_coef
+    memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
+    generator = phase_generator(args.seed, trainer.phase, "minibatches")
+    ascent, stats = Ascent(trainer), PhaseStats(trainer)
+    for step, minibatch in enumerate(memory.get_minibatches(generator)):
+        shown = {"rollout": rollout, "minibatch": minibatch, "step": step}
+        trainer.emit("before_minibatch", **shown)
+        trainer.optimizer.zero_grad()
+        terms = ascent.total(  # one part, unless micro_batch_size asks for several
+            objective_terms(trainer.policy, trainer.reference, part, ascent.objective, kl_coef)
+            for part in ascent.parts(minibatch)
+        )
+        verdict = stats.judge(terms, minibatch)
+        if verdict == "stop":
+            break
+        if verdict == "skip":
+            continue
+        trainer.emit("after_loss", terms=terms, **shown)
+        ascent.backward(terms.objective)
+        trainer.emit("after_backward", terms=terms, **shown)
+        grad_norm = ascent.clip(args.max_grad_norm)
+        ascent.step()  # upwards: the optimizer maximizes
+        stats.add(terms, minibatch, grad_norm)
+        trainer.emit("after_step", terms=terms, grad_norm=grad_norm, **shown)
+    learned = stats.learning_stats(memory)
+    trainer.scheduler.step()
+    trainer.rewards.remember(rollout.reward_moments)
+    return learned
+
+
+@dataclass(frozen=True)
+class ObjectiveTerms:
+    """The objective of a minibatch and what it is made of.
+
+    Args:
+        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, to be maximized.
+        clipped_surrogate: the policy's objective, whichever `args.policy_loss` names.
+        logprobs: of the minibatch's tokens under the policy as it is now.
+        values: of the states before them.
+    """
+
+    objective: Float[Tensor, ""]
+    clipped_surrogate: Float[Tensor, ""]
+    value_loss: Float[Tensor, ""]
+    entropy_bonus: Float[Tensor, ""]
+    kl_penalty: Float[Tensor, ""]
+    logprobs: Float[Tensor, "minibatch gen"]
+    values: Float[Tensor, "minibatch gen"]
+
+
+def objective_terms(
+    policy: TransformerWithValueHead,
+    reference: HookedTransformer,
+    minibatch: ReplayMinibatch,
+    objective: Objective,
+    kl_coef: float | None = None,
+) -> ObjectiveTerms:
+    """The objective of one minibatch, with gradients.
+
+    1. Run the policy once, for log-probs and values of the generated tokens.
+    2. Weigh the four terms, the KL by `args.kl_coef` where no `kl_coef` is given. Entropy and the
+       exact KL are of the whole next-token distribution.
+    """
+    out = run_policy_on(minibatch, policy, reference, objective)
+    old, mask = minibatch, minibatch.mask
+    surrogate = objective.clipped_surrogate(
+        out.logprobs, old.logprobs, old.advantages, objective.clip_coef, mask, objective.normalize
+    )
+    value_loss = objective.value_loss(
+        out.values, old.returns, objective.vf_coef, mask, old.values, objective.vf_clip
+    )
+    entropy_bonus = objective.entropy_bonus(out, mask)
+    kl_penalty = objective.kl_penalty(out, minibatch, kl_coef)
+    terms = dict(clipped_surrogate=surrogate, value_loss=value_loss)
+    terms |= dict(entropy_bonus=entropy_bonus, kl_penalty=kl_penalty)
+    refuse_other_than_numbers(**terms)
+    total = surrogate - value_loss + entropy_bonus - kl_penalty
+    noted = dict(logprobs=out.logprobs.detach(), values=out.values.detach())
+    return ObjectiveTerms(objective=total, **terms, **noted)

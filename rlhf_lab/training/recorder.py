@@ -1,0 +1,200 @@
+"""The recorder: a callback that writes run.json, metrics, samples and checkpoints, and resumes."""
+
+import dataclasses
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
+from rlhf_lab.training import checkpoint
+from rlhf_lab.training.callbacks import Context
+from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
+from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+_PACKAGES = ("torch", "transformer_lens", "transformers")
+
+
+class Recorder:
+    """Writes what a run produces to its directory, as a callback like any other.
+
+    Its errors end the run, other callbacks' do not: what it could not write would be lost.
+
+    Args:
+        trainer: whose run it records.
+        out: the run's directory; `runs/PRESET-seedN`, numbered on, when None.
+
+    Attributes:
+        run: the directory; None before the run starts.
+        best: phase and mean reward of the best checkpoint.
+        seconds: how long saving within rollout phases took.
+    """
+
+    def __init__(self, trainer: "RLHFTrainer", out: str | Path | None) -> None:
+        self.trainer, self.out = trainer, out
+        self.run: RunDir | None = None
+        self.best: dict[str, float] | None = None
+        self.seconds = 0.0
+        callbacks = trainer.callbacks
+        callbacks.record("run_start", self.start)
+        callbacks.record("run_start", self.save_first, last=True)
+        callbacks.record("after_score", self.save_best)
+        callbacks.record("after_phase", self.log)
+        # Weights are saved when all other callbacks have seen the phase, so that a run that is
+        # killed in one of them repeats the phase, and the callback sees it.
+        callbacks.record("after_phase", self.save_due, last=True)
+        callbacks.record("run_end", self.finish)
+
+    def open(self) -> None:
+        """Make the directory of a new run; drop from an old one what is about to be done again."""
+        if self.run is not None:
+            self.run.rewind(self.trainer.phase)
+        elif self.out is None:
+            args = self.trainer.args
+            self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
+        else:
+            self.run = RunDir.create(self.out)
+
+    def start(self, ctx: Context) -> None:
+        """Note that the run is running."""
+        self.write_info(status="running")
+
+    def save_first(self, ctx: Context) -> None:
+        """Save the weights that a new run starts from."""
+        if ctx.phase == 0:
+            self._save_weights_and_state(0)
+
+    def write_info(self, **changes: Any) -> None:
+        """Bring run.json up to date, with these changes."""
+        trainer = self.trainer
+        info = self.run.read_info() if self.run.info_path.exists() else {}
+        versions = {"rlhf_lab": version("rlhf_lab"), "python": platform.python_version()}
+        info |= {
+            "args": trainer.args.to_dict(),
+            "versions": versions | {name: version(name) for name in _PACKAGES},
+            "device": str(trainer.device),
+            "own_parts": trainer.own_parts,
+            "interventions": trainer.interventions.records(),
+            "phases_done": trainer.phase,
+        }
+        self.run.write_info(info | changes)
+
+    def save_best(self, ctx: Context) -> None:
+        """Save the weights if they wrote the best batch so far, before they learn from it."""
+        if ctx.run is None:  # a rollout phase that is run on its own
+            return
+        began = perf_counter()
+        mean_reward = ctx.rollout.raw_rewards.mean().item()
+        if self.best is None or mean_reward > self.best["mean_reward"]:
+            self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
+            self._save("best", checkpoint.weights(self.trainer.policy), ctx.phase)
+        self.seconds += perf_counter() - began
+
+    def log(self, ctx: Context) -> None:
+        """Add the phase to metrics.jsonl and samples.jsonl."""
+        self.run.append(METRICS, [ctx.report.to_dict()])
+        self.log_samples(ctx.rollout)
+        if ctx.phase == 0:
+            self.write_info(initial=ctx.report.to_dict())
+
+    def log_samples(self, rollout: Rollout) -> None:
+        """What the policy wrote after so many learning phases as are done."""
+        rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
+        golds = [None] * len(rewards) if gold is None else gold.tolist()
+        rows = zip(rollout.texts, rewards, golds, strict=True)
+        names = ("text", "reward", "gold_reward")
+        phase = {"phase": self.trainer.phase}
+        self.run.append(SAMPLES, [phase | dict(zip(names, row, strict=True)) for row in rows])
+
+    def save_due(self, ctx: Context) -> None:
+        """Save what is due when a phase is over."""
+        self._save_weights_and_state(ctx.phase + 1)
+
+    def _save_weights_and_state(self, phase: int) -> None:
+        """Weights after 0, 1, 2, 4, 8, ... phases; the state every `save_every`, and at the end."""
+        trainer, weights = self.trainer, checkpoint.weights(self.trainer.policy)
+        if phase & (phase - 1) == 0:
+            self._save(f"phase_{phase:06d}", weights, phase)
+        is_end = phase == trainer.args.total_phases or trainer.stop_requested
+        if is_end or phase % trainer.args.save_every == 0:
+            state = weights | checkpoint.optimizer_tensors(trainer.optimizer)
+            self._save("last", state, phase)
+
+    def _save(self, name: str, tensors: dict[str, torch.Tensor], phase: int) -> None:
+        """Save a checkpoint with its notes, and tell the callbacks."""
+        trainer = self.trainer
+        path = self.run.checkpoints / f"{name}.safetensors"
+        scheduler = {
+            key: value
+            for key, value in trainer.scheduler.state_dict().items()
+            if key in ("last_epoch", "_step_count", "_last_lr")
+        }
+        notes = {
+            "phase": phase,
+            "best": self.best,
+            "scheduler": scheduler,
+            "kl_coef": trainer.kl_controller.kl_coef,
+            "reward_moments": dataclasses.asdict(trainer.rewards.moments),
+        }
+        checkpoint.save_checkpoint(path, tensors, notes)
+        trainer.emit("checkpoint", phase=phase, checkpoint=path)
+
+    def finish(self, ctx: Context) -> None:
+        """Note how the run ended; measure the policy that was learned, and log what it writes."""
+        trainer = self.trainer
+        if trainer.phase < trainer.args.total_phases:
+            self.write_info(status="stopped")
+        elif self.run.read_info()["status"] != "finished":
+            rollouts = list(trainer.fresh_rollouts())
+            self.log_samples(rollouts[0])
+            final = mean_of_batches([summarize(rollout) for rollout in rollouts])
+            final["samples"] = len(rollouts) * trainer.args.batch_size
+            self.write_info(status="finished", final=final)
+
+    def restore(self, run: RunDir) -> None:
+        """Put the trainer where the run in this directory was last saved.
+
+        Raises:
+            RunError: the checkpoint is corrupt, or of another model.
+        """
+        self.run = run
+        path = run.checkpoints / "last.safetensors"
+        if not path.exists():
+            return
+        trainer = self.trainer
+        tensors, notes = checkpoint.load_checkpoint(path)
+        checkpoint.load_weights(trainer.policy, tensors, path)
+        checkpoint.load_optimizer(trainer.optimizer, tensors)
+        trainer.scheduler.load_state_dict(trainer.scheduler.state_dict() | notes["scheduler"])
+        groups, rates = trainer.optimizer.param_groups, trainer.scheduler.get_last_lr()
+        for group, lr in zip(groups, rates, strict=True):
+            group["lr"] = lr
+        trainer.phase, self.best = notes["phase"], notes["best"]
+        trainer.kl_controller.kl_coef = notes["kl_coef"]
+        trainer.rewards.moments = F.RunningMoments(**notes.get("reward_moments", {}))
+
+
+def resume_trainer(kind: "type[RLHFTrainer]", run: RunDir, parts: dict[str, Any]) -> "RLHFTrainer":
+    """A trainer that goes on where a run was last saved; see `RLHFTrainer.resume`."""
+    info = run.read_info()
+    interventions = parts.pop("interventions", None)
+    missing = sorted(set(info.get("own_parts", [])) - {"interventions"} - parts.keys())
+    if missing:
+        raise RunError(
+            f"{run.path} was trained with its own {', '.join(missing)}; resume it from Python with "
+            f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
+        )
+    trainer = kind(RLHFArgs.from_dict(info["args"]), **parts)
+    records = info.get("interventions", [])
+    trainer.interventions.put_back(records, interventions, run.path)
+    trainer.own_parts += ["interventions"] * bool(records)
+    trainer.recorder.restore(run)
+    return trainer
