@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: time one RLHF phase, in turn with other ways of doing the same work."""
+"""The command `python -m benchmarks`: time one RLHF phase against other implementations."""
 
 import sys
 from collections.abc import Sequence

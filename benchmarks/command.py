@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` does; each function returns the exit status."""
+"""The benchmark commands: measure, print, store; each function returns the exit status."""
 
 import dataclasses
 import os
@@ -49,7 +49,7 @@ GUESSED_TIMES_FLOOR = MappingProxyType(
 
 
 def measure(options: Bench) -> int:
-    """Time what the options ask for, show it, and store it if so asked, one kind at a time."""
+    """Time what the options ask for, show it, and store it if asked to, one kind at a time."""
     work = _work(options)
     console = Console()
     floor = measuring.floor(work)

@@ -1,4 +1,4 @@
-"""How long commands take as a user calls them: processes of their own, from start to end."""
+"""Wall-clock time of the command line, in fresh processes, from start to exit."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Who can be timed, how each is started, and why one has to be left out."""
+"""The implementations that are timed: how each is started, and when one is left out."""
 
 import os
 import sys

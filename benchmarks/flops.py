@@ -1,4 +1,4 @@
-"""The floor: the arithmetic that a phase cannot do without, at this machine's speed."""
+"""Lower bound on the time of a phase: its FLOPs at the measured speed of this machine."""
 
 from time import perf_counter
 

@@ -1,4 +1,4 @@
-"""What this package set out to reach, and how each goal is read from a stored result."""
+"""The performance goals of the package, and how each is read from a stored result."""
 
 from collections.abc import Callable, Sequence
 from statistics import median

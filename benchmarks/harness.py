@@ -1,4 +1,4 @@
-"""Contestants in turn, A B A B: whatever slows the machine down for a while slows all of them."""
+"""Interleaved timing (A B A B), so that a slow spell of the machine hits every contestant."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 @runtime_checkable
 class Contestant(Protocol):
-    """Someone who does a phase when asked."""
+    """An implementation that runs one phase on request."""
 
     name: str
 

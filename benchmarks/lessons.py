@@ -1,4 +1,4 @@
-"""Time the lessons in real kernels, beside the seconds that they say their cells take.
+"""Times of the lessons in real Jupyter kernels, beside the seconds that they state for their cells.
 
 python -m benchmarks.lessons
 python -m benchmarks.lessons --only 08_watch_it_learn --times 5

@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, device and versions; no names of machines."""
+"""Metadata of a measurement: processor, device and versions, without host names."""
 
 import os
 import platform

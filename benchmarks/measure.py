@@ -1,4 +1,4 @@
-"""Each measurement, from contestants in turn to plain figures that can be stored."""
+"""The measurements: contestants timed in turn, results as plain numbers that can be stored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""PPO on a HookedTransformer as a learner would finish the notebook: correct, readable, not fast.
+"""A naive PPO baseline on a HookedTransformer, as a learner would finish the ARENA notebook.
 
 Three separate forwards per rollout (generation, the policy again, the reference), the reference's
 logits kept over the whole vocabulary, the full log-softmax before the gather, and the default

@@ -1,4 +1,4 @@
-"""The options of `python -m benchmarks`."""
+"""Command-line options of `python -m benchmarks`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of figures, written from stored results and from nothing else."""
+"""The performance page (docs/performance.md), generated from stored results alone."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -177,7 +177,7 @@ def _phases(figures: Stored, work: Work, base: str) -> str:
 
 
 def _states(work: Work) -> str:
-    """How much of the peak memory nobody who trains all weights with Adam can do without."""
+    """Memory that training of all weights with Adam needs in any case."""
     trained = trained_weights(work.size)
     return (
         f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "

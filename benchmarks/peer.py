@@ -1,4 +1,4 @@
-"""What the peers share: the tokenizer of the random weights, and the reward."""
+"""Shared parts of the TRL contestants: a tokenizer for random weights, and the reward."""
 
 from collections.abc import Sequence
 from pathlib import Path

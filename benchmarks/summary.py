@@ -1,4 +1,4 @@
-"""From stored answers to the figures that are shown: medians, ratios, exponents."""
+"""Summary statistics of stored timings: medians, ratios, growth exponents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

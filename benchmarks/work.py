@@ -1,4 +1,4 @@
-"""The work that is timed: the size of the model, and the size of a phase."""
+"""The workload that is timed: the size of the model, and the size of a phase."""
 
 import dataclasses
 from dataclasses import dataclass

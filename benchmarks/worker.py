@@ -1,4 +1,4 @@
-"""One contestant in a process of its own: a line of JSON asks for a phase, a line answers.
+"""A worker process for one contestant: a line of JSON asks for a phase, a line answers.
 
 Needs nothing but torch and psutil, so that peers in other environments can use it too.
 """

@@ -1,4 +1,4 @@
-"""RLHF you can see inside: train a policy, look at it, go on with it."""
+"""The command line, `python -m rlhf_lab`: train a policy, look at it, go on with it."""
 
 import sys
 from dataclasses import dataclass, fields
@@ -388,7 +388,7 @@ def _named_preset(arguments: list[str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status, 2 when something is for the user to mend."""
+    """Run one command; returns the exit status, 2 when something is for the user to fix."""
     given = sys.argv[1:] if arguments is None else arguments
     return guarded("rlhf_lab", lambda: parse(given).run())
 

@@ -1,4 +1,4 @@
-"""What each command of the command line does; each function returns the exit status."""
+"""The commands of the command line; each function returns the exit status."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class PatientConsole(Console):
 
 
 def train(args: RLHFArgs, out: Path | None, probes: bool) -> int:
-    """Train from the start, watched by the default probes if so asked."""
+    """Train from the start, watched by the default probes if `probes` is set."""
     console = PatientConsole()
     console.print(f"loading {args.base_model} and its reward", highlight=False, soft_wrap=True)
     trainer = RLHFTrainer(args, out=out)
@@ -52,11 +52,11 @@ def resume(directory: Path) -> int:
     trainer = RLHFTrainer.resume(directory)
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
-        said = f"{directory} is finished; nothing is left to do."
-        console.print(said, highlight=False, soft_wrap=True)
+        message = f"{directory} is finished; nothing is left to do."
+        console.print(message, highlight=False, soft_wrap=True)
         return 0
-    said = f"going on with {directory} at phase {trainer.phase}"
-    console.print(said, highlight=False, soft_wrap=True)
+    message = f"going on with {directory} at phase {trainer.phase}"
+    console.print(message, highlight=False, soft_wrap=True)
     if had_default_suite(trainer.run):
         attach_default_suite(trainer)
     return _run(trainer, console)
@@ -81,8 +81,8 @@ def _run(trainer: RLHFTrainer, console: Console) -> int:
         is_done = False
     finally:
         signal.signal(signal.SIGINT, before)
-    said = _figures(trainer.run) if is_done else _how_to_go_on(trainer)
-    console.print(said, highlight=False, soft_wrap=True)
+    message = _figures(trainer.run) if is_done else _how_to_go_on(trainer)
+    console.print(message, highlight=False, soft_wrap=True)
     return 0 if is_done else INTERRUPTED
 
 

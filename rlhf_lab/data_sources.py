@@ -1,4 +1,4 @@
-"""Rows of texts by name: a file, a dataset of the hub or of this disk, or real movie reviews."""
+"""Data sources: rows of text from a file, a dataset of the Hugging Face hub, or movie reviews."""
 
 import csv
 import importlib
@@ -107,7 +107,7 @@ def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise LoadError(f"{where} is not JSON ({error}); mend it.") from None
+        raise LoadError(f"{where} is not JSON ({error}); fix it.") from None
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""A look at this machine: versions, devices against the CPU, and what can be reached."""
+"""Diagnostics of this machine: versions, devices against the CPU, and what can be reached."""
 
 import os
 import platform

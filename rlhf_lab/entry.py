@@ -1,4 +1,4 @@
-"""The entry point of a program: arguments read by tyro, each mistake answered in one sentence."""
+"""Entry point of a program: arguments parsed by tyro, each mistake answered in one sentence."""
 
 import contextlib
 import functools
@@ -91,8 +91,8 @@ def _one_sentence(prog: str) -> Any:
         if not stop.code:
             raise
         lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()]
-        said = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
-        raise ConfigError(f"{' '.join(said).rstrip('.')}; see `{prog} --help`.") from None
+        problem = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
+        raise ConfigError(f"{' '.join(problem).rstrip('.')}; see `{prog} --help`.") from None
 
 
 def guarded(prog: str, run: Callable[[], int]) -> int:

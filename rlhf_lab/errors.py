@@ -1,4 +1,4 @@
-"""The errors a user can mend: one sentence each, with the field, the value and the remedy."""
+"""Exceptions for mistakes a user can fix: one sentence each, with field, value and remedy."""
 
 
 class LabError(Exception):

@@ -1,4 +1,4 @@
-"""What the commands do that make models: reward model, fine-tuning, DPO, export."""
+"""Commands that make models: reward model, supervised fine-tuning, DPO, export."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -50,8 +50,8 @@ def train_reward(
     refuse_occupied(out)
     place = pick_device(device)
     read = load_pairs(pairs, n_pairs, seed, prompt_column, with_margins=settings["margin"] > 0)
-    said = f"{len(read)} pairs from {pairs}; loading {base_model}"
-    console.print(said, highlight=False, soft_wrap=True)
+    message = f"{len(read)} pairs from {pairs}; loading {base_model}"
+    console.print(message, highlight=False, soft_wrap=True)
     model = RewardModel(load_model(base_model, device=place), seed)
     fitted = train_reward_model(model, read, seed=seed, **settings)
     model.save(out, base_model, {"pairs": Path(pairs).name, **fitted.to_dict()})
@@ -100,8 +100,8 @@ def sft(
     refuse_occupied(out)
     fitting, place = Fitting(**settings), pick_device(device)
     examples = load_examples(texts, n_texts, fitting.seed, column, prompt_column)
-    said = f"{len(examples)} texts from {texts}; loading {base_model}"
-    console.print(said, highlight=False, soft_wrap=True)
+    message = f"{len(examples)} texts from {texts}; loading {base_model}"
+    console.print(message, highlight=False, soft_wrap=True)
     model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
     own_texts = _own_texts(texts, samples, gen_len)
     fitted = fine_tune(model, examples, fitting, max_tokens, own_texts)
@@ -132,8 +132,8 @@ def dpo(
     fitting, loss = Fitting(**settings), DPOLoss(beta, label_smoothing, kind)
     place = pick_device(device)
     read = load_pairs(pairs, n_pairs, fitting.seed, prompt_column)
-    said = f"{len(read)} pairs from {pairs}; loading {base_model}"
-    console.print(said, highlight=False, soft_wrap=True)
+    message = f"{len(read)} pairs from {pairs}; loading {base_model}"
+    console.print(message, highlight=False, soft_wrap=True)
     model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
     own_texts = _own_texts(pairs, samples, gen_len)
     fitted = tune_on_pairs(model, read, fitting, loss, max_tokens, own_texts)

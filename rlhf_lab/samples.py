@@ -1,4 +1,4 @@
-"""Samples: what a policy wrote, and what was noted while it wrote."""
+"""Samples: generated tokens with their log-probs, values and masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

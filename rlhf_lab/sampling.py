@@ -1,4 +1,4 @@
-"""How the policy writes: one SamplingSpec for the sampler and for the scorer of its log-probs."""
+"""Sampling: temperature, top-k and top-p in one SamplingSpec, for the sampler and the scorer."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One way to fit weights to examples: what is set aside, the optimiser, the schedule, the bar."""
+"""Supervised training: hold-out split, AdamW, cosine schedule with warm-up, progress bar."""
 
 import math
 from collections.abc import Callable

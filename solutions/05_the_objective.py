@@ -221,7 +221,7 @@ predictions.compare(
 #
 # At each generated token both models give a whole distribution, so this can be computed exactly.
 # Mind the words that cannot be said: their log-probability is -inf, and 0 times that is nan. A
-# `torch.where` around the product mends the value, but not the gradient; it must be mended before.
+# `torch.where` around the product fixes the value, but not the gradient; it must be fixed before.
 
 # %%
 from rlhf_lab.functional import kl_per_token  # exercise

@@ -1,1 +1,1 @@
-"""Tools of the makers, run from the repository's root; the package imports none of them."""
+"""Tools for the maintainers, run from the repository's root; the package imports none of them."""

@@ -1,4 +1,4 @@
-"""Make the runs of docs/results.md that are not there yet, and write the page from their records.
+"""The command `python -m benchmarks.results`: make missing runs, and write docs/results.md.
 
 python -m benchmarks.results
 python -m benchmarks.results --only methods

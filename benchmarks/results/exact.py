@@ -1,4 +1,4 @@
-"""What the exact solution of Reel says at a given KL, to stand beside what was measured."""
+"""Exact KL-optimal rewards of Reel, to compare with measured runs at the same KL."""
 
 import numpy as np
 

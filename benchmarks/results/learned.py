@@ -1,4 +1,4 @@
-"""A reward model with a loophole that nobody planted in it: its pairs only made it look useful.
+"""Reward hacking without a planted flaw: a learned reward model and the loophole in it.
 
 As a program, `python -m benchmarks.results.learned FILE` writes the pairs of seed 1.
 """

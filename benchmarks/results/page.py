@@ -1,4 +1,4 @@
-"""The page of results, written from the records and from nothing else."""
+"""The results page (docs/results.md), generated from stored records alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby

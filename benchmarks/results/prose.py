@@ -1,4 +1,4 @@
-"""What the page of results says around its tables; no figure of a run is in here."""
+"""The text of the results page around its tables; it holds no figure of a run."""
 
 INTRODUCTION = """\
 # What the methods reach

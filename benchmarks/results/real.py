@@ -1,4 +1,4 @@
-"""A real model's run in a process of its own, so that its memory is its own, too.
+"""A run on a real model (GPT-2), in a process of its own so that its peak memory is its own.
 
 As a program (`python -m benchmarks.results.real`) it is that process: see `bench.worker.serve`.
 """

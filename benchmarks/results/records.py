@@ -1,4 +1,4 @@
-"""The records of the page of results: what was asked for, from which weights, what came out."""
+"""Records of the results page: settings, seed, weights and metrics of each run."""
 
 import hashlib
 from collections.abc import Mapping

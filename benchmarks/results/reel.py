@@ -1,4 +1,4 @@
-"""One run on Reel: train it, and put beside each figure what the exact solution says."""
+"""A training run on Reel, with the exact solution beside each metric."""
 
 import dataclasses
 import tempfile

@@ -1,4 +1,4 @@
-"""Which runs the page of results shows: for each a name, and its fields beside a preset's."""
+"""The runs of the results page: for each a name, and its fields beside a preset."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

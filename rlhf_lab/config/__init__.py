@@ -1,4 +1,4 @@
-"""Every setting of a run: fields in groups, what is refused of them, and presets."""
+"""Configuration of a run: RLHFArgs with its fields in groups, validation, and presets."""
 
 from rlhf_lab.config.args import RLHFArgs
 from rlhf_lab.config.checks import LOGGERS, NEED_GROUPS

@@ -1,4 +1,4 @@
-"""What is refused of a run's settings: types, ranges, and values that do not go together."""
+"""Validation of a run's configuration: types, ranges, and values that do not go together."""
 
 import math
 from collections.abc import Iterator

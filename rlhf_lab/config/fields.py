@@ -1,4 +1,4 @@
-"""The fields of a run's settings, in the groups that `--help` and docs/settings.md show."""
+"""Fields of a run's configuration, in the groups that `--help` and docs/settings.md show."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The groups of fields, by the names that `--help` and docs/settings.md give them."""
+"""Groups of configuration fields, by the names that `--help` and docs/settings.md give them."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Presets: coherent settings of a whole run that are known to work."""
+"""Presets: complete configurations that are known to work."""
 
 from types import MappingProxyType
 from typing import Any, Literal

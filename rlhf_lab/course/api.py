@@ -1,4 +1,4 @@
-"""The three functions a learner calls: check, hint, progress."""
+"""The learner's functions: check, hint and progress."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +36,8 @@ def check(fn: Callable[..., Any]) -> None:
     if fn is not exercise.reference:
         _tell(console, note_attempt(exercise.name, verdict.state))
     if verdict.state != "passed" and _in_notebook():
-        said = "is not written yet" if verdict.state == "unwritten" else "differs"
-        raise CheckNotPassed(f"{exercise.name} {said}: the run stops here until its check passes.")
+        state = "is not written yet" if verdict.state == "unwritten" else "differs"
+        raise CheckNotPassed(f"{exercise.name} {state}: the run stops here until its check passes.")
 
 
 def hint(fn: Callable[..., Any] | str) -> None:

@@ -1,4 +1,4 @@
-"""Runs with one wrong part each, for the bug hunt of lesson 06. The answers are in here."""
+"""Broken training runs for the bug hunt of lesson 06, one wrong part each (with the answers)."""
 
 import inspect
 import textwrap

@@ -1,4 +1,4 @@
-"""Seeded arguments for a function, drawn from the shapes in its annotations."""
+"""Test cases of an exercise: seeded arguments, drawn from the shapes in its annotations."""
 
 import inspect
 from collections.abc import Callable, Mapping

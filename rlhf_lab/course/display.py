@@ -1,4 +1,4 @@
-"""What the course shows: the panel of a check, a hint, the table of progress."""
+"""Rich panels and tables of the course: the result of a check, a hint, the progress."""
 
 from collections.abc import Mapping, Sequence
 

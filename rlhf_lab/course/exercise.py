@@ -1,4 +1,4 @@
-"""What an exercise is made of: a reference, cases to compare on, hints, and the slips it knows."""
+"""The Exercise dataclass: reference, cases to compare on, hints, known wrong answers (slips)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Comparing a function with its reference: results, gradients, untouched arguments."""
+"""Grading: compare a function with its reference in results, gradients and untouched arguments."""
 
 import contextlib
 import functools
@@ -208,10 +208,10 @@ def _one_line(error: Exception, fn: Answer) -> str:
     if type(error).__name__ == "TypeCheckError":
         kept = ("Type-check", "Actual", "Expected")
         return "\n".join(line for line in lines if line.startswith(kept))
-    told = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     home = _file_of(fn)
     numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == home]
-    return f"{told} (line {numbers[-1]} of the cell)" if numbers else told
+    return f"{message} (line {numbers[-1]} of the cell)" if numbers else message
 
 
 def _without_line(error: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Wrong answers on purpose: the slips of an exercise, and the mistakes that fit any exercise."""
+"""Mutants: wrong answers made from a reference by an exercise's slips or generic mistakes."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Predict, then run: what you expected beside what came out."""
+"""Predictions: what a learner expected, beside what came out."""
 
 from rich import box
 from rich.console import Console
@@ -37,8 +37,8 @@ class Predictions:
         """List everything that was predicted in this lesson."""
         table = Table("question", "predicted", "found", "", box=box.SIMPLE_HEAD, pad_edge=False)
         for question, (predicted, found) in self._compared.items():
-            said = "-" if predicted is None else str(predicted)
+            expected = "-" if predicted is None else str(predicted)
             hit = predicted == found
             mark = Text("✓" if hit else "surprise", style=GOOD if hit else BAD)
-            table.add_row(question, said, str(found), mark if predicted is not None else "")
+            table.add_row(question, expected, str(found), mark if predicted is not None else "")
         Console().print(table)

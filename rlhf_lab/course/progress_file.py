@@ -1,4 +1,4 @@
-"""What a learner has done so far, kept in one small JSON file.
+"""The progress file: attempts, hints and passed exercises of a learner, as JSON.
 
 It lies at `progress_path()`: in the user's data folder, so that notebooks and terminal see the same
 file wherever they are started, or where the environment variable RLHF_LAB_PROGRESS points.

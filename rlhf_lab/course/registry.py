@@ -1,4 +1,4 @@
-"""All exercises, in the order of the lessons, and how to find one."""
+"""The registry of exercises, in the order of the lessons."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A table of numbers and words, as the lessons show them."""
+"""Tables of numbers and words, as the lessons show them."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""From values and rewards to advantages and returns, per token or per sequence."""
+"""Advantage estimation: one-step, GAE, RLOO, GRPO, returns, and rewards per token."""
 
 import torch
 from jaxtyping import Bool, Float, Int

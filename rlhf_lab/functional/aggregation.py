@@ -1,4 +1,4 @@
-"""From one number per token to one per minibatch: which tokens count how much."""
+"""Aggregation of per-token losses: token mean, sequence mean, or a constant denominator."""
 
 from typing import Literal
 

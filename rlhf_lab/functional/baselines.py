@@ -1,4 +1,4 @@
-"""Advantages without a value head: a sequence's reward against what the others, or greedy, got."""
+"""Baselines without a value head: REINFORCE, REINFORCE++, ReMax, Dr. GRPO and OPO advantages."""
 
 import torch
 from jaxtyping import Bool, Float, Int

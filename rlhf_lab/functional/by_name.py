@@ -1,4 +1,4 @@
-"""Lookup of a function by its name, and calls that match arguments to parameters by name."""
+"""Dispatch by name: look up a function, and match arguments to parameters by name."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ def call_by_name(
     if missing:
         raise ValueError(
             f"{field}: {getattr(function, '__name__', function)} has a parameter {missing[0]!r} "
-            f"that nothing was given for; what there is is {', '.join(given)}."
+            f"that nothing was given for; available: {', '.join(given)}."
         )
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds
     wanted = given if takes_all else {p.name for p in named}

@@ -1,4 +1,4 @@
-"""The choice of an advantage estimator or a policy objective, by name or as a function."""
+"""The choice of an advantage estimator or a policy loss, by name or as a function."""
 
 import inspect
 from collections.abc import Callable, Mapping

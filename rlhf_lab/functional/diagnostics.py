@@ -1,4 +1,4 @@
-"""Measures of how far the policy has drifted from the one that sampled; nothing is trained."""
+"""Diagnostics of off-policy drift: clip fraction, mean ratio, chi-square, effective sample size."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

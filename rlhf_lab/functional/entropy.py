@@ -1,4 +1,4 @@
-"""How undecided the policy is at each generated token."""
+"""Entropy of the policy's next-token distribution, and the entropy bonus."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""From logits and values over whole sequences to what belongs to each generated token."""
+"""Log-probabilities of generated tokens, and the logits and values that belong to them."""
 
 import torch
 from eindex import eindex

@@ -1,4 +1,4 @@
-"""Masks over generated tokens, and the sums, means and variances that respect them."""
+"""Masks over generated tokens, and masked sums, means, variances and whitening."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Mean and variance of a stream: taken in batch by batch, merged over ranks, saved as numbers."""
+"""Running mean and variance (Chan et al. 1983), merged over batches and ranks."""
 
 import math
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class RunningMoments:
     ) -> "RunningMoments":
         """Take the moments of the real entries of x alone, in double precision.
 
-        Raises ValueError if one of them is nan or inf, which no later number could mend, or if the
-        mask has another shape.
+        Raises ValueError if one of them is nan or inf, which would make all later moments nan, or
+        if the mask has another shape.
         """
         check_mask(x, mask)
         real = (x if mask is None else x[mask]).detach().cpu().double().flatten()

@@ -1,4 +1,4 @@
-"""Padded rows: on which side the padding stands, and at which position each token does."""
+"""Padding: position ids, and rows moved to left or right padding."""
 
 import torch
 from jaxtyping import Bool, Int, Shaped

@@ -1,4 +1,4 @@
-"""Losses on given responses: on pairs, one of which was preferred, and on good examples."""
+"""Preference losses: Bradley-Terry, DPO, and supervised fine-tuning on good examples."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Scaling, clipping and penalties: what is done to rewards before they become advantages."""
+"""Reward shaping: normalize, clip and penalize rewards before they become advantages."""
 
 import torch
 from jaxtyping import Bool, Float

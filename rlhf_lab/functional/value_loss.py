@@ -1,4 +1,4 @@
-"""The regression of the value head towards the returns."""
+"""The value function loss: squared error of values against returns, with optional clipping."""
 
 import torch
 from jaxtyping import Bool, Float

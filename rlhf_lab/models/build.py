@@ -1,4 +1,4 @@
-"""The policy and the reference that a run's arguments describe."""
+"""Building the policy and the reference model from a run's configuration."""
 
 import torch
 

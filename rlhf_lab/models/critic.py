@@ -1,4 +1,4 @@
-"""Where the value loss may reach: the whole policy, the value head alone, or a separate critic."""
+"""The critic: shared with the policy, a detached value head, or a separate transformer."""
 
 from collections.abc import Callable
 from typing import Literal

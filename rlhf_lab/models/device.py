@@ -1,4 +1,4 @@
-"""Choosing a device by name, with a refusal where it is not there."""
+"""Device selection by name, with a refusal where the device is missing."""
 
 import torch
 

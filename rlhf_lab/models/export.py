@@ -1,4 +1,4 @@
-"""Writes a policy back as a Hugging Face model of the architecture that it came from."""
+"""Export of a policy as a Hugging Face model of the architecture it came from."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Who listens: which parts of a module have hooks attached."""
+"""Hook detection: find the submodules that have hooks attached."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from torch import nn
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything listens to this module or a part of it, forwards or backwards."""
+    """Whether this module or a part of it has a hook, forward or backward."""
     return any(True for _ in hooked_parts(module))
 
 
 def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a module, itself among them, that something listens to."""
+    """The parts of a module, itself among them, that have hooks."""
     parts = [module]
     while parts:
         part = parts.pop()

@@ -1,4 +1,4 @@
-"""One loader for every policy: bundled, a local directory, a hub id or a loaded model."""
+"""Model loading: bundled, a local directory, a hub id or a loaded model."""
 
 import contextlib
 from collections.abc import Iterator

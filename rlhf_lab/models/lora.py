@@ -1,4 +1,4 @@
-"""LoRA: train a low-rank change of chosen weight matrices while the model itself stays frozen."""
+"""LoRA: low-rank adapters on chosen weight matrices of a frozen model."""
 
 import contextlib
 import copy
@@ -43,8 +43,8 @@ class LoRALinear(nn.Module):
     2. B, from there to the outputs, starts at 0, so that at first nothing changes.
     3. `forward` adds (alpha / rank) A B to the weight, which stays as it is.
 
-    It is a parametrization of the weight (torch.nn.utils.parametrize): whoever reads `attn.W_Q`
-    gets the sum, and every hook of the model fires as before.
+    It is a parametrization of the weight (torch.nn.utils.parametrize): reading `attn.W_Q`
+    gives the sum, and every hook of the model fires as before.
 
     Args:
         weight: [in out], [head in d_head] (W_Q, W_K, W_V) or [head d_head out] (W_O).

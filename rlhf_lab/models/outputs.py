@@ -1,4 +1,4 @@
-"""What a policy says of texts: log-probs, values, entropy, KL. The one fork: hooked or packed.
+"""Outputs of a policy: log-probs, values, entropy, KL; the one fork between hooked and packed.
 
 Each function runs the hooked modules and the readable functions, or, where `Forward` says so, the
 packed form of `models/fast/`. Nothing else in the package decides between them.
@@ -338,8 +338,8 @@ def start_decoding(
 ) -> HookedDecoder | PackedDecoder:
     """Read left-padded prompts, and go on one token at a time.
 
-    Whoever listens sees prompts of unequal lengths with their padding on the left, which is where
-    the hooked modules have it and the packed form does not.
+    Hooks see prompts of unequal lengths with their padding on the left, which is where the hooked
+    modules have it and the packed form does not.
     """
     forward = forward or Forward()
     as_modules = has_hooks(policy.base_model) and not bool(prompt_mask.all())

@@ -1,4 +1,4 @@
-"""Padded rows: run a model on them as if there were no padding."""
+"""Padding: run a model on left-padded rows as if there were none."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""From the last residual to logits and values: through the modules where somebody listens."""
+"""Read-out: final norm, unembedding and value head, through the hooked modules."""
 
 from jaxtyping import Float
 from torch import Tensor

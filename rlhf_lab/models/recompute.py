@@ -1,4 +1,4 @@
-"""Activation checkpointing: run a block again in the backward pass rather than keep its insides."""
+"""Activation checkpointing: recompute a block in the backward pass, store only its input."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def refuse_hooked_blocks(module: nn.Module) -> None:
     """Refuse hooks that would fire once more when the backward pass runs their block again.
 
     Raises:
-        ConfigError: something listens within a block of the transformer.
+        ConfigError: a hook is attached within a block of the transformer.
     """
     for name, block in blocks_of(module):
         if has_hooks(block):
@@ -45,7 +45,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
         on: False leaves everything as it is.
 
     Raises:
-        ConfigError: something listens within a block, now or when it is run again.
+        ConfigError: a hook is attached within a block, now or when it is run again.
     """
     blocks = [block for _, block in blocks_of(module)] if on else []
     if blocks:

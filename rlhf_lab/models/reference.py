@@ -1,4 +1,4 @@
-"""The reference: a frozen copy of the policy's transformer, kept as residuals, not logits."""
+"""The reference model: a frozen copy of the policy's transformer, kept as residuals, not logits."""
 
 import copy
 
@@ -70,7 +70,7 @@ def normalized_residuals(
     attention_mask: Int[Tensor, "batch seq"],
     past_kv_cache: KVCache | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """What a head that listens to `ln_final.hook_normalized` hears, without the unembedding.
+    """The input of a head hooked to `ln_final.hook_normalized`, without the unembedding.
 
     Every hook up to there fires. The mask is TransformerLens's own: no padding on the left.
     """

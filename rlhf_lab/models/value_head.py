@@ -29,7 +29,7 @@ def make_value_head(d_model: int, seed: int = 0) -> nn.Sequential:
 
 
 class TransformerWithValueHead(nn.Module):
-    """A `HookedTransformer` and a value head that listens to `ln_final.hook_normalized`.
+    """A `HookedTransformer` and a value head hooked to `ln_final.hook_normalized`.
 
     `base_model` stays an ordinary HookedTransformer: hooks attached to it fire as ever, in
     sampling and training. The value head's gradient flows into the trunk.

@@ -1,4 +1,4 @@
-"""Finds the trained models that are shipped inside the package."""
+"""Paths of the bundled models that ship inside the package."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Solves Reel exactly: beliefs, values, token information and KL-regularised optimal policies."""
+"""Exact solution of Reel: beliefs, values, token information, KL-regularized optimal policies."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The Reel grammar: samples, decodes and parses movie reviews whose latents are known."""
+"""The Reel grammar: sample, decode and parse movie reviews whose latents are known."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Scores Reel reviews: the exact posterior, and proxies of it that each have one planted flaw."""
+"""Rewards on Reel: the exact posterior, and proxies of it with one planted flaw each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

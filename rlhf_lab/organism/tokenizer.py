@@ -1,4 +1,4 @@
-"""Reel's words as a Hugging Face tokenizer that is saved, reloaded and used offline."""
+"""The Reel tokenizer, a Hugging Face tokenizer that works offline."""
 
 import json
 from pathlib import Path

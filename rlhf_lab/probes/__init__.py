@@ -1,4 +1,4 @@
-"""Probes: what to record of a run, when, and how much of it; and how to read it back."""
+"""Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite

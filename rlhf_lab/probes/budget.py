@@ -1,4 +1,4 @@
-"""How much a suite may cost, and what is thinned or refused to keep to it."""
+"""The compute budget of probes: what is thinned or refused to keep to it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The suite that fits most runs: everything that is known on Reel, what makes sense elsewhere."""
+"""The default suite of probes: everything that is known on Reel, what makes sense elsewhere."""
 
 import torch
 

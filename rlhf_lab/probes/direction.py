@@ -1,4 +1,4 @@
-"""Direction: is a label a direction in the residual stream, what does it decide, does it move?"""
+"""Direction: linear probe for a label in the residual stream, its ablation, and its drift."""
 
 from typing import Literal, NamedTuple
 

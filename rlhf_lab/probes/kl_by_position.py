@@ -1,4 +1,4 @@
-"""KLByPosition: where in the text the policy leaves the reference, exactly and by estimators."""
+"""KLByPosition: KL from the reference at each position, exact and by k1, k2, k3."""
 
 import torch
 from jaxtyping import Bool, Float

@@ -1,4 +1,4 @@
-"""LogitShift: which parts of the model changed its mind between two words, summed exactly."""
+"""LogitShift: direct logit attribution of the shift between two words, exact to the sum."""
 
 from dataclasses import dataclass
 

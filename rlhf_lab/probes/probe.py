@@ -1,4 +1,4 @@
-"""What a probe is: it says what it needs, is shown it, and returns a record with its own checks."""
+"""The Probe interface: what a probe needs, what it is shown, the record and checks it returns."""
 
 import math
 from dataclasses import dataclass, field

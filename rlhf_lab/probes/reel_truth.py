@@ -1,4 +1,4 @@
-"""The bridge to the organism: what is exactly true of Reel text, in the shapes that probes use."""
+"""Ground truth of Reel text, in the shapes that probes use."""
 
 from functools import cached_property
 from typing import NamedTuple

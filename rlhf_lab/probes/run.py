@@ -1,4 +1,4 @@
-"""A run read back from its directory, without its trainer."""
+"""Reading a stored run: its metrics, samples and probe records, without its trainer."""
 
 import math
 from collections.abc import Mapping

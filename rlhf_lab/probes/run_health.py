@@ -1,4 +1,4 @@
-"""RunHealth: is the run doing what PPO assumes, and what does KL really cost in it?"""
+"""RunHealth: PPO's assumptions checked, and the effective price of KL."""
 
 import math
 from types import MappingProxyType

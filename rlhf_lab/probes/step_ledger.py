@@ -1,4 +1,4 @@
-"""StepLedger: what every token of one optimiser step contributes to the objective."""
+"""StepLedger: the contribution of every token of one optimizer step to the objective."""
 
 import dataclasses
 from types import MappingProxyType

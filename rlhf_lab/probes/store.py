@@ -1,4 +1,4 @@
-"""Where a run keeps what its probes found: JSON lines for records, safetensors for tensors."""
+"""Storage of probe records: JSON lines for numbers, safetensors for tensors."""
 
 import dataclasses
 import json

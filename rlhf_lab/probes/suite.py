@@ -1,4 +1,4 @@
-"""A set of probes attached to a trainer: calls them, stores what they find, keeps to a budget."""
+"""A suite of probes attached to a trainer: when each is called, and what is stored."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""TextHeatmap: advantage, value, KL and surprise of every token of a few samples."""
+"""TextHeatmap: advantage, value, KL and entropy of every token of a few samples."""
 
 import torch
 from jaxtyping import Bool, Float, Int

@@ -1,4 +1,4 @@
-"""ValueLens: what the value head would say of every layer, and where value can be read linearly."""
+"""ValueLens: the value head applied to every layer (a logit lens for value); ridge regression."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,7 +34,7 @@ def value_lens(
 ) -> Float[Tensor, "site batch seq"]:
     """The value head's estimate from each layer's residual, as if the later layers did nothing.
 
-    v_l(s) = value_head(norm(h_l(s))), with the same point of the norm that the head listens to.
+    v_l(s) = value_head(norm(h_l(s))), with the same point of the norm that the head reads.
     """
     return policy.value_head(normalize_residual(policy.base_model, residuals))[..., 0]
 

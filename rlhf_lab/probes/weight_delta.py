@@ -1,4 +1,4 @@
-"""WeightDelta: how much each matrix changed, in how many directions, and towards what."""
+"""WeightDelta: singular values and effective rank of the change of each weight matrix."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A critic that begins as a reward model: it has read texts for what they earn before."""
+"""Critic initialization from a reward model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""From the name in RLHFArgs to a function from texts to rewards."""
+"""Loading a reward function by the name in RLHFArgs."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A reward model: a hooked transformer whose final normalised residual feeds a scalar head."""
+"""The reward model: a hooked transformer whose final normalized residual feeds a scalar head."""
 
 import json
 from collections.abc import Sequence

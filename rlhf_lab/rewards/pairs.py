@@ -1,4 +1,4 @@
-"""Preference pairs: two texts, one of which was preferred, from a file, Reel, or a dataset."""
+"""Preference pairs: chosen and rejected texts, from a file, Reel, or a dataset."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Trains a reward model on preference pairs, and measures it on pairs that were held out."""
+"""Reward model training on preference pairs, with accuracy on a hold-out set."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rewards that are rules: simple enough to know in advance what training will do."""
+"""Rule-based rewards: simple enough to know in advance what training will do."""
 
 from collections.abc import Sequence
 

@@ -213,14 +213,14 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise RunError(f"{place} is not JSON ({error}); mend or remove it.") from None
+        raise RunError(f"{place} is not JSON ({error}); fix or delete it.") from None
     if not isinstance(record, dict):
-        raise RunError(f"{place} is {record!r:.80}, not an object; mend or remove it.")
+        raise RunError(f"{place} is {record!r:.80}, not an object; fix or delete it.")
     for name, kind in fields.items():
         if name not in record:
-            raise RunError(f"{place} has no field {name!r}; mend or remove it.")
+            raise RunError(f"{place} has no field {name!r}; fix or delete it.")
         if not isinstance(record[name], kind):
-            raise RunError(f"{place} has {name}={record[name]!r:.80}; mend or remove it.")
+            raise RunError(f"{place} has {name}={record[name]!r:.80}; fix or delete it.")
     return record
 
 

@@ -1,4 +1,4 @@
-"""Tuning a policy without a reward in the loop: on good examples, and on preferences."""
+"""Fine-tuning without a reward in the loop: supervised fine-tuning (SFT) and DPO."""
 
 from rlhf_lab.tuning.dpo import DPOFit, DPOLoss, text_logprobs, tune_on_pairs
 from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from pairs, without a reward model."""
+"""Direct preference optimization (DPO): a policy learns from pairs, without a reward model."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple

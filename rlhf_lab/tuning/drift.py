@@ -1,4 +1,4 @@
-"""How far a tuned model has moved from where it started, on texts that it writes itself."""
+"""Drift of a tuned model: its KL from the model it started from, on its own samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Texts to learn from: where they come from, and their tokens with a mask of those that count."""
+"""Training examples for SFT: sources of texts, and their tokens with a mask of those that count."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

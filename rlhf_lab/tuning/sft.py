@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: a policy learns to write given texts."""
+"""Supervised fine-tuning (SFT): a policy learns to write given texts."""
 
 import math
 from dataclasses import asdict, dataclass

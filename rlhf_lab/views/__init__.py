@@ -1,4 +1,4 @@
-"""What a person looks at: live panel, coloured tokens, curves, the ledger of a step, reports."""
+"""Views of a run: live panel, coloured tokens, plots, the ledger of a step, HTML reports."""
 
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger

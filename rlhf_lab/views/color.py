@@ -1,4 +1,4 @@
-"""Colours for numbers, told apart by colour-blind readers, with text that is legible on them."""
+"""Color scales for numbers, safe for colour-blind readers, with legible text on them."""
 
 import math
 from typing import Literal
@@ -45,5 +45,5 @@ def contrast(one: Rgb, other: Rgb) -> float:
 
 
 def ink_on(background: Rgb) -> Rgb:
-    """Black or white, whichever can be read better on a background."""
+    """Black or white: the one with the higher contrast on a background."""
     return max((BLACK, WHITE), key=lambda ink: contrast(ink, background))

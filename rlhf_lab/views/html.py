@@ -1,4 +1,4 @@
-"""Pieces of HTML that show themselves in a notebook and stand alone as a page."""
+"""HTML fragments that show themselves in a notebook and stand alone as a page."""
 
 from dataclasses import dataclass
 from html import escape
@@ -68,7 +68,7 @@ def table(
 
     def cell(tag: str, column: int, value: object) -> str:
         kind = ' class="words"' if column in words else ""
-        return f"<{tag}{kind}>{escape(spoken(value))}</{tag}>"
+        return f"<{tag}{kind}>{escape(formatted(value))}</{tag}>"
 
     def line(tag: str, values: list[object]) -> str:
         return "<tr>" + "".join(cell(tag, i, value) for i, value in enumerate(values)) + "</tr>"
@@ -81,7 +81,7 @@ def table(
     )
 
 
-def spoken(value: object) -> str:
+def formatted(value: object) -> str:
     """A value as a table shows it: a dash for None, four digits for a number."""
     if value is None:
         return "–"

@@ -84,7 +84,7 @@ class Ledger:
         for row in self.rows(sequence):
             background = color_of(row[-1], limit)
             style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
-            *cells, last = _spoken(row)
+            *cells, last = _formatted(row)
             table.add_row(*cells, Text(last, style=style))
         return table
 
@@ -92,12 +92,12 @@ class Ledger:
         """The rows of a sequence as a table, with their sum and the whole objective below."""
         total = self.entries["share"][sequence].sum().item()
         columns = [name.replace("_", " ") for name in ("token", *LEDGER_COLUMNS)]
-        body = html_table(columns, [_spoken(row) for row in self.rows(sequence)])
-        said = (
+        body = html_table(columns, [_formatted(row) for row in self.rows(sequence)])
+        note = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
             f"minibatch together give the objective, {self.objective:.6f}.</p>"
         )
-        return Html(body + said)
+        return Html(body + note)
 
 
 def step_ledger(
@@ -146,7 +146,7 @@ def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
     )
 
 
-def _spoken(row: list[object]) -> list[str]:
+def _formatted(row: list[object]) -> list[str]:
     """A row in words: three decimals, five for the parts of the objective, which are small."""
 
     def say(name: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""The view of a run in progress: a live panel on a terminal, plain lines elsewhere."""
+"""The live panel of a run in progress on a terminal, plain lines elsewhere."""
 
 from time import monotonic
 from types import TracebackType

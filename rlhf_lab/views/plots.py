@@ -1,4 +1,4 @@
-"""Curves and heatmaps as static pictures, drawn by matplotlib without a window."""
+"""Plots: curves, bars and heatmaps as static pictures, drawn by matplotlib without a window."""
 
 import base64
 import io

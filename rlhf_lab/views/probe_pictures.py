@@ -1,4 +1,4 @@
-"""What the built-in probes recorded, as pictures; every other probe's records as a table."""
+"""Plots of the built-in probes' records; every other probe's records as a table."""
 
 from collections.abc import Callable, Mapping
 from html import escape
@@ -157,17 +157,17 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
     mask = tensors["truth_mask" if field.startswith("true_") else "mask"]
     kind = "sequential" if field in ("kl", "entropy", "true_value") else "diverging"
     limit = largest(tensors[field].flatten(), mask.flatten())
-    spoken = field.replace("true_", "exact ").replace("_", " ")
+    label = field.replace("true_", "exact ").replace("_", " ")
     if limit == 0:
-        return f"<p>{spoken} is 0 on every token of these samples.</p>"
+        return f"<p>{label} is 0 on every token of these samples.</p>"
     prefix_len, lines = record["prefix_len"], []
     for row, tokens in enumerate(record["tokens"][:SHOWN_SAMPLES]):
         prompt = [0.0] * prefix_len
         numbers = prompt + tensors[field][row].tolist()
         counts = [False] * prefix_len + mask[row].tolist()
-        shown = tokens_html(tokens, numbers, spoken, counts, limit, kind)
+        shown = tokens_html(tokens, numbers, label, counts, limit, kind)
         lines.append(shown.fragment)
-    return color_key(spoken, limit, kind).fragment + "".join(lines)
+    return color_key(label, limit, kind).fragment + "".join(lines)
 
 
 def step_ledger_html(run: Run, name: str, records: Records) -> str:
@@ -183,13 +183,13 @@ def step_ledger_html(run: Run, name: str, records: Records) -> str:
         counts = [False] * ledger.prefix_len + ledger.mask[row].tolist()
         shown = tokens_html(ledger.tokens[row], numbers, "share", counts, limit)
         lines.append(shown.fragment)
-    said = (
+    note = (
         f"<h4>phase {last['phase']}, step {last['step'] + 1} of {last['steps']}: what each token "
         f"adds to the objective</h4><p>The {len(lines)} of {len(order)} sequences that weigh most, "
         f"and sequence {order[0]} in full.</p>"
     )
     key = color_key("share of the objective", limit).fragment
-    return "".join([_terms(records), said, key, *lines, ledger.html(order[0]).fragment])
+    return "".join([_terms(records), note, key, *lines, ledger.html(order[0]).fragment])
 
 
 def _terms(records: Records) -> str:
@@ -219,8 +219,8 @@ def any_records(records: Records) -> str:
         return "<p>It recorded nothing.</p>"
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
     shown = records[-SHOWN_RECORDS:]
-    said = "" if len(shown) == len(records) else f"<p>The last {len(shown)} of {len(records)}.</p>"
-    return said + html.table(keys, [[record.get(key) for key in keys] for record in shown])
+    note = "" if len(shown) == len(records) else f"<p>The last {len(shown)} of {len(records)}.</p>"
+    return note + html.table(keys, [[record.get(key) for key in keys] for record in shown])
 
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], str]] = MappingProxyType(

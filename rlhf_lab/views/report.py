@@ -1,4 +1,4 @@
-"""One page about one run: arguments, curves, samples, probes and checks, loading nothing."""
+"""The HTML report of a run: settings, curves, samples, probes and checks; no model is loaded."""
 
 import json
 from html import escape
@@ -103,9 +103,9 @@ def _samples(run: Run) -> str:
     parts = ["<h2>Samples</h2>"]
     for phase in dict.fromkeys((first, last)):
         counted = f"{phase} learning phase" + ("" if phase == 1 else "s")
-        said = "before learning" if phase == 0 else f"after {counted}"
+        note = "before learning" if phase == 0 else f"after {counted}"
         chosen = [sample for sample in samples if sample["phase"] == phase][:REPORT_SAMPLES]
-        parts.append(f"<h3>Phase {phase}, {said}</h3>" + _sample_rows(chosen, limits))
+        parts.append(f"<h3>Phase {phase}, {note}</h3>" + _sample_rows(chosen, limits))
     return "".join(parts)
 
 
@@ -116,8 +116,8 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
         color = reward_color(sample["reward"], *limits)
         style = f"border-left:8px solid {color};padding-left:.6rem;margin:.4rem 0"
         gold = sample.get("gold_reward")
-        said = f"{sample['reward']:.3f}" + ("" if gold is None else f" (gold {gold:.3f})")
-        lines.append(f'<p style="{style}"><code>{said}</code> {escape(sample["text"])}</p>')
+        note = f"{sample['reward']:.3f}" + ("" if gold is None else f" (gold {gold:.3f})")
+        lines.append(f'<p style="{style}"><code>{note}</code> {escape(sample["text"])}</p>')
     return "".join(lines)
 
 
@@ -136,8 +136,8 @@ def _probes(run: Run) -> str:
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
         for note in run.notes()
     )
-    said = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
-    return "<h2>Probes</h2>" + "".join(parts) + said
+    note = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
+    return "<h2>Probes</h2>" + "".join(parts) + note
 
 
 def _checks(run: Run) -> str:
@@ -158,9 +158,9 @@ def _checks(run: Run) -> str:
         for key, check in worst.items()
     ]
     failed = sum(not row[-1] for row in rows)
-    said = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
+    note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
-    return f"<h2>Identity checks</h2><p>{said}</p>" + html.table(columns, rows, words=(0, 1))
+    return f"<h2>Identity checks</h2><p>{note}</p>" + html.table(columns, rows, words=(0, 1))
 
 
 def _returned(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Small pictures made of text: a curve in one line, a table of samples."""
+"""Text graphics for the terminal: sparklines, and a table of samples."""
 
 from collections.abc import Sequence
 

@@ -158,7 +158,7 @@ def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_show
     assert said[kl] == (
         "a word that cannot be said gives 0 * inf, which is nan: put 0 there before multiplying"
     )
-    assert "mends the value, but not the gradient" in said[masked_after]
+    assert "fixes the value, but not the gradient" in said[masked_after]
     assert said[normalize] == "a batch of one reward gives nan: its standard deviation is 0 / 0"
     assert said[penalty].startswith("nan or inf at padding gets into the gradient")
 

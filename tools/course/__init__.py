@@ -1,1 +1,1 @@
-"""Course authoring: notebooks built from the masters, and the gate that proves them complete."""
+"""Course authoring: notebooks built from the masters, and the check that they are complete."""

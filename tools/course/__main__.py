@@ -1,4 +1,4 @@
-"""`python -m tools.course build|check`: build the notebooks, and prove that they are complete."""
+"""The command `python -m tools.course build|check`: build notebooks, and verify exercises."""
 
 import sys
 from collections.abc import Sequence

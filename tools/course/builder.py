@@ -1,4 +1,4 @@
-"""From a lesson's master to its two notebooks: the learner's, and the solved and executed one.
+"""The notebook builder: from a lesson's master to the learner's notebook and the solved one.
 
 A master is a percent-format script in solutions/. Two kinds of lines become something else:
 

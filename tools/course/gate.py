@@ -1,4 +1,4 @@
-"""The author's gate: proves that every exercise is complete and every lesson ships as it should."""
+"""Verification of the course: every exercise is complete, every lesson ships as it should."""
 
 import ast
 import re

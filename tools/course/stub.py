@@ -1,4 +1,4 @@
-"""An exercise as source text: the function whole, or only what the learner starts from."""
+"""Exercise stubs and solutions as source text."""
 
 import ast
 import builtins

@@ -1,1 +1,1 @@
-"""Reel's bundled models: how they are trained, and what is checked of them."""
+"""Training and verification of Reel's bundled models."""

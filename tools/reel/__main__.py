@@ -1,4 +1,4 @@
-"""`python -m tools.reel train|check`: make the bundled Reel models, and measure them."""
+"""The command `python -m tools.reel train|check`: train and measure the bundled Reel models."""
 
 import sys
 from collections.abc import Sequence

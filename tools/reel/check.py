@@ -1,4 +1,4 @@
-"""Checks Reel: the identities of the exact programme and the quality of the bundled models."""
+"""Verification of Reel: identities of the exact solver, and the quality of the bundled models."""
 
 from itertools import product
 from pathlib import Path

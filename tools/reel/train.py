@@ -1,4 +1,4 @@
-"""Trains and saves the two bundled models: a GPT-2-shaped writer and a sentiment classifier."""
+"""Training of the two bundled models: a GPT-2-shaped language model and a sentiment classifier."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -166,7 +166,7 @@ def train_language_model(
        looked ahead.
 
     How well the text is modelled hardly depends on the seed; what is written where inside does,
-    for a state needs to hold only what somebody asks of it. Looking ahead asks: five words behind
+    for a state needs to hold only what is asked of it. Looking ahead asks: five words behind
     a connector stands the adjective, three behind the last adjective the verb. Asked for behind
     block 0, the verb has the state there count the votes of the clauses, which decides nearly as
     well as Bayes' rule; asked for behind the last block, it had the exact value written there.

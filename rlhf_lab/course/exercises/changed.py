@@ -72,7 +72,7 @@ def _attribution_cases() -> tuple[Case, ...]:
 
 
 def _observe_attribution(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows and logit difference at the last position, in whichever precision."""
+    """Rows and logit difference at the last position, in any precision."""
     model = toy_transformer(normalization_type=arguments.get("normalization_type", "LN"))
     acts = capture_activations(model, arguments["tokens"], SITES, pos=-1)
     found = fn(model, acts, arguments["word"], arguments["other"])

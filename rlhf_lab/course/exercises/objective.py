@@ -37,7 +37,7 @@ NEVER_SAID = (
     "a word that cannot be said gives 0 * inf, which is nan: put 0 there before multiplying"
 )
 ONLY_AFTER = (
-    "0 * inf is nan: putting 0 there after multiplying mends the value, but not the gradient"
+    "0 * inf is nan: putting 0 there after multiplying fixes the value, but not the gradient"
 )
 GRADIENT_OVERFLOWS = (
     "the value is right, but not the gradient: a word that cannot be said has a logarithm of -inf, "

@@ -1,4 +1,4 @@
-"""Small things to try the larger exercises on: a transformer, a rollout, a trainer."""
+"""Toy models for exercises: a small transformer, a rollout, a trainer."""
 
 from typing import Any
 

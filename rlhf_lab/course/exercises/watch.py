@@ -62,7 +62,7 @@ def _direction_cases() -> tuple[Case, ...]:
 
 
 def _observe_fit(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Direction and threshold, in whichever precision they were computed."""
+    """Direction and threshold, in any precision."""
     direction, threshold = fn(**arguments)
     return {"direction": direction.float(), "threshold": threshold.float()}
 

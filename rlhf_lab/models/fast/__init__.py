@@ -1,4 +1,4 @@
-"""Speed: packed forms, the chunked read-out, CPU tuning. Nobody needs them to understand anything.
+"""The fast path: packed forward, chunked read-out, CPU tuning; no result depends on it.
 
 `models/outputs.py` decides where they run in place of the hooked modules.
 """

@@ -1,4 +1,4 @@
-"""Attention of the packed form, over whole sequences from position 0 on."""
+"""Scaled dot-product attention with rotary embeddings for the packed form, over whole sequences."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def attend_causally(
 ) -> Float[Tensor, "batch head seq d_head"]:
     """Attention of whole sequences over themselves, from position 0 on.
 
-    `keep` gets keys, turned by their positions, and values, for whoever wants to go on from here.
+    `keep` receives the rotary-embedded keys and the values, to fill a KV cache.
     """
     q, k, v = qkv
     if attend.rotate is not None:

@@ -1,4 +1,4 @@
-"""The transformer in fewer and larger operations: the same numbers, with the main hook points."""
+"""Packed transformer blocks: fused operations, the same numbers, with the main hook points."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,7 +28,7 @@ class PackedBlock(NamedTuple):
 
     `W_qkv` is `[d_model, (heads + 2 kv_heads) * d_head]`, so that queries, keys and values are one
     product; the other matrices are views of the block's own. `W_gate` is None without a gate.
-    `heard` holds the hook points that somebody listened to when the block was packed.
+    `heard` holds the hook points that had hooks when the block was packed.
     """
 
     norm1: Callable[[Tensor], Tensor]
@@ -113,7 +113,7 @@ def run_block(
     1. Norm, then queries, keys and values in one product; attention; back to the residual.
     2. Norm, then the MLP, with or without a gate; back to the residual.
 
-    On the way every hook point of `PASSED` is called that somebody listens to.
+    On the way every hook point of `PASSED` that has hooks is called.
     """
     batch, seq, _ = residual.shape
 

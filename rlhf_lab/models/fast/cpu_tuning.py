@@ -1,4 +1,4 @@
-"""CPU settings that pay: memory that is kept, and the faster of two exact matrix products.
+"""CPU tuning: malloc thresholds, and the faster of two exact matrix-product routes.
 
 Both belong to the whole process, change no result beyond rounding (1e-6), and are left alone where
 they do not apply. The commands `train` and `resume` and the benchmarks ask for them, unless

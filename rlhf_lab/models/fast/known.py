@@ -1,4 +1,4 @@
-"""What the packed form knows: which models it is right for, and which hook points it passes."""
+"""The allow-list of the packed form: models it is right for, and hook points it passes."""
 
 from functools import partial
 from types import MappingProxyType
@@ -73,8 +73,8 @@ def can_pack(model: HookedTransformer) -> bool:
 def runs_packed(*models: HookedTransformer) -> bool:
     """Whether these models may run in packed form: it knows them, and passes whatever is hooked.
 
-    It passes the embedding and, in every block, what `PASSED` lists. Who listens elsewhere, to the
-    attention pattern say, is served by the hooked modules.
+    It passes the embedding and, in every block, what `PASSED` lists. A hook elsewhere, on the
+    attention pattern say, sends the run to the hooked modules.
     """
     return all(can_pack(model) and _passes_hooks(model) for model in models)
 

@@ -1,4 +1,4 @@
-"""From the last residual to logits, values and token statistics, without a call of the modules."""
+"""Packed read-out: from the final residual to logits, values and token statistics."""
 
 import torch
 import torch.nn.functional as F

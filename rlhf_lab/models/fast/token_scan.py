@@ -1,4 +1,4 @@
-"""The chunked read-out's forward and backward pass, as one function of autograd."""
+"""The chunked read-out as an autograd function, forward and backward."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Log-probs, entropy and KL straight from the final residuals, a chunk of rows at a time."""
+"""Chunked token statistics: log-probs, entropy and KL from final residuals, without full logits."""
 
 from typing import NamedTuple
 

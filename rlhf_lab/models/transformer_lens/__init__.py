@@ -1,4 +1,4 @@
-"""TransformerLens: the only room of the package that imports it and knows its internals.
+"""TransformerLens internals: the only room of the package that imports the library and knows them.
 
 Elsewhere only `HookedTransformer`, `HookPoint` and their documented methods appear. Names of
 weights and hook points are HookedTransformer's, here and in every file that is written.

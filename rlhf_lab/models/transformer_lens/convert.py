@@ -1,4 +1,4 @@
-"""Hugging Face models as hooked ones: configuration and weights, one architecture at a time."""
+"""Conversion of Hugging Face models to hooked ones: configuration and weights, per architecture."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""Kinds of block: which components a model of TransformerLens is made of."""
+"""Kinds of transformer block: which components a TransformerLens model is made of."""
 
 from collections.abc import Iterator
 
