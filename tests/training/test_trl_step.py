@@ -102,9 +102,9 @@ def test_three_steps_return_trls_numbers(trainer):
     """Before learning, after it, and again: losses, returns, KL and clip fractions alike.
 
     Rounding grows with the steps: without vector instructions (ATEN_CPU_CAPABILITY=default) the
-    second one's KL is 2.4e-5 off.
+    second one's KL is 2.4e-5 off, on an Intel processor 5.1e-5 (AVX2) and 5.8e-5 (AVX-512).
     """
-    allowed = ({"rel": 1e-4, "abs": 2e-5}, *2 * [{"rel": 2e-4, "abs": 5e-5}])
+    allowed = ({"rel": 1e-4, "abs": 2e-5}, *2 * [{"rel": 2e-4, "abs": 7e-5}])
     both = zip(take_steps(trainer), CASE["steps"].values(), strict=True)
     for (ours, theirs), bounds in zip(both, allowed, strict=True):
         numbers = {k: v for k, v in theirs.items() if isinstance(v, float)}
