@@ -6,12 +6,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import psutil
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,31 +18,18 @@ from benchmarks import machine
 from benchmarks import measure as measuring
 from benchmarks.command_times import command_times
 from benchmarks.contestants import OTHERS
-from benchmarks.flops import phase_flops
+from benchmarks.estimate import estimated_seconds, memory_warning, spoken
 from benchmarks.harness import Answer
 from benchmarks.options import Bench
-from benchmarks.ours import precision_field
 from benchmarks.page import page
 from benchmarks.records import Record, put_record, read_records, write_whole
-from benchmarks.tables import tables
+from benchmarks.sheets import sheets
 from benchmarks.work import Work, write_model
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import pick_device
 
 KEYS = frozenset({"machine", "work", "command", "contestants"})
 """What each stored result has at least."""
-
-START_SECONDS, OVERHEAD_SECONDS, COMMAND_SECONDS = 10.0, 0.5, 25.0
-GUESSED_TIMES_FLOOR = MappingProxyType(
-    {
-        "ours": 2.0,
-        "ours-hooked": 2.0,
-        "ours-modules": 4.0,
-        "naive": 5.0,
-        "trl-0.11.4": 4.0,
-        "trl-1.12": 5.0,
-    }
-)
 
 
 def measure(options: Bench) -> int:
@@ -54,7 +38,8 @@ def measure(options: Bench) -> int:
     console = Console()
     floor = measuring.floor(work)
     seconds = estimated_seconds(options, work, sum(floor["seconds"].values()))
-    warn_of_memory(options, work, console)
+    if warning := memory_warning(options, work):
+        console.print(warning, highlight=False)
     console.print(
         f"{work.shape}: batch {work.batch_size}, {work.gen_len} new tokens, {work.device}, "
         f"{work.threads} threads; this will take about {spoken(seconds)}",
@@ -72,8 +57,8 @@ def measure(options: Bench) -> int:
                 put_record(options.out, result, partial(_is_same_measurement, result))
     for why in result["left_out"].values():
         console.print(why, highlight=False)
-    for table in tables(result):
-        console.print(table)
+    for sheet in sheets(result):
+        console.print(sheet.rich())
     if options.out is not None:
         console.print(f"written to {options.out}", highlight=False, soft_wrap=True)
     return 0
@@ -90,7 +75,6 @@ def _work(options: Bench) -> Work:
     for name in options.against:
         if name not in OTHERS:
             raise ConfigError(f"against={name!r} is unknown; choose of {', '.join(OTHERS)}.")
-    precision_field(options.precision)
     return Work(
         shape=options.shape,
         batch_size=options.batch_size,
@@ -103,7 +87,7 @@ def _work(options: Bench) -> Work:
 
 def _figures(options: Bench, work: Work, model: Path, console: Console) -> Iterator[dict[str, Any]]:
     """All measurements that are asked for, one kind after another."""
-    names = ("ours", *dict.fromkeys(options.against))
+    names = options.contestants
     turns = 1 + options.repeats
     with _progress(console, "phases", turns * len(names)) as done:
         contestants, left_out = measuring.phases(
@@ -140,47 +124,6 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[...,
         yield done
 
 
-def estimated_seconds(options: Bench, work: Work, floor: float) -> float:
-    """A guess at the time of everything, from the seconds of one phase's arithmetic."""
-
-    def phase(name: str, times: float = 1.0) -> float:
-        return OVERHEAD_SECONDS + GUESSED_TIMES_FLOOR[name] * floor * times
-
-    names = ("ours", *options.against)
-    turns = 1 + options.repeats
-    seconds = sum(START_SECONDS + turns * phase(name) for name in names)
-    if options.growth:
-        flops = sum(phase_flops(work).values())
-        for grown in chain(*measuring.grown(work).values()):
-            times = sum(phase_flops(grown).values()) / flops
-            seconds += START_SECONDS + turns * phase("ours", times)
-    if options.generation:
-        seconds += 2 * (START_SECONDS + turns * phase("ours", 0.3))
-    if options.commands:
-        seconds += options.repeats * COMMAND_SECONDS
-    if options.probes:
-        seconds += 2 * (START_SECONDS + work.run_turns * phase("ours"))
-    return seconds
-
-
-def warn_of_memory(options: Bench, work: Work, console: Console) -> None:
-    """Say so when the contestants together may need more memory than is free.
-
-    Each holds policy, reference, gradients and two moments, and a few tensors over the vocabulary;
-    one with a separate value model holds four more copies.
-    """
-    copies = sum(9 if name == "trl-1.12" else 5 for name in ("ours", *options.against))
-    logits = work.batch_size * work.gen_len * work.size.d_vocab
-    needed = 4 * (copies * work.size.n_parameters + 6 * logits * (1 + len(options.against)))
-    free = psutil.virtual_memory().available
-    if work.device == "cpu" and needed > free:
-        console.print(
-            f"the contestants may need {needed / 1e9:.0f} GB together and {free / 1e9:.0f} GB are "
-            "free; name fewer with --against.",
-            highlight=False,
-        )
-
-
 def command_line(options: Bench) -> str:
     """The command that asks for these options, without its places on this disk."""
     words = ["python -m benchmarks"]
@@ -192,11 +135,6 @@ def command_line(options: Bench) -> str:
         if not isinstance(value, bool):
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
     return " ".join(words)
-
-
-def spoken(seconds: float) -> str:
-    """A duration as one would say it."""
-    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def _is_same_measurement(result: Record, other: Record) -> bool:

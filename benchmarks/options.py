@@ -43,3 +43,8 @@ class Bench:
     """Measure nothing: write the page `docs` from these stored results."""
     docs: Path = Path("docs/performance.md")
     """The page that write_docs writes."""
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """All that do the work, this package first."""
+        return tuple(dict.fromkeys(("ours", *self.against)))

@@ -1,6 +1,5 @@
 """This package as a contestant: `python -m benchmarks.ours NAME`, driven by `worker.serve`."""
 
-import dataclasses
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.fast import tune_for
 from rlhf_lab.probes import attach, default_suite
@@ -32,11 +30,7 @@ STAGES: tuple[tuple[Event, str], ...] = (
 
 
 def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
-    """The trainer's settings for the work that the setup describes.
-
-    Raises:
-        ConfigError: half precision, where this version of the trainer has none.
-    """
+    """The trainer's settings for the work that the setup describes."""
     fields = {
         "preset": "gpt2-medium",
         "base_model": setup["model"],
@@ -49,24 +43,9 @@ def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
         "gen_len": setup["gen_len"],
         "top_k": setup["top_k"],
         "reward_fn": f"count:{setup['rewarded']}",
+        "precision": setup["precision"],
     }
-    return RLHFArgs(**(fields | precision_field(setup["precision"]) | changes))
-
-
-def precision_field(precision: str) -> dict[str, Any]:
-    """The argument of `RLHFArgs` that asks for this precision; none for fp32.
-
-    Raises:
-        ConfigError: `RLHFArgs` has no field for it.
-    """
-    if precision == "fp32":
-        return {}
-    if "precision" not in {field.name for field in dataclasses.fields(RLHFArgs)}:
-        raise ConfigError(
-            f"precision={precision!r} is not there: RLHFArgs has no field `precision` in this "
-            "version; choose fp32."
-        )
-    return {"precision": precision}
+    return RLHFArgs(**(fields | changes))
 
 
 def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]:

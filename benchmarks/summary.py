@@ -1,13 +1,12 @@
 """Summary statistics of stored timings: medians, ratios, growth exponents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-Stored = Mapping[str, Any]
+from benchmarks.records import Record
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ class Row:
     stages: dict[str, float]
 
 
-def rows(figures: Stored, tokens: int, base: str = "ours") -> list[Row]:
+def rows(figures: Record, tokens: int, base: str = "ours") -> list[Row]:
     """The medians of all contestants, with their ratio to `base`."""
     first = _median(figures[base]["phases"], "seconds") if base in figures else None
     return [_row(name, one, tokens, first) for name, one in figures.items()]
 
 
-def _row(name: str, one: Stored, tokens: int, first: float | None) -> Row:
+def _row(name: str, one: Record, tokens: int, first: float | None) -> Row:
     phases = one["phases"]
     seconds = _median(phases, "seconds")
     names = dict.fromkeys(stage for phase in phases for stage in phase["stages"])
@@ -62,7 +61,7 @@ def _row(name: str, one: Stored, tokens: int, first: float | None) -> Row:
     )
 
 
-def _median(phases: Sequence[Stored], name: str) -> float:
+def _median(phases: Sequence[Record], name: str) -> float:
     return median(phase[name] for phase in phases)
 
 
@@ -72,27 +71,27 @@ def exponent(sizes: Sequence[float | int], times: Sequence[float | int]) -> floa
     return float(np.polyfit(x, y, 1)[0])
 
 
-def growth_exponent(measured: Sequence[Stored], axis: str) -> float:
+def growth_exponent(measured: Sequence[Record], axis: str) -> float:
     """The exponent of the seconds of a phase along one axis of `measure.growth`."""
     return exponent(
         [m[axis] for m in measured], [_median(m["phases"], "seconds") for m in measured]
     )
 
 
-def size_exponent(results: Sequence[Stored]) -> float:
+def size_exponent(results: Sequence[Record]) -> float:
     """The exponent of this package's seconds over a phase's operations, from model to model."""
     flops = [sum(result["floor"]["flops"].values()) for result in results]
     times = [_median(result["contestants"]["ours"]["phases"], "seconds") for result in results]
     return exponent(flops, times)
 
 
-def floor_distance(result: Stored) -> float:
+def floor_distance(result: Record) -> float:
     """This package's seconds over those of the arithmetic alone."""
     seconds = sum(result["floor"]["seconds"].values())
     return _median(result["contestants"]["ours"]["phases"], "seconds") / seconds
 
 
-def probe_cost(figures: Stored) -> tuple[float, dict[str, float]]:
+def probe_cost(figures: Record) -> tuple[float, dict[str, float]]:
     """What the probes add, as a share of the run without them, and seconds of each over the run."""
     plain, probed = (sum(p["seconds"] for p in one["phases"]) for one in figures.values())
     each: dict[str, float] = {}

@@ -37,6 +37,11 @@ class Shape:
         embeddings = (self.d_vocab + self.n_ctx) * self.d_model
         return self.n_layers * per_layer + embeddings + 2 * self.d_model
 
+    @property
+    def n_trained(self) -> int:
+        """Weights of a HookedTransformer of this shape: the unembedding is a matrix of its own."""
+        return self.n_parameters + self.d_model * self.d_vocab
+
 
 SHAPES: MappingProxyType[str, Shape] = MappingProxyType(
     {

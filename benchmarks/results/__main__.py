@@ -20,7 +20,7 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 from tyro.conf import FlagCreatePairsOff
 
-from benchmarks.command import spoken
+from benchmarks.estimate import spoken
 from benchmarks.machine import describe
 from benchmarks.records import RESULTS, write_whole
 from benchmarks.results.page import page

@@ -6,13 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import make_dataclass
 
 import pytest
 
-from benchmarks import ours
 from benchmarks.__main__ import main
-from rlhf_lab.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("nano: batch 8, 6 new tokens, cpu, 1 threads; this will take")
     assert done.stdout.count("make bench-peers") == 2
-    for title in ("One phase (medians)", "Seconds of each stage", "The arithmetic alone"):
+    for title in ("seconds of each stage", "the arithmetic alone", "tokens/s"):
         assert title in done.stdout
     assert "Writing model shards" not in done.stderr
 
@@ -108,16 +105,3 @@ def test_a_mistake_is_answered_in_one_sentence(case, capsys):
     (line,) = said.err.strip().splitlines()
     assert line.startswith("benchmarks: ")
     assert all(word in line for word in words), line
-
-
-def test_half_precision_is_the_trainers_own_field(monkeypatch):
-    monkeypatch.setattr(ours, "RLHFArgs", make_dataclass("WithIt", ["precision"]))
-    assert ours.precision_field("bf16") == {"precision": "bf16"}
-    assert ours.precision_field("fp32") == {}
-
-
-def test_half_precision_is_refused_where_the_trainer_has_none(monkeypatch):
-    monkeypatch.setattr(ours, "RLHFArgs", make_dataclass("WithoutIt", ["seed"]))
-    with pytest.raises(ConfigError, match="precision='bf16' is not there.*choose fp32"):
-        ours.precision_field("bf16")
-    assert ours.precision_field("fp32") == {}

@@ -16,3 +16,9 @@ def test_the_probed_run_is_timed_to_its_end(tmp_path):
         spent.append(clock.stages["probes/weight_delta"])
     assert spent[0] > 0 and spent[-1] > 0
     assert set(spent[1:-1]) == {0.0}
+
+
+def test_the_precision_of_the_work_is_the_trainers(tmp_path):
+    for precision in ("fp32", "bf16"):
+        setup = Work(shape="nano", precision=precision).setup(tmp_path)
+        assert ours.bench_args(setup).precision == precision

@@ -1,8 +1,8 @@
-"""Tests the table of goals: figures by hand from a stored result, and what was not measured."""
+"""Tests the table of bounds: figures by hand from a stored result, and what was not measured."""
 
 import pytest
 
-from benchmarks.goals import GOALS, Goal, goal_rows, trained_weights
+from benchmarks.bounds import BOUNDS, Bound, bounds_sheet
 from benchmarks.work import Work
 
 MB = 10**6
@@ -30,7 +30,7 @@ def result():
 
 
 def figures(results):
-    return {name: rest for name, *rest in goal_rows(results)}
+    return {name: rest for name, *rest in bounds_sheet(results).body}
 
 
 def test_a_ratio_is_their_seconds_over_ours(result):
@@ -54,8 +54,8 @@ def test_memory_is_over_the_models_and_once_without_the_optimizers_state(result)
     1,071,872 weights, and 2048 128 = 262,144 more in the unembedding: 1,334,016, of 12 bytes each
     16.008 MB, so (80 - 16.008) / (400 - 16.008) = .1667.
     """
-    assert trained_weights(Work(**result["work"]).size) == 1_334_016
-    measures = {g.what: g.measure for g in GOALS if "memory" in g.what or "same" in g.what}
+    assert Work(**result["work"]).size.n_trained == 1_334_016
+    measures = {g.what: g.measure for g in BOUNDS if "memory" in g.what or "same" in g.what}
     values = [measure(result) for measure in measures.values()]
     assert values == [pytest.approx(0.2), pytest.approx(63.991808 / 383.991808)]
 
@@ -68,14 +68,19 @@ def test_what_was_not_measured_is_said(result):
 
 
 @pytest.mark.parametrize(
-    ("is_least", "value", "met"),
-    [(True, 2.0, "yes"), (True, 1.99, "no"), (False, 2.0, "yes"), (False, 2.01, "no")],
+    ("sense", "value", "met"),
+    [
+        ("at least", 2.0, "yes"),
+        ("at least", 1.99, "no"),
+        ("at most", 2.0, "yes"),
+        ("at most", 2.01, "no"),
+    ],
 )
-def test_a_goal_is_met_at_its_bound_and_on_the_right_side_of_it(is_least, value, met):
-    goal = Goal("tiny", "fp32", "x", is_least, 2.0, lambda result: value)
-    assert goal.row([{"work": {"shape": "tiny", "precision": "fp32"}}]) == [
+def test_a_bound_is_met_at_itself_and_on_the_right_side_of_it(sense, value, met):
+    bound = Bound("tiny", "fp32", "x", sense, 2.0, lambda result: value)
+    assert bound.row([{"work": {"shape": "tiny", "precision": "fp32"}}]) == [
         "tiny, fp32: x",
-        f"at {'least' if is_least else 'most'} 2",
+        f"{sense} 2",
         f"{value:.2f}",
         met,
     ]

@@ -1,15 +1,18 @@
 """The page of figures, from a stored result whose numbers are known."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from benchmarks.command import command_line, estimated_seconds, spoken
+from benchmarks.command import command_line
+from benchmarks.estimate import estimated_seconds, spoken
 from benchmarks.options import Bench
 from benchmarks.page import page
 from benchmarks.records import read_records
-from benchmarks.tables import tables
+from benchmarks.sheets import sheets
 from benchmarks.work import Work
 
 ROOT = Path(__file__).parents[2]
@@ -126,12 +129,27 @@ def test_results_of_one_kind_share_a_column_at_a_glance(full):
 
 
 def test_the_tables_hold_all_parts_of_a_result(full):
-    titles = [table.title for table in tables(full)]
-    assert titles[3] == "Sampling alone"
-    assert titles[5] == "Commands, as processes of their own (medians)"
-    assert titles[6] == "The default probes add 12.5%"
-    assert len(titles) == 7
-    assert len(tables(stored("nano", 1.0))) == 3
+    shown = sheets(full)
+    assert shown[3].title == "Sampling alone:"
+    assert [sheet.head[0] for sheet in shown] == [
+        "",
+        "seconds of each stage",
+        "the arithmetic alone",
+        "",
+        "growth of our time with",
+        "a command, as a process of its own",
+        "the default probes in a run of 1 phases",
+    ]
+    assert len(sheets(stored("nano", 1.0))) == 3
+
+
+def test_the_terminal_shows_what_the_page_shows(full):
+    console = Console(width=300, file=io.StringIO())
+    for sheet in sheets(full):
+        console.print(sheet.rich())
+        said = " ".join(console.file.getvalue().split())
+        assert all(cell in said for line in [sheet.head, *sheet.body] for cell in line)
+        assert sheet.title in said and sheet.note in said
 
 
 def test_a_result_without_ours_has_no_ratio_and_no_distance(full):

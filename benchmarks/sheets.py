@@ -1,0 +1,132 @@
+"""Tables of figures worked out of a result, for the terminal and for a page in Markdown."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from benchmarks.records import Record
+from benchmarks.summary import floor_distance, growth_exponent, probe_cost, rows
+from benchmarks.work import Work
+
+
+class Sheet(NamedTuple):
+    """A table: its first column is text, the others are numbers.
+
+    Args:
+        title: stands above it.
+        note: stands below it.
+    """
+
+    head: Sequence[str]
+    body: Iterable[Sequence[str]]
+    title: str = ""
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Title, table and note as Markdown."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.body]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join(filter(None, (self.title, table, self.note))) + "\n"
+
+    def rich(self) -> Table:
+        """The same for a terminal."""
+        first, *others = self.head
+        columns = (Column(name, justify="right") for name in others)
+        title, note = self.title or None, self.note or None
+        table = Table(Column(first, no_wrap=True), *columns, box=SIMPLE_HEAD, pad_edge=False)
+        table.title, table.caption = title, note
+        for line in self.body:
+            table.add_row(*line)
+        return table
+
+
+def sheets(result: Record) -> list[Sheet]:
+    """All that a result holds."""
+    work = Work(**result["work"])
+    found = [_phases(result["contestants"], work, "ours", note=_optimizer_memory(work))]
+    found += [_stages(result, work), _floor(result)]
+    if "generation" in result:
+        found.append(_phases(result["generation"], work, "ours-sampling", "Sampling alone:"))
+    if "growth" in result:
+        found.append(_growth(result["growth"]))
+    if "commands" in result:
+        found.append(_commands(result["commands"]))
+    if "probes" in result:
+        found.append(_probes(result["probes"]))
+    return found
+
+
+def _phases(figures: Record, work: Work, base: str, title: str = "", note: str = "") -> Sheet:
+    head = ["", "seconds", "fastest to slowest", "ratio", "rollout", "learning", "tokens/s"]
+    head.append("peak memory over the models, MB")
+    body = [
+        [
+            row.name,
+            f"{row.seconds:.3f}",
+            f"{row.fastest:.3f} to {row.slowest:.3f}",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            f"{row.rollout:.3f}",
+            f"{row.learning:.3f}",
+            f"{row.tokens_per_second:.0f}",
+            f"{row.over_model_bytes / 1e6:.0f}",
+        ]
+        for row in rows(figures, work.tokens, base)
+    ]
+    return Sheet(head, body, title, note)
+
+
+def _optimizer_memory(work: Work) -> str:
+    """The memory of gradients and Adam's moments, which training of all weights needs anyway."""
+    trained = work.size.n_trained
+    return (
+        f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "
+        f"Adam's two moments of the {trained / 1e6:.1f} million weights of a HookedTransformer, "
+        "whose embedding and unembedding are two matrices (12 bytes each)."
+    )
+
+
+def _stages(result: Record, work: Work) -> Sheet:
+    found = rows(result["contestants"], work.tokens)
+    stages = dict.fromkeys(stage for row in found for stage in row.stages)
+    body = [
+        [stage, *(f"{r.stages[stage]:.3f}" if stage in r.stages else "" for r in found)]
+        for stage in stages
+    ]
+    return Sheet(["seconds of each stage", *(row.name for row in found)], body)
+
+
+def _floor(result: Record) -> Sheet:
+    flops, seconds = result["floor"]["flops"], result["floor"]["seconds"]
+    body = [[part, f"{flops[part] / 1e9:.2f}", f"{seconds[part]:.3f}"] for part in flops]
+    body.append(["all", f"{sum(flops.values()) / 1e9:.2f}", f"{sum(seconds.values()):.3f}"])
+    note = ""
+    if "ours" in result["contestants"]:
+        note = f"This package takes {floor_distance(result):.2f} times as long."
+    return Sheet(["the arithmetic alone", "GFLOP", "seconds"], body, note=note)
+
+
+def _growth(growth: Record) -> Sheet:
+    body = [
+        [axis, str(one[0][axis]), str(one[-1][axis]), f"{growth_exponent(one, axis):.2f}"]
+        for axis, one in growth.items()
+    ]
+    return Sheet(["growth of our time with", "from", "to", "exponent"], body)
+
+
+def _commands(seconds: dict[str, list[float]]) -> Sheet:
+    body = [
+        [name, f"{median(each):.2f}", f"{min(each):.2f} to {max(each):.2f}"]
+        for name, each in seconds.items()
+    ]
+    return Sheet(["a command, as a process of its own", "seconds", "fastest to slowest"], body)
+
+
+def _probes(figures: Record) -> Sheet:
+    share, each = probe_cost(figures)
+    phases = len(figures["ours-run"]["phases"]) - 1
+    body = [[name, f"{seconds:.3f}"] for name, seconds in each.items()]
+    body.append(["added to the run, measured", f"{share:.1%}"])
+    return Sheet([f"the default probes in a run of {phases} phases", "seconds"], body)
