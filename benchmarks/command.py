@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import machine
 from benchmarks import measure as measuring
 from benchmarks.command_times import command_times
-from benchmarks.contestants import OTHERS
+from benchmarks.contestants import OTHERS, short_hash
 from benchmarks.estimate import estimated_seconds, memory_warning, spoken
 from benchmarks.harness import Answer
 from benchmarks.options import Bench
@@ -34,6 +34,8 @@ KEYS = frozenset({"machine", "work", "command", "contestants"})
 
 def measure(options: Bench) -> int:
     """Time what the options ask for, show it, and store it if asked to, one kind at a time."""
+    commits = tuple(map(short_hash, options.against_commit))
+    options = dataclasses.replace(options, against_commit=commits)
     work = _work(options)
     console = Console()
     floor = measuring.floor(work)

@@ -34,16 +34,20 @@ class ContestantProcess:
         name: what it is called in the results.
         command: starts it.
         setup: its first line.
+        root: the checkout whose packages it imports, wherever it is started.
 
     Raises:
         RunError: it ends instead of answering.
     """
 
-    def __init__(self, name: str, command: Sequence[str], setup: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], setup: dict[str, Any], root: Path = ROOT
+    ) -> None:
         self.name = name
         threads = str(setup["threads"])
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(root),
+            "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "HF_HUB_OFFLINE": "1",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.contestants import OF_A_COMMIT
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -13,6 +15,8 @@ class Bench:
     """The model: nano as the bundled one, tiny 4 layers, small and medium as GPT-2's."""
     against: tuple[str, ...] = ("ours-hooked", "ours-modules", "naive", "trl-0.11.4", "trl-1.12")
     """Who else does the work; a peer that is not built (`make bench-peers`) is left out."""
+    against_commit: tuple[str, ...] = ()
+    """Commits of this repository that do the work, too, each from its own files."""
     repeats: int = 3
     """Turns that count, after one that does not; medians are reported."""
     device: str = "auto"
@@ -46,5 +50,6 @@ class Bench:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """All that do the work, this package first."""
-        return tuple(dict.fromkeys(("ours", *self.against)))
+        """All that do the work, this package first; a commit is named `ours@COMMIT`."""
+        commits = (f"{OF_A_COMMIT}{commit}" for commit in self.against_commit)
+        return tuple(dict.fromkeys(("ours", *commits, *self.against)))

@@ -87,6 +87,7 @@ def test_the_page_is_written_from_what_was_stored(measured):
 MISTAKES = {
     "unknown_shape": (("--shape", "huge"), ("huge",)),
     "unknown_contestant": (("--against", "trlx"), ("against='trlx'", "naive")),
+    "unknown_commit": (("--against-commit", "nowhen"), ("against_commit='nowhen'", "git log")),
     "no_repeats": (("--repeats", "0"), ("repeats=0",)),
     "odd_batch": (("--batch-size", "30"), ("batch_size=30", "multiple")),
     "too_long": (("--gen-len", "400"), ("gen_len=400", "124")),

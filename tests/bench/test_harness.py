@@ -2,11 +2,12 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from benchmarks.contestants import command_of, started
+from benchmarks.contestants import start_of, started
 from benchmarks.harness import ContestantProcess, interleave
 from benchmarks.summary import exponent, growth_exponent, probe_cost, rows
 from benchmarks.work import Work
@@ -166,7 +167,7 @@ def test_an_unknown_contestant_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="'trlx' is unknown; choose of ours-hooked, ours-modules, naive"
     ):
-        command_of("trlx", tmp_path)
+        start_of("trlx", tmp_path, ExitStack())
 
 
 def test_a_setup_is_plain_json():

@@ -165,6 +165,9 @@ def test_the_command_names_what_differs_from_the_defaults():
     options = Bench(shape="small", against=("naive",), growth=True, gen_len=20)
     expected = "python -m benchmarks --shape small --against naive --gen-len 20 --growth"
     assert command_line(options) == expected
+    older = Bench(against=(), against_commit=("141faa5",))
+    assert command_line(older) == "python -m benchmarks --against --against-commit 141faa5"
+    assert older.contestants == ("ours", "ours@141faa5")
 
 
 def test_the_estimate_grows_with_what_is_asked_for():
