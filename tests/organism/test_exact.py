@@ -21,7 +21,8 @@ from rlhf_lab.organism import (
     token_advantages,
     token_information,
 )
-from tools.reel.check import bayes_accuracy, positive_by_enumeration
+from tools.reel.enumeration import positive_by_enumeration
+from tools.reel.measures import bayes_accuracy
 
 MINI = Grammar(n_clauses=1)
 POSITIONS = {name: MINI.slot(name) for name in ("HEAD", "OPEN", "ASP", "COP", "ADV", "ADJ")}

@@ -8,13 +8,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, Grammar, weights_dir
-from tools.reel.check import (
+from tools.reel.check import run_checks
+from tools.reel.measures import (
     bayes_accuracy,
     classifier_figures,
     grammatical_share,
     language_model_kl,
     positive_probability,
-    run_checks,
     sample_language_model,
 )
 

@@ -7,12 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlhf_lab.organism import VOCABULARY, Grammar
-from rlhf_lab.organism.tokenizer import (
-    load_tokenizer,
-    save_classifier_tokenizer,
-    save_language_model_tokenizer,
-    speaks_reel,
-)
+from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
+from tools.reel.tokenizers import save_classifier_tokenizer, save_language_model_tokenizer
 
 
 @pytest.fixture(scope="module")

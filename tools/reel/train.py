@@ -18,13 +18,8 @@ from transformers import (
 )
 
 from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
-from rlhf_lab.organism.tokenizer import (
-    PAD,
-    UNK,
-    save_classifier_tokenizer,
-    save_language_model_tokenizer,
-)
 from rlhf_lab.supervised import fit
+from tools.reel.tokenizers import PAD, UNK, save_classifier_tokenizer, save_language_model_tokenizer
 
 
 class Guess(NamedTuple):
