@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from benchmarks.command_times import FIRST_SAMPLES, HELP, MAIN_JOB
 from benchmarks.records import Record
-from benchmarks.sheets import Sheet
+from benchmarks.sheet import Sheet
 from benchmarks.summary import Row, floor_distance, growth_exponent, probe_cost, rows
 from benchmarks.work import Work
 

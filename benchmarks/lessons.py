@@ -7,19 +7,20 @@ python -m benchmarks.lessons --only 08_watch_it_learn --times 5
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 import nbformat
-import tyro
 from nbformat import NotebookNode
 from rich.console import Console
 from rich.progress import track
 
 from rlhf_lab.course.tables import show_table
+from rlhf_lab.entry import run_program
+from rlhf_lab.errors import ConfigError
 from tools.course.builder import run_cells
 
 LESSONS = Path("solutions")
@@ -27,16 +28,6 @@ OF_A_SECTION = re.compile(r"^\((\d+) s on one core\)$", re.MULTILINE)
 OF_A_LESSON = re.compile(r"All cells together run in\s+about (\d+) seconds on one\s+core")
 LONG = 3.0
 """Seconds from which a cell has to say how long it takes."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Run solved lessons in kernels of one thread, and compare seconds with what they say."""
-
-    only: tuple[str, ...] = ()
-    """Lessons, such as 00_start; else all."""
-    times: int = 3
-    """Runs of each lesson, one round of all lessons after the other; the median counts."""
 
 
 class Section(NamedTuple):
@@ -96,28 +87,35 @@ def rows_of(lesson: str, notebook: NotebookNode, rounds: list[dict[int, float]])
     return rows
 
 
-def main() -> int:
-    """Time the lessons and print a table; 1 where a lesson is not there."""
-    options = tyro.cli(Options)
-    console = Console()
+def time_lessons(only: tuple[str, ...] = (), times: int = 3) -> int:
+    """Run solved lessons in kernels of one thread, and compare seconds with what they say.
+
+    Args:
+        only: lessons, such as 00_start; else all.
+        times: runs of each lesson, one round of all lessons after the other; the median counts.
+
+    Raises:
+        ConfigError: a lesson that is not there, or no runs.
+    """
     there = sorted(path.stem for path in LESSONS.glob("*.ipynb"))
-    unknown = [name for name in options.only if name not in there]
-    if unknown or options.times < 1:
-        problem = (
-            f"only={unknown[0]!r} is no lesson; choose from {', '.join(there)}."
-            if unknown
-            else f"times={options.times} must be 1 or greater."
-        )
-        Console(stderr=True).print(f"error: {problem}", style="red", highlight=False)
-        return 1
-    lessons = options.only or there
+    for name in only:
+        if name not in there:
+            raise ConfigError(f"only={name!r} is no lesson; choose from {', '.join(there)}.")
+    if times < 1:
+        raise ConfigError(f"times={times} must be 1 or greater.")
+    lessons = only or there
     notebooks = {name: nbformat.read(LESSONS / f"{name}.ipynb", as_version=4) for name in lessons}
     taken: dict[str, list[dict[int, float]]] = {lesson: [] for lesson in lessons}
-    for lesson in track([*lessons] * options.times, "running lessons", console=console):
+    for lesson in track([*lessons] * times, "running lessons", console=Console()):
         taken[lesson].append(seconds_taken(notebooks[lesson]))
     rows = [row for name in lessons for row in rows_of(name, notebooks[name], taken[name])]
     show_table(["lesson", "cells below", "says, s", "takes, s"], rows, digits=1)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_program(time_lessons, "benchmarks.lessons", arguments)
 
 
 if __name__ == "__main__":

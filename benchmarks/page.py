@@ -6,7 +6,8 @@ from pathlib import Path
 
 from benchmarks.bounds import bounds_sheet
 from benchmarks.records import Record
-from benchmarks.sheets import Sheet, sheets
+from benchmarks.sheet import Sheet
+from benchmarks.sheets import sheets
 from benchmarks.summary import rows, size_exponent
 from benchmarks.work import Work
 

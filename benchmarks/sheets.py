@@ -1,46 +1,11 @@
-"""Tables of figures worked out of a result, for the terminal and for a page in Markdown."""
+"""The tables of a result: phases, stages, the arithmetic alone, growth, commands, probes."""
 
-from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
 
 from benchmarks.records import Record
+from benchmarks.sheet import Sheet
 from benchmarks.summary import floor_distance, growth_exponent, probe_cost, rows
 from benchmarks.work import Work
-
-
-class Sheet(NamedTuple):
-    """A table: its first column is text, the others are numbers.
-
-    Args:
-        title: stands above it.
-        note: stands below it.
-    """
-
-    head: Sequence[str]
-    body: Iterable[Sequence[str]]
-    title: str = ""
-    note: str = ""
-
-    def markdown(self) -> str:
-        """Title, table and note as Markdown."""
-        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.body]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join(filter(None, (self.title, table, self.note))) + "\n"
-
-    def rich(self) -> Table:
-        """The same for a terminal."""
-        first, *others = self.head
-        columns = (Column(name, justify="right") for name in others)
-        title, note = self.title or None, self.note or None
-        table = Table(Column(first, no_wrap=True), *columns, box=SIMPLE_HEAD, pad_edge=False)
-        table.title, table.caption = title, note
-        for line in self.body:
-            table.add_row(*line)
-        return table
 
 
 def sheets(result: Record) -> list[Sheet]:

@@ -7,12 +7,12 @@ python -m benchmarks.results --page
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -28,7 +28,8 @@ from benchmarks.results.real import run_real
 from benchmarks.results.records import asked, is_done, read_records, write_record
 from benchmarks.results.reel import run_learned, run_loophole, run_method
 from benchmarks.results.settings import Row, all_rows
-from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.entry import run_program
+from rlhf_lab.errors import ConfigError
 
 PAGE = Path("docs/results.md")
 ON_REEL = {
@@ -45,7 +46,7 @@ GUESSED_SECONDS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Options:
-    """Make the runs of docs/results.md that are not there yet, then write the page."""
+    """What the page of results is made of."""
 
     only: tuple[str, ...] = ()
     """Parts of the page (methods, unheld, loophole, learned, real) or names of rows; else all."""
@@ -167,16 +168,18 @@ def make(options: Options, run: Callable[..., dict[str, Any]] = carry_out) -> in
     return 0
 
 
-def main() -> int:
-    """Run the command; returns the exit status."""
+def results(options: Annotated[Options, tyro.conf.arg(name="")]) -> int:
+    """Make the runs of docs/results.md that are not there yet, then write the page."""
     try:
-        return make(tyro.cli(Options, prog="benchmarks.results", description=__doc__))
-    except LabError as error:
-        print(f"benchmarks.results: {error}", file=sys.stderr)
-        return 2
+        return make(options)
     except KeyboardInterrupt:
         print("benchmarks.results: stopped; the same command goes on.", file=sys.stderr)
         return 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_program(results, "benchmarks.results", arguments)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from tyro.conf import Positional
 
 from benchmarks.results.settings import PREFERENCES
 from rlhf_lab.__main__ import main
+from rlhf_lab.entry import run_program
 from rlhf_lab.errors import RunError
 from rlhf_lab.organism import Features, Grammar, Reward, read_features
 from rlhf_lab.organism.rewards import SOFTENING, sentiment_logit, sigmoid
@@ -126,5 +128,16 @@ def reward_by_content(reward_fn: RewardFn, seed: int) -> RewardByContent:
     return RewardByContent(means)
 
 
+def pairs(file: Positional[Path], seed: int = 1) -> int:
+    """Write the biased pairs as `train-reward` reads them.
+
+    Args:
+        file: the .jsonl file to write.
+        seed: of the reviews, and of the rater.
+    """
+    write_pairs(file, seed)
+    return 0
+
+
 if __name__ == "__main__":
-    write_pairs(Path(sys.argv[1]), seed=1)
+    sys.exit(run_program(pairs, "benchmarks.results.learned"))

@@ -67,5 +67,5 @@ def test_a_mistake_is_answered_in_one_sentence(flags, said):
         text=True,
         cwd=ROOT,
     )
-    assert done.returncode == 1 and done.stdout == ""
+    assert done.returncode == 2 and done.stdout == ""
     assert said in done.stderr and "Traceback" not in done.stderr

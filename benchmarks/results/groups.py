@@ -1,0 +1,70 @@
+"""The records of one row of the page of results, and what is said of them in each part."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from statistics import mean
+from typing import NamedTuple
+
+from benchmarks.records import Record
+from benchmarks.results.settings import all_rows, command_line
+
+
+class Group(NamedTuple):
+    """The records of one row: the same question from several seeds."""
+
+    labels: tuple[str, ...]
+    records: list[Record]
+
+    def mean(self, figure: Callable[[Record], float]) -> float:
+        """A figure's mean over the seeds."""
+        return mean(map(figure, self.records))
+
+    def spread(self, figure: Callable[[Record], float], digits: int = 3) -> str:
+        """A figure's mean over the seeds, and from what to what it goes."""
+        values = list(map(figure, self.records))
+        low, high = min(values), max(values)
+        return f"{mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def groups(records: Iterable[Record], part: str) -> list[Group]:
+    """The records of a part, row by row, in the order of the settings."""
+    order = {(row.part, row.labels): i for i, row in enumerate(all_rows())}
+
+    def key(record: Record) -> tuple[str, tuple[str, ...]]:
+        return record["part"], tuple(record["labels"])
+
+    known = [record for record in records if key(record) in order]
+    known.sort(key=lambda record: (order[key(record)], record["seed"]))
+    return [Group(labels, list(same)) for (of, labels), same in groupby(known, key) if of == part]
+
+
+def circumstances(found: Sequence[Group]) -> str:
+    """Seeds, weights and versions."""
+    every = [record for group in found for record in group.records]
+    seeds = sorted({len(group.records) for group in found})
+    weights = sorted({record["weights"] for record in every if record["weights"]})
+    machines = sorted({versions(record["machine"]) for record in every})
+    told = [f"Seeds per row: {' or '.join(map(str, seeds))}."]
+    if weights:
+        told.append(f"Bundled weights {', '.join(weights)} (digest).")
+    return " ".join([*told, *machines]) + "\n"
+
+
+def versions(machine: dict[str, str]) -> str:
+    """What the figures were made with."""
+    return (
+        f"{machine['processor']}, {machine['system']}, Python {machine['python']}, "
+        f"torch {machine['torch']}, TransformerLens {machine['transformer_lens']}."
+    )
+
+
+def commands(found: Sequence[Group]) -> str:
+    """What to type for each row."""
+    lines = [command_line(g.records[0]["preset"], g.records[0]["fields"]) for g in found]
+    return "```console\n" + "\n".join(f"{line} --seed 1" for line in lines) + "\n```\n"
+
+
+def mean_of(entries: Sequence[Record]) -> Record:
+    """The means of all numbers that the entries have under the same names."""
+    names = [name for name, value in entries[0].items() if isinstance(value, int | float)]
+    return {name: mean(entry[name] for entry in entries) for name in names}
