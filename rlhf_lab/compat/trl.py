@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.compat.external import Texts, as_masks, as_tokens, samples_of
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import check_context
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.random_streams import phase_generator
@@ -79,14 +80,13 @@ def step(
 
     def rollout_phase() -> Rollout:
         trainer.recorder.write_info(scores="given")
-        samples = samples_of(
-            trainer.policy,
-            asked,
-            answered,
-            args.temperature,
-            args.rows_at_once,
-            trainer.forward,
-            counted,
+
+        def note() -> Samples:
+            settings = args.temperature, args.rows_at_once, trainer.forward
+            return samples_of(trainer.policy, asked, answered, *settings, counted)
+
+        samples = trainer.forward.proved_samples(
+            note, trainer.policy, trainer.reference, args.temperature
         )
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)

@@ -9,6 +9,7 @@ from rlhf_lab.models.critic import (
     make_policy,
 )
 from rlhf_lab.models.export import export_language_model, export_policy, load_value_head
+from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
@@ -26,15 +27,14 @@ from rlhf_lab.models.lora import (
     without_adapters,
 )
 from rlhf_lab.models.outputs import (
-    Forward,
     PolicyOutputs,
     compare_with_reference,
     policy_outputs,
+    read_out,
     reference_logprobs,
     run_policy,
     start_decoding,
 )
-from rlhf_lab.models.readout import read_out
 from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
@@ -43,7 +43,7 @@ from rlhf_lab.models.reference import (
     same_weights,
     trainable_copy,
 )
-from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
+from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
 
 __all__ = [
     "DetachedValueHead",
@@ -53,6 +53,7 @@ __all__ = [
     "PolicyOutputs",
     "TransformerWithCritic",
     "TransformerWithValueHead",
+    "ValueHead",
     "ValueHeadKind",
     "adapters_off",
     "add_lora",

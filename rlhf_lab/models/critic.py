@@ -18,15 +18,15 @@ from rlhf_lab.models.transformer_lens import (
     join_caches,
     split_cache,
 )
-from rlhf_lab.models.value_head import TransformerWithValueHead, make_value_head
+from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
 
 ValueHeadKind = Literal["shared", "detached", "separate"]
 
 
-class DetachedValueHead(nn.Sequential):
+class DetachedValueHead(ValueHead):
     """The layers of a value head, whose gradient stops at their input."""
 
-    def forward(self, normalized: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "*batch 1"]:
+    def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
         """The values, as a function of the head's own weights only."""
         return super().forward(normalized.detach())
 

@@ -1,10 +1,11 @@
 """Decoding through the hooked modules: one token at a time, with a KV cache."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.device import autocast
@@ -18,7 +19,7 @@ class State(NamedTuple):
     Args:
         logits: over the whole vocabulary.
         value: the value head's estimate of the state.
-        residual: after the last block; None where the policy's own forward does not show it.
+        residual: after the last block; None where the modules ran, which do not show it.
     """
 
     logits: Float[Tensor, "batch d_vocab"]
@@ -35,15 +36,15 @@ def distinct_rows(
     return distinct[:, 0], distinct[:, 1].bool(), row_of
 
 
-def is_plain(policy: nn.Module) -> bool:
-    """Whether the policy's forward is the package's own, and not one that a learner wrote."""
-    return getattr(type(policy), "forward", None) is TransformerWithValueHead.forward
-
-
 class HookedDecoder:
-    """Runs the hooked modules, so that everything that is hooked on them sees every token.
+    """Calls the policy, so that everything that is hooked on it sees every token.
 
     Prompts are read once per distinct prompt; TransformerLens's cache holds keys and values.
+
+    Args:
+        dtype: of the matrix products; the policy's own when None.
+        read: makes logits and values of last residuals, in place of the policy's forward; the
+            modules run as far as there.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class HookedDecoder:
         prompts: Int[Tensor, "batch prefix"],
         prompt_mask: Bool[Tensor, "batch prefix"],
         dtype: torch.dtype | None = None,
+        read: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        self.policy, self.dtype = policy, dtype
+        self.policy, self.dtype, self.read = policy, dtype, read
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self._run(tokens, mask)
@@ -68,16 +70,9 @@ class HookedDecoder:
 
     def _run(self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> State:
         with autocast(self.policy.device, self.dtype):
-            return self._run_modules(tokens, mask)
-
-    def _run_modules(
-        self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]
-    ) -> State:
-        from rlhf_lab.models.readout import read_policy_state
-
-        if not is_plain(self.policy):
-            logits, values = self.policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
-            return State(logits[:, -1], values[:, -1], None)
-        residual = final_residual(self.policy.base_model, tokens, mask.long(), self.cache)
-        logits, values = read_policy_state(self.policy, residual)
+            if self.read is None:
+                logits, values = self.policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
+                return State(logits[:, -1], values[:, -1], None)
+            residual = final_residual(self.policy.base_model, tokens, mask.long(), self.cache)
+            logits, values = self.read(residual)
         return State(logits[:, -1], values[:, -1], residual[:, -1])

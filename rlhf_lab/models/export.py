@@ -25,7 +25,7 @@ from rlhf_lab.models.load import (
     tokenizer_from_files,
 )
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias
-from rlhf_lab.models.value_head import TransformerWithValueHead
+from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 CRITIC_DIRECTORY = "critic"
@@ -283,7 +283,7 @@ def largest_difference(model: HookedTransformer, directory: Path) -> float:
     return (found - expected).abs().max().item()
 
 
-def load_value_head(directory: str | Path) -> nn.Sequential | nn.Linear:
+def load_value_head(directory: str | Path) -> ValueHead | nn.Linear:
     """The value head that `export_policy` put beside a policy; one layer if it began as a reward.
 
     Raises:
@@ -296,7 +296,7 @@ def load_value_head(directory: str | Path) -> nn.Sequential | nn.Linear:
             head = nn.Linear(tensors["weight"].shape[1], 1)
         else:
             hidden, d_model = tensors["0.weight"].shape
-            head = nn.Sequential(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+            head = ValueHead(nn.Linear(d_model, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         head.load_state_dict(tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise LoadError(

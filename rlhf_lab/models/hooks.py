@@ -1,8 +1,13 @@
-"""Hook detection: find the submodules that have hooks attached."""
+"""Hook detection: find the submodules that have hooks, and run without these for a while."""
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from torch import nn
+
+TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where torch keeps the hooks of a module."""
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -10,13 +15,42 @@ def has_hooks(module: nn.Module) -> bool:
     return any(True for _ in hooked_parts(module))
 
 
+def is_hooked(part: nn.Module) -> bool:
+    """Whether this very module has a hook, forward or backward."""
+    return bool(
+        part._forward_hooks
+        or part._backward_hooks
+        or part._forward_pre_hooks
+        or part._backward_pre_hooks
+    )
+
+
 def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
     """The parts of a module, itself among them, that have hooks."""
     parts = [module]
     while parts:
         part = parts.pop()
-        if part._forward_hooks or part._backward_hooks:
-            yield part
-        elif part._forward_pre_hooks or part._backward_pre_hooks:
+        if is_hooked(part):
             yield part
         parts.extend(child for child in part._modules.values() if child is not None)
+
+
+@contextlib.contextmanager
+def without_hooks(*modules: nn.Module) -> Iterator[None]:
+    """Run modules as if they had no hooks; afterwards every hook is there as before.
+
+    Hooks that are added inside, and not taken off again, are gone afterwards.
+    """
+    kept = [
+        (part, name, getattr(part, name))
+        for module in modules
+        for part in hooked_parts(module)
+        for name in TABLES
+    ]
+    for part, name, _ in kept:
+        setattr(part, name, OrderedDict())
+    try:
+        yield
+    finally:
+        for part, name, table in kept:
+            setattr(part, name, table)

@@ -1,18 +1,18 @@
 """Outputs of a policy: log-probs, values, entropy, KL; the one fork between hooked and packed.
 
-Each function runs the hooked modules and the readable functions, or, where `Forward` says so, the
-packed form of `models/fast/`. Nothing else in the package decides between them.
+Each function runs the hooked modules and the readable functions, or, where `Forward.packs` says so,
+the packed form of `models/fast/`. No other file of the package asks.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.functional import (
     entropy_per_token,
     generated_logits,
@@ -20,59 +20,23 @@ from rlhf_lab.functional import (
     get_logprobs,
     kl_per_token,
 )
-from rlhf_lab.models.decode import HookedDecoder, is_plain
-from rlhf_lab.models.device import autocast, product_dtype
-from rlhf_lab.models.fast import (
-    PackedDecoder,
-    final_norm,
-    packed_residuals,
-    read_state,
-    read_token_stats,
-    runs_packed,
+from rlhf_lab.models.decode import HookedDecoder
+from rlhf_lab.models.device import autocast
+from rlhf_lab.models.fast.decoder import PackedDecoder
+from rlhf_lab.models.fast.outputs import (
+    packed_comparison,
+    packed_outputs,
+    packed_reference_logprobs,
+    packed_token_stats,
 )
+from rlhf_lab.models.fast.readout import final_norm, read_state, unembed
+from rlhf_lab.models.forward import Forward, transformer_of, why_not_read
 from rlhf_lab.models.hooks import has_hooks
-from rlhf_lab.models.readout import read_out
 from rlhf_lab.models.recompute import recomputing_blocks
-from rlhf_lab.models.reference import final_residuals, same_weights
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.reference import final_residuals
+from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.samples import Samples, Support
-
-ForwardMode = Literal["auto", "hooked", "packed"]
-TOKENS_AT_ONCE = 8192
-
-
-@dataclass(frozen=True)
-class Forward:
-    """How a run goes through its models: packed or as hooked modules, and in which precision.
-
-    Args:
-        mode: "hooked" runs the modules; "auto" the packed form, where it is right for the model and
-            passes every hook.
-        dtype: of the matrix products; the models' own when None.
-        recompute: keep only what goes from block to block for the backward pass, and run each
-            block again there.
-    """
-
-    mode: ForwardMode = "auto"
-    dtype: torch.dtype | None = None
-    recompute: bool = False
-
-    @classmethod
-    def from_args(cls, args: RLHFArgs) -> "Forward":
-        """How a run with these settings goes through its models."""
-        return cls(dtype=product_dtype(args.precision), recompute=args.activation_checkpointing)
-
-    def packs(self, *models: nn.Module) -> bool:
-        """Whether all of these, policies or bare transformers, run packed as they are now."""
-        if self.mode == "hooked":
-            return False
-        return all(
-            runs_packed(model)
-            if isinstance(model, HookedTransformer)
-            else is_plain(model) and runs_packed(model.base_model)
-            for model in models
-        )
 
 
 @dataclass(frozen=True)
@@ -132,10 +96,10 @@ def run_policy(
             function of the caller's own for `logprobs`.
     """
     forward = forward or Forward()
-    references = [] if reference is None else [reference]
-    want_logits = want_logits or logprobs is not get_logprobs
-    if forward.packs(policy, *references) and not want_logits:
-        return _run_in_chunks(
+    own_logprobs = logprobs is not get_logprobs
+    models = (policy,) if reference is None else (policy, reference)
+    if not (want_logits or own_logprobs) and forward.packs(*models):
+        stats, values = packed_token_stats(
             policy,
             tokens,
             prefix_len,
@@ -144,53 +108,20 @@ def run_policy(
             support,
             reference,
             ref_residuals,
-            forward,
+            forward.dtype,
+            forward.recompute,
         )
+        return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
     logits, values = policy_outputs(policy, tokens, attention_mask, forward)
     scored = logits if support is None else support.restrict(logits, prefix_len)
     ref_logits = None
     if reference is not None:
-        ref_logits = read_out(reference, ref_residuals) / temperature
+        ref_logits = read_out(reference, ref_residuals, forward) / temperature
     return PolicyOutputs(
         logprobs=logprobs(scored, tokens, prefix_len, temperature),
         values=generated_values(values, prefix_len),
         logits=generated_logits(logits, prefix_len) / temperature,
         ref_logits=ref_logits,
-    )
-
-
-def _run_in_chunks(
-    policy: TransformerWithValueHead,
-    tokens: Int[Tensor, "batch seq"],
-    prefix_len: int,
-    temperature: float,
-    attention_mask: Bool[Tensor, "batch seq"] | None,
-    support: Support | None,
-    reference: HookedTransformer | None,
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None,
-    forward: Forward,
-) -> PolicyOutputs:
-    """What `run_policy` leads to, in packed form and by chunks of rows, without its logits."""
-    model = policy.base_model
-    padded = attention_mask is not None
-    settings = (attention_mask, forward.dtype, forward.recompute, padded)
-    residual = packed_residuals(model, tokens, *settings)
-    normalized, hidden = final_norm(model, residual[:, prefix_len - 1 : -1])
-    stats = read_token_stats(
-        model,
-        reference,
-        hidden,
-        None if reference is None else ref_residuals,
-        tokens[:, prefix_len:],
-        temperature,
-        None if support is None else (support.tokens, support.kept),
-        forward.dtype,
-    )
-    return PolicyOutputs(
-        logprobs=stats.logprobs,
-        values=policy.value_head(normalized)[..., 0],
-        entropy=stats.entropy,
-        kl=stats.kl,
     )
 
 
@@ -206,13 +137,24 @@ def policy_outputs(
         ConfigError: `forward.recompute`, and a hook within a block, which would fire twice.
     """
     forward = forward or Forward()
-    if not forward.packs(policy):
-        recomputing = recomputing_blocks(policy, forward.recompute)
-        with autocast(policy.device, forward.dtype), recomputing:
-            return policy(tokens, attention_mask)
-    model = policy.base_model
-    residuals = packed_residuals(model, tokens, attention_mask, forward.dtype, forward.recompute)
-    return read_state(policy, residuals, model.W_U.to(forward.dtype or model.W_U.dtype))
+    if forward.packs(policy):
+        return packed_outputs(policy, tokens, attention_mask, forward.dtype, forward.recompute)
+    recomputing = recomputing_blocks(policy, forward.recompute)
+    with autocast(policy.device, forward.dtype), recomputing:
+        return policy(tokens, attention_mask)
+
+
+def read_out(
+    model: HookedTransformer,
+    residuals: Float[Tensor, "batch gen d_model"],
+    forward: Forward | None = None,
+) -> Float[Tensor, "batch gen d_vocab"]:
+    """Logits of the residuals that `final_residuals` gave."""
+    forward = forward or Forward("hooked")
+    if forward.reads_fast(model):
+        return unembed(model, final_norm(model, residuals)[1])
+    with autocast(residuals.device, forward.dtype):
+        return final_logits(model, residuals)
 
 
 class ReferenceComparison(NamedTuple):
@@ -231,7 +173,7 @@ class ReferenceComparison(NamedTuple):
 
 @torch.no_grad()
 def compare_with_reference(
-    model: HookedTransformer,
+    policy: TransformerWithValueHead | HookedTransformer,
     reference: HookedTransformer,
     samples: Samples,
     temperature: float,
@@ -240,52 +182,34 @@ def compare_with_reference(
 ) -> ReferenceComparison:
     """Exact KL and entropy of the policy at each generated token, and the reference's residuals.
 
-    1. Run the reference over finished sequences, as far as the last residual.
-    2. Take the policy's last residuals as the sampler noted them; while the policy still has the
-       reference's weights, they are the reference's. Where a hook listens, which might change what
-       it hears, run the policy on the same path. Either way equal weights give a KL of exactly 0.
-    3. Keep the states before each generated token, and read out both logits.
-    4. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
+    1. Run the reference over finished sequences, as far as the last residual, and the policy on the
+       same path, so that equal weights give a KL of exactly 0.
+    2. Keep the states before each generated token, and read out both logits.
+    3. Take KL and entropy; keep the reference's residuals, which are far smaller than its logits.
 
     Args:
+        policy: or its transformer alone.
         chunk_size: sequences at a time; more, where little memory is needed for more.
     """
     forward = forward or Forward()
-    packed, padded = forward.packs(model, reference), samples.is_padded
-    noted = packed and not has_hooks(model)
-    same = noted and not has_hooks(reference) and same_weights(model, reference)
-    states = slice(samples.prefix_len - 1, -1)
-    batch, seq = samples.tokens.shape
-    chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq) if packed else chunk_size
-    found: list[ReferenceComparison] = []
-
-    def last_residual(
-        of: HookedTransformer, rows: Int[Tensor, " rows"]
-    ) -> Float[Tensor, "rows gen d_model"]:
-        tokens, mask = samples.tokens[rows], samples.attention_mask[rows]
-        if packed:
-            return packed_residuals(of, tokens, mask, forward.dtype, False, padded)[:, states]
-        return final_residuals(of, tokens, mask, forward.dtype, padded)[:, states]
-
-    for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
-        ref_residual = last_residual(reference, rows)
-        if same:
-            residual = ref_residual
-        elif noted and samples.residuals is not None:
-            residual = samples.residuals[rows]
+    model = transformer_of(policy)
+    if model is not None and forward.packs(model, reference):
+        return ReferenceComparison(
+            *packed_comparison(model, reference, samples, temperature, chunk_size, forward.dtype)
+        )
+    states, found = slice(samples.prefix_len - 1, -1), []
+    for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
+        texts = samples.tokens[rows], samples.attention_mask[rows]
+        settings = forward.dtype, samples.is_padded
+        ref_residual = final_residuals(reference, *texts, *settings)[:, states]
+        ref_logits = read_out(reference, ref_residual, forward) / temperature
+        if model is None:
+            logits = policy_outputs(policy, *texts, forward)[0][:, states] / temperature
         else:
-            residual = last_residual(model, rows)
-        if packed:
-            written = samples.tokens[rows][:, samples.prefix_len :]
-            hidden = final_norm(model, residual)[1]
-            stats = read_token_stats(
-                model, reference, hidden, ref_residual, written, temperature, dtype=forward.dtype
-            )
-            found.append(ReferenceComparison(stats.kl, stats.entropy, ref_residual))
-        else:
-            logits = read_out(model, residual) / temperature
-            kl = kl_per_token(logits, read_out(reference, ref_residual) / temperature)
-            found.append(ReferenceComparison(kl, entropy_per_token(logits), ref_residual))
+            residual = final_residuals(model, *texts, *settings)[:, states]
+            logits = read_out(model, residual, forward) / temperature
+        kl = kl_per_token(logits, ref_logits)
+        found.append(ReferenceComparison(kl, entropy_per_token(logits), ref_residual))
     return ReferenceComparison(*map(torch.cat, zip(*found, strict=True)))
 
 
@@ -308,24 +232,22 @@ def reference_logprobs(
         ref_residuals, chunk_size: see `compare_with_reference`.
     """
     forward = forward or Forward()
-    packed = forward.packs(reference)
-    written, support, found = samples.tokens[:, samples.prefix_len :], samples.support, []
+    packed, found = forward.packs(reference), []
+    written = samples.tokens[:, samples.prefix_len :]
     for rows in torch.arange(len(written), device=written.device).split(chunk_size):
-        residual = ref_residuals[rows]
-        kept = None if support is None else support[rows]
+        tokens, residual = written[rows], ref_residuals[rows]
+        support = None if samples.support is None else samples.support[rows]
         if packed:
-            hidden = final_norm(reference, residual)[1]
-            pair = None if kept is None else (kept.tokens, kept.kept)
-            stats = read_token_stats(
-                reference, None, hidden, None, written[rows], temperature, pair, forward.dtype
+            found.append(
+                packed_reference_logprobs(
+                    reference, residual, tokens, support, temperature, forward.dtype
+                )
             )
-            found.append(stats.logprobs)
-        else:
-            logits = read_out(reference, residual)
-            logits = torch.cat([logits, logits[:, -1:]], dim=1)
-            scored = logits if kept is None else kept.restrict(logits, 1)
-            tokens = torch.cat([written[rows][:, :1], written[rows]], dim=1)
-            found.append(get_logprobs(scored, tokens, 1, temperature))
+            continue
+        logits = read_out(reference, residual, forward)
+        logits = torch.cat([logits, logits[:, -1:]], dim=1)
+        scored = logits if support is None else support.restrict(logits, 1)
+        found.append(get_logprobs(scored, torch.cat([tokens[:, :1], tokens], 1), 1, temperature))
     return torch.cat(found)
 
 
@@ -343,6 +265,8 @@ def start_decoding(
     """
     forward = forward or Forward()
     as_modules = has_hooks(policy.base_model) and not bool(prompt_mask.all())
-    if forward.packs(policy) and not as_modules:
+    if not as_modules and forward.packs(policy):
         return PackedDecoder(policy, prompts, prompt_mask, gen_len, forward.dtype)
-    return HookedDecoder(policy, prompts, prompt_mask, forward.dtype)
+    reads_fast = why_not_read(policy) is None and forward.reads_fast(policy.base_model)
+    read = partial(read_state, policy) if reads_fast else None
+    return HookedDecoder(policy, prompts, prompt_mask, forward.dtype, read)

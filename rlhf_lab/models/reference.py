@@ -1,19 +1,31 @@
 """The reference model: a frozen copy of the policy's transformer, kept as residuals, not logits."""
 
 import copy
+from types import FunctionType
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.lora import effective_weights
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer, KVCache, final_residual
+from rlhf_lab.models.transformer_lens import (
+    HookedTransformer,
+    KVCache,
+    final_residual,
+    has_own_forward,
+)
 
 
 def frozen_copy(model: HookedTransformer) -> HookedTransformer:
-    """A deep copy in eval mode, without gradients and without the hooks of the original."""
+    """A deep copy in eval mode, without gradients and without the hooks of the original.
+
+    Raises:
+        ConfigError: a forward was replaced by a function that calls the original's parts.
+    """
+    refuse_lent_forwards(model)
     reference = copy.deepcopy(model)
     reference.reset_hooks(including_permanent=True)
     return reference.requires_grad_(False).eval()
@@ -23,11 +35,42 @@ def trainable_copy(model: HookedTransformer) -> HookedTransformer:
     """A copy to train on its own, without the hooks of the original.
 
     Weights that can be trained are copied; those that are frozen are shared.
+
+    Raises:
+        ConfigError: see `frozen_copy`.
     """
+    refuse_lent_forwards(model)
     frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     copied = copy.deepcopy(model, frozen)
     copied.reset_hooks(including_permanent=True)
     return copied
+
+
+def refuse_lent_forwards(model: HookedTransformer) -> None:
+    """Refuse to copy a model some part of which runs a function that reaches the original's parts.
+
+    A deep copy keeps functions as they are: the copy's part would go on calling the original's.
+
+    Raises:
+        ConfigError: there is such a part.
+    """
+    for name, part in model.named_modules():
+        if _reaches_modules(vars(part).get("forward")):
+            raise ConfigError(
+                f"base_model{'.' * bool(name)}{name}.forward was replaced by a function that calls "
+                "the model's own parts, and a copy of the model would call them, too; hand in a "
+                "reference= that was copied before, or replace it by a hook."
+            )
+
+
+def _reaches_modules(forward: object) -> bool:
+    """Whether a function holds modules, or methods of theirs, in its closure or by global name."""
+    if not isinstance(forward, FunctionType):
+        return False
+    held = [cell.cell_contents for cell in forward.__closure__ or ()]
+    held += [forward.__globals__.get(name) for name in forward.__code__.co_names]
+    held += forward.__defaults__ or ()
+    return any(isinstance(getattr(x, "__self__", x), nn.Module) for x in held)
 
 
 def final_residuals(
@@ -46,7 +89,15 @@ def final_residuals(
         attention_mask: False on padding to the left of a prompt.
         dtype: of the matrix products; the model's own when None.
         padded: see `run_left_padded`.
+
+    Raises:
+        ConfigError: the model has a forward of its own, which need not read its logits from there.
     """
+    if has_own_forward(model):
+        raise ConfigError(
+            "the model has a forward of its own, so that its logits need not be those of its last "
+            "residual; change or hook its parts in place of its forward."
+        )
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
         with autocast(tokens.device, dtype):

@@ -58,7 +58,7 @@ def ledger_entries(
         support=minibatch.support,
         reference=reference,
         ref_residuals=minibatch.ref_residuals,
-        forward=dataclasses.replace(Forward.from_args(args), recompute=False),
+        forward=Forward("hooked", product_dtype(args.precision)),
         want_logits=True,
     )
     entries = _surrogate(out.logprobs, minibatch, args) | {

@@ -68,6 +68,7 @@ class Parts:
         self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
         self.reference = reference or make_reference(self.policy.base_model)
         self.forward = Forward.from_args(args)
+        self.forward.packs(self.policy, self.reference)
         self.objective = Objective(args, self.functions, self.forward)
         if self.tokenizer is None:
             raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
@@ -107,10 +108,18 @@ class Parts:
         prompts: Sequence[Sequence[int]],
         generator: torch.Generator,
     ) -> Samples:
-        """Let the policy continue prompts as a sampling spec says."""
-        at_once = self.args.generation_batch_size
-        with merged_lora(self.policy):
-            return sample_in_parts(self.policy, prompts, spec, generator, self.forward, at_once)
+        """Let the policy continue prompts as a sampling spec says.
+
+        The packed form, where it runs, is held against the modules on what it wrote; see `Forward`.
+        """
+        at_once, state = self.args.generation_batch_size, generator.get_state()
+
+        def draw() -> Samples:
+            generator.set_state(state)
+            with merged_lora(self.policy):
+                return sample_in_parts(self.policy, prompts, spec, generator, self.forward, at_once)
+
+        return self.forward.proved_samples(draw, self.policy, self.reference, spec.temperature)
 
     def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
         """The likeliest token at every step, behind each prompt."""

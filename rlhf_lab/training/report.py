@@ -50,6 +50,8 @@ class RolloutStats:
         entropy_per_token: in nats.
         response_length: mean number of real generated tokens, the stop token included.
         explained_variance: of the returns by the values.
+        packed_gap: the largest difference between packed form and modules that this phase's proof
+            found, in nats for log-probabilities; None where the modules ran.
     """
 
     mean_reward: float
@@ -61,6 +63,7 @@ class RolloutStats:
     entropy_per_token: float
     response_length: float
     explained_variance: float
+    packed_gap: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The algorithm is in `ppo.py`, and what is logged and saved in `recorder.py`.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -166,7 +167,8 @@ class RLHFTrainer(Parts):
             began, saving = perf_counter(), self.recorder.seconds
             rollout = roll_out()
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
-            stats, (base_lr, head_lr) = summarize(rollout), self.scheduler.get_last_lr()
+            stats = dataclasses.replace(summarize(rollout), packed_gap=self.forward.gap)
+            base_lr, head_lr = self.scheduler.get_last_lr()
             began = perf_counter()
             with self.interventions.learning():  # also where a subclass has its own
                 learned = self.learning_phase(rollout)
@@ -187,6 +189,7 @@ class RLHFTrainer(Parts):
             return
         if self.args.activation_checkpointing:
             refuse_hooked_blocks(self.policy)
+        self.forward.packs(self.policy, self.reference)
         self.recorder.open()
         self._started = True
         with self._recorded():

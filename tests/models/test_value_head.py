@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_lab.models import TransformerWithValueHead, load_model, make_value_head
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import Forward, TransformerWithValueHead, load_model, make_value_head
+from rlhf_lab.sampling import SamplingSpec, sample
 
 VALUE_HOOK = "ln_final.hook_normalized"
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
@@ -275,3 +277,97 @@ def test_the_mask_is_not_changed(policy):
     mask, tokens = PADDED_MASK.clone(), PADDED.clone()
     policy(tokens, attention_mask=mask)
     assert torch.equal(mask, PADDED_MASK) and torch.equal(tokens, PADDED)
+
+
+HEAD_SITES = {
+    "value_head.hook_in": 16,
+    "value_head.hook_hidden": 64,
+    "value_head.hook_value": 1,
+}
+
+
+def test_the_heads_hook_points_are_cached_beside_the_transformers(policy):
+    (logits, values), cache = policy.run_with_cache(TOKENS)
+    expected = policy(TOKENS)
+    assert torch.equal(logits, expected[0]) and torch.equal(values, expected[1])
+    for name, width in HEAD_SITES.items():
+        assert cache[name].shape == (*TOKENS.shape, width) and not cache[name].requires_grad
+    assert torch.equal(cache["value_head.hook_in"], cache[VALUE_HOOK])
+    assert torch.equal(cache["value_head.hook_value"][..., 0], values)
+    assert cache["value_head.hook_hidden"].min() == 0
+    _, of_the_model = policy.base_model.run_with_cache(TOKENS)
+    assert cache.keys() - of_the_model.keys() == set(HEAD_SITES)
+    assert torch.equal(cache["resid_post", 0], of_the_model["resid_post", 0])
+
+
+def test_run_with_cache_keeps_what_the_filter_names(policy):
+    sites = ["blocks.0.hook_resid_post", "value_head.hook_value"]
+    for names in (sites, sites.__contains__):
+        assert set(policy.run_with_cache(TOKENS, names_filter=names)[1].keys()) == set(sites)
+    _, cache = policy.run_with_cache(PADDED, PADDED_MASK, names_filter=sites[1])
+    alone = policy(PADDED[2:, 5:])[1]
+    torch.testing.assert_close(cache[sites[1]][2, :1, 0], alone[0])
+
+
+@pytest.mark.parametrize("site", HEAD_SITES)
+def test_the_head_is_patched_and_ablated_at_its_hook_points(policy, site):
+    """Zeroes at the input leave the head's value of 0, at the value 0 itself; logits stay."""
+    logits, values = policy(TOKENS)
+    with policy.hooks([(site, lambda x, hook: torch.zeros_like(x))]):
+        ablated_logits, ablated = policy(TOKENS)
+    assert torch.equal(ablated_logits, logits)
+    at_zero = {
+        "value_head.hook_in": policy.value_head(torch.zeros(1, 16))[0, 0],
+        "value_head.hook_hidden": policy.value_head[2].bias[0],
+        "value_head.hook_value": torch.zeros(()),
+    }
+    torch.testing.assert_close(ablated, at_zero[site].expand_as(ablated))
+    assert torch.equal(policy(TOKENS)[1], values)
+
+
+def test_hooks_of_both_kinds_fire_backwards_too_and_are_gone_afterwards(policy):
+    seen = []
+    hear = lambda x, hook: seen.append(hook.name)
+    sites = ["blocks.1.hook_resid_post", "value_head.hook_hidden"]
+    with policy.hooks([(site, hear) for site in sites], [(site, hear) for site in sites]):
+        policy(TOKENS)[1].sum().backward()
+    assert sorted(seen) == sorted(2 * sites)
+    assert not any(point.fwd_hooks or point.bwd_hooks for point in policy.hook_dict.values())
+    with pytest.raises(ConfigError, match="'value_head.hook_out' is no hook point"):
+        with policy.hooks([("value_head.hook_out", hear)]):
+            pass
+
+
+def test_a_hook_that_stays_on_the_head_stays(policy):
+    policy.hook_dict["value_head.hook_value"].add_hook(lambda x, hook: 2 * x)
+    doubled = policy(TOKENS)[1]
+    with policy.hooks([("value_head.hook_value", lambda x, hook: None)]):
+        assert torch.equal(policy(TOKENS)[1], doubled)
+    assert torch.equal(policy(TOKENS)[1], doubled)
+    policy.hook_dict["value_head.hook_value"].remove_hooks()
+    torch.testing.assert_close(2 * policy(TOKENS)[1], doubled)
+
+
+def test_a_hook_on_the_head_is_heard_in_sampling_and_sends_the_policy_to_the_modules(policy):
+    forward, heard = Forward(), []
+    with policy.hooks([("value_head.hook_value", lambda x, hook: heard.append(x))]):
+        with pytest.warns(UserWarning, match="a hook is on the policy or its value head"):
+            samples = sample(policy, [[4, 9], [7, 13]], SamplingSpec(3), forward=forward)
+    assert len(heard) == 3
+    values = torch.stack([x[:, -1, 0] for x in heard], 1)
+    torch.testing.assert_close(values, samples.values)
+    assert forward.packs(policy)
+
+
+def test_weights_keep_their_names_so_that_earlier_checkpoints_load(policy):
+    names = [name for name in policy.state_dict() if name.startswith("value_head.")]
+    layers = [f"value_head.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
+    assert names == layers
+
+
+def test_a_head_without_hook_points_is_read_as_before(gpt2_dir):
+    model = load_model(str(gpt2_dir))
+    policy = TransformerWithValueHead(model, nn.Linear(16, 1))
+    (_, values), cache = policy.run_with_cache(TOKENS)
+    assert not any(name.startswith("value_head.") for name in cache)
+    torch.testing.assert_close(values, policy.value_head(cache[VALUE_HOOK])[..., 0])

@@ -25,6 +25,7 @@ BASE = {
     "preset": "reel",
     "seed": 1,
     "device": "cpu",
+    "forward": "auto",
     "precision": "fp32",
     "tune_cpu": True,
     "total_phases": 3,
@@ -143,6 +144,7 @@ CHANGED: dict[str, Any] = {
 ELSEWHERE = {
     "preset",
     "device",
+    "forward",
     "tune_cpu",
     "base_model",
     "stop_at_eos",
@@ -288,6 +290,20 @@ def test_device_chooses_where_the_run_is(monkeypatch):
         RLHFTrainer(RLHFArgs(**(BASE | {"device": "cuda"})))
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"device": "cpu"})))
     assert trainer.device == trainer.policy.device == torch.device("cpu")
+
+
+def test_forward_decides_whether_the_packed_form_runs(monkeypatch):
+    runs = []
+    counting = lambda *inputs: runs.append(1) or run_block(*inputs)
+    monkeypatch.setattr("rlhf_lab.models.fast.blocks.run_block", counting)
+    for forward, packed in (("hooked", False), ("auto", True), ("packed", True)):
+        runs.clear()
+        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"forward": forward})))
+        trainer.learning_phase(trainer.rollout_phase())
+        assert bool(runs) is packed, forward
+    trainer.policy.base_model.add_hook("blocks.0.attn.hook_pattern", lambda x, hook: None)
+    with pytest.raises(ConfigError, match="forward='packed' cannot run .* hook_pattern"):
+        trainer.rollout_phase()
 
 
 @pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 2), (False, 0)])

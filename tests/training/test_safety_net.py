@@ -21,6 +21,8 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 
 STORED = Path(__file__).with_name("safety_net.json")
 PHASES = 2
+NOT_KEPT = ("cost", "packed_gap")
+"""What rounding and the clock make of a run, rather than its settings."""
 SMALL = {"preset": "reel", "total_phases": 3, "batch_size": 16, "num_minibatches": 2}
 PROMPTS = ["this movie", "honestly , the plot", "anyway , the acting was so"]
 
@@ -128,7 +130,7 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
     for key, weight in sorted(trainer.policy.named_parameters()):
         digest.update(key.encode())
         digest.update(weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    kept = [{k: v for k, v in report.items() if k != "cost"} for report in reports]
+    kept = [{k: v for k, v in report.items() if k not in NOT_KEPT} for report in reports]
     return {"digest": digest.hexdigest(), "reports": kept}
 
 

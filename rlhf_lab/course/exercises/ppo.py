@@ -633,7 +633,7 @@ EXERCISES = (
             "samples has tokens [batch seq], values and mask [batch gen]; scores.rewards is "
             "[batch]; compared.kl and compared.entropy are [batch gen].",
             "scores = trainer.rewards.score(samples, raw_rewards); compared = "
-            "compare_with_reference(trainer.policy.base_model, trainer.reference, samples, "
+            "compare_with_reference(trainer.policy, trainer.reference, samples, "
             "args.temperature, args.minibatch_size, trainer.forward); advantages, returns = "
             "assign_credit(trainer, samples, scores.rewards); then the Rollout.",
         ),
@@ -653,7 +653,7 @@ EXERCISES = (
             ),
             Slip(
                 "the policy is compared with itself, not with the reference",
-                {"(model, reference, samples": "(model, model, samples"},
+                {"(policy, reference, samples": "(policy, policy.base_model, samples"},
             ),
             Slip(
                 "KL and entropy are taken without the temperature",

@@ -20,6 +20,7 @@ from rlhf_lab.models.transformer_lens import (
     is_centered,
     is_gated,
     key_value_weights,
+    make_room_for,
 )
 
 
@@ -194,6 +195,7 @@ def packed_residuals(
         refuse_hooked_blocks(model)
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
+        make_room_for(model, tokens.shape[1])
         residual = embed(model, tokens, slice(0, tokens.shape[1]))
         for block in model.blocks:
             run_one = partial(_pack_and_run, block, dtype or model.cfg.dtype)

@@ -12,6 +12,7 @@ from rlhf_lab.models.fast.attention import Attend, Qkv, attend_causally, rotate
 from rlhf_lab.models.fast.blocks import embed, pack, run_block
 from rlhf_lab.models.fast.readout import read_state
 from rlhf_lab.models.padding import rotate_padding
+from rlhf_lab.models.transformer_lens import make_room_for
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 
@@ -37,6 +38,7 @@ class PackedDecoder:
     ) -> None:
         self.policy, self.model = policy, policy.base_model
         self.dtype = dtype or self.model.cfg.dtype
+        make_room_for(self.model, prompts.shape[1] + gen_len)
         self.blocks = pack(self.model, dtype)
         self.W_U = self.model.W_U.to(self.dtype)
         self.length = prompts.shape[1]

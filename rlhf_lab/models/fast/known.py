@@ -1,12 +1,16 @@
 """The allow-list of the packed form: models it is right for, and hook points it passes."""
 
+from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 from rlhf_lab.models.hooks import hooked_parts
-from rlhf_lab.models.transformer_lens import HookedTransformer, has_known_parts
+from rlhf_lab.models.transformer_lens import HookedTransformer, odd_part
 
 GELU_TANH = partial(F.gelu, approximate="tanh")
 ACTIVATIONS = MappingProxyType(
@@ -17,22 +21,6 @@ ACTIVATIONS = MappingProxyType(
         "silu": F.silu,
         "relu": F.relu,
     }
-)
-UNUSUAL = (
-    "attn_only",
-    "parallel_attn_mlp",
-    "use_qk_norm",
-    "use_local_attn",
-    "use_normalization_before_and_after",
-    "use_split_qkv_input",
-    "use_attn_in",
-    "use_hook_tokens",
-    "use_attention_sinks",
-    "use_logn_attn",
-    "use_dynamic_ntk_rope",
-    "post_embedding_ln",
-    "load_in_4bit",
-    "clip_qkv",
 )
 PASSED = (
     "hook_resid_pre",
@@ -50,39 +38,121 @@ PASSED = (
 """The hook points of a block that its packed form passes, with the shapes of the modules."""
 
 
-def can_pack(model: HookedTransformer) -> bool:
-    """Whether the packed form knows every part of this model: GPT-2 and Llama shapes do.
+def _any(value: Any) -> bool:
+    return True
 
-    Anything unusual, a block that was replaced or a setting that is not listed here, runs as the
-    hooked modules instead.
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _flag(value: Any) -> bool:
+    return value is True or value is False
+
+
+def _no(value: Any) -> bool:
+    return value is False
+
+
+def _none(value: Any) -> bool:
+    return value is None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and value is not True and value is not False
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _off(value: Any) -> bool:
+    """A soft cap that caps nothing."""
+    return value is None or (_number(value) and value <= 0)
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value.__hash__ is not None and value in values
+
+
+KNOWN_VALUES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        # names, and how the weights came about
+        **dict.fromkeys(("model_name", "tokenizer_name", "from_checkpoint", "init_mode"), _any),
+        **dict.fromkeys(("checkpoint_index", "checkpoint_label_type", "checkpoint_value"), _any),
+        **dict.fromkeys(("seed", "initializer_range", "init_weights", "n_params"), _any),
+        **dict.fromkeys(("default_prepend_bos", "tokenizer_prepends_bos"), _any),
+        **dict.fromkeys(("trust_remote_code", "device"), _any),
+        "original_architecture": _one_of(None, "GPT2LMHeadModel", "LlamaForCausalLM"),
+        # sizes
+        **dict.fromkeys(("d_model", "d_head", "n_layers", "n_ctx", "n_heads"), _number),
+        **dict.fromkeys(("d_mlp", "d_vocab", "d_vocab_out"), _number),
+        "n_key_value_heads": _number_or_none,
+        "n_devices": lambda value: value == 1,
+        "dtype": _one_of(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+        # what the packed form reads where it lies: scales, rotary tables, the modules themselves
+        **dict.fromkeys(("eps", "attn_scale", "rotary_base", "rotary_scaling_factor"), _number),
+        **dict.fromkeys(("rotary_dim", "rotary_base_local"), _number_or_none),
+        **dict.fromkeys(("use_attn_scale", "scale_attn_by_inverse_layer_idx"), _flag),
+        **dict.fromkeys(("rotary_adjacent_pairs", "gated_mlp", "final_rms"), _flag),
+        **dict.fromkeys(("use_NTK_by_parts_rope", "use_yarn_rope"), _flag),
+        **dict.fromkeys(("yarn_truncate", "yarn_global_attn_only"), _flag),
+        **dict.fromkeys(("NTK_by_parts_low_freq_factor", "NTK_by_parts_high_freq_factor"), _number),
+        **dict.fromkeys(("NTK_by_parts_factor", "NTK_original_ctx_len", "yarn_factor"), _number),
+        **dict.fromkeys(("yarn_attention_factor", "yarn_beta_fast", "yarn_beta_slow"), _number),
+        "yarn_original_max_position_embeddings": _number,
+        # hook points that are there or not; the same numbers in larger or smaller pieces
+        **dict.fromkeys(("use_attn_result", "use_hook_mlp_in"), _flag),
+        "ungroup_grouped_query_attention": _flag,
+        # the equations of a block
+        "normalization_type": _one_of("LN", "LNPre", "RMS", "RMSPre"),
+        "positional_embedding_type": _one_of("standard", "rotary"),
+        "attention_dir": _one_of("causal"),
+        "act_fn": _one_of(*ACTIVATIONS),
+        **dict.fromkeys(("attn_scores_soft_cap", "output_logits_soft_cap"), _off),
+        **dict.fromkeys(("attn_only", "parallel_attn_mlp", "use_qk_norm", "use_local_attn"), _no),
+        **dict.fromkeys(("use_normalization_before_and_after", "post_embedding_ln"), _no),
+        **dict.fromkeys(("use_split_qkv_input", "use_attn_in", "use_hook_tokens"), _no),
+        **dict.fromkeys(("use_attention_sinks", "use_logn_attn", "use_dynamic_ntk_rope"), _no),
+        **dict.fromkeys(("load_in_4bit", "norm_topk_prob", "tie_word_embeddings"), _no),
+        **dict.fromkeys(("uses_rms_norm", "layer_norm_folding"), _no),
+        **dict.fromkeys(("clip_qkv", "window_size", "attn_types", "train_seq_length"), _none),
+        **dict.fromkeys(("num_experts", "experts_per_token", "quantization_method"), _none),
+        **dict.fromkeys(
+            ("relative_attention_max_distance", "relative_attention_num_buckets"), _none
+        ),
+        "decoder_start_token_id": _none,
+    }
+)
+"""For each field of a model's configuration, the values for which the packed form is right.
+
+Each was held against the hooked modules, in values and gradients. A field that is not here, or
+another value, sends the model to the modules.
+"""
+
+
+def why_unknown(model: HookedTransformer) -> str | None:
+    """What of a model the packed form does not know, in words; None if it knows all of it."""
+    for field, value in vars(model.cfg).items():
+        if not KNOWN_VALUES.get(field, _never)(value):
+            return f"the packed form does not know cfg.{field}={value!r}"
+    odd = odd_part(model)
+    return None if odd is None else f"the packed form does not know this model: {odd}"
+
+
+def why_not_passed(model: HookedTransformer) -> str | None:
+    """Which hook the packed form does not pass, in words; None if it passes all there are.
+
+    It passes the embedding and, in every block, what `PASSED` lists.
     """
-    cfg = model.cfg
-    return (
-        cfg.normalization_type in ("LN", "LNPre", "RMS", "RMSPre")
-        and cfg.positional_embedding_type in ("standard", "rotary")
-        and cfg.attention_dir == "causal"
-        and cfg.act_fn in ACTIVATIONS
-        and cfg.n_devices == 1
-        and cfg.attn_scores_soft_cap <= 0
-        and cfg.output_logits_soft_cap <= 0
-        and not any(getattr(cfg, name, None) for name in UNUSUAL)
-        and has_known_parts(model)
-    )
-
-
-def runs_packed(*models: HookedTransformer) -> bool:
-    """Whether these models may run in packed form: it knows them, and passes whatever is hooked.
-
-    It passes the embedding and, in every block, what `PASSED` lists. A hook elsewhere, on the
-    attention pattern say, sends the run to the hooked modules.
-    """
-    return all(can_pack(model) and _passes_hooks(model) for model in models)
-
-
-def _passes_hooks(model: HookedTransformer) -> bool:
     hooked = list(hooked_parts(model))
     if not hooked:
-        return True
+        return None
     passed = {model.hook_embed}
     passed.update(block.get_submodule(name) for block in model.blocks for name in PASSED)
-    return passed.issuperset(hooked)
+    return next((_where(model, part) for part in hooked if part not in passed), None)
+
+
+def _where(model: nn.Module, part: nn.Module) -> str:
+    name = next(name for name, module in model.named_modules() if module is part)
+    return f"a hook is on {name or 'the model'}, which the packed form does not pass"

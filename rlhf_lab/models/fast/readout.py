@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlhf_lab.models.fast.token_scan import Readout
 from rlhf_lab.models.fast.token_stats import TokenStats, token_stats_chunked
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 LEAST_ROWS, LOGITS_AT_ONCE = 256, 2**22
@@ -21,7 +21,7 @@ def final_norm(
     The value head reads the first, the unembedding the second.
     """
     norm, shape = model.ln_final, (model.cfg.d_model,)
-    if model.cfg.normalization_type.startswith("LN"):
+    if is_centered(norm):
         normalized = F.layer_norm(residual, shape, eps=norm.eps)
     else:
         normalized = F.rms_norm(residual, shape, eps=norm.eps)

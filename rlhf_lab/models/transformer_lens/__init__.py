@@ -11,10 +11,11 @@ from rlhf_lab.models.transformer_lens.convert import (
 )
 from rlhf_lab.models.transformer_lens.kinds import (
     blocks_of,
-    has_known_parts,
     is_centered,
     is_gated,
     key_value_weights,
+    make_room_for,
+    odd_part,
 )
 from rlhf_lab.models.transformer_lens.kv_cache import (
     KVCache,
@@ -24,14 +25,18 @@ from rlhf_lab.models.transformer_lens.kv_cache import (
     split_cache,
 )
 from rlhf_lab.models.transformer_lens.library import (
+    ActivationCache,
     HookedTransformer,
     HookPoint,
+    final_logits,
     final_residual,
+    has_own_forward,
     make_model,
     version,
 )
 
 __all__ = [
+    "ActivationCache",
     "HookPoint",
     "HookedTransformer",
     "KVCache",
@@ -40,13 +45,16 @@ __all__ = [
     "empty_cache",
     "final_residual",
     "from_hugging_face",
-    "has_known_parts",
+    "odd_part",
     "is_bias",
     "is_centered",
     "is_gated",
     "join_caches",
     "key_value_weights",
+    "final_logits",
+    "has_own_forward",
     "make_model",
+    "make_room_for",
     "pick_rows",
     "split_cache",
     "version",

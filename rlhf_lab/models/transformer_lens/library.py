@@ -7,13 +7,23 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens import ActivationCache, HookedTransformer, HookedTransformerConfig
 from transformer_lens.hook_points import HookPoint
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models.transformer_lens.kv_cache import KVCache
 
-__all__ = ["HookPoint", "HookedTransformer", "final_residual", "make_model", "version"]
+__all__ = [
+    "ActivationCache",
+    "HookPoint",
+    "HookedTransformer",
+    "final_logits",
+    "final_residual",
+    "has_own_forward",
+    "make_model",
+    "version",
+]
+FORWARD = HookedTransformer.forward
 
 
 def version() -> str:
@@ -57,3 +67,18 @@ def final_residual(
     """
     mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
     return model(tokens, attention_mask=mask, past_kv_cache=cache, stop_at_layer=model.cfg.n_layers)
+
+
+def final_logits(
+    model: HookedTransformer, residual: Float[Tensor, "batch seq d_model"]
+) -> Float[Tensor, "batch seq d_vocab"]:
+    """The logits of residuals after the last block: the final norm, the unembedding, a soft cap."""
+    return model(residual, start_at_layer=model.cfg.n_layers)
+
+
+def has_own_forward(model: HookedTransformer) -> bool:
+    """Whether the model's forward is another than TransformerLens's.
+
+    Its logits need not be those of its last residual then.
+    """
+    return "forward" in vars(model) or type(model).forward is not FORWARD
