@@ -12,6 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
+from rlhf_lab.models.device import product_dtype
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape
 from rlhf_lab.probes.text_heatmap import spell_tokens

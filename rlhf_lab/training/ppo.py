@@ -62,12 +62,10 @@ def score_samples(
     2. Exact KL and entropy of each token; reference log-probs, if the KL is estimated from them.
     3. Advantages and returns (`assign_credit`).
     """
-    policy, reference = trainer.policy, trainer.reference
-    temperature, rows = trainer.args.temperature, trainer.args.rows_at_once
+    policy, reference, args = trainer.policy, trainer.reference, trainer.args
+    settings = args.temperature, args.rows_at_once, trainer.forward
     scores = trainer.rewards.score(samples, raw_rewards)
-    compared = compare_with_reference(
-        policy, reference, samples, temperature, rows, trainer.forward
-    )
+    compared = compare_with_reference(policy, reference, samples, *settings)
     ref_logprobs = trainer.objective.reference_logprobs(reference, samples, compared.ref_residuals)
     kl_to_pay = trainer.objective.kl_in_reward(samples, compared.kl, ref_logprobs)
     greedy_rewards = trainer.rewards.greedy_rewards(samples, scores.reward_moments)
