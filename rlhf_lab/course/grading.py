@@ -2,44 +2,15 @@
 
 import contextlib
 import functools
-import inspect
-import math
-import traceback
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-
-from rlhf_lab.course.exercise import Answer, Case, Exercise
+from rlhf_lab.course.exercise import Answer, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
+from rlhf_lab.course.outcomes import Miss, Outcome, compare, observe
 
 RTOL, ATOL = 1e-4, 1e-5
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one call: results and gradients by name, arguments changed in place, an error.
-
-    A result that has no gradient although it should is noted as not `attached`.
-    """
-
-    results: Mapping[str, Any]
-    gradients: Mapping[str, Tensor]
-    changed: tuple[str, ...] = ()
-    attached: bool = True
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Miss:
-    """The first thing about an outcome that is not as expected, as rows of yours and expected."""
-
-    kind: Literal["error", "type", "shape", "dtype", "value", "gradient", "in place"]
-    rows: tuple[tuple[str, str, str], ...]
-    case: Case | None = None
 
 
 @dataclass(frozen=True)
@@ -137,170 +108,6 @@ class Judge:
 def judge(exercise: Exercise, fn: Answer) -> Verdict:
     """Compare one function with the reference of an exercise; see `Judge.verdict`."""
     return Judge(exercise).verdict(fn)
-
-
-def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
-    """Call a function on a case, and note everything that is compared.
-
-    1. Give it copies of the tensors, so that a change in place shows and harms nothing.
-    2. Note its results by name; an error becomes one line.
-    3. Take the gradient of a fixed random weighting of the results.
-
-    Raises NotImplementedError, as a stub does; a stub that it calls is an error.
-    """
-    leaves = {
-        name: value.detach().clone().requires_grad_(name in exercise.gradients)
-        for name, value in case.arguments.items()
-        if isinstance(value, Tensor)
-    }
-    copies = {name: leaf.clone() for name, leaf in leaves.items()}
-    try:
-        results = _named(exercise.observe(fn, {**case.arguments, **copies}))
-        gradients, attached = _gradients(results, leaves)
-    except Exception as error:
-        if _unwritten(error) in (exercise.name, *exercise.methods):
-            raise
-        return Outcome({}, {}, error=_one_line(error, fn))
-    changed = tuple(name for name, leaf in leaves.items() if not _equal(leaf, copies[name]))
-    return Outcome(results, gradients, changed, attached)
-
-
-def _equal(x: Tensor, y: Tensor) -> bool:
-    """Whether all entries are the same, nan and nan included."""
-    return bool(((x == y) | ((x != x) & (y != y))).all())
-
-
-def _named(result: Any) -> dict[str, Any]:
-    if isinstance(result, dict):
-        return result
-    if isinstance(result, tuple):
-        return {f"result[{i}]": part for i, part in enumerate(result)}
-    return {"result": result}
-
-
-def _gradients(
-    results: Mapping[str, Any], leaves: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], bool]:
-    """Gradients of a random weighting of the results, and whether they depend on the arguments."""
-    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    parts = [r for r in results.values() if isinstance(r, Tensor) and r.requires_grad]
-    if not wanted or not parts:
-        return {}, not wanted
-    generator = torch.Generator().manual_seed(0)
-    weighted = [(part * torch.randn(part.shape, generator=generator)).sum() for part in parts]
-    found = torch.autograd.grad(sum(weighted), list(wanted.values()), allow_unused=True)
-    pairs = zip(wanted.items(), found, strict=True)
-    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, True
-
-
-def _unwritten(error: Exception) -> str | None:
-    """The name of the stub that an error comes from, or None."""
-    if not isinstance(error, NotImplementedError) or str(error):
-        return None
-    return traceback.extract_tb(error.__traceback__)[-1].name
-
-
-def _one_line(error: Exception, fn: Answer) -> str:
-    """An error and the line of the learner's code that it came from, without the stack."""
-    lines = str(error).splitlines()
-    if _unwritten(error):
-        return f"{_unwritten(error)} is called, and is not written yet"
-    if type(error).__name__ == "TypeCheckError":
-        kept = ("Type-check", "Actual", "Expected")
-        return "\n".join(line for line in lines if line.startswith(kept))
-    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    home = _file_of(fn)
-    numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == home]
-    return f"{message} (line {numbers[-1]} of the cell)" if numbers else message
-
-
-def _without_line(error: str | None) -> str | None:
-    return error and error.split(" (line ")[0]
-
-
-def _file_of(fn: Answer) -> str | None:
-    fn = inspect.unwrap(fn)
-    code = getattr(fn, "__code__", None) or getattr(getattr(fn, "__init__", None), "__code__", None)
-    return code and code.co_filename
-
-
-def compare(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Miss | None:
-    """The first difference, or None: error, results, arguments changed in place, gradients."""
-    if _without_line(outcome.error) != _without_line(expected.error):
-        return Miss("error", (("raised", outcome.error or "nothing", "no error"),), case)
-    for name, value in expected.results.items():
-        if name not in outcome.results:
-            return Miss("type", ((name, "missing", _shown(value)),), case)
-        miss = _compare_results(name, outcome.results[name], value, case)
-        if miss:
-            return miss
-    if outcome.changed != expected.changed:
-        rows = tuple((name, "changed in place", "untouched") for name in outcome.changed)
-        return Miss("in place", rows, case)
-    if outcome.attached != expected.attached:
-        return Miss("gradient", (("gradient", "none: the result is detached", "there"),), case)
-    for name, gradient in expected.gradients.items():
-        if not _close(outcome.gradients[name], gradient):
-            rows = _tensor_rows(f"gradient of {name}", outcome.gradients[name], gradient)
-            return Miss("gradient", rows, case)
-    return None
-
-
-def _compare_results(name: str, value: Any, expected: Any, case: Case | None) -> Miss | None:
-    if not isinstance(expected, Tensor):
-        same = _same_plain(value, expected)
-        return None if same else Miss("value", ((name, _shown(value), _shown(expected)),), case)
-    if not isinstance(value, Tensor):
-        return Miss("type", ((name, _shown(value), "a tensor"),), case)
-    if value.shape != expected.shape:
-        rows = ((f"{name}: shape", str(list(value.shape)), str(list(expected.shape))),)
-        return Miss("shape", rows, case)
-    if value.dtype != expected.dtype:
-        return Miss("dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case)
-    if not _close(value, expected):
-        return Miss("value", _tensor_rows(name, value, expected), case)
-    return None
-
-
-def _same_plain(value: Any, expected: Any) -> bool:
-    """Equal, or close where numbers stand; numbers in lists and tuples, too."""
-    if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
-        pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(_same_plain(v, e) for v, e in pairs)
-    if isinstance(expected, float) and isinstance(value, (int, float)):
-        return math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
-    return type(value) is type(expected) and value == expected
-
-
-def _close(value: Tensor, expected: Tensor) -> bool:
-    return not _differing(value, expected).any()
-
-
-def _differing(value: Tensor, expected: Tensor) -> Tensor:
-    if not expected.is_floating_point():
-        return value != expected
-    finite = expected[expected.isfinite()].abs()
-    atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
-    return ~torch.isclose(value.detach(), expected.detach(), RTOL, atol, equal_nan=True)
-
-
-def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
-    differs = _differing(value, expected)
-    index = tuple(differs.nonzero()[0].tolist())
-    where = f" at {list(index)}" if index else ""
-    rows = [(f"{name}{where}", _shown(value[index].item()), _shown(expected[index].item()))]
-    if differs.numel() > 1:
-        rows.append(("entries that differ", f"{int(differs.sum())} of {differs.numel()}", "0"))
-    return tuple(rows)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    text = str(value) if isinstance(value, (str, bool, int, list, tuple)) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _known_slips(exercise: Exercise) -> list[tuple[str, Answer]]:

@@ -4,13 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.exercises import changed, objective, ppo, start, value_head, watch
+from rlhf_lab.course.exercises import (
+    changed,
+    entropy,
+    kl,
+    kl_control,
+    logprobs,
+    losses,
+    ppo,
+    start,
+    value_head,
+    watch,
+)
 
 
 def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
-    lessons = (start, value_head, objective, ppo, watch, changed)
-    return tuple(exercise for lesson in lessons for exercise in lesson.EXERCISES)
+    objective = (logprobs, kl, entropy, losses, kl_control)
+    files = (start, value_head, *objective, ppo, watch, changed)
+    return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 
 def find_exercise(fn: Callable[..., Any] | str) -> Exercise:

@@ -1,33 +1,21 @@
 """Reel: a movie-review language whose latents, values and optimal policies are known exactly."""
 
+from rlhf_lab.organism.beliefs import ReviewState
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.exact import (
     Belief,
     FrontierPoint,
-    Graph,
-    GraphPolicy,
-    ReviewState,
     Traced,
     belief,
-    build_graph,
     frontier,
-    grammar_policy,
     optimal_policy,
     state_values,
     token_advantages,
     token_information,
 )
-from rlhf_lab.organism.grammar import (
-    VOCABULARY,
-    WORD_IDS,
-    Clause,
-    Grammar,
-    Latents,
-    Parse,
-    Reviews,
-    Slot,
-    decode,
-)
+from rlhf_lab.organism.grammar import Clause, Grammar, Latents, Parse, Reviews, Slot, decode
+from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
+from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.rewards import (
     REWARDS,
     Features,

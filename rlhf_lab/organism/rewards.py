@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.organism.grammar import (
+from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.lexicon import (
     CONNECTORS,
     P_POLARITY,
     P_VERDICT,
     SENSE_OF_ADJECTIVE,
     SENSE_OF_VERB,
-    Grammar,
 )
 
 CLAUSE_EVIDENCE = float(np.log(P_POLARITY / (1 - P_POLARITY)))

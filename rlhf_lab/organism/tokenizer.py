@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlhf_lab.organism.grammar import WORD_IDS
+from rlhf_lab.organism.lexicon import WORD_IDS
 
 
 def speaks_reel(tokenizer: PreTrainedTokenizerBase) -> bool:

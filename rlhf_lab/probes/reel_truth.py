@@ -8,14 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.organism.exact import (
-    Graph,
-    GraphPolicy,
-    build_graph,
-    grammar_policy,
-    token_information,
-)
+from rlhf_lab.organism.exact import token_information
 from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.rewards import REWARDS, Reward, gold
 
 

@@ -7,7 +7,8 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
-from rlhf_lab.course.grading import judge, observe
+from rlhf_lab.course.grading import judge
+from rlhf_lab.course.outcomes import observe
 from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
 

@@ -8,7 +8,7 @@ from rlhf_lab.organism.exact import (
     optimal_policy,
     state_values,
 )
-from rlhf_lab.organism.grammar import WORD_IDS
+from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth
 

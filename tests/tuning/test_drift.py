@@ -46,7 +46,7 @@ def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
 
 def test_gold_is_taken_of_the_texts_before_and_after(nano):
     """The unembedding is turned against blame, so that gold rises."""
-    from rlhf_lab.organism.grammar import ADJECTIVES, VERBS, WORD_IDS
+    from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
 
     meter = DriftMeter(nano, [""], OwnTexts(48, 28, REWARDS["gold"]))
     words = [word for tier in ADJECTIVES[-1] for word in tier] + list(VERBS[-1])

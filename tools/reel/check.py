@@ -8,16 +8,15 @@ from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.exact import (
-    GraphPolicy,
-    build_graph,
     frontier,
-    grammar_policy,
     optimal_policy,
     state_values,
     token_advantages,
     token_information,
 )
-from rlhf_lab.organism.grammar import VOCABULARY, Grammar
+from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.graph import GraphPolicy, build_graph, grammar_policy
+from rlhf_lab.organism.lexicon import VOCABULARY
 from rlhf_lab.organism.rewards import gold, read_features, soft_popcorn
 from tools.reel.enumeration import positive_by_enumeration
 from tools.reel.measures import (

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from rlhf_lab.organism.grammar import (
+from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.lexicon import (
     ADVERBS,
     OPENERS,
     P_FLIP,
@@ -19,7 +20,6 @@ from rlhf_lab.organism.grammar import (
     SENSE_OF_VERB,
     STYLE_OF_OPENER,
     TAGS,
-    Grammar,
 )
 
 

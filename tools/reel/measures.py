@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.organism.exact import GraphPolicy
-from rlhf_lab.organism.grammar import BOS, WORD_IDS
+from rlhf_lab.organism.graph import GraphPolicy
+from rlhf_lab.organism.lexicon import BOS, WORD_IDS
 from rlhf_lab.organism.rewards import gold, read_features
 from rlhf_lab.organism.tokenizer import load_tokenizer
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_lab.organism.grammar import BOS, EOS, VOCABULARY, WORD_IDS
+from rlhf_lab.organism.lexicon import BOS, EOS, VOCABULARY, WORD_IDS
 
 PAD, UNK = "<pad>", "<unk>"
 

@@ -17,7 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lab.organism.grammar import EOS, VOCABULARY, WORD_IDS, Grammar
+from rlhf_lab.organism.grammar import Grammar
+from rlhf_lab.organism.lexicon import EOS, VOCABULARY, WORD_IDS
 from rlhf_lab.supervised import fit
 from tools.reel.tokenizers import PAD, UNK, save_classifier_tokenizer, save_language_model_tokenizer
 

@@ -1,0 +1,198 @@
+"""Beliefs about a review in progress: posteriors of its latents, and of the next word."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhf_lab.organism.grammar import Grammar, Slot
+from rlhf_lab.organism.lexicon import (
+    ADJECTIVES,
+    ADVERBS,
+    CONNECTORS,
+    P_FLIP,
+    P_NEGATION,
+    P_OWN_ADVERB,
+    P_POLARITY,
+    P_TAGS,
+    P_TIER,
+    P_VERDICT,
+    SENSE_OF_ADJECTIVE,
+    SENSE_OF_VERB,
+    STYLE_OF_OPENER,
+    STYLES,
+    TAGS,
+    TIERS,
+)
+
+SIGNS = (1, -1)
+
+
+class ReviewState(NamedTuple):
+    """All of a prefix that the future and the rewards depend on; None where not said (yet).
+
+    last is the polarity of the last clause while a connector may follow; hint is the polarity that
+    the connector announces; tiers counts the mild, medium and strong words so far.
+    """
+
+    polarity_sum: int = 0
+    lexical_sum: int = 0
+    tiers: tuple[int, ...] = (0,) * len(TIERS)
+    style: int | None = None
+    last: int | None = None
+    hint: int | None = None
+    negated: bool = False
+    verdict: int | None = None
+    tag: str | None = None
+
+
+class Branch(NamedTuple):
+    """One word that may come next, its probability, and the state behind it."""
+
+    word: str
+    probability: float
+    state: ReviewState
+
+
+def odds(log_odds: float) -> dict[int, float]:
+    """Turn log odds into the probabilities of +1 and -1."""
+    positive = float(1 / (1 + np.exp(-log_odds)))
+    return {1: positive, -1: 1 - positive}
+
+
+def _likelihood(sign: int, truth: int, probability: float) -> float:
+    """Give the probability that a sign is what it is when it equals the truth w.p. probability."""
+    return probability if sign == truth else 1 - probability
+
+
+def sentiment_belief(state: ReviewState, with_hint: bool = True) -> dict[int, float]:
+    """Give P(y | prefix), with or without what an announced polarity tells.
+
+    1. Every polarity read adds log(.85/.15) to the log odds of its sign, the verdict log(.9/.1).
+    2. An announced polarity h adds log P(h | y=+) - log P(h | y=-), where
+       P(h | y) = sum_p P(p | y) P(h | p): p equals y w.p. .85 and h w.p. .75.
+    """
+    log_odds = state.polarity_sum * np.log(P_POLARITY / (1 - P_POLARITY))
+    if state.verdict is not None:
+        log_odds += state.verdict * np.log(P_VERDICT / (1 - P_VERDICT))
+    if with_hint and state.hint is not None:
+        agree = P_POLARITY * (1 - P_FLIP) + (1 - P_POLARITY) * P_FLIP
+        log_odds += state.hint * np.log(agree / (1 - agree))
+    return odds(log_odds)
+
+
+def intensity_belief(state: ReviewState) -> list[float]:
+    """Give P(i | prefix): proportional to the probability of the tiers read."""
+    weight = np.array([(P_TIER / ((1 - P_TIER) / 2)) ** count for count in state.tiers])
+    return (weight / weight.sum()).tolist()
+
+
+def style_belief(state: ReviewState) -> list[float]:
+    """Give P(r | prefix): uniform before the opening word, which settles it."""
+    if state.style is None:
+        return [1 / len(STYLES)] * len(STYLES)
+    return [float(style == state.style) for style in range(len(STYLES))]
+
+
+def polarity_forecast(state: ReviewState) -> dict[int, float]:
+    """Give P(polarity of the clause to come | prefix), its announcement included."""
+    belief = sentiment_belief(state, with_hint=False)
+    weight = {p: sum(belief[y] * _likelihood(p, y, P_POLARITY) for y in SIGNS) for p in SIGNS}
+    if state.hint is not None:
+        weight = {p: w * _likelihood(p, state.hint, 1 - P_FLIP) for p, w in weight.items()}
+    total = sum(weight.values())
+    return {p: w / total for p, w in weight.items()}
+
+
+def tier_forecast(state: ReviewState) -> list[float]:
+    """Give P(tier of the next graded word | prefix)."""
+    other = (1 - P_TIER) / 2
+    return [other + (P_TIER - other) * belief for belief in intensity_belief(state)]
+
+
+def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
+    """Give the counts of tiers after one more word of each tier."""
+    return [
+        tuple(count + (t == tier) for t, count in enumerate(state.tiers))
+        for tier in range(len(TIERS))
+    ]
+
+
+def _open(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    share = 1 / len(slot.words)
+    return [Branch(w, share, state._replace(style=STYLE_OF_OPENER[w])) for w in slot.words]
+
+
+def _copula(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    probability = {"was": 1 - P_NEGATION, "wasn't": P_NEGATION}
+    return [Branch(w, probability[w], state._replace(negated=w == "wasn't")) for w in slot.words]
+
+
+def _adverb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    own = ADVERBS[state.style]
+    other = (1 - P_OWN_ADVERB) / (len(slot.words) - len(own))
+    return [Branch(w, P_OWN_ADVERB / len(own) if w in own else other, state) for w in slot.words]
+
+
+def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    polarity_of, tier_of, counts = (
+        polarity_forecast(state),
+        tier_forecast(state),
+        _tier_counts(state),
+    )
+    is_last = slot.clause == grammar.n_clauses - 1
+    branches = []
+    for word in slot.words:
+        lexical, tier = SENSE_OF_ADJECTIVE[word]
+        polarity = -lexical if state.negated else lexical
+        after = state._replace(
+            polarity_sum=state.polarity_sum + polarity,
+            lexical_sum=state.lexical_sum + lexical,
+            tiers=counts[tier],
+            last=None if is_last else polarity,
+            hint=None,
+            negated=False,
+        )
+        probability = polarity_of[polarity] * tier_of[tier] / len(ADJECTIVES[lexical][tier])
+        branches.append(Branch(word, probability, after))
+    return branches
+
+
+def _connector(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    agree = polarity_forecast(state)[state.last]
+    says_and = agree * (1 - P_FLIP) + (1 - agree) * P_FLIP
+    both = zip(CONNECTORS, (says_and, 1 - says_and), (state.last, -state.last), strict=True)
+    return [Branch(word, p, state._replace(last=None, hint=hint)) for word, p, hint in both]
+
+
+def _verb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    belief, tier_of, counts = sentiment_belief(state), tier_forecast(state), _tier_counts(state)
+    branches = []
+    for word in slot.words:
+        verdict, tier = SENSE_OF_VERB[word]
+        sign = sum(belief[y] * _likelihood(verdict, y, P_VERDICT) for y in SIGNS)
+        after = state._replace(verdict=verdict, tiers=counts[tier])
+        branches.append(Branch(word, sign * tier_of[tier], after))
+    return branches
+
+
+def _tag(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    return [Branch(w, p, state._replace(tag=w)) for w, p in zip(TAGS, P_TAGS, strict=True)]
+
+
+def _indifferent(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    return [Branch(word, 1 / len(slot.words), state) for word in slot.words]
+
+
+def branches(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
+    """Give every word that may fill a slot after a state, by the grammar's own probabilities."""
+    rule: Callable[[ReviewState, Slot, Grammar], list[Branch]] = {
+        "OPEN": _open,
+        "COP": _copula,
+        "ADV": _adverb,
+        "ADJ": _adjective,
+        "CONN": _connector,
+        "VERB": _verb,
+        "TAG": _tag,
+    }.get(slot.name, _indifferent)
+    return rule(state, slot, grammar)
