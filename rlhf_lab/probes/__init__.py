@@ -1,5 +1,6 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
+from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction import Direction
@@ -10,7 +11,7 @@ from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
-from rlhf_lab.probes.suite import Attachment, Suite, attach
+from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens, value_lens
 from rlhf_lab.probes.weight_delta import WeightDelta

@@ -1,7 +1,7 @@
 """The compute budget of probes: what is thinned or refused to keep to it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.probe import ProbeCost, RunShape
@@ -43,6 +43,25 @@ class Planned:
     def calls(self, phases: int) -> int:
         """Phases in which the probe is due, and the end of the run."""
         return -(-phases // self.every) + 1 if self.every else 0
+
+
+@dataclass
+class Timing:
+    """Measured seconds: of each probe's calls so far, of the fastest, and of the run without
+    probes.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    fastest: dict[str, float] = field(default_factory=dict)
+    this_phase: float = 0.0
+    run_seconds: float = 0.0
+    phases: int = 0
+
+    def note(self, probe: str, seconds: float, inside_phase: bool) -> None:
+        """Add one call; the trainer's own times count what happens inside a phase."""
+        self.seconds[probe] = self.seconds.get(probe, 0.0) + seconds
+        self.fastest[probe] = min(seconds, self.fastest.get(probe, seconds))
+        self.this_phase += seconds if inside_phase else 0.0
 
 
 def forward_equivalents(cost: ProbeCost, shape: RunShape) -> float | int:

@@ -3,6 +3,7 @@
 import torch
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
@@ -10,7 +11,7 @@ from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
-from rlhf_lab.probes.suite import Attachment, Suite
+from rlhf_lab.probes.suite import Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta

@@ -308,7 +308,7 @@ def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer)
 def test_a_probe_that_turns_out_slow_is_thinned_while_the_run_goes_on(make_trainer, monkeypatch):
     clock = iter(range(10**9))
     # Every look at the clock takes a second: a call lasts 1 s, a phase without its calls 2 or 3 s.
-    for module in ("probes.suite", "training.trainer"):
+    for module in ("probes.attachment", "training.trainer"):
         monkeypatch.setattr(f"rlhf_lab.{module}.perf_counter", lambda: float(next(clock)))
     trainer = make_trainer(total_phases=4)
     attachment = attach(trainer, Counter())
