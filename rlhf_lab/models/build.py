@@ -2,7 +2,7 @@
 
 import torch
 
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.models.critic import make_policy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
@@ -18,28 +18,26 @@ def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> Transfor
         LoadError: the base model was not found.
         ConfigError: adapters that do not fit it.
     """
-    adapters = args.lora_rank, args.lora_alpha, args.lora_targets
-    base_model = load_with_adapters(args.base_model, device, *adapters, args.seed)
+    base_model = load_with_adapters(args.base_model, args, device, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
 
 
 def load_with_adapters(
     base_model: str,
-    device: str | torch.device,
-    lora_rank: int,
-    lora_alpha: float,
-    lora_targets: str,
-    seed: int,
+    adapters: AdapterArgs,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
 ) -> HookedTransformer:
-    """A model to train: all its weights when `lora_rank` is 0, adapters on the named ones else.
+    """A model to train: all its weights when the adapters' rank is 0, else adapters alone.
 
     Raises:
         LoadError: the base model was not found.
         ConfigError: adapters that do not fit it.
     """
     model = load_model(base_model, device=device)
-    if lora_rank:
-        add_lora(model, lora_rank, lora_alpha, lora_targets.replace(",", " ").split(), seed)
+    if adapters.lora_rank:
+        targets = adapters.lora_targets.replace(",", " ").split()
+        add_lora(model, adapters.lora_rank, adapters.lora_alpha, targets, seed)
     return model
 
 

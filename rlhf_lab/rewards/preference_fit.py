@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import Fitting, RewardLoss
 from rlhf_lab.functional import bradley_terry_loss
 from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.rewards.pairs import Pairs
-from rlhf_lab.supervised import Fitting, first_and_last
+from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,8 @@ class PreferenceFit:
         mean_score: of the texts trained on, before it is normalised away; centring holds it near 0.
     """
 
-    steps: int
-    batch_size: int
-    learning_rate: float
-    seed: int
+    fitting: Fitting
+    loss: RewardLoss
     train_pairs: int
     held_out_pairs: int
     accuracy: float
@@ -38,26 +37,37 @@ class PreferenceFit:
     gold_accuracy: float | None
     first_loss: float
     last_loss: float
-    margin: float = 0.0
-    centering: float = 0.0
-    mean_score: float = 0.0
+    mean_score: float
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
-        return asdict(self)
+        figures = {k: v for k, v in asdict(self).items() if k not in ("fitting", "loss")}
+        return self.fitting.to_dict() | asdict(self.loss) | figures
+
+    def summary(self) -> list[str]:
+        """The accuracy, and what it can be compared with, a line each."""
+        return [
+            f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} nats per pair",
+            f"accuracy {self.accuracy:.3f} on {self.held_out_pairs} held-out pairs",
+            *best_judge(self.bayes_accuracy, self.gold_accuracy),
+        ]
+
+
+def best_judge(bayes_accuracy: float | None, gold_accuracy: float | None) -> list[str]:
+    """What an accuracy can be compared with, where the truth is known."""
+    if bayes_accuracy is None:
+        return []
+    return [
+        f"the best possible judge: {bayes_accuracy:.3f} on average, "
+        f"{gold_accuracy:.3f} on these pairs"
+    ]
 
 
 def train_reward_model(
     model: RewardModel,
     pairs: Pairs,
-    steps: int = 400,
-    batch_size: int = 64,
-    learning_rate: float = 1e-3,
-    held_out: float = 0.2,
-    seed: int = 0,
-    show_progress: bool = True,
-    margin: float = 0.0,
-    centering: float = 0.0,
+    fitting: Fitting | None = None,
+    loss: RewardLoss | None = None,
 ) -> PreferenceFit:
     """Train a reward model in place.
 
@@ -67,34 +77,38 @@ def train_reward_model(
     4. Count how many of the pairs set aside it orders rightly.
 
     Args:
-        margin: times each pair's own margin is by how much the chosen score has to lead.
-        centering: weight of the squared sum of the two scores.
+        fitting: as it is by default when None.
+        loss: Bradley-Terry without margin and centering when None.
 
     Raises:
-        ConfigError: a number out of range, a margin for pairs without any, or a word outside a
+        ConfigError: fewer than 2 pairs, a margin for pairs without any, or a word outside a
         closed vocabulary.
     """
-    _check_coefficients(pairs, margin, centering)
+    fitting, loss = fitting or Fitting(), loss or RewardLoss()
+    if loss.margin and pairs.margins is None:
+        raise ConfigError(
+            f"margin={loss.margin} needs to know by how much each chosen text is better; take "
+            "pairs with a column margin, or set margin=0."
+        )
     margins = torch.zeros(len(pairs)) if pairs.margins is None else torch.tensor(pairs.margins)
-    margins = (margin * margins).to(model.mean)
-    fitting = Fitting(steps, batch_size, learning_rate, held_out, seed, show_progress)
-    rng = np.random.default_rng(seed)
-    test_rows, train_rows = fitting.split(len(pairs), rng)
+    margins = (loss.margin * margins).to(model.mean)
+    rng = np.random.default_rng(fitting.seed)
+    test_rows, train_rows = hold_out(len(pairs), fitting.held_out, rng)
     test, train = pairs[test_rows], pairs[train_rows]
 
     def batch_loss(rows: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
         batch = pairs[rows]
         chosen, rejected = model(*model.encode(batch.chosen + batch.rejected)).chunk(2)
-        return bradley_terry_loss(chosen, rejected, margins[rows], centering)
+        return bradley_terry_loss(chosen, rejected, margins[rows], loss.centering)
 
-    first, last = first_and_last(fitting.fit(model, train_rows, batch_loss, rng, "reward model"))
+    first, last = first_and_last(
+        fit_rows(model, train_rows, batch_loss, fitting, rng, "reward model")
+    )
     scores = model.score(train.chosen + train.rejected)
     model.set_normalization(scores)
     return PreferenceFit(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
+        fitting=fitting,
+        loss=loss,
         train_pairs=len(train),
         held_out_pairs=len(test),
         accuracy=share_ordered(model.score(test.chosen) - model.score(test.rejected)),
@@ -104,21 +118,8 @@ def train_reward_model(
         else share_ordered(torch.from_numpy(test.gold_gaps)),
         first_loss=first,
         last_loss=last,
-        margin=margin,
-        centering=centering,
         mean_score=scores.mean().item(),
     )
-
-
-def _check_coefficients(pairs: Pairs, margin: float, centering: float) -> None:
-    for name, value in (("margin", margin), ("centering", centering)):
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"{name}={value} is out of range; it must be 0 or greater.")
-    if margin and pairs.margins is None:
-        raise ConfigError(
-            f"margin={margin} needs to know by how much each chosen text is better; take pairs "
-            "with a column margin, or set margin=0."
-        )
 
 
 def share_ordered(gaps: Float[Tensor, " pair"]) -> float:

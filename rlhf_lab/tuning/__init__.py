@@ -1,7 +1,8 @@
 """Fine-tuning without a reward in the loop: supervised fine-tuning (SFT) and DPO."""
 
-from rlhf_lab.tuning.dpo import DPOFit, DPOLoss, text_logprobs, tune_on_pairs
-from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
+from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts
+from rlhf_lab.tuning.dpo import DPOFit, text_logprobs, tune_on_pairs
+from rlhf_lab.tuning.drift import Drift, DriftMeter
 from rlhf_lab.tuning.examples import Examples, encode_examples, example_logprobs, load_examples
 from rlhf_lab.tuning.sft import SFTFit, fine_tune, held_out_loss
 
@@ -11,6 +12,7 @@ __all__ = [
     "Drift",
     "DriftMeter",
     "Examples",
+    "Fitting",
     "OwnTexts",
     "SFTFit",
     "encode_examples",

@@ -1,57 +1,22 @@
 """Direct preference optimization (DPO): a policy learns from pairs, without a reward model."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts
 from rlhf_lab.functional import dpo_loss, implicit_rewards, sequence_sum
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.rewards import Pairs
-from rlhf_lab.rewards.preference_fit import share_ordered
-from rlhf_lab.supervised import Fitting, first_and_last
-from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
+from rlhf_lab.rewards.preference_fit import best_judge, share_ordered
+from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
+from rlhf_lab.tuning.drift import Drift, DriftMeter, GoldFn
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs
-
-
-@dataclass(frozen=True)
-class DPOLoss:
-    """Which loss, and how far the policy may go from the reference for a preference.
-
-    Args:
-        beta: the larger, the closer it stays.
-        label_smoothing: the share of pairs that is taken to be the wrong way round.
-        kind: "sigmoid" or "ipo" (see `dpo_loss`).
-
-    Raises:
-        ConfigError: values that `dpo_loss` refuses.
-    """
-
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    kind: Literal["sigmoid", "ipo"] = "sigmoid"
-
-    def __post_init__(self) -> None:
-        try:
-            self(*torch.zeros(4, 1))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-
-    def __call__(
-        self,
-        chosen: Float[Tensor, " batch"],
-        rejected: Float[Tensor, " batch"],
-        ref_chosen: Float[Tensor, " batch"],
-        ref_rejected: Float[Tensor, " batch"],
-    ) -> Float[Tensor, ""]:
-        """The loss of some pairs, from the log-probabilities of their texts."""
-        settings = self.beta, self.label_smoothing, self.kind
-        return dpo_loss(chosen, rejected, ref_chosen, ref_rejected, *settings)
 
 
 @dataclass(frozen=True)
@@ -89,6 +54,18 @@ class DPOFit:
         """All fields as plain JSON values."""
         figures = {k: v for k, v in asdict(self).items() if k not in ("fitting", "loss")}
         return self.fitting.to_dict() | asdict(self.loss) | figures | {"margin": self.margin}
+
+    def summary(self) -> list[str]:
+        """What tuning came to, and what it can be compared with, a line each."""
+        return [
+            f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} per pair",
+            f"accuracy {self.accuracy:.3f} by implicit reward on {self.held_out_pairs} held-out "
+            "pairs",
+            *best_judge(self.bayes_accuracy, self.gold_accuracy),
+            f"implicit reward {self.chosen_reward:+.3f} chosen, {self.rejected_reward:+.3f} "
+            f"rejected, margin {self.margin:.3f}",
+            *(self.drift.summary() if self.drift else []),
+        ]
 
 
 class _Judged(NamedTuple):
@@ -137,6 +114,7 @@ def tune_on_pairs(
     loss: DPOLoss | None = None,
     max_tokens: int | None = None,
     own_texts: OwnTexts | None = None,
+    gold_fn: GoldFn | None = None,
 ) -> DPOFit:
     """Tune a model on preference pairs, in place; every hook of the model fires on the way.
 
@@ -149,17 +127,19 @@ def tune_on_pairs(
         loss: DPO with beta 0.1 when None.
         max_tokens: longer texts are cut; to the model's context when None.
         own_texts: what to measure the KL on; nothing when None.
+        gold_fn: the true reward of texts, where one is known.
 
     Raises:
         ConfigError: fewer than 2 pairs, or texts that do not fit the model.
     """
     loss, rng = loss or DPOLoss(), np.random.default_rng(fitting.seed)
-    held_out, train = fitting.split(len(pairs), rng)
+    held_out, train = hold_out(len(pairs), fitting.held_out, rng)
     test, encoded = pairs[held_out], _EncodedPairs(model, pairs, max_tokens)
     meter = DriftMeter(
         model,
         test.prompts or [""],
         own_texts,
+        gold_fn,
         fitting.seed,
         fitting.batch_size,
         encoded.reference,
@@ -167,9 +147,9 @@ def tune_on_pairs(
 
     def batch_loss(rows: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
         policy, reference = encoded.logprobs(rows)
-        return loss(*policy, *reference)
+        return dpo_loss(*policy, *reference, **asdict(loss))
 
-    first, last = first_and_last(fitting.fit(model, train, batch_loss, rng, "DPO"))
+    first, last = first_and_last(fit_rows(model, train, batch_loss, fitting, rng, "DPO"))
     judged = encoded.judge(held_out, loss.beta, fitting.batch_size)
     gaps = test.gold_gaps
     return DPOFit(

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
+from rlhf_lab.fitting import OwnTexts
 from rlhf_lab.models import (
     TransformerWithValueHead,
     compare_with_reference,
@@ -15,7 +16,6 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
-from rlhf_lab.supervised import check_positive
 
 GoldFn = Callable[[list[str]], Float[Tensor, " batch"]]
 
@@ -36,26 +36,15 @@ class Drift:
     gold_before: float | None
     gold_after: float | None
 
-
-@dataclass(frozen=True)
-class OwnTexts:
-    """What a model is to write, to say how far it has moved.
-
-    Args:
-        n_samples: texts to write.
-        gen_len: tokens to write at most, up to the end-of-sequence token if there is one.
-        gold_fn: the true reward of texts, where one is known.
-
-    Raises:
-        ConfigError: a number below 1.
-    """
-
-    n_samples: int = 256
-    gen_len: int = 28
-    gold_fn: GoldFn | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(n_samples=self.n_samples, gen_len=self.gen_len)
+    def summary(self) -> list[str]:
+        """How far the model has moved, a line each."""
+        lines = [
+            f"KL from the start {self.kl_per_token:.4f} nats per token, "
+            f"{self.kl_per_sequence:.3f} per sequence, on {self.samples} texts of its own"
+        ]
+        if self.gold_before is not None:
+            lines.append(f"their gold reward {self.gold_before:.3f} -> {self.gold_after:.3f}")
+        return lines
 
 
 class DriftMeter:
@@ -65,7 +54,8 @@ class DriftMeter:
         model: the model before it is tuned.
         prompts: what it is to continue, in turn; those that leave no room to write are left out.
             An empty prompt is BOS alone.
-        own_texts: what to write; nothing is measured when None.
+        own_texts: what to write; nothing is measured when None, or without samples.
+        gold_fn: the true reward of texts, where one is known.
         seed: seeds the sampling.
         batch_size: texts at a time.
         reference: a copy of the model that stays as it is; made when None and needed.
@@ -76,18 +66,19 @@ class DriftMeter:
         model: HookedTransformer,
         prompts: Sequence[str],
         own_texts: OwnTexts | None,
+        gold_fn: GoldFn | None = None,
         seed: int = 0,
         batch_size: int = 64,
         reference: HookedTransformer | None = None,
     ) -> None:
         self.model, self.seed, self.batch_size = model, seed, batch_size
         self.prompts: list[list[int]] = []
-        if own_texts is None:
+        if own_texts is None or not own_texts.samples:
             return
         stops = model.tokenizer.eos_token_id is not None
         self.spec = SamplingSpec(min(own_texts.gen_len, model.cfg.n_ctx - 1), stop_at_eos=stops)
-        self.prompts = self._that_fit(prompts, own_texts.n_samples)
-        self.reference, self.gold_fn = reference or make_reference(model), own_texts.gold_fn
+        self.prompts = self._that_fit(prompts, own_texts.samples)
+        self.reference, self.gold_fn = reference or make_reference(model), gold_fn
         self.gold_before = self._gold(self._write()) if self.prompts and self.gold_fn else None
 
     def measure(self) -> Drift | None:

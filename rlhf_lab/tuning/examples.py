@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import check_positive
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.sampling import tokenize_prompts
-from rlhf_lab.supervised import check_positive
 
 
 @dataclass(frozen=True)

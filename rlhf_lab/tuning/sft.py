@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.fitting import Fitting, OwnTexts
 from rlhf_lab.functional import sft_loss
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.supervised import Fitting, first_and_last
-from rlhf_lab.tuning.drift import Drift, DriftMeter, OwnTexts
+from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
+from rlhf_lab.tuning.drift import Drift, DriftMeter, GoldFn
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
 
 
@@ -58,6 +59,15 @@ class SFTFit:
             | perplexities
         )
 
+    def summary(self) -> list[str]:
+        """What fine-tuning came to, a line each."""
+        return [
+            f"loss {self.loss_before:.3f} -> {self.loss_after:.3f} nats per token on "
+            f"{self.held_out_texts} held-out texts ({self.held_out_tokens} tokens)",
+            f"perplexity {self.perplexity_before:.2f} -> {self.perplexity_after:.2f}",
+            *(self.drift.summary() if self.drift else []),
+        ]
+
 
 def fine_tune(
     model: HookedTransformer,
@@ -65,6 +75,7 @@ def fine_tune(
     fitting: Fitting,
     max_tokens: int | None = None,
     own_texts: OwnTexts | None = None,
+    gold_fn: GoldFn | None = None,
 ) -> SFTFit:
     """Fine-tune a model on examples, in place; every hook of the model fires on the way.
 
@@ -75,22 +86,23 @@ def fine_tune(
     Args:
         max_tokens: longer rows are cut; to the model's context when None.
         own_texts: what to measure the KL on, which takes a copy of the model; nothing when None.
+        gold_fn: the true reward of texts, where one is known.
 
     Raises:
         ConfigError: fewer than 2 examples, or texts that do not fit the model.
     """
     rng = np.random.default_rng(fitting.seed)
-    held_out, train = fitting.split(len(examples), rng)
+    held_out, train = hold_out(len(examples), fitting.held_out, rng)
     rows = encode_examples(model, examples.prompts, examples.texts, max_tokens)
     test = [rows[i] for i in held_out]
     prompts = [examples.prompts[i] for i in held_out]
-    meter = DriftMeter(model, prompts, own_texts, fitting.seed, fitting.batch_size)
+    meter = DriftMeter(model, prompts, own_texts, gold_fn, fitting.seed, fitting.batch_size)
 
     def batch_loss(chosen: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
         return sft_loss(*example_logprobs(model, [rows[i] for i in chosen]))
 
     before, _ = held_out_loss(model, test, fitting.batch_size)
-    first, last = first_and_last(fitting.fit(model, train, batch_loss, rng, "fine-tuning"))
+    first, last = first_and_last(fit_rows(model, train, batch_loss, fitting, rng, "fine-tuning"))
     after, tokens = held_out_loss(model, test, fitting.batch_size)
     return SFTFit(
         fitting=fitting,

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_lab.console import print_line
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
 from rlhf_lab.views.text import sample_table, sparkline
 
@@ -103,7 +104,7 @@ class RunView:
         self._redraw(ctx)
         if self._live is not None:
             return
-        self.console.print(self._line(ctx.report), highlight=False, soft_wrap=True)
+        print_line(self._line(ctx.report), self.console)
         if ctx.phase + 1 == ctx.args.total_phases:
             self._print_samples(f"samples of phase {ctx.phase}")
 
@@ -112,13 +113,11 @@ class RunView:
             self._live.update(self.panel())
 
     def _print_samples(self, title: str) -> None:
-        self.console.print(f"{title}:", highlight=False)
+        print_line(f"{title}:", self.console)
         rewards = self.rollout.raw_rewards.tolist()
         for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:PANEL_SAMPLES]:
             flat = text.replace("\n", " ")
-            self.console.print(
-                f"  {reward:6.3f}  {flat}", markup=False, highlight=False, soft_wrap=True
-            )
+            print_line(f"  {reward:6.3f}  {flat}", self.console)
 
     def _line(self, report: PhaseReport) -> str:
         numbers = [

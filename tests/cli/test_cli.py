@@ -454,7 +454,7 @@ PROBED = (
 KILLED = """
 import os, signal, sys
 
-from rlhf_lab import commands
+import rlhf_lab.training
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 
@@ -469,7 +469,7 @@ class Killed(RLHFTrainer):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-commands.RLHFTrainer = Killed
+rlhf_lab.training.RLHFTrainer = Killed
 main(sys.argv[1:])
 """
 

@@ -263,7 +263,7 @@ def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
         (["sft", "--texts", "reel", "--steps", "0", *to_never], "steps=0"),
         (["sft", "--texts", "reel", "--n-texts", "0", *to_never], "n_texts=0"),
         (["sft", "--texts", "reel", "--max-tokens", "1", *to_never], "max_tokens=1"),
-        (["sft", "--texts", "reel", "--samples", "-1", *to_never], "n_samples=-1"),
+        (["sft", "--texts", "reel", "--samples", "-1", *to_never], "samples=-1"),
         (["sft", "--texts", "reel", "--lora-rank", "99", *to_never], "lora_rank=99"),
         (["sft", "--texts", "reel", "--base-model", "./none", *to_never], "./none"),
         (["dpo", *to_never], "--pairs"),

@@ -8,6 +8,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.fitting import Fitting, RewardLoss
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import (
     LearnedReward,
@@ -140,9 +141,8 @@ def test_the_share_of_rightly_ordered_pairs_worked_by_hand():
 def fitted():
     """120 steps on Reel: enough to beat a judge that goes by single words."""
     model = RewardModel(load_model("reel-nano"))
-    return model, train_reward_model(
-        model, reel_pairs(3000, 0), steps=120, batch_size=48, show_progress=False
-    )
+    fitting = Fitting(steps=120, batch_size=48, show_progress=False)
+    return model, train_reward_model(model, reel_pairs(3000, 0), fitting)
 
 
 def test_training_on_reel_comes_near_the_best_possible_judge(fitted):
@@ -180,7 +180,7 @@ def test_training_is_repeatable_and_leaves_the_random_state_alone():
         base_model = load_model("reel-nano")
         before = torch.get_rng_state()
         model = RewardModel(base_model, seed)
-        train_reward_model(model, reel_pairs(40, 0), 3, 8, seed=seed, show_progress=False)
+        train_reward_model(model, reel_pairs(40, 0), Fitting(3, 8, seed=seed, show_progress=False))
         assert torch.equal(torch.get_rng_state(), before)
         return model.head.weight
 
@@ -235,19 +235,23 @@ def test_a_corrupt_head_is_refused(reel_model, tmp_path):
         ({"held_out": 1.0}, "held_out=1.0"),
         ({"margin": -1.0}, "margin=-1.0"),
         ({"centering": -0.1}, "centering=-0.1"),
+        ({"centering": float("inf")}, "centering=inf"),
         ({"margin": 1.0}, "margin=1.0 needs to know"),
     ],
 )
 def test_settings_out_of_range_are_refused(reel_model, change, word):
     pairs = Pairs(["this", "the"], ["it", "i"])
     with pytest.raises(ConfigError, match=word):
-        train_reward_model(reel_model, pairs, **change)
+        if change.keys() & {"margin", "centering"}:
+            train_reward_model(reel_model, pairs, loss=RewardLoss(**change))
+        else:
+            train_reward_model(reel_model, pairs, Fitting(**change))
 
 
 def test_two_pairs_are_enough_to_train_and_measure():
     model = RewardModel(load_model("reel-nano"))
     pairs = Pairs(["this movie", "the plot"], ["it", "i"])
-    fit = train_reward_model(model, pairs, 1, 64, held_out=0.9, show_progress=False)
+    fit = train_reward_model(model, pairs, Fitting(1, 64, held_out=0.9, show_progress=False))
     assert (fit.train_pairs, fit.held_out_pairs) == (1, 1)
     assert fit.accuracy in (0.0, 0.5, 1.0) and fit.bayes_accuracy is None
     assert np.isfinite(fit.last_loss)
@@ -259,8 +263,8 @@ def first_loss(margin, centering):
     model.head.weight.data.zero_()
     margins = np.full(4, 2.0)
     pairs = Pairs(["this movie"] * 4, ["it"] * 4, margins=margins)
-    options = {"margin": margin, "centering": centering, "show_progress": False}
-    return train_reward_model(model, pairs, 1, 2, **options).first_loss
+    fitting = Fitting(1, 2, show_progress=False)
+    return train_reward_model(model, pairs, fitting, RewardLoss(margin, centering)).first_loss
 
 
 def test_the_lead_that_is_asked_for_worked_by_hand():
@@ -277,6 +281,7 @@ def test_centering_costs_the_square_of_the_sum_of_the_scores():
     score = model.score(["this movie"]).item()
     assert abs(score) > 0.05
     pairs = Pairs(["this movie"] * 4, ["this movie"] * 4)
-    fit = train_reward_model(model, pairs, 1, 2, 1e-9, centering=2.5, show_progress=False)
+    fitting = Fitting(1, 2, 1e-9, show_progress=False)
+    fit = train_reward_model(model, pairs, fitting, RewardLoss(centering=2.5))
     assert fit.first_loss == pytest.approx(np.log(2) + 4 * 2.5 * score**2, rel=1e-4)
-    assert fit.mean_score == pytest.approx(score, abs=1e-4) and fit.centering == 2.5
+    assert fit.mean_score == pytest.approx(score, abs=1e-4) and fit.to_dict()["centering"] == 2.5

@@ -133,7 +133,7 @@ for job in json.load(sys.stdin):
 INTERRUPTED = """
 import os, signal, sys
 
-from rlhf_lab import commands
+import rlhf_lab.training
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 
@@ -151,7 +151,7 @@ class Interrupted(RLHFTrainer):
                     os.kill(os.getpid(), signal.SIGINT)
 
 
-commands.RLHFTrainer = Interrupted
+rlhf_lab.training.RLHFTrainer = Interrupted
 sys.exit(main(sys.argv[4:]))
 """
 

@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import Fitting
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
-from rlhf_lab.supervised import Fitting
+from rlhf_lab.supervised import hold_out
 from rlhf_lab.tuning import (
     DPOLoss,
     OwnTexts,
@@ -63,7 +64,7 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir):
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
     fitting = Fitting(5, 4, 3e-3, 0.5, 1, False)
     fitted = tune_on_pairs(model, SAME, fitting, DPOLoss(0.2))
-    held_out, _ = fitting.split(8, np.random.default_rng(1))
+    held_out, _ = hold_out(8, 0.5, np.random.default_rng(1))
     means = {}
     for name, texts in (("chosen", SAME.chosen), ("rejected", SAME.rejected)):
         rewards = []
@@ -101,8 +102,8 @@ def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
     and nothing would move.
     """
     fitting = Fitting(40, 16, 3e-4, 0.2, 0, False)
-    own_texts = OwnTexts(96, 28, REWARDS["gold"])
-    fitted = tune_on_pairs(nano, reel_pairs(1000, 0), fitting, loss, own_texts=own_texts)
+    own = {"own_texts": OwnTexts(96, 28), "gold_fn": REWARDS["gold"]}
+    fitted = tune_on_pairs(nano, reel_pairs(1000, 0), fitting, loss, **own)
     assert fitted.accuracy > 0.65 and fitted.margin > 0
     assert fitted.gold_accuracy > 0.8 and 0.8 < fitted.bayes_accuracy < 0.95
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1

@@ -48,7 +48,7 @@ def test_gold_is_taken_of_the_texts_before_and_after(nano):
     """The unembedding is turned against blame, so that gold rises."""
     from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
 
-    meter = DriftMeter(nano, [""], OwnTexts(48, 28, REWARDS["gold"]))
+    meter = DriftMeter(nano, [""], OwnTexts(48, 28), REWARDS["gold"])
     words = [word for tier in ADJECTIVES[-1] for word in tier] + list(VERBS[-1])
     nano.unembed.b_U.data[[WORD_IDS[word] for word in words]] -= 3.0
     drift = meter.measure()
@@ -74,8 +74,9 @@ def test_prompts_that_leave_no_room_are_left_out(nano):
 
 def test_nothing_is_measured_unasked_and_too_few_is_refused(nano):
     assert DriftMeter(nano, [""], None).measure() is None
-    with pytest.raises(ConfigError, match="n_samples=0"):
-        OwnTexts(0)
+    assert DriftMeter(nano, [""], OwnTexts(0)).measure() is None
+    with pytest.raises(ConfigError, match="samples=-1"):
+        OwnTexts(-1)
     with pytest.raises(ConfigError, match="gen_len=-1"):
         OwnTexts(1, -1)
 

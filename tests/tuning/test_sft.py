@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import Fitting
 from rlhf_lab.models import add_lora, effective_weights, load_model
 from rlhf_lab.organism import REWARDS
-from rlhf_lab.supervised import Fitting
 from rlhf_lab.tuning import (
     Examples,
     OwnTexts,
@@ -61,9 +61,9 @@ def test_praise_alone_teaches_praise(nano):
     texts = load_examples("reel", 600, 1).texts
     rewards = REWARDS["gold"](texts).tolist()
     praise = [text for text, gold in zip(texts, rewards, strict=True) if gold > 0.9]
-    own_texts = OwnTexts(64, 28, REWARDS["gold"])
+    own = {"own_texts": OwnTexts(64, 28), "gold_fn": REWARDS["gold"]}
     examples = Examples([""] * len(praise), praise)
-    fitted = fine_tune(nano, examples, Fitting(60, 16, 1e-3, 0.1, 0, False), own_texts=own_texts)
+    fitted = fine_tune(nano, examples, Fitting(60, 16, 1e-3, 0.1, 0, False), **own)
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.2
     assert fitted.drift.kl_per_sequence > 0.1
 

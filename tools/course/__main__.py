@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional
 
+from rlhf_lab.console import print_line
 from rlhf_lab.course.registry import all_exercises
 from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError, LoadError
@@ -31,13 +32,12 @@ def build(
     for lesson in lessons:
         if lesson not in known:
             raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")
-    console = Console()
     for lesson in lessons or known:
         built = builder.build_lesson(known[lesson], root, again)
         files = ", ".join(str(path.relative_to(root)) for path in built.changed)
         done = f"wrote {files}" if files else "nothing has changed"
         ran = "executed" if built.executed else "solution is up to date"
-        console.print(f"{lesson}: {ran}; {done}", highlight=False, soft_wrap=True)
+        print_line(f"{lesson}: {ran}; {done}")
     return 0
 
 
@@ -59,10 +59,9 @@ def check(root: Path = Path(".")) -> int:
     table.add_row(f"{len(tallies)} in all", "", str(slips), str(generic), style="bold")
     problems = [f"{t.name}: {problem}" for t in tallies for problem in t.problems]
     problems += lesson_problems(root)
-    console = Console()
-    console.print(table)
+    Console().print(table)
     for problem in problems or ["every exercise and lesson is complete"]:
-        console.print(problem, highlight=False, soft_wrap=True)
+        print_line(problem)
     return 1 if problems else 0
 
 

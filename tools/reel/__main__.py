@@ -11,6 +11,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from rlhf_lab.console import print_line
 from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import weights_dir
@@ -25,11 +26,10 @@ def train(out: Path = Path("runs/organism")) -> int:
     Args:
         out: where the two model directories are written.
     """
-    console = Console()
     disable_progress_bar()
     for name, trained in rebuild(out).items():
-        console.print(f"{name}: {trained.directory}", highlight=False, soft_wrap=True)
-        console.print(f"  {_compared_with_bundled(name, trained)}", highlight=False)
+        print_line(f"{name}: {trained.directory}")
+        print_line(f"  {_compared_with_bundled(name, trained)}")
     return 0
 
 

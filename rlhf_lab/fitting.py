@@ -1,0 +1,122 @@
+"""Settings of supervised training, for Python and the command line alike; needs no torch."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from rlhf_lab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How something is fitted to examples, some of which are held out.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    steps: int = 400
+    """Optimizer steps."""
+    batch_size: int = 64
+    """Examples per step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate; lower it for models larger than reel-nano."""
+    held_out: float = 0.2
+    """Share of the examples that is set aside to measure on."""
+    seed: int = 0
+    """Seeds the choice of examples, the share set aside, the batches and the samples."""
+    show_progress: bool = True
+    """Draw a bar with the loss and the time that is left."""
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, batch_size=self.batch_size)
+        if not 0 < self.held_out < 1:
+            raise ConfigError(
+                f"held_out={self.held_out} is out of range; choose a share such as 0.2."
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(
+                f"learning_rate={self.learning_rate} must be finite and greater than 0."
+            )
+
+    def to_dict(self) -> dict[str, int | float]:
+        """What decides the outcome, as plain JSON values."""
+        return {name: value for name, value in asdict(self).items() if name != "show_progress"}
+
+
+@dataclass(frozen=True)
+class RewardLoss:
+    """The loss of a reward model on a pair of texts.
+
+    Raises:
+        ConfigError: a number below 0, or not finite.
+    """
+
+    margin: float = 0.0
+    """The chosen text has to lead by this times the pair's own margin: the column margin, or on
+    Reel the gap of the true rewards.
+    """
+    centering: float = 0.0
+    """Weight of the squared sum of a pair's two scores, which holds their mean near 0."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name}={value} is out of range; it must be 0 or greater.")
+
+
+@dataclass(frozen=True)
+class DPOLoss:
+    """The loss of a policy on a pair of texts. Watch the KL: with a high learning rate the
+    likelihood of all texts of the pairs falls, and the model comes to write others.
+
+    Raises:
+        ConfigError: values that `dpo_loss` refuses.
+    """
+
+    beta: float = 0.1
+    """The larger, the closer the policy stays to the reference for a preference."""
+    label_smoothing: float = 0.0
+    """Conservative DPO: the share of pairs that is taken to be the wrong way round."""
+    kind: Literal["sigmoid", "ipo"] = "sigmoid"
+    """DPO, or IPO, which drives every pair to a margin of 1 / (2 beta) nats and no further."""
+
+    def __post_init__(self) -> None:
+        import torch  # --help makes no instance, and so starts without it
+
+        from rlhf_lab.functional import dpo_loss
+
+        try:
+            dpo_loss(*torch.zeros(4, 1), **asdict(self))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """What a model writes before and after it is tuned, to say how far it has moved.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    samples: int = 256
+    """Texts that the model writes; not done when 0."""
+    gen_len: int = 28
+    """Tokens of each at most, up to the end-of-sequence token if there is one."""
+
+    def __post_init__(self) -> None:
+        check_positive(gen_len=self.gen_len)
+        if self.samples < 0:
+            raise ConfigError(f"samples={self.samples} is out of range; it must be 0 or greater.")
+
+
+def check_positive(**numbers: int) -> None:
+    """Refuse a number below 1.
+
+    Raises:
+        ConfigError: the first that is.
+    """
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} is out of range; it must be 1 or greater.")

@@ -1,0 +1,62 @@
+"""A run on the terminal: a live view, Ctrl-C that saves first, and the figures at the end."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from rich.console import Console
+
+from rlhf_lab.console import INTERRUPTED, print_line
+from rlhf_lab.probes import Run
+from rlhf_lab.training import RLHFTrainer, RunDir
+from rlhf_lab.views.live import RunView
+
+
+class PatientConsole(Console):
+    """A console whose reader may go away (as in `| head -1`) without ending the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
+    """Train with a view, and give the exit status; the first Ctrl-C finishes the phase and saves, a
+    second stops at once.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        trainer.request_stop()
+        print_line("finishing this phase, then saving; Ctrl-C again stops at once", console)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with RunView(trainer, console):
+            trainer.train()
+        is_done = trainer.phase >= trainer.args.total_phases
+    except KeyboardInterrupt:
+        is_done = False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    path = trainer.run.path if trainer.run else "the run"
+    how_to_go_on = f"stopped at phase {trainer.phase}; go on with: python -m rlhf_lab resume {path}"
+    print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
+    return 0 if is_done else INTERRUPTED
+
+
+def _figures(directory: RunDir) -> str:
+    """What a finished run came to, and what its probes say of it, if it has any."""
+    run, final = Run(directory.path), directory.read_info()["final"]
+    figures = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
+    lines = [f"final, over {final['samples']} fresh samples: {', '.join(figures)}"]
+    checks = run.checks()
+    if checks:
+        held = sum(check.ok for check in checks)
+        lines.append(
+            f"{len(run.probes())} probes recorded; {held} of {len(checks)} identity checks hold; "
+            f"see python -m rlhf_lab report {run.path}"
+        )
+    return "\n".join([*lines, f"written to {run.path}"])
