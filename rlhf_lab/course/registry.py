@@ -5,12 +5,14 @@ from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.exercises import (
+    advantages,
     changed,
     entropy,
     kl,
     kl_control,
     logprobs,
     losses,
+    optimizer,
     ppo,
     start,
     value_head,
@@ -21,7 +23,7 @@ from rlhf_lab.course.exercises import (
 def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
     objective = (logprobs, kl, entropy, losses, kl_control)
-    files = (start, value_head, *objective, ppo, watch, changed)
+    files = (start, value_head, *objective, advantages, optimizer, ppo, watch, changed)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 
