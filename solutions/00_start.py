@@ -43,6 +43,7 @@ from rlhf_lab.views import sparkline
 
 SETTINGS = dict(
     preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
     warmup_steps=2,
     batch_size=128,

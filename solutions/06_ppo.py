@@ -25,7 +25,7 @@
 # | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
 # | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
 #
-# About 150 minutes of work. All cells together run in about 40 seconds on one core, without a
+# About 175 minutes of work. All cells together run in about 40 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -51,6 +51,7 @@ from rlhf_lab.views import curves, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
     warmup_steps=2,
     batch_size=128,

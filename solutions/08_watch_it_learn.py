@@ -67,6 +67,7 @@ from rlhf_lab.views.probe_pictures import short_site
 
 SETTINGS = dict(
     preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
     warmup_steps=2,
     batch_size=128,

@@ -53,6 +53,7 @@ from rlhf_lab.views import Html, bars, color_key, curves, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
     warmup_steps=2,
     batch_size=128,

@@ -102,6 +102,16 @@ class Parts:
         """The longest prompt, as token ids."""
         return max(self.prompts.tokens, key=len)
 
+    @property
+    def reward_fn(self) -> RewardFn:
+        """From texts to rewards, before anything is done to them."""
+        return self.rewards.reward_fn
+
+    @property
+    def gold_fn(self) -> RewardFn | None:
+        """From texts to the known truth, where there is one."""
+        return self.rewards.gold_fn
+
     def sample_by(
         self,
         spec: SamplingSpec,
