@@ -1,4 +1,4 @@
-"""What a benchmark will take, said before it starts: time and memory."""
+"""Estimates of the time and memory that a benchmark will take."""
 
 from itertools import chain
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What programs print on the terminal, and the exit status of one that was interrupted."""
+"""Terminal output of the programs, and the exit status of one that was interrupted."""
 
 from typing import Any
 

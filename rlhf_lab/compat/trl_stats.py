@@ -68,7 +68,7 @@ class TRLStats:
         return dict(self._stats)
 
     def __call__(self, ctx: Context) -> None:
-        """Note what there is at this event."""
+        """Take in the numbers of this event."""
         if ctx.event == "after_score":
             self._updates = []
             kl_coef = ctx.kl_coef if ctx.args.kl_in == "reward" else 0.0

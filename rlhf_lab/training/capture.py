@@ -23,7 +23,9 @@ WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
 ROWS_AT_ONCE = 64
 
 
-def resolve_sites(model: HookedTransformer, hook_names: Sequence[str]) -> list[str]:
+def resolve_sites(
+    model: TransformerWithValueHead | HookedTransformer, hook_names: Sequence[str]
+) -> list[str]:
     """Spell out hook names with wildcards, in the order in which the model runs.
 
     `blocks.*.hook_resid_post` stands for that hook of every block. "logits" and "values", the
@@ -37,7 +39,7 @@ def resolve_sites(model: HookedTransformer, hook_names: Sequence[str]) -> list[s
         if not any(fnmatchcase(site, name) for site in known):
             raise ConfigError(
                 f"hook_names has {name!r}, which the model does not have; choose from "
-                "policy.base_model.hook_dict, such as 'blocks.0.hook_resid_post', or 'logits' "
+                "policy.hook_dict, such as 'blocks.0.hook_resid_post', or 'logits' "
                 "or 'values'."
             )
     return [site for site in known if any(fnmatchcase(site, name) for name in hook_names)]
@@ -65,8 +67,7 @@ def capture_activations(
     Raises:
         ConfigError: an unknown name, a position outside the sequences, or a site that did not fire.
     """
-    model = policy if isinstance(policy, HookedTransformer) else policy.base_model
-    sites = resolve_sites(model, hook_names)
+    sites = resolve_sites(policy, hook_names)
     if pos is not None and not -tokens.shape[1] <= pos < tokens.shape[1]:
         raise ConfigError(
             f"pos={pos} lies outside sequences of {tokens.shape[1]} tokens; "
@@ -95,10 +96,9 @@ def _run_once(
     def keep(activation: Tensor, hook: HookPoint) -> None:
         kept[hook.name] = activation.detach()
 
-    model = policy if isinstance(policy, HookedTransformer) else policy.base_model
     run_tokens = rotate_padding(tokens, mask, "right") if padded else tokens
     hooks = [(site, keep) for site in sites if site not in OUTPUTS]
-    with model.hooks(fwd_hooks=hooks):
+    with policy.hooks(fwd_hooks=hooks):
         if isinstance(policy, HookedTransformer):
             outputs = {"logits": policy(run_tokens, attention_mask=torch.ones_like(run_tokens))}
         else:
@@ -293,6 +293,6 @@ def check_request(
     Raises:
         ConfigError: an unknown site, or an event that has no text of its own.
     """
-    resolve_sites(policy.base_model, [hook_names] if isinstance(hook_names, str) else hook_names)
+    resolve_sites(policy, [hook_names] if isinstance(hook_names, str) else hook_names)
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")

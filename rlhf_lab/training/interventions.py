@@ -87,8 +87,8 @@ class Interventions:
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
         if any(name == other.name for other in self.all):
             raise ConfigError(f"name={name!r} is that of another intervention; choose another.")
-        points = self.policy.base_model.hook_dict
-        sites = resolve_sites(self.policy.base_model, [site])
+        points = self.policy.hook_dict
+        sites = resolve_sites(self.policy, [site])
         if not set(sites) <= points.keys():
             raise ConfigError(f"site={site!r} is an output; choose a hook point of the model.")
         added = Intervention(name, site, tuple(during), fn)

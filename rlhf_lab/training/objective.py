@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -59,9 +60,7 @@ class Objective:
         part.normalize = False
         return part
 
-    def entropy_bonus(
-        self, out: PolicyOutputs, mask: Bool[Tensor, "minibatch gen"]
-    ) -> Float[Tensor, ""]:
+    def entropy_bonus(self, out: PolicyOutputs, mask: Bool[Tensor, "minibatch gen"]) -> Any:
         """`ent_coef` times the mean entropy of the generated tokens."""
         if out.logits is None:
             return self.args.ent_coef * F.masked_mean(out.entropy, mask)
@@ -69,7 +68,7 @@ class Objective:
 
     def kl_penalty(
         self, out: PolicyOutputs, minibatch: ReplayMinibatch, kl_coef: float | None = None
-    ) -> Float[Tensor, ""]:
+    ) -> Any:
         """`kl_coef` times the mean KL: exact, estimated, or 0 where the rewards have paid for it.
 
         Raises:

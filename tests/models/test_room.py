@@ -1,6 +1,9 @@
 """Tests that one room of the package knows TransformerLens, and that nobody hears its warning."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,15 @@ def test_a_model_is_made_without_a_warning():
 
 def test_the_version_is_the_one_that_is_installed():
     assert version().split(".")[0] == "3"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("setting", ["error", "default"])
+def test_the_librarys_deprecation_does_not_reach_the_command_line(setting):
+    command = [sys.executable, "-m", "rlhf_lab", "sample", "reel-nano", "--n", "1"]
+    environment = os.environ | {"PYTHONWARNINGS": setting}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "HookedTransformer is deprecated" not in done.stdout + done.stderr

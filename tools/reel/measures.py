@@ -1,4 +1,4 @@
-"""How far a bundled model is from the grammar: a writer's KL, a classifier's accuracy."""
+"""Measures of a bundled model against the grammar: a writer's KL, a classifier's accuracy."""
 
 from pathlib import Path
 from typing import NamedTuple

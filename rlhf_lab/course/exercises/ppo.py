@@ -197,7 +197,7 @@ EXERCISES = (
             ),
             Slip(
                 "KL and entropy are taken without the temperature",
-                {"reference, samples, temperature": "reference, samples, 1.0"},
+                {"settings = args.temperature,": "settings = 1.0,"},
             ),
             Slip(
                 "every token's reward pays for its KL, which the loss does already",

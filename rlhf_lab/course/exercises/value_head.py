@@ -141,7 +141,7 @@ EXERCISES = (
             Slip(
                 "the hook returns something, and that replaces the activation: return nothing",
                 {
-                    "hook: HookPoint) -> None:": "hook: HookPoint):",
+                    'd_model"], hook: HookPoint) -> None:': 'd_model"], hook: HookPoint):',
                     'einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))': ""
                     'einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))\n'
                     "            return self.value_head(normalized)",

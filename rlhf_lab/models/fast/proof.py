@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rlhf_lab.functional import generated_values, get_logprobs
+from rlhf_lab.functional import generated_logits, generated_values
 from rlhf_lab.models.decode import HookedDecoder
 from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.decoder import PackedDecoder
@@ -53,8 +53,8 @@ class Proof:
     """What a comparison of the packed form with the modules came to.
 
     Args:
-        gap: the largest difference of a log-probability, in nats, or of a value, as a
-            share of its size where that is above 1.
+        gap: the largest difference of a log-probability, in nats, or of a value; as a share of its
+            size where that is above 1.
         fault: the first part that differs beyond rounding, in words; None if none does.
     """
 
@@ -149,11 +149,20 @@ def _is_half(dtype: torch.dtype) -> bool:
 def _by_modules(policy: TransformerWithValueHead, texts: SampleRows) -> Seen:
     """What the modules and the readable functions say."""
     logits, values = policy(texts.tokens, texts.attention_mask)
-    logits = logits.float() if _is_half(logits.dtype) else logits
-    prefix_len, support = texts.prefix_len, texts.support
-    scored = logits if support is None else support.restrict(logits, prefix_len)
-    logprobs = get_logprobs(scored, texts.tokens, prefix_len, texts.temperature)
-    return Seen(logprobs, generated_values(values, prefix_len))
+    return Seen(_logprobs(logits, texts), generated_values(values, texts.prefix_len))
+
+
+def _logprobs(
+    logits: Float[Tensor, "rows seq d_vocab"], texts: SampleRows
+) -> Float[Tensor, "rows gen"]:
+    """Of the generated tokens, within the support: `get_logprobs` without its host reads."""
+    scores = generated_logits(logits, texts.prefix_len).float() / texts.temperature
+    if texts.support is not None:
+        inside = torch.zeros_like(scores, dtype=torch.bool)
+        inside = inside.scatter(-1, texts.support.tokens, texts.support.kept)
+        scores = scores.masked_fill(~inside, -torch.inf)
+    written = texts.tokens[:, texts.prefix_len :, None]
+    return scores.log_softmax(-1).gather(-1, written)[..., 0]
 
 
 def _by_packed(policy: TransformerWithValueHead, texts: SampleRows) -> Seen:
@@ -183,11 +192,11 @@ def _gap(
 
 def _reference_gap(reference: HookedTransformer, texts: SampleRows) -> float:
     """The largest difference of a log-prob under the reference's two forms."""
+    texts = texts._replace(support=None)
     states = slice(texts.prefix_len - 1, -1)
     written = texts.tokens[:, texts.prefix_len :]
     residual = final_residuals(reference, texts.tokens, texts.attention_mask)
-    logits = final_logits(reference, residual)
-    expected = get_logprobs(logits.float(), texts.tokens, texts.prefix_len, texts.temperature)
+    expected = _logprobs(final_logits(reference, residual), texts)
     packed = packed_residuals(reference, texts.tokens, texts.attention_mask)[:, states]
     found = packed_reference_logprobs(reference, packed, written, None, texts.temperature)
     return _gap((found,), (expected,), texts.mask).item()

@@ -108,8 +108,8 @@ def odd_part(model: HookedTransformer) -> str | None:
     1. The classes have the functions that they had when the package was imported.
     2. There are as many blocks as the configuration says.
     3. Each module is exactly of a class that belongs to its name, has no method of its own in place
-       of the class's, and reads the model's own configuration. Weights may be parametrized: whoever
-       reads them gets the result.
+       of the class's, and reads the model's own configuration. Weights may be parametrized: the
+       result is what is read.
     4. Attention is over all earlier positions, and the activation function the one that is named.
     """
     for base, name, function in FUNCTIONS:
