@@ -21,7 +21,7 @@ from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import StepInBackward, add_critic, get_optimizer_and_scheduler
-from rlhf_lab.training.prompts import Prompts
+from rlhf_lab.training.prompts import Prompts, phase_spec
 
 
 class Parts:
@@ -61,7 +61,7 @@ class Parts:
         given = dict(policy=policy, reference=reference, prompts=prompts, reward_fn=reward_fn)
         given |= dict(gold_fn=gold_fn, kl_controller=kl_controller, **functions)
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
-        self.args = args
+        self.args, self.phase = args, 0
         self.functions = Functions.choose(functions)
         self.functions.check(args)
         self.device = pick_device(args.device)
@@ -111,6 +111,20 @@ class Parts:
     def gold_fn(self) -> RewardFn | None:
         """From texts to the known truth, where there is one."""
         return self.rewards.gold_fn
+
+    def next_prompts(self) -> list[list[int]]:
+        """The prompt of each row of this phase's batch; answers to one prompt stand together."""
+        return self.prompts.of_batch(self.phase)
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+        spec: SamplingSpec | None = None,
+    ) -> Samples:
+        """Let the policy continue prompts; by this phase's sampling spec when none is given."""
+        spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
+        return self.sample_by(spec, prompts, generator)
 
     def sample_by(
         self,

@@ -10,22 +10,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import refuse_hooked_blocks
-from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import capturing, check_request, gradients_put_back
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.parts import Parts
-from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder, resume_trainer
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
@@ -59,7 +55,7 @@ class RLHFTrainer(Parts):
         if out is not None:
             RunDir(Path(out)).refuse_occupied()
         super().__init__(args, **parts)
-        self.phase, self.generated, self.stop_requested = 0, 0, False
+        self.generated, self.stop_requested = 0, False
         self.interventions = Interventions(self.policy, lambda: self.phase)
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
@@ -132,20 +128,6 @@ class RLHFTrainer(Parts):
         }
         with gradients_put_back(self.policy, event):
             self.callbacks.emit(event, self.phase if phase is None else phase, **always, **fields)
-
-    def next_prompts(self) -> list[list[int]]:
-        """The prompt of each row of this phase's batch; answers to one prompt stand together."""
-        return self.prompts.of_batch(self.phase)
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        generator: torch.Generator,
-        spec: SamplingSpec | None = None,
-    ) -> Samples:
-        """Let the policy continue prompts; by this phase's sampling spec when none is given."""
-        spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
-        return self.sample_by(spec, prompts, generator)
 
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute all that learning needs; see `ppo`."""

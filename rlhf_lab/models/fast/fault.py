@@ -1,4 +1,4 @@
-"""Where the packed form and the modules part: the first of a policy's parts that differs."""
+"""The first of a policy's parts whose packed form differs from its modules."""
 
 import torch
 from jaxtyping import Bool, Float, Int
