@@ -1,4 +1,4 @@
-"""What `models/outputs.py` says of texts, in packed form and by chunks of rows."""
+"""Packed forms of the outputs of `models/outputs.py`, read by chunks of rows."""
 
 import torch
 from jaxtyping import Bool, Float, Int
