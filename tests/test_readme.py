@@ -1,10 +1,8 @@
 """The README's promises, kept by running them."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,17 +28,8 @@ def lab_commands() -> list[str]:
     return [line for line in commands() if line.startswith(("python -m rlhf_lab", *MAKERS))]
 
 
-def run_python(arguments: list[str], cwd: Path) -> str:
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def printed(done: subprocess.CompletedProcess) -> str:
+    """What a process printed that ended well."""
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -54,26 +43,26 @@ def without_numbers_and_words(output: str) -> list[str]:
     return shapes
 
 
-def test_the_short_program_prints_what_the_readme_shows(tmp_path):
+def test_the_short_program_prints_what_the_readme_shows(tmp_path, cold_python):
     program, shown = blocks("python")[0], blocks("text")[0]
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    output = run_python(["program.py"], tmp_path)
+    output = printed(cold_python(["program.py"], cwd=tmp_path))
     assert without_numbers_and_words(output) == without_numbers_and_words(shown)
     assert all(token.endswith(":0.00") for token in output.splitlines()[0].split())
 
 
-def test_every_identity_check_of_the_probes_holds(tmp_path):
-    (tmp_path / "probing.py").write_text(blocks("python")[1], encoding="utf-8")
-    lines = run_python(["probing.py"], tmp_path).splitlines()
+def test_every_identity_check_of_the_probes_holds(tmp_path, warm_python):
+    lines = printed(warm_python.run(["-c", blocks("python")[1]], cwd=tmp_path)).splitlines()
     assert len(lines) > 10
     assert [line for line in lines if not line.endswith(" True")] == []
 
 
-def test_the_commands_run_in_the_order_of_the_readme(tmp_path):
+def test_the_commands_run_in_the_order_of_the_readme(tmp_path, warm_python):
     runnable = [c for c in lab_commands() if not any(word in c for word in NEEDS_HUB_OR_FILES)]
     assert len(runnable) >= 6
     for command in runnable:
-        run_python(shlex.split(command)[1:], ROOT if command.startswith(MAKERS) else tmp_path)
+        cwd = ROOT if command.startswith(MAKERS) else tmp_path
+        printed(warm_python.run(shlex.split(command)[1:], cwd=cwd))
     assert (tmp_path / "runs" / "demo" / "checkpoints" / "best.safetensors").is_file()
 
 

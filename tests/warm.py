@@ -11,7 +11,6 @@ import gc
 import io
 import json
 import os
-import resource
 import runpy
 import select
 import signal
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PATIENCE = 900
+"""Seconds that a process may take on a busy machine."""
 
 
 class WarmPython:
@@ -75,7 +76,11 @@ class WarmPython:
         return WarmProcess(line)
 
     def run(
-        self, arguments: list[str], text: str | None = None, timeout: float = 300, **options: Any
+        self,
+        arguments: list[str],
+        text: str | None = None,
+        timeout: float = PATIENCE,
+        **options: Any,
     ) -> subprocess.CompletedProcess:
         """As `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`."""
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
@@ -103,13 +108,17 @@ class WarmProcess:
         self.told = line.makefile("r")
         self.pid = int(self.told.readline())
 
-    def wait(self, timeout: float = 300) -> int:
-        """The exit status, negative for a signal; TimeoutError when it takes too long."""
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """The exit status, negative for a signal; what takes too long is killed: TimeoutError."""
         self.line.settimeout(timeout)
-        status = int(self.told.readline())
-        self.told.close()
-        self.line.close()
-        return status
+        try:
+            return int(self.told.readline())
+        except TimeoutError:
+            os.killpg(self.pid, signal.SIGKILL)
+            raise
+        finally:
+            self.told.close()
+            self.line.close()
 
 
 def serve(path: str) -> dict[str, Any]:
@@ -162,6 +171,8 @@ def become(asked: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     if asked["file_size"] is not None:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["file_size"],) * 2)
     reopen_standard_streams()
     kind, what, *rest = asked["arguments"]

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,27 +11,18 @@ from benchmarks.__main__ import main
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(tmp_path_factory, warm_python, surroundings):
     """The command on the smallest shape, and where it stored its results."""
     place = tmp_path_factory.mktemp("bench")
-    with bench(place, "--peers", str(place)) as process:
-        output, errors = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors), place
+    arguments = smallest(place, "--peers", str(place))
+    return warm_python.run(arguments, env=surroundings | {"COLUMNS": "120"}), place
 
 
-def bench(place, *options):
-    """The command on the smallest shape as a process that stores its results."""
+def smallest(place, *options):
+    """What follows `python`: the command on the smallest shape, which stores its results."""
     size = ("--shape", "nano", "--batch-size", "8", "--gen-len", "6", "--repeats", "1")
     where = ("--threads", "1", "--device", "cpu", "--out", str(place / "nano.jsonl"))
-    settings = {"HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", *size, *where, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | settings,
-    )
+    return ["-m", "benchmarks", *size, *where, *options]
 
 
 def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
@@ -66,13 +55,16 @@ def test_what_it_stores_adds_up(measured):
     assert str(measured[1]) not in json.dumps(result)
 
 
-def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path):
+def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path, warm_python):
     stored = tmp_path / "nano.jsonl"
-    with bench(tmp_path, "--against", "--generation", "--growth") as process:
-        while not stored.exists() and process.poll() is None:
-            time.sleep(0.05)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    arguments = smallest(tmp_path, "--against", "--generation", "--growth")
+    with open(os.devnull, "r+") as nothing:
+        process = warm_python.start(arguments, (nothing.fileno(),) * 3)
+    deadline = time.monotonic() + 600
+    while not stored.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     assert json.loads(stored.read_text()).keys() >= {"machine", "work", "floor", "contestants"}
 
 

@@ -1,7 +1,5 @@
 """What lessons say of their cells' seconds is found, and stands beside what the cells take."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -45,6 +43,7 @@ def test_rows_are_medians_and_a_long_cell_that_says_nothing_is_shown(lesson):
     ]
 
 
+@pytest.mark.kernel
 def test_cells_are_timed_in_a_kernel(lesson):
     taken = seconds_taken(lesson)
     assert taken.keys() == {1, 3, 4, 6}
@@ -60,12 +59,7 @@ def test_every_lesson_says_what_it_takes(path):
     ("flags", "said"),
     [(["--only", "99_x"], "only='99_x' is no lesson"), (["--times", "0"], "times=0 must be 1")],
 )
-def test_a_mistake_is_answered_in_one_sentence(flags, said):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.lessons", *flags],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+def test_a_mistake_is_answered_in_one_sentence(flags, said, warm_python):
+    done = warm_python.run(["-m", "benchmarks.lessons", *flags])
     assert done.returncode == 2 and done.stdout == ""
     assert said in done.stderr and "Traceback" not in done.stderr

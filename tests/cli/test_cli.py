@@ -24,8 +24,6 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from tests.warm import WarmProcess, WarmPython
 
-pytestmark = pytest.mark.process
-
 Process = subprocess.CompletedProcess
 
 SMALL = (
@@ -185,7 +183,7 @@ def on_a_terminal(
         while piece := os.read(controller, 65536):
             drawn += piece
     os.close(controller)
-    return process.wait(60), drawn.decode(errors="replace")
+    return process.wait(), drawn.decode(errors="replace")
 
 
 def test_on_a_terminal_a_live_panel_is_drawn(warm_python, surroundings, place):
@@ -223,6 +221,7 @@ def spoken(all_of, main_job, half_a_run, place) -> dict[str, Process]:
     )
 
 
+@pytest.mark.slow
 def test_a_bundled_model_writes_reproducibly(spoken):
     done = spoken["bundled"]
     assert done.returncode == 0, done.stderr
@@ -384,6 +383,7 @@ def test_a_full_disk_at_the_start_is_one_sentence(cli, tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_mid_run_loses_nothing_that_was_saved(cli, half_a_run, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(half_a_run, path)
@@ -417,7 +417,7 @@ def test_a_reader_that_goes_away_costs_neither_a_traceback_nor_the_run(warm_pyth
         assert said.readline()
         said.close()
         complaint = complained.read()
-        status = process.wait(120)
+        status = process.wait()
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (status == 0 and "final" in info) or "resume" in complaint, (status, complaint)
@@ -428,7 +428,7 @@ def test_scores_into_a_pipe_that_is_closed_end_quietly(warm_python):
     with reading(warm_python, arguments) as (said, complained, process):
         said.close()
         assert complained.read() == ""
-        assert process.wait(120) == 0
+        assert process.wait() == 0
 
 
 def test_an_offline_wandb_run_works_from_end_to_end(cli, place, main_job):

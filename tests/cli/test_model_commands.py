@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -23,16 +20,10 @@ NOUNS = ("plot", "script", "music", "camera")
 FEW = ["--steps", "8", "--n-pairs", "60", "--batch-size", "16", "--device", "cpu"]
 
 
-def run(*arguments):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    return subprocess.run(
-        [sys.executable, "-m", "rlhf_lab", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"},
-        timeout=300,
-    )
+@pytest.fixture(scope="module")
+def run(warm_python):
+    """Runs one command in a process of its own."""
+    return lambda *arguments: warm_python.run(["-m", "rlhf_lab", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +32,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reward(place):
+def reward(place, run):
     """A reward model of few steps."""
     out = place / "reward"
     lead = ["--margin", "0.5", "--centering", "0.01"]
@@ -49,7 +40,7 @@ def reward(place):
 
 
 @pytest.fixture(scope="module")
-def tuned(place):
+def tuned(place, run):
     """A model of few steps on four texts with a prompt each."""
     lines = "".join(f'{{"ask": "this movie", "say": "wow , the {w}"}}\n' for w in NOUNS)
     (place / "texts.jsonl").write_text(lines)
@@ -61,7 +52,7 @@ def tuned(place):
 
 
 @pytest.fixture(scope="module")
-def preferred(place):
+def preferred(place, run):
     """A model with adapters, of few steps of conservative DPO on Reel's pairs."""
     out = place / "preferred"
     settings = ["--beta", "0.3", "--label-smoothing", "0.1", "--lora-rank", "4", "--samples", "16"]
@@ -70,7 +61,7 @@ def preferred(place):
 
 
 @pytest.fixture(scope="module")
-def trained(reward, place):
+def trained(reward, place, run):
     """A short run that the learned reward pays."""
     out = place / "run"
     settings = "--total-phases 1 --warmup-steps 0 --batch-size 8 --num-minibatches 2 --base-lr 1e-2"
@@ -79,7 +70,7 @@ def trained(reward, place):
 
 
 @pytest.fixture(scope="module")
-def exported(trained, place):
+def exported(trained, place, run):
     out = place / "exported"
     return run("export", trained[1], out), out
 
@@ -116,6 +107,7 @@ def test_sft_says_what_it_makes_of_held_out_texts(tuned):
     assert (notes["method"], notes["texts"], notes["steps"]) == ("sft", "texts.jsonl", 6)
 
 
+@pytest.mark.slow
 def test_what_sft_wrote_is_read_by_plain_transformers_and_can_be_trained_on(tuned, place):
     """Plain transformers finds the loss that was reported on all four texts, nearly: they differ
     in one word."""
@@ -151,7 +143,9 @@ def test_dpo_says_how_it_judges_held_out_pairs_and_what_it_writes(preferred):
     assert (notes["beta"], notes["label_smoothing"], notes["lora_rank"]) == (0.3, 0.1, 4)
 
 
-def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(preferred):
+def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(
+    preferred, warm_python
+):
     done, out = preferred
     card = (out / "README.md").read_text(encoding="utf-8")
     assert metadata_load(out / "README.md")["tags"][-1] == "dpo"
@@ -161,9 +155,7 @@ def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(
     assert len(figures) >= 5 and all(line in done.stdout for line in figures)
     assert "| beta | 0.3 |" in card and "| lora_rank | 4 |" in card and "MIT" in card
     (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], cwd=out, capture_output=True, text=True
-    )
+    loaded = warm_python.run(["-c", program], cwd=out)
     assert loaded.returncode == 0, loaded.stderr
 
 
@@ -233,6 +225,7 @@ def refusal(capsys):
     return ask
 
 
+@pytest.mark.slow
 def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
     run_dir, never = trained[1], place / "never"
     (place / "bad.jsonl").write_text('{"chosen": "this"}\n')

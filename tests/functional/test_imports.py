@@ -20,6 +20,6 @@ print([name for name in ("transformer_lens", "transformers", "datasets") if name
 @pytest.mark.parametrize("tests", ["tests/functional", "tests/test_config.py"])
 def test_collecting_the_tests_of_the_maths_imports_no_transformer(tests):
     command = [sys.executable, "-c", COLLECT, tests]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

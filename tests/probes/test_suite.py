@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -72,6 +69,7 @@ class Vandal(Probe):
         return Record(checks=[FINE])
 
 
+@pytest.mark.slow
 def test_the_default_suite_leaves_the_final_weights_bit_for_bit(
     make_trainer, make_default_suite, weights_of, unlimited
 ):
@@ -94,6 +92,7 @@ def test_the_default_suite_leaves_the_final_weights_bit_for_bit(
     assert plain_lines == probed_lines
 
 
+@pytest.mark.slow
 def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer, unlimited):
     trainer = make_trainer(total_phases=4)
     attach(trainer, Counter(every=3), budget=unlimited)
@@ -106,6 +105,7 @@ def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer, unlimited)
     ]
 
 
+@pytest.mark.slow
 def test_a_probe_that_raises_is_disabled_with_one_warning_and_all_else_goes_on(
     make_trainer, unlimited
 ):
@@ -125,6 +125,7 @@ def test_a_probe_that_raises_is_disabled_with_one_warning_and_all_else_goes_on(
     assert [f"{n['probe']}: {n['note']}" for n in run.notes()] == told == attachment.notes
 
 
+@pytest.mark.slow
 def test_a_site_that_does_not_fire_costs_only_the_probe_that_asked_for_it(
     make_trainer, reviews, unlimited
 ):
@@ -145,6 +146,7 @@ def test_a_site_that_does_not_fire_costs_only_the_probe_that_asked_for_it(
     assert Run(trainer.run.path).phases("looking") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_record_without_a_check_is_not_accepted(make_trainer):
     trainer = make_trainer()
     attach(trainer, Unchecked())
@@ -153,6 +155,7 @@ def test_a_record_without_a_check_is_not_accepted(make_trainer):
     assert Run(trainer.run.path).probes() == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer, unlimited):
     def probes():
         return TextHeatmap(n=2), KLByPosition(n=4, every=2), RunHealth(), Counter()
@@ -186,6 +189,7 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer, unli
             assert torch.equal(tensors[name], tensor)
 
 
+@pytest.mark.slow
 def test_rewinding_drops_the_tensors_of_phases_that_are_redone(make_trainer, unlimited):
     trainer = make_trainer()
     attach(trainer, TextHeatmap(n=1), budget=unlimited)
@@ -198,6 +202,7 @@ def test_rewinding_drops_the_tensors_of_phases_that_are_redone(make_trainer, unl
         run.tensors("text_heatmap", 1)
 
 
+@pytest.mark.slow
 def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer, unlimited):
     trainer = make_trainer()
     attach(trainer, Counter(name="first"), budget=unlimited)
@@ -213,6 +218,7 @@ def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer, un
     assert {p["name"] for p in run.store.read_suite()["probes"]} == {"first", "second"}
 
 
+@pytest.mark.slow
 def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer, unlimited):
     trainer = make_trainer()
     attach(trainer, Counter(), Broken(), budget=unlimited)
@@ -225,6 +231,7 @@ def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer, unlimite
     attach(trainer, Counter(name="broken"), budget=unlimited)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_probe_that_was_refused_is_free(make_trainer, unlimited):
     trainer = make_trainer()
     with pytest.warns(UserWarning, match="counter: refused"):
@@ -251,6 +258,7 @@ def test_every_probe_of_the_default_suite_stores_checks_that_hold(finished):
     assert [c for c in finished.checks() if not c.ok] == []
 
 
+@pytest.mark.slow
 def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
     class Wrong(Probe):
         name = "wrong"
@@ -268,6 +276,7 @@ def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
     assert second.value != second.value
 
 
+@pytest.mark.slow
 def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer):
     class Costly(Counter):
         name = "costly"
@@ -288,6 +297,7 @@ def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer):
     assert "34% of the run's time" in Run(trainer.run.path).notes()[0]["note"]
 
 
+@pytest.mark.slow
 def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer):
     class Hopeless(Counter):
         name = "hopeless"
@@ -305,6 +315,7 @@ def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer)
     assert Run(trainer.run.path).probes() == ["counter"]
 
 
+@pytest.mark.slow
 def test_a_probe_that_turns_out_slow_is_thinned_while_the_run_goes_on(make_trainer, monkeypatch):
     clock = iter(range(10**9))
     # Every look at the clock takes a second: a call lasts 1 s, a phase without its calls 2 or 3 s.
@@ -317,6 +328,7 @@ def test_a_probe_that_turns_out_slow_is_thinned_while_the_run_goes_on(make_train
     assert attachment.plan[0].every == 4
 
 
+@pytest.mark.slow
 def test_the_truth_and_the_reference_run_are_not_charged_to_every_call(
     make_trainer, make_default_suite
 ):
@@ -406,14 +418,8 @@ for wrong in (
 """In a process of its own, where annotations are not checked before the package looks."""
 
 
-def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", WRONG_KINDS],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path, warm_python):
+    done = warm_python.run(["-c", WRONG_KINDS], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = [
         "probes has 5; give probes, such as RunHealth(), or one Suite.",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,7 @@ from safetensors.torch import load_file
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="needs signals and fork, which this system does not have"
-)
+from tests.warm import WarmPython
 
 RUN = {
     "preset": "reel",
@@ -53,14 +49,10 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 """Where to kill: at the count-th call of an event in a phase, or half-way through a write."""
 
-COLD = ("killed_by_time", "ctrl_c", "learning_half_of_phase_2", "during_a_checkpoint_write")
-"""Resumed by `python -m rlhf_lab resume`; the others by its main function in a forked process."""
-
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 
-from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer, RunDir, checkpoint
 
@@ -106,28 +98,10 @@ def die_in_write(trainer, point):
     checkpoint.save_file, RunDir.write_info, RunDir.append = half_save, half_info, half_append
 
 
-def run_until_killed(job):
-    trainer = RLHFTrainer(RLHFArgs(**job["args"]), out=job["out"])
-    (die_at_event if "event" in job["point"] else die_in_write)(trainer, job["point"])
-    trainer.train()
-
-
-def resume(job):
-    for number, ending in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{job['out']}.{ending}", os.O_CREAT | os.O_WRONLY), number)
-    code = main(["resume", job["out"]])
-    sys.stdout.flush()
-    os._exit(code)
-
-
-for job in json.load(sys.stdin):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            (run_until_killed if "point" in job else resume)(job)
-        finally:
-            os._exit(99)
-    print(job["name"], os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+job = json.loads(sys.argv[1])
+trainer = RLHFTrainer(RLHFArgs(**job["args"]), out=job["out"])
+(die_at_event if "event" in job["point"] else die_in_write)(trainer, job["point"])
+trainer.train()
 """
 
 INTERRUPTED = """
@@ -156,22 +130,6 @@ sys.exit(main(sys.argv[4:]))
 """
 
 
-def environment() -> dict[str, str]:
-    """One thread each: two of them run at a time."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def launch(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=300,
-        **options,
-    )
-
-
 def flags(**overrides: Any) -> list[str]:
     """The run's arguments as the command line takes them."""
     pairs = (RUN | overrides).items()
@@ -182,19 +140,15 @@ def train(out: Path) -> list[str]:
     return ["-m", "rlhf_lab", "train", *flags(), "--out", str(out)]
 
 
-def resume(out: Path) -> subprocess.CompletedProcess[str]:
-    return launch("-m", "rlhf_lab", "resume", out)
-
-
-def kill_after_the_first_line(out: Path) -> int:
+def kill_after_the_first_line(out: Path, env: dict[str, str]) -> int:
     """SIGKILL the real command line as soon as a phase was logged; returns its status."""
     process = subprocess.Popen(
         [sys.executable, *train(out)],
-        env=environment(),
+        env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
@@ -202,9 +156,15 @@ def kill_after_the_first_line(out: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> Path:
+def resume(warm_python: WarmPython) -> Callable[[Path], subprocess.CompletedProcess[str]]:
+    """Goes on with a run, as `python -m rlhf_lab resume` does."""
+    return lambda out: warm_python.run(["-m", "rlhf_lab", "resume", str(out)])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, warm_python) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    done = launch(*train(out))
+    done = warm_python.run(train(out))
     assert done.returncode == 0, done.stderr
     return out
 
@@ -217,58 +177,31 @@ class Resumed(NamedTuple):
     process: subprocess.CompletedProcess[str]
 
 
-def drive(script: Path, jobs: list[dict[str, Any]]) -> dict[str, int]:
-    """A process for each job, forked from one that has imported everything."""
-    done = launch(script, input=json.dumps(jobs))
-    statuses = [line.split() for line in done.stdout.splitlines()]
-    assert len(statuses) == len(jobs), done.stderr
-    return {name: int(status) for name, status in statuses}
-
-
-def resume_all(
-    home: Path, names: list[str], pool: ThreadPoolExecutor
-) -> dict[str, subprocess.CompletedProcess[str]]:
-    """By the command line; for most of them it starts from a process that is warm already."""
-    warm = [name for name in names if name not in COLD]
-    parts = (warm[::2], warm[1::2])
-    jobs = [[{"name": name, "out": str(home / name)} for name in part] for part in parts]
-    driven = [pool.submit(drive, home / "driver.py", part) for part in jobs]
-    cold = {name: pool.submit(resume, home / name) for name in COLD}
-    done = {name: process.result() for name, process in cold.items()}
-    for future in driven:
-        for name, status in future.result().items():
-            said = [(home / f"{name}.{ending}").read_text() for ending in ("out", "err")]
-            done[name] = subprocess.CompletedProcess(["resume"], status, *said)
-    return done
-
-
 @pytest.fixture(scope="module")
-def killed_and_resumed(tmp_path_factory) -> dict[str, Resumed]:
-    """All runs stopped, then all resumed, two processes at a time."""
+def killed_and_resumed(
+    tmp_path_factory, warm_python, cold_python, resume, surroundings
+) -> dict[str, Resumed]:
+    """All runs stopped, and all resumed; one of them from the shell."""
     home = tmp_path_factory.mktemp("killed")
-    (home / "driver.py").write_text(DRIVER)
-    (home / "interrupted.py").write_text(INTERRUPTED)
-    jobs = [
-        {"name": name, "out": str(home / name), "args": RUN | point.get("args", {}), "point": point}
-        for name, point in POINTS.items()
-    ]
+
+    def kill(name: str) -> int:
+        point = POINTS[name]
+        job = {"out": str(home / name), "args": RUN | point.get("args", {}), "point": point}
+        return warm_python.run(["-c", DRIVER, json.dumps(job)]).returncode
 
     def interrupt(name: str, *press: str) -> subprocess.CompletedProcess[str]:
-        return launch(home / "interrupted.py", *press, *train(home / name)[2:])
+        return warm_python.run(["-c", INTERRUPTED, *press, *train(home / name)[2:]])
 
-    with ThreadPoolExecutor(2) as pool:
-        driven = pool.submit(drive, home / "driver.py", jobs)
-        single = {
-            "killed_by_time": pool.submit(kill_after_the_first_line, home / "killed_by_time"),
-            "ctrl_c": pool.submit(interrupt, "ctrl_c", "after_rollout", "2", "1"),
-            "ctrl_c_twice": pool.submit(interrupt, "ctrl_c_twice", "after_backward", "2", "2"),
-            "ctrl_c_at_the_end": pool.submit(
-                interrupt, "ctrl_c_at_the_end", "after_rollout", "4", "1"
-            ),
-        }
-        stopped = driven.result() | {name: future.result() for name, future in single.items()}
-        again = resume_all(home, list(stopped), pool)
-    return {name: Resumed(home / name, stopped[name], again[name]) for name in stopped}
+    stopped = {name: kill(name) for name in POINTS} | {
+        "ctrl_c": interrupt("ctrl_c", "after_rollout", "2", "1"),
+        "ctrl_c_twice": interrupt("ctrl_c_twice", "after_backward", "2", "2"),
+        "ctrl_c_at_the_end": interrupt("ctrl_c_at_the_end", "after_rollout", "4", "1"),
+    }
+    done = {name: Resumed(home / name, how, resume(home / name)) for name, how in stopped.items()}
+    out = home / "killed_by_time"
+    status = kill_after_the_first_line(out, surroundings)
+    again = cold_python(["-m", "rlhf_lab", "resume", str(out)])
+    return done | {"killed_by_time": Resumed(out, status, again)}
 
 
 def logged(out: Path) -> list[dict[str, Any]]:
@@ -339,7 +272,7 @@ def test_ctrl_c_in_the_last_phase_ends_without_a_traceback(killed_and_resumed, u
     assert_same_run(resumed.out, uninterrupted)
 
 
-def test_resuming_a_finished_run_changes_nothing(uninterrupted):
+def test_resuming_a_finished_run_changes_nothing(uninterrupted, resume):
     files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
     done = resume(uninterrupted)
     assert done.returncode == 0
@@ -369,6 +302,7 @@ def test_a_run_with_its_own_gold_says_so_too(make_trainer):
         RLHFTrainer.resume(path)
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_has_weights_optimizer_schedule_and_best(make_trainer, parameters_of):
     trainer = make_trainer(total_phases=4)
     again = RLHFTrainer.resume(first_phases(trainer, 2))
@@ -384,6 +318,7 @@ def test_a_resumed_trainer_has_weights_optimizer_schedule_and_best(make_trainer,
         assert all(torch.equal(state[key], expected[key]) for key in expected)
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_trained_again_from_python_stays_what_it_was(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     trainer.train()
@@ -395,6 +330,7 @@ def test_a_finished_run_that_is_trained_again_from_python_stays_what_it_was(make
     assert [line["phase"] for line in trainer.run.read("samples.jsonl")] == [0] * 8 + [1] * 8
 
 
+@pytest.mark.slow
 def test_resuming_writes_nothing_before_the_first_phase(make_trainer):
     path = first_phases(make_trainer(total_phases=4, save_every=2), 3)
     files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
@@ -416,6 +352,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_run_is_refused_in_one_sentence(make_trainer, damage):
     path = first_phases(make_trainer(), 1)
