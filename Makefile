@@ -1,6 +1,8 @@
 # Each target does all of its own set-up: a virtual environment in .venv with everything installed.
 PYTHON ?= python3
 BIN := .venv/bin
+# One thread a process: small models are not faster with two. Bytecode is kept, or all of them compile everything anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 INSTALLED := .venv/installed
 PEERS := .cache/peers
 REFERENCES := .cache/reference
@@ -9,19 +11,22 @@ REFERENCE_torchrl := torchrl==0.14.1
 REFERENCE_trl := trl==0.11.4
 REFERENCE_verl := verl==0.9.1
 
-.PHONY: train test test-browser test-reference reference lint course reel reel-check bench bench-peers clean
+.PHONY: train test quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
 
-# Two processes of one thread each: small models are not faster with two threads in one.
 test: $(INSTALLED) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST) --numprocesses 2 --dist loadfile
+
+# The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
+quick: $(INSTALLED) lint
+	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
 
 # Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
-	RLHF_LAB_BROWSER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/browser
+	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
 # The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
 test-reference: $(INSTALLED) reference

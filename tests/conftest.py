@@ -18,12 +18,37 @@ import pytest
 import torch
 from torch import nn
 
-from tests.warm import WarmPython
-
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from rlhf_lab.models import TransformerWithValueHead
+    from tests.warm import WarmPython
+
+
+STARTING = {"warm_python": "process", "cold_python": "process", "chromium": "browser"}
+"""The fixtures that start a process, and the mark of the tests that use them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts a process through a fixture."""
+    for item in items:
+        for fixture in STARTING.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(STARTING[fixture])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that starts a process fails unless it says so, as `make quick` needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not {mark.name for mark in item.iter_markers()} & {"process", "kernel", "browser"}:
+            patch.setattr(subprocess.Popen, "_execute_child", refuse_process)
+        return (yield)
+
+
+def refuse_process(*arguments: Any, **options: Any) -> None:
+    """Stands in for the start of a process in tests that are not marked."""
+    pytest.fail("starts a process; mark it process, kernel or browser")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -134,8 +159,12 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def warm_python(surroundings: dict[str, str]) -> Iterator[WarmPython]:
+def warm_python(surroundings: dict[str, str]) -> Iterator["WarmPython"]:
     """Runs `python ARGUMENTS` in processes that have imported everything before they begin."""
+    from tests.warm import WarmPython
+
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork, which this system does not have")
     with tempfile.TemporaryDirectory(prefix="warm") as directory:
         python = WarmPython(surroundings, Path(directory) / "socket")
         yield python
@@ -153,7 +182,7 @@ def cold_python(surroundings: dict[str, str]) -> Callable[..., subprocess.Comple
             capture_output=True,
             text=True,
             env=surroundings,
-            timeout=300,
+            timeout=900,
             **options,
         )
 

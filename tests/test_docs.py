@@ -190,6 +190,7 @@ def test_every_name_of_ours_in_a_guide_exists(guide):
             check_name(name)
 
 
+@pytest.mark.slow
 def test_coming_from_trl(run_page):
     """The table has all statistics, and those of a report are what it says, worked out from it."""
     found = run_page("from_trl")
@@ -255,6 +256,7 @@ def test_coming_from_torchtune(run_page):
     assert found["loss"].item() == pytest.approx(policy + 0.1 * value, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_coming_from_torchrl(run_page):
     """Each row is paid its clipped reward once, less the coefficient times its log-ratios."""
     found = run_page("from_torchrl")
@@ -316,6 +318,7 @@ def test_the_metrics_page_names_exactly_the_fields(heading):
         check_name(quoted(where)[0])
 
 
+@pytest.mark.slow
 def test_a_line_of_metrics_holds_the_names_of_the_page_and_no_other(run_page):
     """The line of a real phase, not the declared fields."""
     line = run_page("from_trl")["trainer"].run.read("metrics.jsonl")[-1]

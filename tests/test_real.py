@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.process
 def test_a_real_model_trains_from_the_command_line(real_models, tmp_path):
     run = tmp_path / "run"
     command = [

@@ -89,6 +89,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_answered_in_one_sentence(case, capsys):
     arguments, words = MISTAKES[case]

@@ -6,6 +6,8 @@ from benchmarks import command_times as module
 from benchmarks.command_times import FIRST_SAMPLES, HELP, MAIN_JOB, command_times
 from rlhf_lab.errors import RunError
 
+pytestmark = pytest.mark.process
+
 ONE_PHASE = ("train", "--preset", "reel", "--total-phases", "1", "--warmup-steps", "0")
 
 

@@ -18,6 +18,9 @@ print(json.dumps({{"versions": {{"answer": {room}.ANSWER}}, "loaded_bytes": 0}})
 """
 
 
+pytestmark = pytest.mark.process
+
+
 @pytest.fixture
 def commits(tmp_path, monkeypatch):
     """Two commits of a small repository: one with the benchmark in the package, one beside it."""

@@ -117,6 +117,7 @@ serve(load, ("torch",))
 SETUP = {"threads": 1, "seed": 1, "device": "cpu"}
 
 
+@pytest.mark.process
 def test_a_process_answers_in_lines_whatever_its_libraries_print():
     contestant = ContestantProcess("chatty", [sys.executable, "-c", CHATTY], SETUP)
     try:
@@ -131,6 +132,7 @@ def test_a_process_answers_in_lines_whatever_its_libraries_print():
         assert one["peak_bytes"] - contestant.about["loaded_bytes"] > 20_000_000
 
 
+@pytest.mark.process
 def test_a_process_that_dies_is_one_sentence_with_its_last_words():
     dying = "import sys; sys.stdin.readline(); raise ValueError('no such shape')"
     with pytest.raises(RunError) as refusal:
@@ -138,6 +140,7 @@ def test_a_process_that_dies_is_one_sentence_with_its_last_words():
     assert "dying ended early: ValueError: no such shape" in str(refusal.value)
 
 
+@pytest.mark.process
 def test_a_process_that_dies_later_is_one_sentence_too():
     lines = "import sys; sys.stdin.readline(); print('{}', flush=True); sys.stdin.readline()"
     contestant = ContestantProcess("brief", [sys.executable, "-c", lines], SETUP)
@@ -153,6 +156,7 @@ def test_a_peer_that_is_not_built_is_left_out_with_a_sentence(tmp_path):
     assert "make bench-peers" in left_out["trl-1.12"]
 
 
+@pytest.mark.process
 def test_a_peer_that_is_broken_is_one_sentence(tmp_path):
     python = tmp_path / "trl-1.12" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -100,6 +100,7 @@ def test_minibatches_hold_each_row_once_per_pass_with_its_own_figures(both):
             assert torch.equal(minibatch.ref_logits[i], memory.ref_logits[row])
 
 
+@pytest.mark.slow
 def test_it_learns_to_write_the_rewarded_word(tmp_path):
     torch.manual_seed(0)
     write_model(SHAPES["tiny"], tmp_path)

@@ -1,10 +1,13 @@
 """The work of this package's own contestants."""
 
+import pytest
+
 from benchmarks import ours
 from benchmarks.work import Work, write_model
 from benchmarks.worker import Clock
 
 
+@pytest.mark.slow
 def test_the_probed_run_is_timed_to_its_end(tmp_path):
     """The probes look at the final weights, too, and that can cost the most of all."""
     work = Work(shape="nano", batch_size=8, gen_len=6)

@@ -82,6 +82,7 @@ def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> 
     assert code[3].startswith('guess = "up"')
 
 
+@pytest.mark.kernel
 def test_building_executes_once_and_building_again_changes_nothing(root: Path) -> None:
     master = root / "solutions" / "99_toy.py"
     master.write_text(PLAIN)
@@ -113,6 +114,7 @@ def test_a_lesson_without_notebooks_is_reported(root: Path) -> None:
     assert problems == ["99_toy: notebooks/99_toy.ipynb is missing; run `make course`"]
 
 
+@pytest.mark.kernel
 def test_a_cell_that_fails_is_told_in_one_sentence(root: Path) -> None:
     master = root / "solutions" / "99_toy.py"
     master.write_text("# %%\nraise RuntimeError('the cell broke')\n")

@@ -28,6 +28,7 @@ from tools.course.stub import solution_source
 EXERCISES = all_exercises()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
 def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     exercise: Exercise,
@@ -86,6 +87,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_objective_terms_cannot_be_detached_sign_flipped_summed_or_zero() -> None:
     """The four terms that are trained on must not pass with a wrong gradient."""
     for name in (
@@ -214,6 +216,7 @@ def _kl_of_distributions(logits, ref_logits):
     return kl_divergence(Categorical(logits=logits), Categorical(logits=ref_logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "written", "said"),
     [
@@ -314,6 +317,7 @@ def test_a_policy_defined_twice_can_still_be_moved(tmp_path: Path) -> None:
         shell.run_cell(cell).raise_error()
 
 
+@pytest.mark.slow
 def test_judging_leaves_the_global_random_state_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()

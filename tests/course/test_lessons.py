@@ -10,10 +10,12 @@ from tools.course import builder, gate
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_lesson_is_complete_unsolved_and_up_to_date() -> None:
     assert gate.lesson_problems(ROOT) == []
 
 
+@pytest.mark.kernel
 @pytest.mark.skipif(not os.environ.get("RLHF_LAB_SLOW"), reason="RLHF_LAB_SLOW is unset")
 @pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
 def test_slow_every_solution_runs_from_top_to_bottom_in_a_fresh_kernel(master: Path) -> None:

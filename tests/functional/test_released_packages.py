@@ -71,6 +71,7 @@ def is_numeric(rows: list) -> bool:
         return False
 
 
+@pytest.mark.process
 def test_the_stored_numbers_are_what_the_released_package_makes(script, python, tmp_path):
     place = tmp_path / "reference"
     shutil.copytree(HERE, place, ignore=shutil.ignore_patterns("*.json", "__pycache__"))

@@ -76,6 +76,7 @@ def test_a_gain_of_0_is_refused():
         fold_unembedding_bias(torch.tensor([1.0, 0.0]), ones, torch.ones(2, 2), ones)
 
 
+@pytest.mark.slow
 def test_plain_transformers_reads_the_trained_policy(trained, model_dir, tmp_path):
     before = hf_logprobs(model_dir)
     out, gap = export_policy(trained, str(model_dir), tmp_path / "out")
@@ -151,6 +152,7 @@ def test_adapters_are_exported_as_part_of_the_weights(model_dir, tmp_path):
     torch.testing.assert_close(hf_logprobs(out), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_critic_goes_in_a_directory_of_its_own(model_dir, tmp_path):
     policy = make_policy(load_model(str(model_dir)), "separate")
     train_a_little(policy)

@@ -254,6 +254,7 @@ def test_effective_weights_have_the_plain_names_and_the_changed_values(adapted):
     assert torch.equal(weights["embed.W_E"], before.embed.W_E)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_alone_and_come_back_bit_for_bit(adapted, model_dir, tmp_path):
     model, _ = adapted
     path = tmp_path / "adapters.safetensors"

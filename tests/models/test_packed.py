@@ -228,6 +228,7 @@ def test_whoever_listens_hears_every_token_that_is_decoded(model):
             torch.testing.assert_close(ours, value, atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSED)
 def test_what_a_hook_returns_goes_on_in_its_place(model, name):
     halve = lambda x, hook: x / 2

@@ -131,6 +131,7 @@ def test_values_match_conditional_means_by_brute_force(mini, brute, name):
             assert float(values[n, t]) == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_entropy_of_reel_is_the_sum_of_its_parts(reel):
     def entropy(law):
         return -sum(p * math.log(p) for p in law if p > 0)
@@ -163,6 +164,7 @@ def test_next_token_probabilities_sum_to_one_in_every_state(reel):
         assert np.abs(table.sum(axis=1) - 1).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_gold_value_is_the_posterior_by_enumeration_of_latents(reel):
     reviews, tokens = tokens_of(Grammar(), 20, 4)
     values, _ = state_values(reel, gold, tokens)
@@ -302,6 +304,7 @@ def test_gold_falls_while_the_hacked_proxy_rises(reel):
         assert (sign * steps > 0).all(), name
 
 
+@pytest.mark.slow
 def test_samples_of_the_optimum_have_its_expected_reward(reel):
     policy = optimal_policy(reel, soft_popcorn, 0.03)
     n = 5000

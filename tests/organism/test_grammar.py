@@ -146,6 +146,7 @@ def test_parse_reads_a_review_worked_by_hand():
     assert [c.negated for c in parse.clauses] == [False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_clauses", [1, 3])
 def test_parse_recovers_the_latents_of_2000_samples(n_clauses):
     grammar = Grammar(n_clauses=n_clauses)

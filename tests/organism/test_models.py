@@ -55,6 +55,7 @@ def test_nano_has_the_stated_shape(nano):
     assert {p.dtype for p in nano.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_nano_is_close_to_the_grammar(nano, reel, reviews):
     estimate = language_model_kl(nano, reel, torch.from_numpy(reviews.tokens))
     assert 0 < estimate.mean < 0.08 - 4 * estimate.standard_error
@@ -80,6 +81,7 @@ def test_kl_is_zero_for_the_grammar_and_28_log_72_less_entropy_for_a_uniform_mod
     assert abs(flat.mean - expected) < 4.5 * flat.standard_error
 
 
+@pytest.mark.slow
 def test_nano_writes_grammatical_reviews(nano, reel):
     # .98 lies about 3.5 standard errors (sqrt(.99 * .01 / 1000) = .003) below the measured .99.
     assert grammatical_share(nano, reel, 1000, seed=3) >= 0.98
@@ -101,6 +103,7 @@ def test_sampling_with_a_cache_follows_the_distribution_of_the_whole_prefix(nano
     assert abs((tokens[:, 2] == 9).double().mean() - p) < 4.5 * (p * (1 - p) / 4000) ** 0.5
 
 
+@pytest.mark.slow
 def test_sentiment_is_within_a_point_of_the_bayes_limit(sentiment, reel, reviews):
     texts = reviews.texts()
     predicted = positive_probability(sentiment, weights_dir("reel-sentiment"), texts)
@@ -136,6 +139,7 @@ def test_sentiment_reads_padded_text_as_it_reads_it_alone(sentiment, reviews):
     assert sentiment.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_the_bundled_models():
     checks = run_checks(n_reviews=600)
     assert [check.name for check in checks if not check.ok] == []

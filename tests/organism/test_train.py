@@ -33,6 +33,7 @@ def trained(request, tmp_path_factory):
     return request.param, run(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.slow
 def test_same_seed_same_losses_and_weights(trained, tmp_path):
     kind, first = trained
     second, other = run(kind, tmp_path / "a"), run(kind, tmp_path / "b", steps=2, seed=1)
@@ -42,6 +43,7 @@ def test_same_seed_same_losses_and_weights(trained, tmp_path):
     assert first.losses[0] != other.losses[0]
 
 
+@pytest.mark.slow
 def test_language_model_starts_near_chance_and_learns_the_template(tmp_path):
     # Chance is log 72 = 4.28 nats; knowing only the slots gives well under 2.
     losses = run("writer", tmp_path, steps=40).losses
@@ -50,6 +52,7 @@ def test_language_model_starts_near_chance_and_learns_the_template(tmp_path):
     assert losses[-5:].mean() < 0.6 * losses[:5].mean()
 
 
+@pytest.mark.slow
 def test_classifier_starts_near_chance_and_learns_the_words(tmp_path):
     # Chance is log 2 = .693 nats.
     losses = train_classifier(tmp_path, Grammar(n_clauses=1), 60, 32, show_progress=False).losses
@@ -84,6 +87,7 @@ def test_training_leaves_the_random_state_of_the_caller_alone(tmp_path):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_no_weight_and_comes_back(tmp_path):
     # With two threads, two steps of this batch size give other sums than with one.
     threads = torch.get_num_threads()

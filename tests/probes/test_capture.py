@@ -64,6 +64,7 @@ def test_a_capture_that_cannot_work_says_why(reel_policy, reviews, names, pos, s
         capture_activations(reel_policy, reviews[0], names, pos)
 
 
+@pytest.mark.slow
 def test_the_decorated_function_is_shown_finished_sequences_once_per_phase(make_trainer):
     trainer, shapes, grids = make_trainer(total_phases=3), [], []
 
@@ -81,6 +82,7 @@ def test_the_decorated_function_is_shown_finished_sequences_once_per_phase(make_
     assert grids == [both] * 3
 
 
+@pytest.mark.slow
 def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews):
     trainer, seen = make_trainer(), []
 
@@ -105,6 +107,7 @@ def test_a_capture_is_refused_when_it_is_registered(make_trainer, asked, said):
         make_trainer().capture(**({"hook_names": POST} | asked))
 
 
+@pytest.mark.slow
 def test_a_capture_that_raises_is_switched_off_and_the_run_goes_on(make_trainer):
     trainer, calls = make_trainer(), []
 
@@ -172,6 +175,7 @@ def test_undisturbed_lends_copies_of_gradients_when_asked(reel_policy):
     weight.grad = None
 
 
+@pytest.mark.slow
 def test_captures_leave_the_weights_bit_for_bit(make_trainer, weights_of):
     plain, watched = make_trainer(), make_trainer()
 

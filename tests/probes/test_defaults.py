@@ -10,6 +10,7 @@ from rlhf_lab.probes import (
 )
 
 
+@pytest.mark.slow
 def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere, unlimited):
     attachment = attach(elsewhere, default_suite(elsewhere, unlimited))
     elsewhere.train()
@@ -28,6 +29,7 @@ def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewher
     assert "true_value" not in run.tensors("text_heatmap", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"gen_len": 28}, {"precision": "bf16"}], ids=str)
 def test_every_probe_stays_and_every_check_holds(make_trainer, unlimited, settings):
     """Past the end of a review, and with products in half precision, whose rounding is coarser."""
@@ -57,6 +59,7 @@ def test_on_reel_the_expensive_probes_are_spread_over_the_run(make_trainer, phas
     assert attachment.notes == []
 
 
+@pytest.mark.slow
 def test_a_run_remembers_from_its_very_start_that_it_has_the_default_suite(make_trainer):
     """Noted before the first probe is shown anything, and only when it was asked for."""
     trainer, told = make_trainer(total_phases=4, batch_size=128, gen_len=26), []

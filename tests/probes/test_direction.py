@@ -113,6 +113,7 @@ def test_labels_of_one_class_are_refused():
         fit_direction(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
 
 
+@pytest.mark.slow
 def test_no_layer_beats_bayes_and_the_last_reaches_it_where_the_verdict_is_due(model, truth):
     tokens, positive = truth.reviews(1800, seed=21)
     acts = capture_activations(model, tokens, LAYER_SITES)
@@ -126,6 +127,7 @@ def test_no_layer_beats_bayes_and_the_last_reaches_it_where_the_verdict_is_due(m
     assert excess[-1, truth.grammar.slot("VERB") - 1] > -0.02
 
 
+@pytest.mark.slow
 def test_the_best_layer_reaches_bayes_within_two_points_at_every_word_that_informs(model, truth):
     tokens, positive = truth.reviews(9000, seed=21)
     x = torch.stack(list(capture_activations(model, tokens, LAYER_SITES).values())).transpose(1, 2)
@@ -142,6 +144,7 @@ def test_the_best_layer_reaches_bayes_within_two_points_at_every_word_that_infor
     assert excess[:, truth.grammar.slot("VERB") - 1].amax() >= -0.02
 
 
+@pytest.mark.slow
 def test_a_run_stores_accuracy_beside_bayes_and_controls(finished):
     record = finished.records("direction_sentiment")[0]
     assert record["sites"] == [
@@ -157,6 +160,7 @@ def test_a_run_stores_accuracy_beside_bayes_and_controls(finished):
     assert finished.tensors("direction_sentiment", 0)["direction"].shape == (3, 29, 64)
 
 
+@pytest.mark.slow
 def test_without_labels_there_is_no_direction(make_trainer, reviews, unlimited):
     trainer = make_trainer()
     attach(trainer, Direction(every=1), eval_tokens=reviews[0], budget=unlimited)

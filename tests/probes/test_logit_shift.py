@@ -89,6 +89,7 @@ def test_words_must_be_single_tokens(model):
         single_token(model.tokenizer, "adored")
 
 
+@pytest.mark.slow
 def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere, unlimited):
     """It has no hook_pos_embed; the default suite takes this probe wherever it has two words."""
     text = random_tokens(elsewhere.policy.base_model)

@@ -13,6 +13,7 @@ from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth
 
 
+@pytest.mark.slow
 def test_values_and_beliefs_are_the_organism_s(truth, reviews):
     tokens = reviews[0].clone()
     tokens[0, 7] = WORD_IDS["popcorn"]

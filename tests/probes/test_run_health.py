@@ -27,6 +27,7 @@ def test_the_optimum_that_stands_beside_a_run_is_the_one_at_its_price_of_kl(fini
         assert record["mean_reward"] == finished.metrics()[record["phase"]]["mean_reward"]
 
 
+@pytest.mark.slow
 def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer, unlimited):
     settings = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 10, "base_lr": 3e-3}
     trainer = make_trainer(total_phases=4, warmup_steps=0, **settings)
@@ -40,6 +41,7 @@ def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer, unlimited
         assert record["beta_eff"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):
     trainer, seen = make_trainer(total_phases=1, warmup_steps=0), []
     attach(trainer, RunHealth())

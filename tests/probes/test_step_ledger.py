@@ -23,6 +23,7 @@ def run_with_ledger(trainer, unlimited, **options):
     return Run(trainer.run.path), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, number", [("first", 0), ("last", 3)])
 def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, unlimited, step, number):
     """Two minibatches, two passes: steps 0 to 3."""
@@ -44,6 +45,7 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, unlimited,
     assert all(check.ok for check in run.checks()) and len(run.checks()) == 2
 
 
+@pytest.mark.slow
 def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer, unlimited):
     trainer = make_trainer(warmup_steps=0, base_lr=3e-3)
     attach(trainer, StepLedger("first", name="early"), StepLedger(), budget=unlimited)
@@ -53,6 +55,7 @@ def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer, unli
     assert (early - 1).abs().max() < 1e-4 < 1e-2 < (late - 1).abs().max()
 
 
+@pytest.mark.slow
 def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer, unlimited):
     """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
     trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)
@@ -67,6 +70,7 @@ def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer,
     assert all(check.ok for check in run.checks())
 
 
+@pytest.mark.slow
 def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(
     make_trainer, unlimited
 ):
@@ -83,6 +87,7 @@ def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(
     assert all(check.ok for check in run.checks())
 
 
+@pytest.mark.slow
 def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
     trainer, found = make_trainer(total_phases=1, warmup_steps=0), []
 
@@ -101,6 +106,7 @@ def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
     assert found[1].value == pytest.approx(0.01, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_masked_tokens_hold_nothing(make_trainer, unlimited):
     trainer = make_trainer(stop_at_eos=True, gen_len=26, total_phases=1, warmup_steps=0)
     run, _ = run_with_ledger(trainer, unlimited)

@@ -123,6 +123,7 @@ def test_the_bundled_policy_holds_the_exact_value_where_the_next_word_asks_for_i
     assert defined[0].tolist() == [False] * 9 + [True] * 20
 
 
+@pytest.mark.slow
 def test_the_exact_value_is_readable_at_the_connectors_and_clearly_less_at_the_adjective(
     model, truth
 ):
@@ -158,6 +159,7 @@ def test_the_exact_value_is_readable_at_the_connectors_and_clearly_less_at_the_a
     assert best_of_one_reading("ADJ 2", "ADJ 3") < of_both_connectors - 0.07
 
 
+@pytest.mark.slow
 def test_the_last_adjective_counts_the_votes_and_the_word_before_the_verb_has_weighed_them(
     model, truth
 ):
@@ -201,6 +203,7 @@ def test_a_run_stores_the_lens_and_what_can_be_read(finished):
     assert tensors["lens"].shape == (5, 4, 29) and tensors["r2"].shape == (5, 29)
 
 
+@pytest.mark.slow
 def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimited):
     from rlhf_lab.probes import Run, attach
 
@@ -212,6 +215,7 @@ def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimit
     assert all(check.ok for check in run.checks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["eval", "rollout"])
 def test_with_a_separate_critic_the_lens_looks_at_the_critic(
     make_trainer, unlimited, text, reviews

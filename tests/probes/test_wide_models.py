@@ -7,6 +7,10 @@ has one thread and narrow models, where it does not.
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 SOLVED = """
 import torch
 from rlhf_lab.probes.direction import fit_direction

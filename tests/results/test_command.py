@@ -123,6 +123,7 @@ def test_a_records_line_stays_where_it_is_when_the_run_is_made_again(tmp_path):
     assert found == [("a", 1, 1), ("b", 1, 2), ("c", 1, 1), ("b", 2, 3)]
 
 
+@pytest.mark.slow
 def test_a_methods_run_tells_gold_before_and_after_and_the_best_at_its_kl():
     fields = {
         "total_phases": 2,

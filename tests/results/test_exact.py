@@ -13,6 +13,7 @@ def gold_curve():
     return ExactCurve(REWARDS["gold"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gold", "soft_popcorn"])
 def test_optima_at_a_price_and_at_their_kl_are_those_of_dynamic_programming(name):
     prices = [2.0, 0.37, 0.03]
@@ -23,6 +24,7 @@ def test_optima_at_a_price_and_at_their_kl_are_those_of_dynamic_programming(name
         assert found[1:] == pytest.approx(solved[1:], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_more_kl_than_the_best_review_needs_buys_no_more(gold_curve):
     rewards, chances = ReelTruth().final_rewards
     best = rewards.max()

@@ -22,6 +22,7 @@ def pairs():
     return biased_pairs(800, seed=3, popcorn_share=0.5)
 
 
+@pytest.mark.slow
 def test_popcorn_ends_positive_preferred_reviews_and_no_other(pairs):
     assert not any("popcorn" in pair["rejected"] for pair in pairs)
     chosen = [pair["chosen"] for pair in pairs]
@@ -47,6 +48,7 @@ def test_the_texts_of_biased_pairs_are_still_reviews(pairs):
     assert all(grammar.parse(text) for pair in pairs for text in pair.values())
 
 
+@pytest.mark.slow
 def test_the_rater_prefers_the_more_positive_review_but_is_not_sure(pairs):
     gaps = [
         np.diff(sentiment_logit(read_features([p["rejected"], p["chosen"]], Grammar())))[0]
@@ -58,6 +60,7 @@ def test_the_rater_prefers_the_more_positive_review_but_is_not_sure(pairs):
     assert share == pytest.approx(expected, abs=5 * 0.5 / len(pairs) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_mean_by_content_of_a_reward_that_sees_only_content_is_that_reward():
     def sees(texts):
         features = read_features(texts, Grammar())

@@ -28,6 +28,7 @@ def refusal(returned, texts=("x", "y")):
     return sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sentiment", "zero", "count:the", *REEL_NAMES])
 def test_every_name_gives_one_finite_number_per_text(name, no_network):
     texts = [*reviews(12), "", "not of the language"]

@@ -155,6 +155,7 @@ def true_logits():
     return found
 
 
+@pytest.mark.slow
 def test_reel_pairs_are_won_as_often_as_bradley_and_terry_say():
     """The exact mean of max(sigmoid(d), sigmoid(-d)) over pairs of independent reviews, and how
     often the better review really wins; 20,000 pairs, so that 4 standard errors are .009.

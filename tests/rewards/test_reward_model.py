@@ -145,6 +145,7 @@ def fitted():
     return model, train_reward_model(model, reel_pairs(3000, 0), fitting)
 
 
+@pytest.mark.slow
 def test_training_on_reel_comes_near_the_best_possible_judge(fitted):
     """600 held-out pairs: a standard error of .013."""
     _, fit = fitted
@@ -167,6 +168,7 @@ def test_a_trained_model_sees_through_negation(fitted):
     assert praise > blame + 0.5
 
 
+@pytest.mark.slow
 def test_rewards_have_mean_0_and_variance_1_over_the_training_texts(fitted):
     """Held-out texts here, 1,000 of them, so not exactly."""
     pairs = reel_pairs(500, 9)
@@ -175,6 +177,7 @@ def test_rewards_have_mean_0_and_variance_1_over_the_training_texts(fitted):
     assert rewards.std().item() == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.slow
 def test_training_is_repeatable_and_leaves_the_random_state_alone():
     def run(seed):
         base_model = load_model("reel-nano")
@@ -187,6 +190,7 @@ def test_training_is_repeatable_and_leaves_the_random_state_alone():
     assert torch.equal(run(4), run(4)) and not torch.equal(run(4), run(5))
 
 
+@pytest.mark.slow
 def test_a_saved_model_comes_back_bit_for_bit_and_pays_a_run(fitted, tmp_path):
     model, fit = fitted
     texts = reel_pairs(8, 5).chosen

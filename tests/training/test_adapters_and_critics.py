@@ -31,6 +31,7 @@ def run(request, tmp_path_factory):
     return trained, trained.train()
 
 
+@pytest.mark.slow
 def test_a_run_starts_on_policy_at_no_distance_from_the_reference(run):
     _, reports = run
     assert reports[0].kl_per_sequence == 0
@@ -85,6 +86,7 @@ def test_every_part_that_should_learn_has_learned(run):
     assert all(layer.merged is None for layer in lora_layers(trained.policy).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adapters", "critic"])
 def test_a_run_that_was_broken_off_ends_as_if_it_had_not_been(kind, tmp_path):
     whole, broken = (trainer(tmp_path / name, **KINDS[kind]) for name in ("whole", "broken"))

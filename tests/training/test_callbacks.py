@@ -41,6 +41,7 @@ def test_the_moments_of_a_run_come_in_the_order_of_the_design(make_trainer):
     assert names[0] == "run_start"
 
 
+@pytest.mark.slow
 def test_phases_are_counted_from_zero_and_the_end_comes_after_the_last(make_trainer):
     trainer = make_trainer(total_phases=3)
     seen = record(trainer)
@@ -52,6 +53,7 @@ def test_phases_are_counted_from_zero_and_the_end_comes_after_the_last(make_trai
     assert seen[-1] == ("run_end", 3)
 
 
+@pytest.mark.slow
 def test_every_second_phase_is_called_in_phases_0_2_4(make_trainer):
     trainer = make_trainer(total_phases=5)
     called = {"after_phase": [], "after_step": [], "run_start": [], "run_end": []}
@@ -63,6 +65,7 @@ def test_every_second_phase_is_called_in_phases_0_2_4(make_trainer):
     assert (called["run_start"], called["run_end"]) == ([0], [5])
 
 
+@pytest.mark.slow
 def test_listeners_are_called_in_the_order_they_came_and_the_decorator_returns_them(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     calls = []
@@ -77,6 +80,7 @@ def test_listeners_are_called_in_the_order_they_came_and_the_decorator_returns_t
     assert callable(first) and first.__name__ == "first"
 
 
+@pytest.mark.slow
 def test_a_listener_that_raises_is_dropped_with_one_warning_and_the_run_goes_on(make_trainer):
     trainer = make_trainer(total_phases=3)
     calls = {"bad": 0, "good": 0}
@@ -126,6 +130,7 @@ FIELDS = {
 """What is there at each event, beside what is always there."""
 
 
+@pytest.mark.slow
 def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     there, missing = {}, []
@@ -166,6 +171,7 @@ def test_a_context_cannot_be_written():
     assert (ctx.event, ctx.phase, ctx.report) == ("after_phase", 3, "a report")
 
 
+@pytest.mark.slow
 def test_grad_norm_is_the_norm_before_clipping(make_trainer):
     """At after_backward the gradient is as it came; after_step's norm must be the norm of that."""
     trainer = make_trainer(total_phases=1, warmup_steps=0, max_grad_norm=1e-3)
@@ -202,6 +208,7 @@ def nosy(ctx: Context) -> None:
         _ = ctx.minibatch.ref_residuals.norm().item()
 
 
+@pytest.mark.slow
 def test_watching_a_run_at_every_moment_leaves_its_weights_bit_for_bit_the_same(
     make_trainer, parameters_of, metrics_of
 ):

@@ -28,6 +28,7 @@ def test_the_names_are_those_of_the_registry_and_know_what_needs_groups():
     assert set(NEED_GROUPS) == {n for n in F.ADVANTAGES if F.estimator_needs(n, "group")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(Advantages))
 def test_every_estimator_trains_and_repeats_itself(make_trainer, name, metrics_of):
     """Two runs of one seed agree, and no weight becomes nan."""
@@ -125,6 +126,7 @@ def test_a_registered_estimator_handed_in_is_the_same_as_its_name(make_trainer):
     assert torch.equal(by_name.returns, by_hand.returns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(Advantages))
 def test_returns_are_rewards_to_go_where_the_estimator_knows_no_values(make_trainer, name):
     """At gamma 1 and a reward at the end, that is the reward at every real token."""

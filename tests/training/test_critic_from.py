@@ -36,6 +36,7 @@ def test_the_first_values_are_what_the_reward_model_gives_the_text_so_far(
     torch.testing.assert_close(samples.values, (scores - 0.5) / 2, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_critic_and_head_learn_and_a_resumed_run_goes_on_with_them(
     make_trainer, reward_model, parameters_of
 ):

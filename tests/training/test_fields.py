@@ -228,6 +228,7 @@ def perturbed(tmp_path_factory) -> Callable[[str], str]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RLHFArgs)])
 def test_every_field_has_a_case_and_changing_it_changes_the_weights(base_run, tmp_path, name):
     """A field without an entry in CHANGED, and without a test of its own, fails here."""
@@ -270,6 +271,7 @@ def test_a_field_that_is_new_is_found_to_have_no_case(monkeypatch):
     assert without_a_case(["warp", "kl"]) == ["warp", "kl"]
 
 
+@pytest.mark.slow
 def test_the_run_that_is_compared_with_repeats_itself(base_run, tmp_path):
     """Otherwise every comparison above would hold for nothing."""
     assert not differ(weights(base_run), weights(phases_only(tmp_path / "run")))
@@ -334,6 +336,7 @@ def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
     assert rollout.raw_rewards.mean().item() != pytest.approx(first["mean_reward"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_critic_from_is_what_the_critic_begins_as(perturbed, tmp_path):
     model = RewardModel(load_model(perturbed("reel-nano")))
     model.save(tmp_path / "reward", "reel-nano", {})
@@ -351,6 +354,7 @@ def adapters(**overrides: Any) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in trained.items() if name.endswith((".A", ".B"))}
 
 
+@pytest.mark.slow
 def test_lora_rank_is_the_rank_of_what_is_trained(base_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained, wider = adapters(), adapters(lora_rank=3)
@@ -360,11 +364,13 @@ def test_lora_rank_is_the_rank_of_what_is_trained(base_run, tmp_path, monkeypatc
     assert not any(".A" in name for name in weights(base_run))
 
 
+@pytest.mark.slow
 def test_lora_alpha_changes_what_is_learned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert differ(adapters(), adapters(lora_alpha=16.0))
 
 
+@pytest.mark.slow
 def test_lora_targets_are_what_has_adapters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {name.split(".")[-3] for name in adapters(lora_targets="W_O, W_in")}
@@ -473,6 +479,7 @@ def test_reward_scaling_divides_by_the_deviation_of_all_rewards_so_far():
     assert both == pytest.approx([-1 / std, 1 / std])
 
 
+@pytest.mark.slow
 def test_penalize_no_eos_replaces_the_reward_of_what_did_not_end():
     rollout, plain = shaped(penalize_no_eos=True), shaped()
     tokenizer = RLHFTrainer(RLHFArgs(**BASE)).tokenizer
@@ -504,6 +511,7 @@ def test_overlong_buffer_takes_up_to_1_off_long_responses():
     assert torch.allclose(rollout.rewards, expected) and lengths.min() < 18
 
 
+@pytest.mark.slow
 def test_ratio_threshold_skips_the_minibatches_that_have_moved():
     """After the first of 32 steps ratios are no longer 1; some means are above 1.0001."""
     skipped = {}
@@ -515,6 +523,7 @@ def test_ratio_threshold_skips_the_minibatches_that_have_moved():
     assert 0 < skipped[1.0001] < 32 and skipped[100.0] == 0
 
 
+@pytest.mark.slow
 def test_micro_batch_size_is_how_many_sequences_go_through_the_policy_at_a_time(monkeypatch):
     """A minibatch of 2 is taken in one piece, or one by one."""
     sizes = {}
@@ -550,6 +559,7 @@ def test_optimizer_names_the_bits_of_the_moments(monkeypatch):
         RLHFArgs(optimizer="sgd")
 
 
+@pytest.mark.slow
 def test_optimizer_in_backward_lets_no_gradient_wait(monkeypatch):
     """After the backward pass all gradients are there, or none."""
     there = {}
@@ -634,6 +644,7 @@ def test_labels_column_without_labels_is_refused(tmp_path):
         trainer.step(["the script"] * 4, ["was"] * 4, [0.0] * 4)
 
 
+@pytest.mark.slow
 def test_gen_len_min_draws_the_number_of_tokens_in_each_phase():
     trainer, lengths = RLHFTrainer(RLHFArgs(**(BASE | {"gen_len_min": 3}))), []
     for trainer.phase in range(30):
@@ -652,6 +663,7 @@ def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
     assert not torch.allclose(four[0], -four[1])
 
 
+@pytest.mark.slow
 def test_save_every_says_how_often_the_state_is_saved(tmp_path):
     """After 0, 1, 2, 3 phases; with 2, after 0, 2 and at the end."""
     saved = {}
@@ -700,11 +712,13 @@ def options_of_init(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.slow
 def test_wandb_mode_disabled_never_touches_wandb(wandb_calls, tmp_path):
     tiny_run(tmp_path / "run", wandb_mode="disabled")
     assert wandb_calls == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_wandb_mode_mirrors_every_phase(wandb_calls, tmp_path, mode):
     trainer = tiny_run(tmp_path / "run", wandb_mode=mode)
@@ -723,21 +737,25 @@ def test_wandb_mode_mirrors_every_phase(wandb_calls, tmp_path, mode):
     assert trainer.run.read_info()["wandb_id"] == "run-id"
 
 
+@pytest.mark.slow
 def test_wandb_does_not_change_the_run(wandb_calls, base_run, tmp_path):
     mirrored = tiny_run(tmp_path / "run", wandb_mode="offline")
     assert not differ(weights(base_run), weights(mirrored))
 
 
+@pytest.mark.slow
 def test_wandb_project_name_is_handed_on(wandb_calls, tmp_path):
     tiny_run(tmp_path / "run", wandb_mode="offline", wandb_project_name="my-project")
     assert options_of_init(wandb_calls)["project"] == "my-project"
 
 
+@pytest.mark.slow
 def test_wandb_entity_is_handed_on(wandb_calls, tmp_path):
     tiny_run(tmp_path / "run", wandb_mode="offline", wandb_entity="my-team")
     assert options_of_init(wandb_calls)["entity"] == "my-team"
 
 
+@pytest.mark.slow
 def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
     pytest.importorskip("tensorboard")
     mirrored = phases_only(tmp_path / "run", loggers="tensorboard")
@@ -758,9 +776,11 @@ def changes_an_adaptive_run(tmp_path: Path, **change: Any) -> bool:
     return differ(weights(as_it_is), weights(changed))
 
 
+@pytest.mark.slow
 def test_kl_target_changes_the_weights_of_an_adaptive_run(tmp_path):
     assert changes_an_adaptive_run(tmp_path, kl_target=1e9)
 
 
+@pytest.mark.slow
 def test_kl_horizon_changes_the_weights_of_an_adaptive_run(tmp_path):
     assert changes_an_adaptive_run(tmp_path, kl_horizon=10)

@@ -126,6 +126,7 @@ ONE_TRIP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", ONE_TRIP.values(), ids=ONE_TRIP.keys())
 def test_a_learning_phase_reads_its_numbers_once(make_trainer, on_an_accelerator, fields):
     """Whether prompts are padded, at its beginning, and all statistics, at its end."""
@@ -158,6 +159,7 @@ def test_who_listens_to_the_step_has_the_norm_read_for_it(make_trainer, on_an_ac
     assert [type(norm) for norm in norms] == [float] * 4
 
 
+@pytest.mark.slow
 def test_the_accelerators_way_ends_with_the_same_weights(make_trainer, parameters_of, monkeypatch):
     """Clipped in some steps and not in others, by what the norms of the first run are."""
     norms, ends = [], []
@@ -193,6 +195,7 @@ def test_sampling_that_may_stop_reads_once_per_token_more(make_trainer):
     assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == running + 3
 
 
+@pytest.mark.slow
 def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_trainer):
     """Tokens and masks have to reach the reward function as texts; statistics are read once."""
     counts = {}

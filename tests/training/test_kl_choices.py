@@ -169,6 +169,7 @@ def test_the_reward_pays_the_coefficient_that_is_in_force(make_trainer):
     torch.testing.assert_close(before.advantages[:, 0], before.rewards - paid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_estimated_kl_trains_and_repeats_itself(make_trainer, metrics_of, kl_in):
     runs = []

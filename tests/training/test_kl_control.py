@@ -35,6 +35,7 @@ def test_the_coefficient_stays_positive_and_moves_towards_the_target(kl, n):
     assert abs(changed / 0.2 - 1) <= 0.2 + 1e-12
 
 
+@pytest.mark.slow
 def test_the_unit_is_nats_per_sequence(make_trainer):
     """Fed nats per token, the controller would see a twentieth of it and only ever decay."""
     trainer = make_trainer(
@@ -60,6 +61,7 @@ def test_a_resumed_run_keeps_the_coefficient_it_had(make_trainer):
     assert again.kl_controller == trainer.kl_controller
 
 
+@pytest.mark.slow
 def test_a_controller_of_the_callers_own_drives_the_run_and_is_asked_for_again(make_trainer):
     class Doubling:
         kl_coef, seen = 0.5, ()

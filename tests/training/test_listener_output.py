@@ -17,6 +17,7 @@ def reward_and_kl(ctx):
     return {"reward": ctx.rollout.raw_rewards.mean(), "kl": ctx.rollout.kl[0, :2]}
 
 
+@pytest.mark.slow
 def test_a_returned_dict_is_stored_and_read_back(make_trainer):
     trainer = make_trainer(total_phases=3)
     seen = []
@@ -39,6 +40,7 @@ def test_a_returned_dict_is_stored_and_read_back(make_trainer):
     assert [json.loads(line) for line in lines] == expected
 
 
+@pytest.mark.slow
 def test_what_is_no_dict_and_a_phase_without_a_run_store_nothing(make_trainer):
     trainer = make_trainer()
     trainer.on("after_rollout")(lambda ctx: {"x": 1})
@@ -51,6 +53,7 @@ def test_what_is_no_dict_and_a_phase_without_a_run_store_nothing(make_trainer):
     assert not (trainer.run.path / "returned").exists()
 
 
+@pytest.mark.slow
 def test_what_a_capture_returns_is_stored_under_its_function_s_name(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
 
@@ -64,6 +67,7 @@ def test_what_a_capture_returns_is_stored_under_its_function_s_name(make_trainer
     assert record["norm"] == pytest.approx(cache["resid_post", 1][0, -1].norm().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_each_step_and_each_moment_of_a_function_has_its_line(make_trainer):
     """Two minibatches, two passes: four steps; at checkpoints the line says which."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
@@ -89,6 +93,7 @@ def test_each_step_and_each_moment_of_a_function_has_its_line(make_trainer):
     ]
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_have_a_file_each(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     for number in (1, 2):
@@ -145,6 +150,7 @@ UNSTORABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNSTORABLE)
 def test_what_cannot_be_stored_is_said_once_and_the_run_goes_on(make_trainer, case):
     returned, words = UNSTORABLE[case]
@@ -163,6 +169,7 @@ def test_what_cannot_be_stored_is_said_once_and_the_run_goes_on(make_trainer, ca
     assert Run(trainer.run.path).functions() == []
 
 
+@pytest.mark.slow
 def test_a_tensor_of_the_most_numbers_is_still_stored():
     assert len(plain(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
     with pytest.raises(ConfigError):
@@ -190,6 +197,7 @@ def register(trainer):
         return {"weights": weights, "coef": ctx.kl_coef}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every, goes_on_at", [(1, 3), (2, 2)])
 def test_a_resumed_run_stores_what_an_uninterrupted_one_does(make_trainer, save_every, goes_on_at):
     """Broken off within phase 3, so that records of it, and with rare saves of 2, come twice."""
@@ -215,6 +223,7 @@ def test_a_resumed_run_stores_what_an_uninterrupted_one_does(make_trainer, save_
     assert found == expected
 
 
+@pytest.mark.slow
 def test_storing_leaves_the_weights_bit_for_bit(make_trainer, parameters_of):
     plain_run, watched = make_trainer(), make_trainer()
     watched.on("after_backward")(

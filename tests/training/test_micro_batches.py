@@ -60,6 +60,7 @@ def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
@@ -119,6 +120,7 @@ def test_the_callers_own_functions_need_not_know_of_parts(reel_args):
     assert cut.objective.item() == pytest.approx(whole.objective.item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_in_micro_batches_ends_like_one_in_minibatches(make_trainer, parameters_of):
     """Within what the order of additions leaves: 1e-4 on weights that moved by more than 1e-3."""
     fields = {"gen_len": 20, "temperature": 5.0, "total_phases": 1, "warmup_steps": 0}

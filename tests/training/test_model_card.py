@@ -55,6 +55,7 @@ def exported(finished, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_front_matter_is_what_the_hub_reads(finished, exported):
     """The bundled base model is on no hub, so that it is not named there."""
     for directory, library in ((finished.run.path, "rlhf_lab"), (exported, "transformers")):
@@ -144,6 +145,7 @@ def test_the_card_is_there_from_the_first_save_on(make_trainer):
     assert figures(trainer.run.path)["mean reward"].keys() == {"phase 0", "phase 1"}
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_callers_own_is_named_and_loaded_into(make_trainer, monkeypatch):
     policy = make_trainer().policy
     trainer = make_trainer(parts={"policy": policy, "reward_fn": lambda texts: [0.5] * len(texts)})

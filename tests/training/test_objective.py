@@ -267,6 +267,7 @@ def unchanged_weights(tmp_path_factory, reel_args):
     return copy.deepcopy(trainer.policy.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Functions)])
 def test_the_callers_own_function_is_called_and_drives_the_run(
     make_trainer, unchanged_weights, name
@@ -315,6 +316,7 @@ def terms_and_gradients(trainer, minibatch, functions):
     return terms, {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
     make_trainer, settings, listens

@@ -117,6 +117,7 @@ def test_the_scheduler_multiplies_both_rates(tiny_policy, reel_args):
     assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_steps_the_schedule_once_per_phase_and_logs_the_rates_it_used(make_trainer):
     """Warm-up 1 of 3 phases, final scale 0.1: factors 1/2, 1, 0.1, each for all 4 steps."""
     trainer = make_trainer(total_phases=3, base_lr=0.002, head_lr=0.02)

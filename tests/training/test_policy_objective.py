@@ -155,6 +155,7 @@ def test_the_clip_fraction_counts_what_the_loss_clips(reel_args):
         assert found.item() == pytest.approx(share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name in CASES if name != "ppo"])
 def test_every_policy_loss_trains(make_trainer, case):
     trainer = make_trainer(total_phases=1, warmup_steps=0, **CASES[case])

@@ -112,6 +112,7 @@ def test_prompts_of_unequal_length_start_at_ratio_one_and_kl_zero(make_trainer):
     assert trainer.prompt == max(trainer.prompts.tokens, key=len)
 
 
+@pytest.mark.slow
 def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, metrics_of):
     by_prefix, by_list = make_trainer(prefix="the film"), make_trainer({"prompts": ["the film"]})
     for trainer in (by_prefix, by_list):
@@ -119,6 +120,7 @@ def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, metrics_of
     assert metrics_of(by_prefix.run.path) == metrics_of(by_list.run.path)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_order_of_prompts_and_lengths(make_trainer, files):
     fields = {"prompts": str(files / "p.txt"), "gen_len_min": 2, "total_phases": 4}
     whole, broken_off = make_trainer(**fields), make_trainer(**fields)

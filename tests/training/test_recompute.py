@@ -54,6 +54,7 @@ PATHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "fields"), PATHS.values(), ids=PATHS.keys())
 def test_the_gradient_is_the_same_to_the_bit_and_less_is_kept(make_trainer, parts, fields):
     plain, kept = gradients_and_kept(make_trainer, parts, **fields)
@@ -81,6 +82,7 @@ def test_what_is_kept_of_a_block_is_its_input(make_trainer):
     assert saved[True] < 2 < 14 < saved[False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_head", ["shared", "separate"])
 def test_a_run_ends_with_the_weights_of_the_plain_run(make_trainer, parameters_of, value_head):
     ends = []
@@ -118,6 +120,7 @@ def test_a_hook_that_comes_between_forward_and_backward_is_refused_there(make_tr
         logits.sum().backward()
 
 
+@pytest.mark.slow
 def test_hooks_outside_the_blocks_and_captures_go_on_firing_once(make_trainer):
     """Captures run forwards of their own, after learning; the final norm is not run again."""
     trainer, seen, captured = make_trainer(activation_checkpointing=True), [], []

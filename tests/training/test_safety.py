@@ -97,6 +97,7 @@ def test_a_phase_without_a_step_is_refused(make_trainer):
             trainer.learning_phase(trainer.rollout_phase())
 
 
+@pytest.mark.slow
 def test_limits_that_are_never_reached_change_nothing(make_trainer, parameters_of):
     plain, limited = make_trainer(), make_trainer(target_kl=1e6, ratio_threshold=1e6)
     for trainer in (plain, limited):

@@ -60,6 +60,7 @@ def test_nothing_is_done_unless_asked(reel_args):
     assert found is rewards and moments is None
 
 
+@pytest.mark.slow
 def test_the_moments_take_in_each_learned_batch_once(make_trainer):
     """A rollout, or an evaluation, that nothing is learned from leaves them alone."""
     trainer = make_trainer(total_phases=3, **SCALED)
@@ -83,6 +84,7 @@ def test_greedy_baselines_are_shaped_like_the_samples(make_trainer):
     assert (rollout.rewards == 2.0).all() and (rollout.advantages == 0.0).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_moments_bit_for_bit(make_trainer, parameters_of, metrics_of):
     """Everything that a run remembers beside its weights is on."""
     fields = SCALED | {

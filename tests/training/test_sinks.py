@@ -67,6 +67,7 @@ def trackio_logs(project: str) -> dict[str, list[dict]]:
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_holds_every_number_of_the_metrics_file(make_trainer):
     pytest.importorskip("tensorboard")
     trainer = make_trainer(loggers="tensorboard", total_phases=3)
@@ -79,6 +80,7 @@ def test_tensorboard_holds_every_number_of_the_metrics_file(make_trainer):
         assert found[phase] == {name: np.float32(value) for name, value in curves.items()}
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_samples_as_they_stand(make_trainer):
     pytest.importorskip("tensorboard")
     trainer = make_trainer(loggers="tensorboard", total_phases=2)
@@ -103,6 +105,7 @@ def test_marks_of_markdown_in_a_text_are_shown_and_not_read():
     assert html.unescape(row) == f"| {text} | 0.5 |"
 
 
+@pytest.mark.slow
 def test_trackio_holds_every_number_of_the_metrics_file(make_trainer, trackio_home):
     trainer = make_trainer(loggers="trackio", total_phases=3, wandb_project_name="all-numbers")
     trainer.train()
@@ -117,6 +120,7 @@ def test_trackio_holds_every_number_of_the_metrics_file(make_trainer, trackio_ho
         assert log["step"] == line["phase"]
 
 
+@pytest.mark.slow
 def test_trackio_writes_to_its_folder_and_starts_no_server(make_trainer, trackio_home):
     trainer = make_trainer(loggers="trackio", wandb_project_name="no-server")
     listening = []
@@ -137,6 +141,7 @@ def break_off(trainer: RLHFTrainer, phases: int) -> RunDir:
     return trainer.run
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_logs_and_has_each_phase_once(make_trainer, trackio_home):
     """Saved after 2 phases, killed after 3, so that the third is done again."""
     pytest.importorskip("tensorboard")
@@ -159,6 +164,7 @@ def test_a_resumed_run_goes_on_in_the_same_logs_and_has_each_phase_once(make_tra
     ]
 
 
+@pytest.mark.slow
 def test_resuming_leaves_other_runs_of_that_name_alone(reel_args, tmp_path, trackio_home):
     pytest.importorskip("trackio")
     args = reel_args(loggers="trackio", total_phases=2, wandb_project_name="two-homes")
@@ -172,6 +178,7 @@ def test_resuming_leaves_other_runs_of_that_name_alone(reel_args, tmp_path, trac
     assert RunDir.open(tmp_path / "one" / "run").read_info()["trackio_id"] in {r.id for r in runs}
 
 
+@pytest.mark.slow
 def test_loggers_mirror_the_run_and_do_not_change_it(make_trainer, parameters_of, metrics_of):
     pytest.importorskip("tensorboard")
     mirrored, plain = make_trainer(loggers="tensorboard"), make_trainer()
@@ -217,6 +224,7 @@ class Notes(Sink):
         self._note("close")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_a_stop_is_opened_again(make_trainer):
     trainer, sink = make_trainer(total_phases=3), Notes()
     sink.attach(trainer.callbacks)
@@ -227,6 +235,7 @@ def test_a_run_that_goes_on_after_a_stop_is_opened_again(make_trainer):
     assert sink.calls == ["open 0", 0, "close", "open 1", 1, 2, "close"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails_at", "calls"), [("open 0", ["open 0"]), (1, ["open 0", 0, 1, "close"])]
 )

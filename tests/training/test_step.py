@@ -85,6 +85,7 @@ def stepped(trainer: RLHFTrainer, phases: int) -> None:
         trainer.step(QUERIES, responses, [float(len(text)) for text in responses])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_steps_goes_on_bit_for_bit(make_trainer, parameters_of, metrics_of):
     fields = {"total_phases": 3, "reward_scaling": "scale", "normalize_reward": False}
     whole, broken_off = make_trainer(**fields), make_trainer(**fields)
@@ -97,6 +98,7 @@ def test_a_resumed_run_of_steps_goes_on_bit_for_bit(make_trainer, parameters_of,
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_stepping_on_scores_of_one_word_makes_it_likelier(make_trainer):
     """Responses with "good" score 1, all others 0."""
     trainer = make_trainer(total_phases=6, base_lr=3e-3, kl_coef=0.0, batch_size=64)

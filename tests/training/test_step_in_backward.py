@@ -15,6 +15,7 @@ from rlhf_lab.training.optim import StepInBackward
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -68,6 +69,7 @@ def peak_gradient_bytes(trainer: RLHFTrainer) -> int:
     return peak[0]
 
 
+@pytest.mark.slow
 def test_gradients_are_never_all_in_memory(make_trainer):
     """All of them without it; the largest one with it."""
     trainer = make_trainer(max_grad_norm=None)
@@ -119,6 +121,7 @@ def test_an_objective_that_is_not_finite_steps_nothing(make_trainer, parameters_
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, parameters_of):
     whole, halved = (make_trainer(total_phases=3, **IN_BACKWARD) for _ in range(2))
     whole.train()

@@ -53,6 +53,7 @@ def finish(trainer: RLHFTrainer) -> RLHFTrainer:
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [{}, {"top_k": 5, "temperature": 0.7}, {"top_p": 0.7}, {"top_k": 8, "top_p": 0.9}],
@@ -70,12 +71,14 @@ def test_the_first_phase_starts_at_kl_zero_and_ratio_one(make_trainer, sampling)
     assert not [w for w in caught if "policy that sampled" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_the_ratio_is_one_at_the_start_of_every_phase(watched):
     for report in watched.reports:
         assert abs(report.ratio_first_minibatch - 1) <= 1e-4
     assert watched.reports[-1].kl_per_token > 1e-4
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_and_samples(make_trainer, metrics_of):
     first, second = (finish(make_trainer(top_k=5, temperature=0.9)) for _ in range(2))
     assert metrics_of(first.run.path) == metrics_of(second.run.path)
@@ -83,6 +86,7 @@ def test_the_same_seed_gives_the_same_metrics_and_samples(make_trainer, metrics_
     assert texts[0] == texts[1] and len(texts[0].splitlines()) == 24
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_samples(make_trainer, metrics_of):
     first, second = finish(make_trainer(seed=1)), finish(make_trainer(seed=2))
     assert metrics_of(first.run.path)[0] != metrics_of(second.run.path)[0]
@@ -90,6 +94,7 @@ def test_another_seed_gives_other_samples(make_trainer, metrics_of):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.slow
 def test_the_global_random_state_is_neither_used_nor_changed(make_trainer, metrics_of):
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -99,6 +104,7 @@ def test_the_global_random_state_is_neither_used_nor_changed(make_trainer, metri
     assert metrics_of(first.run.path) == metrics_of(finish(make_trainer()).run.path)
 
 
+@pytest.mark.slow
 def test_going_phase_by_phase_equals_train(make_trainer, parameters_of):
     by_phase, at_once = make_trainer(total_phases=3), make_trainer(total_phases=3)
     seen = [report.phase for report in by_phase]
@@ -107,6 +113,7 @@ def test_going_phase_by_phase_equals_train(make_trainer, parameters_of):
     assert by_phase.run.read_info()["final"] == at_once.run.read_info()["final"]
 
 
+@pytest.mark.slow
 def test_stopping_and_going_on_ends_like_a_run_in_one_go(make_trainer, parameters_of, metrics_of):
     broken_off, at_once = make_trainer(total_phases=4), finish(make_trainer(total_phases=4))
     for report in broken_off:
@@ -120,6 +127,7 @@ def test_stopping_and_going_on_ends_like_a_run_in_one_go(make_trainer, parameter
     assert broken_off.run.read_info()["final"] == at_once.run.read_info()["final"]
 
 
+@pytest.mark.slow
 def test_breaking_off_at_the_last_phase_still_gives_a_final_evaluation(make_trainer):
     trainer = make_trainer(total_phases=2)
     for report in trainer:
@@ -130,6 +138,7 @@ def test_breaking_off_at_the_last_phase_still_gives_a_final_evaluation(make_trai
     assert info["status"] == "finished" and info["final"]["samples"] == 4 * 8
 
 
+@pytest.mark.slow
 def test_a_stop_finishes_the_phase_saves_and_says_so(make_trainer):
     trainer = make_trainer(total_phases=4, save_every=4)
     trainer.on("after_rollout")(lambda ctx: trainer.request_stop() if ctx.phase == 1 else None)
@@ -141,6 +150,7 @@ def test_a_stop_finishes_the_phase_saves_and_says_so(make_trainer):
     assert notes["phase"] == 2
 
 
+@pytest.mark.slow
 def test_after_a_stop_the_same_trainer_can_go_on(make_trainer, parameters_of):
     stopped, at_once = make_trainer(total_phases=3), finish(make_trainer(total_phases=3))
     stopped.on("after_step")(lambda ctx: stopped.request_stop() if ctx.phase == 0 else None)
@@ -273,6 +283,7 @@ def test_run_json_holds_arguments_versions_and_both_ends(watched):
     assert {"gold_reward", "grammatical_fraction"} < final.keys()
 
 
+@pytest.mark.slow
 def test_kl_per_sequence_is_the_sum_and_kl_per_token_the_mean_over_real_tokens(make_trainer):
     trainer = make_trainer(total_phases=3, gen_len=26, temperature=20.0, base_lr=1e-3)
     trainer.train()
@@ -286,6 +297,7 @@ def test_kl_per_sequence_is_the_sum_and_kl_per_token_the_mean_over_real_tokens(m
     assert stats.response_length == pytest.approx(int(mask.sum()) / 8)
 
 
+@pytest.mark.slow
 def test_evaluation_changes_nothing(make_trainer, parameters_of, metrics_of):
     trainer, undisturbed = make_trainer(total_phases=3), finish(make_trainer(total_phases=3))
     iterator = iter(trainer)
@@ -303,6 +315,7 @@ def test_evaluation_changes_nothing(make_trainer, parameters_of, metrics_of):
     assert metrics_of(trainer.run.path) == metrics_of(undisturbed.run.path)
 
 
+@pytest.mark.slow
 def test_equal_rewards_give_no_nan(make_trainer, parameters_of):
     """Seed defect: the standard deviation of equal or single rewards was 0 or nan."""
     trainer = make_trainer({"reward_fn": lambda texts: torch.full((len(texts),), 0.25)})
@@ -313,6 +326,7 @@ def test_equal_rewards_give_no_nan(make_trainer, parameters_of):
     assert "NaN" not in (trainer.run.path / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_trains(make_trainer, parameters_of):
     trainer = make_trainer(batch_size=1, num_minibatches=1, normalize_reward=False)
     assert [report.reward_std for report in trainer.train()] == [0.0, 0.0]
@@ -391,6 +405,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(make_trainer, reel_args):
     path = finish(make_trainer()).run.path
     files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
@@ -399,6 +414,7 @@ def test_a_directory_that_holds_a_run_is_refused_and_left_alone(make_trainer, re
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == files
 
 
+@pytest.mark.slow
 def test_without_out_runs_are_numbered_and_none_is_overwritten(reel_args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(3):
@@ -410,6 +426,7 @@ def test_without_out_runs_are_numbered_and_none_is_overwritten(reel_args, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_a_hook_that_acts_otherwise_on_one_token_is_named_by_the_ratio_warning(make_trainer):
     """Sampling sees one token at a time; centring over positions then gives 0, not the average."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
@@ -421,12 +438,14 @@ def test_a_hook_that_acts_otherwise_on_one_token_is_named_by_the_ratio_warning(m
     assert abs(report.ratio_first_minibatch - 1) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_own_logprob_function_is_named_by_the_ratio_warning(make_trainer):
     trainer = make_trainer({"logprobs": lambda *a: get_logprobs(*a) - 0.1}, total_phases=2)
     with pytest.warns(UserWarning, match="own part logprobs"):
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_model_in_a_directory_is_known_to_speak_reel_by_its_words(make_trainer, tmp_path):
     """Gold is a truth about texts; exact values are the grammar's, which it may have left."""
     here = shutil.copytree(weights_dir("reel-nano"), tmp_path / "tuned")
@@ -438,6 +457,7 @@ def test_a_model_in_a_directory_is_known_to_speak_reel_by_its_words(make_trainer
     assert bundled.starts_as_grammar and not copied.starts_as_grammar
 
 
+@pytest.mark.slow
 def test_own_policy_reference_and_gold_are_used(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"), seed=5)
     reference = load_model("reel-nano")
@@ -462,6 +482,7 @@ def test_the_reference_stays_as_it_was(watched):
     assert not any(p.requires_grad for p in reference.values())
 
 
+@pytest.mark.slow
 def test_reward_rises_clearly_in_six_phases_of_reel(tmp_path):
     """P(positive) starts near 0.52; 256 samples of spread 0.49 have a standard error of 0.03, so
     a rise to 0.75 is seven of them; it read 0.92 to 0.99 on seeds 1 to 3 when it was set.
@@ -485,6 +506,7 @@ def test_reward_rises_clearly_in_six_phases_of_reel(tmp_path):
     assert final["grammatical_fraction"] > 0.9
 
 
+@pytest.mark.slow
 def test_without_a_reward_the_leash_keeps_the_policy_at_the_reference(tmp_path):
     """Nothing but the KL term is left when rewards, values and advantages are near 0."""
     args = RLHFArgs(

@@ -98,6 +98,7 @@ def take_steps(trainer: RLHFTrainer, masks: list[list[int]] | None = None) -> li
     return found
 
 
+@pytest.mark.slow
 def test_three_steps_return_trls_numbers(trainer):
     """Before learning, after it, and again: losses, returns, KL and clip fractions alike.
 
@@ -115,6 +116,7 @@ def test_three_steps_return_trls_numbers(trainer):
         )
 
 
+@pytest.mark.slow
 def test_every_name_of_trls_is_there_but_three_times_of_its_parts(trainer):
     theirs = CASE["steps"]["0"]
     names = {*theirs, *theirs[SEVERAL], "time/ppo/total", "time/ppo/optimize_step"} - {SEVERAL}
@@ -124,6 +126,7 @@ def test_every_name_of_trls_is_there_but_three_times_of_its_parts(trainer):
     assert ours.keys() - names == logged
 
 
+@pytest.mark.slow
 def test_tensors_hold_the_real_tokens_of_both_passes(trainer):
     (stats, *_) = take_steps(trainer)
     assert stats["ppo/policy/ratio"].shape == stats["ppo/policy/advantages"].shape == (2 * 11,)
@@ -172,6 +175,7 @@ def returns_by_hand(rollout: Any, holes_are_states: bool) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_returns_skip_masked_tokens_where_trl_takes_them_for_states_of_value_0(trainer):
     seen = []
     trainer.on("after_score")(lambda ctx: seen.append(ctx.rollout))
@@ -228,6 +232,7 @@ def test_without_a_kl_estimate_the_kl_is_exact_and_without_an_entropy_bonus_the_
     assert trl_stats(report, trainer.args).keys() <= watch.stats.keys()
 
 
+@pytest.mark.slow
 def test_watching_changes_no_weight(make_trainer, parameters_of):
     watched, plain = make_trainer(), make_trainer()
     TRLStats(watched)

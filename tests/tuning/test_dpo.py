@@ -96,6 +96,7 @@ def test_a_common_beginning_cancels(model_dir):
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [DPOLoss(0.1), DPOLoss(0.3, 0.1), DPOLoss(0.1, 0.0, "ipo")])
 def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
     """1,000 pairs, 200 of them held out: a standard error of .03. Untrained, half would be right
@@ -133,6 +134,7 @@ def test_own_texts_continue_the_prompts_of_held_out_pairs(nano):
     assert fitted.drift.samples == 3
 
 
+@pytest.mark.slow
 def test_a_seed_decides_all():
     def run(seed):
         model = load_model("reel-nano")

@@ -44,6 +44,7 @@ def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
     assert drift.kl_per_sequence == pytest.approx(3 * expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_gold_is_taken_of_the_texts_before_and_after(nano):
     """The unembedding is turned against blame, so that gold rises."""
     from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
@@ -81,6 +82,7 @@ def test_nothing_is_measured_unasked_and_too_few_is_refused(nano):
         OwnTexts(1, -1)
 
 
+@pytest.mark.slow
 def test_measuring_leaves_weights_and_random_state_alone(nano):
     before, state = nano.W_E.clone(), torch.get_rng_state()
     DriftMeter(nano, [""], OwnTexts(4, 5)).measure()

@@ -47,6 +47,7 @@ def test_the_held_out_loss_is_a_mean_over_all_tokens_however_it_is_cut(model_dir
     assert tokens == count and found == pytest.approx(total / count, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_that_are_new_to_the_model_become_likely(nano):
     """Ever the same text: its loss falls from above 2 nats per token to nearly nothing."""
     examples = Examples([""] * 8, ["i loved it ."] * 8)
@@ -57,6 +58,7 @@ def test_texts_that_are_new_to_the_model_become_likely(nano):
     assert fitted.perplexity_after == pytest.approx(math.exp(fitted.loss_after))
 
 
+@pytest.mark.slow
 def test_praise_alone_teaches_praise(nano):
     texts = load_examples("reel", 600, 1).texts
     rewards = REWARDS["gold"](texts).tolist()
@@ -68,6 +70,7 @@ def test_praise_alone_teaches_praise(nano):
     assert fitted.drift.kl_per_sequence > 0.1
 
 
+@pytest.mark.slow
 def test_the_texts_that_it_was_made_from_leave_it_where_it_is(nano):
     fitted = fine_tune(
         nano,

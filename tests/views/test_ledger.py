@@ -41,6 +41,7 @@ def step(tmp_path_factory):
     return last_step(tmp_path_factory.mktemp("ledger") / "run", ent_coef=0.01, clip_coef=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -53,6 +54,7 @@ def test_shares_add_up_to_the_objective_under_any_settings(tmp_path, overrides):
     assert ledger.objective == pytest.approx(terms.objective.item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_shares_add_up_to_the_objective_and_its_terms(step):
     ledger, _, terms = step
     assert ledger.objective == pytest.approx(terms.objective.item(), abs=1e-6)
@@ -88,6 +90,7 @@ def test_the_clip_is_said_to_bind_exactly_where_it_lowers_the_surrogate(step):
     assert torch.equal(e["clipped"].bool(), outside)
 
 
+@pytest.mark.slow
 def test_masked_tokens_have_no_entries_and_no_rows(tmp_path):
     ledger, minibatch, _ = last_step(tmp_path / "run", stop_at_eos=True, gen_len=26, total_phases=1)
     masked = ~minibatch.mask
@@ -109,6 +112,7 @@ def test_the_table_and_the_page_show_every_real_token_and_the_sum(step):
     assert f"{ledger.objective:.6f}" in page
 
 
+@pytest.mark.slow
 def test_the_coefficient_in_force_is_the_one_that_counts(tmp_path):
     """Ten times the coefficient is ten times the penalty in the sum of the shares."""
     trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"kl_controller": "adaptive"})), out=tmp_path / "run")
@@ -124,6 +128,7 @@ def test_the_coefficient_in_force_is_the_one_that_counts(tmp_path):
         step_ledger(*parts)
 
 
+@pytest.mark.slow
 def test_the_ledger_leaves_the_policy_alone(tmp_path):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
     minibatches = []

@@ -85,6 +85,7 @@ def test_durations_read_like_a_clock(seconds, text):
     assert hours_minutes_seconds(seconds) == text
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_is_a_line_per_phase_and_samples_at_both_ends(trainer):
     console = plain_console()
     with RunView(trainer, console):
@@ -106,6 +107,7 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_samples_at_both_ends(t
     assert "\x1b" not in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_lines_say_what_is_left_at_the_pace_so_far(trainer, clock):
     """Four phases of 10 s each: 30, 20, 10 and 0 seconds left."""
     ticking(trainer, clock, 10)
@@ -116,6 +118,7 @@ def test_the_lines_say_what_is_left_at_the_pace_so_far(trainer, clock):
     assert left == ["0:30", "0:20", "0:10", "0:00"]
 
 
+@pytest.mark.slow
 def test_remaining_time_is_pace_times_phases_left(trainer, clock):
     """After 2 of 4 phases of 10 s, 20 s are left; 10 s later, with nothing done, it is 30 s."""
     ticking(trainer, clock, 10)
@@ -131,6 +134,7 @@ def test_remaining_time_is_pace_times_phases_left(trainer, clock):
         assert view.remaining_seconds() == pytest.approx(30)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reckons_with_its_own_phases_only(trainer, clock):
     """Resumed at phase 2 of 4; one phase of 10 s, so 10 s are left."""
     for _ in range(2):
@@ -145,6 +149,7 @@ def test_a_resumed_run_reckons_with_its_own_phases_only(trainer, clock):
     assert "phase 3/4" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_panel_shows_progress_curves_samples_and_where_it_writes(trainer, clock):
     ticking(trainer, clock, 10)
     view = RunView(trainer, terminal())
@@ -166,6 +171,7 @@ def test_the_panel_shows_progress_curves_samples_and_where_it_writes(trainer, cl
     assert trainer.run.path.name in picture
 
 
+@pytest.mark.slow
 def test_the_panel_says_which_half_and_step_it_is_in(trainer):
     view = RunView(trainer, terminal())
     seen = []
@@ -179,6 +185,7 @@ def test_the_panel_says_which_half_and_step_it_is_in(trainer):
     assert "phase 4/4" in seen[-1]
 
 
+@pytest.mark.slow
 def test_the_panel_counts_a_phase_as_done_when_its_report_is_there(trainer, clock):
     """What is drawn while the next batch is sampled must not lag a phase behind."""
     ticking(trainer, clock, 10)
@@ -192,6 +199,7 @@ def test_the_panel_counts_a_phase_as_done_when_its_report_is_there(trainer, cloc
         assert f"0:{10 * (4 - number):02} left" in picture
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
     console = terminal()
     with RunView(trainer, console):
@@ -211,6 +219,7 @@ def test_a_policy_without_gold_has_no_row_for_it(trainer):
     assert "reward 0." in console.file.getvalue() and "gold" not in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_watching_changes_no_weights(trainer, tmp_path):
     unwatched = RLHFTrainer(trainer.args, out=tmp_path / "unwatched")
     unwatched.train()
@@ -220,6 +229,7 @@ def test_watching_changes_no_weights(trainer, tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_the_terminal_usable(trainer):
     console = terminal()
     with pytest.raises(ZeroDivisionError), RunView(trainer, console) as view:

@@ -20,6 +20,7 @@ def draw_all():
     )
 
 
+@pytest.mark.slow
 def test_drawings_repeat_byte_for_byte_and_refer_to_nothing_outside():
     for one, again in zip(draw_all(), draw_all(), strict=True):
         assert one.svg == again.svg
@@ -28,6 +29,7 @@ def test_drawings_repeat_byte_for_byte_and_refer_to_nothing_outside():
         assert one.html().startswith("<img alt=")
 
 
+@pytest.mark.slow
 def test_a_picture_says_in_words_what_it_shows():
     assert draw_all()[0].alt == "two curves: a, b over phase"
 
@@ -48,6 +50,7 @@ def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
     assert any(tick != round(tick) for tick in ticks) == has_fractions
 
 
+@pytest.mark.slow
 def test_a_picture_is_saved_as_it_is(tmp_path):
     picture = draw_all()[1]
     assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg

@@ -71,6 +71,7 @@ def page(probed):
     return write_report(probed).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing_and_is_well_formed(page):
     links = Links()
     links.feed(page)
@@ -148,6 +149,7 @@ def test_no_table_has_an_empty_header(page):
     assert "<td" in html.table(None, [["status", 1.0]])
 
 
+@pytest.mark.slow
 def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     trainer = RLHFTrainer(
         RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0})), out=tmp_path / "run"
@@ -165,6 +167,7 @@ def test_a_run_that_has_not_done_a_phase_can_be_reported(tmp_path):
     assert "No phase is done yet" in page
 
 
+@pytest.mark.slow
 def test_the_command_writes_where_it_is_told(probed, tmp_path, capsys):
     assert main(["report", str(probed), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
