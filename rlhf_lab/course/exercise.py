@@ -54,8 +54,6 @@ class Exercise:
             times, under the same words.
         gradients: the arguments whose gradient is compared.
         methods: of a class, those that are the learner's to write; the others are given.
-        parts: functions of the package that the reference calls and that are part of the answer;
-            the solution shows their source, too, and slips edit it.
         observe: from a function and arguments to what is compared: a tensor, a number, or facts by
             name. It calls the function, once or more.
     """
@@ -69,7 +67,6 @@ class Exercise:
     slips: tuple[Slip, ...]
     gradients: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    parts: tuple[Callable[..., Any], ...] = ()
     observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
 
     @property

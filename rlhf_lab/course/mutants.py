@@ -23,17 +23,12 @@ def source_of(reference: Answer) -> str:
     return textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
 
 
-def answer_of(exercise: Exercise) -> str:
-    """The source of the whole answer: of the reference, below its parts."""
-    return "\n\n\n".join(source_of(fn) for fn in (*exercise.parts, exercise.reference))
-
-
 def mutant(exercise: Exercise, slip: Slip) -> Answer:
-    """The reference with a slip in it, or in one of its parts.
+    """The reference with a slip in it.
 
-    Raises ValueError if what the slip edits does not stand exactly once in the answer.
+    Raises ValueError if what the slip edits does not stand exactly once in its source.
     """
-    source, reference = answer_of(exercise), exercise.reference
+    reference, source = exercise.reference, source_of(exercise.reference)
     for old in slip.edits:
         if source.count(old) != 1:
             raise ValueError(

@@ -113,8 +113,8 @@ def calc_clipped_surrogate_objective(
 ) -> Float[Tensor, ""]:
     """Compute PPO's clipped surrogate objective, which is to be maximised.
 
-    1. If `normalize`, whiten the advantages over the real tokens.
-    2. Blank the inputs at masked tokens.
+    1. Blank the log-probabilities at masked tokens.
+    2. If `normalize`, whiten the advantages over the real tokens.
     3. Take the ratio of new to old probability, and a copy of it clipped to within clip_coef of 1.
     4. Multiply both by the advantage, and take the smaller product at each token.
     5. Average over the real tokens.
@@ -126,9 +126,13 @@ def calc_clipped_surrogate_objective(
     L = mean_t min(r_t A_t, clip(r_t, 1 - clip_coef, 1 + clip_coef) A_t)
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
     """
+    if clip_coef < 0:
+        raise ValueError(f"clip_coef is {clip_coef}; give a number of at least 0, such as 0.2.")
+    ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
-    surrogate = ppo_surrogate(logprobs, old_logprobs, advantages, clip_coef, mask=mask)
+    clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
+    surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     return masked_mean(surrogate, mask, denominator=denominator)
 
 

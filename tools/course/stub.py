@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.mutants import answer_of, source_of
+from rlhf_lab.course.mutants import source_of
 
 UNWRITTEN = "raise NotImplementedError"
 
@@ -19,7 +19,7 @@ def solution_source(exercise: Exercise, bound: set[str]) -> str:
     Args:
         bound: names that earlier cells define or import.
     """
-    source = answer_of(exercise)
+    source = source_of(exercise.reference)
     return _with_imports(exercise.reference, source, used_names(source) - bound)
 
 
@@ -29,8 +29,9 @@ def stub_source(exercise: Exercise, bound: set[str]) -> str:
     Of a class, only the exercise's methods are emptied. Private helpers are not imported, since
     they would give the solution away.
     """
-    helpers = {name for name in used_names(answer_of(exercise)) if not name.startswith("_")}
-    stub = emptied(source_of(exercise.reference), exercise.methods)
+    source = source_of(exercise.reference)
+    helpers = {name for name in used_names(source) if not name.startswith("_")}
+    stub = emptied(source, exercise.methods)
     return _with_imports(exercise.reference, stub, helpers - bound)
 
 

@@ -16,13 +16,13 @@ from rlhf_lab.functional import (
     calc_clipped_surrogate_objective,
     calc_value_function_loss,
     policy_ratio,
-    ppo_surrogate,
 )
 
-BLANKED = "_blank(mask, logprobs, old_logprobs, advantages)"
-ADVANTAGES_AS_GIVEN = {BLANKED: "(*_blank(mask, logprobs, old_logprobs), advantages)"}
-ALL_AS_GIVEN = {BLANKED: "_blank(None, logprobs, old_logprobs, advantages)"}
-SMALLER_PRODUCT = "torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)"
+LOGPROBS_AS_GIVEN = {
+    "zero_masked(logprobs, mask)": "logprobs",
+    "zero_masked(old_logprobs, mask)": "old_logprobs",
+}
+SMALLER_PRODUCT = "torch.minimum(ratio * advantages, clipped_ratio * advantages)"
 VALUES_AS_GIVEN = {
     "zero_masked(at_least_float32(values), mask)": "at_least_float32(values)",
     "zero_masked(at_least_float32(returns), mask)": "at_least_float32(returns)",
@@ -118,7 +118,6 @@ EXERCISES = (
         ),
         cases=_surrogate_cases,
         gradients=("logprobs",),
-        parts=(ppo_surrogate,),
         slips=(
             Slip(
                 "this takes the larger product: it is the smaller one",
@@ -126,12 +125,12 @@ EXERCISES = (
             ),
             Slip(
                 "only the clipped ratio is used: compare it with the unclipped one",
-                {SMALLER_PRODUCT: "ratio.clip(low, high) * advantages"},
+                {SMALLER_PRODUCT: "clipped_ratio * advantages"},
             ),
             Slip(
                 "this takes the smaller ratio: multiply first, and take the smaller product, for a "
                 "negative advantage turns the order round",
-                {SMALLER_PRODUCT: "torch.minimum(ratio, ratio.clip(low, high)) * advantages"},
+                {SMALLER_PRODUCT: "torch.minimum(ratio, clipped_ratio) * advantages"},
             ),
             Slip(
                 TOO_EARLY,
@@ -146,7 +145,7 @@ EXERCISES = (
             ),
             Slip(
                 "the ratio is clipped around 0, and should be around 1",
-                {"ratio.clip(low, high)": "ratio.clip(-clip_coef, clip_coef)"},
+                {"ratio.clip(1 - clip_coef, 1 + clip_coef)": "ratio.clip(-clip_coef, clip_coef)"},
             ),
             Slip("the advantages are not whitened", {"if normalize:": "if False:"}),
             Slip(
@@ -156,14 +155,11 @@ EXERCISES = (
                 "the advantages are whitened over padding, too",
                 {"whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)"},
             ),
+            Slip(DIVIDES_BY_ALL, {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}),
             Slip(
                 DIVIDES_BY_ALL,
                 {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"}
-                | ADVANTAGES_AS_GIVEN,
-            ),
-            Slip(
-                DIVIDES_BY_ALL,
-                {"masked_mean(surrogate, mask,": "masked_mean(surrogate, None,"} | ALL_AS_GIVEN,
+                | LOGPROBS_AS_GIVEN,
             ),
             Slip(
                 PADDING_COUNTS,
@@ -171,7 +167,7 @@ EXERCISES = (
                     "masked_mean(surrogate, mask,": "masked_mean(surrogate, None,",
                     "whiten(advantages, mask, eps=eps)": "whiten(advantages, eps=eps)",
                 }
-                | ALL_AS_GIVEN,
+                | LOGPROBS_AS_GIVEN,
             ),
             Slip(DENOMINATOR_UNUSED, {", denominator=denominator)": ")"}),
         ),
