@@ -17,12 +17,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_hooked(part: nn.Module) -> bool:
     """Whether this very module has a hook, forward or backward."""
-    return bool(
-        part._forward_hooks
-        or part._backward_hooks
-        or part._forward_pre_hooks
-        or part._backward_pre_hooks
-    )
+    return any(getattr(part, table) for table in TABLES)
 
 
 def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -30,7 +25,8 @@ def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
     parts = [module]
     while parts:
         part = parts.pop()
-        if is_hooked(part):
+        own = part.__dict__  # torch's __getattr__ and a call per part would take most of the time
+        if any(map(own.__getitem__, TABLES)):
             yield part
         parts.extend(child for child in part._modules.values() if child is not None)
 

@@ -117,11 +117,7 @@ def run_block(
     On the way every hook point of `PASSED` that has hooks is called.
     """
     batch, seq, _ = residual.shape
-
-    def at(name: str, x: Tensor) -> Tensor:
-        point = packed.heard.get(name)
-        return x if point is None else point(x.unflatten(0, (batch, seq))).flatten(0, 1)
-
+    at = partial(_pass_hook_point, packed.heard, (batch, seq))
     x = at("hook_resid_pre", residual.flatten(0, 1))
     heads = _linear(packed.norm1(x), packed.W_qkv, packed.b_qkv)
     heads = heads.view(batch * seq, -1, packed.attend.d_head)
@@ -135,6 +131,14 @@ def run_block(
     x = at("hook_resid_mid", x)
     x = x + at("hook_mlp_out", _mlp(packed, packed.norm2(x), at))
     return at("hook_resid_post", x).view(batch, seq, -1)
+
+
+def _pass_hook_point(
+    heard: Mapping[str, HookPoint], shape: tuple[int, int], name: str, x: Float[Tensor, "n ..."]
+) -> Float[Tensor, "n ..."]:
+    """What goes on from a hook point: what its hooks make of `[batch seq ...]`, or x as it is."""
+    point = heard.get(name)
+    return x if point is None else point(x.unflatten(0, shape)).flatten(0, 1)
 
 
 def _mlp(
@@ -193,16 +197,19 @@ def packed_residuals(
     """
     if recompute:
         refuse_hooked_blocks(model)
-
-    def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
-        make_room_for(model, tokens.shape[1])
-        residual = embed(model, tokens, slice(0, tokens.shape[1]))
-        for block in model.blocks:
-            run_one = partial(_pack_and_run, block, dtype or model.cfg.dtype)
-            residual = run_again(run_one, residual) if recompute else run_one(residual)
-        return (residual,)
-
+    run = partial(_pack_and_run_all, model, dtype or model.cfg.dtype, recompute)
     return run_left_padded(run, tokens, attention_mask, padded)[0]
+
+
+def _pack_and_run_all(
+    model: HookedTransformer, dtype: torch.dtype, recompute: bool, tokens: Int[Tensor, "batch seq"]
+) -> tuple[Float[Tensor, "batch seq d_model"]]:
+    make_room_for(model, tokens.shape[1])
+    residual = embed(model, tokens, slice(0, tokens.shape[1]))
+    for block in model.blocks:
+        run_one = partial(_pack_and_run, block, dtype)
+        residual = run_again(run_one, residual) if recompute else run_one(residual)
+    return (residual,)
 
 
 def _pack_and_run(

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import is_
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -131,11 +133,19 @@ another value, sends the model to the modules.
 """
 
 
+_KNOWN: WeakKeyDictionary[HookedTransformer, dict[str, Any]] = WeakKeyDictionary()
+"""The configurations that were found to be known, as they were then."""
+
+
 def why_unknown(model: HookedTransformer) -> str | None:
     """What of a model the packed form does not know, in words; None if it knows all of it."""
-    for field, value in vars(model.cfg).items():
-        if not KNOWN_VALUES.get(field, _never)(value):
-            return f"the packed form does not know cfg.{field}={value!r}"
+    settings, known = vars(model.cfg), _KNOWN.get(model, {})
+    # numbers, names and flags do not change in place: the same objects are the same settings
+    if settings.keys() != known.keys() or not all(map(is_, settings.values(), known.values())):
+        for field, value in settings.items():
+            if not KNOWN_VALUES.get(field, _never)(value):
+                return f"the packed form does not know cfg.{field}={value!r}"
+        _KNOWN[model] = dict(settings)
     odd = odd_part(model)
     return None if odd is None else f"the packed form does not know this model: {odd}"
 

@@ -77,22 +77,16 @@ def packed_comparison(
     states, padded = slice(samples.prefix_len - 1, -1), samples.is_padded
     batch, seq = samples.tokens.shape
     found: list[tuple[Tensor, ...]] = []
-
-    def last_residual(
-        of: HookedTransformer, rows: Int[Tensor, " rows"]
-    ) -> Float[Tensor, "rows gen d_model"]:
-        tokens, mask = samples.tokens[rows], samples.attention_mask[rows]
-        return packed_residuals(of, tokens, mask, dtype, False, padded)[:, states]
-
     chunk_size = max(chunk_size, TOKENS_AT_ONCE // seq)
     for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
-        ref_residual = last_residual(reference, rows)
+        texts = samples.tokens[rows], samples.attention_mask[rows], dtype, False, padded
+        ref_residual = packed_residuals(reference, *texts)[:, states]
         if same:
             residual = ref_residual
         elif noted and samples.residuals is not None:
             residual = samples.residuals[rows]
         else:
-            residual = last_residual(model, rows)
+            residual = packed_residuals(model, *texts)[:, states]
         written = samples.tokens[rows][:, samples.prefix_len :]
         hidden = final_norm(model, residual)[1]
         stats = read_token_stats(

@@ -71,16 +71,11 @@ def read_token_stats(
         support: token ids and which are kept, where sampling was truncated.
         dtype: of the matrix products; the models' own when None.
     """
-
-    def readout(model: HookedTransformer, hidden: Float[Tensor, "batch gen d_model"]) -> Readout:
-        parts = (hidden.flatten(0, 1), model.W_U, model.b_U)
-        return Readout(*(part.to(dtype or model.W_U.dtype) for part in parts))
-
     ref_readout = None
     if reference is not None:
-        ref_readout = readout(reference, final_norm(reference, ref_residuals)[1])
+        ref_readout = _readout(reference, final_norm(reference, ref_residuals)[1], dtype)
     stats = token_stats_chunked(
-        readout(model, hidden),
+        _readout(model, hidden, dtype),
         tokens.flatten(),
         ref_readout,
         temperature,
@@ -88,3 +83,10 @@ def read_token_stats(
         max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
     )
     return TokenStats(*(None if x is None else x.view(tokens.shape) for x in stats))
+
+
+def _readout(
+    model: HookedTransformer, hidden: Float[Tensor, "batch gen d_model"], dtype: torch.dtype | None
+) -> Readout:
+    parts = (hidden.flatten(0, 1), model.W_U, model.b_U)
+    return Readout(*(part.to(dtype or model.W_U.dtype) for part in parts))
