@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import dataclasses
-import importlib
 import io
 import math
 import re
@@ -21,50 +20,18 @@ from rlhf_lab.__main__ import parse
 from rlhf_lab.compat import trl_stats
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
+from tests.pages import DOCS, ROOT, page, quoted, resolve, rows
 from tools.reel.__main__ import main as reel
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-FEATURES = (DOCS / "features.md").read_text(encoding="utf-8")
+FEATURES = page("features")
 OUTSIDE = "## What does not fit this lab"
 COMMAND = "python -m "
 PROGRAMS = {"rlhf_lab": parse, "tools.reel": reel}
 
 
-def rows(text: str, columns: int) -> list[list[str]]:
-    """The cells of every table row, without header rows and rules."""
-    found = []
-    for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False):
-        if not line.startswith("|") or line.startswith("|---"):
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert len(cells) == columns, line
-        found.append((before.startswith("|"), cells))
-    return [cells for follows, cells in found if follows]
-
-
-def quoted(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
 HERE, THERE = FEATURES.split(OUTSIDE)
 FEATURE_ROWS = rows(HERE, 4)
 PRESENT = [row for row in FEATURE_ROWS if row[1] != "not yet"]
-
-
-def resolve(path: str) -> Any:
-    """What a dotted path below the package leads to; a dataclass field is its declaration."""
-    parts = path.split(".")
-    found = importlib.import_module("rlhf_lab")
-    for i, part in enumerate(parts):
-        declared = getattr(found, "__dataclass_fields__", {})
-        if part in declared:
-            found = declared[part]
-            continue
-        if not hasattr(found, part):
-            importlib.import_module(".".join(["rlhf_lab", *parts[: i + 1]]))
-        found = getattr(found, part)
-    return found
 
 
 def check_command(program: str, *words: str) -> None:
@@ -154,10 +121,6 @@ GUIDES = ("from_trl", "from_arena", "from_torchtune", "from_torchrl", "from_open
 SHARED = ("from_torchtune", "from_openrlhf")
 """Pages whose first program holds the numbers that both sides use."""
 TRL_HEADING = "## Statistics"
-
-
-def page(name: str) -> str:
-    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def our_program(guide: str) -> str:

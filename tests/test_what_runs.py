@@ -1,0 +1,158 @@
+"""What you read is what runs: an edit or a breakpoint in a function acts on a hooked run.
+
+The column "where" of docs/metrics.md is walked: a function that is named there is edited, and the
+metric moves. Every exercise is a function in which a debugger stops.
+"""
+
+import ast
+import bdb
+import contextlib
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.probes import Budget, attach, default_suite
+from rlhf_lab.training import RLHFTrainer
+from tests.pages import page, quoted, resolve, rows
+
+SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)
+HOOKED = SMALL | dict(forward="hooked", clip_coef=0.01, ent_coef=0.01)
+WHERE = {quoted(row[0])[0]: quoted(row[3]) for row in rows(page("metrics"), 4)}
+"""The functions that the page names, by metric."""
+FUNCTIONS = sorted({name for names in WHERE.values() for name in names})
+OTHER_SETTINGS = {
+    # called with these settings alone; a count moves where it crosses the threshold
+    "functional.calc_policy_objective": (dict(policy_loss="cispo"), 3.0),
+    "functional.calc_sampled_kl_penalty": (dict(kl_estimator="k3"), 3.0),
+    "functional.mean_ratio": (dict(ratio_threshold=1.001, batches_per_learning_phase=4), 0.5),
+    "functional.kl_estimate": (dict(target_kl=1.0), 1e6),
+    # the proof compares the packed form with the modules, so that only a run in mode auto has one
+    "models.fast.proof.prove": (dict(forward="auto"), 3.0),
+    # no two runs take the same time
+    "training.report.cost_of": ({}, 1e4),
+}
+"""Settings and factor where they are not HOOKED and 3."""
+
+
+def scaled(result: Any, factor: float) -> Any:
+    """All numbers of what a function returned, times a factor; the rest as it is."""
+    if isinstance(result, Tensor):
+        return result * factor if result.is_floating_point() else result
+    if isinstance(result, int | float) and not isinstance(result, bool):
+        return type(result)(result * factor)
+    if dataclasses.is_dataclass(result):
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        return dataclasses.replace(result, **{k: scaled(v, factor) for k, v in fields.items()})
+    return result
+
+
+@contextlib.contextmanager
+def edited(function: Callable[..., Any], change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change what a function returns, as an edit of its source would: for everybody who has it."""
+    function = inspect.unwrap(function)
+    kept = function.__code__, function.__defaults__, function.__kwdefaults__
+    original = types.FunctionType(function.__code__, function.__globals__, "original", kept[1])
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.__globals__["_changed_result"] = lambda *a, **k: change(original(*a, **k))
+    instead = lambda *a, **k: _changed_result(*a, **k)  # noqa: F821
+    function.__code__, function.__defaults__, function.__kwdefaults__ = instead.__code__, None, None
+    try:
+        yield
+    finally:
+        function.__code__, function.__defaults__, function.__kwdefaults__ = kept
+        del function.__globals__["_changed_result"]
+
+
+def last_report(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a small run's last phase, by name."""
+    report = RLHFTrainer(RLHFArgs(**HOOKED | settings), out=directory).train()[-1].to_dict()
+    return report | report.pop("cost")
+
+
+@pytest.fixture(scope="module")
+def unedited(tmp_path_factory) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The numbers of the run in which nothing is edited; each run is made once."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def report(settings: dict[str, Any]) -> dict[str, Any]:
+        if str(settings) not in known:
+            known[str(settings)] = last_report(tmp_path_factory.mktemp("run") / "run", settings)
+        return known[str(settings)]
+
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:phase")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_edit_of_the_function_moves_the_metric(tmp_path, unedited, name):
+    settings, factor = OTHER_SETTINGS.get(name, ({}, 3.0))
+    before = unedited(settings)
+    with edited(resolve(name), lambda result: scaled(result, factor)):
+        after = last_report(tmp_path / "run", settings)
+    metrics = [metric for metric, where in WHERE.items() if name in where]
+    still = [m for m in metrics if after[m] == pytest.approx(before[m], rel=0.05, abs=1e-9)]
+    assert metrics and not still
+
+
+def test_every_metric_names_a_function():
+    assert all(WHERE.values())
+    assert all(inspect.isfunction(resolve(name)) for name in FUNCTIONS)
+
+
+def body(function: Callable[..., Any]) -> tuple[str, int]:
+    """File and line of a function's first statement behind the docstring."""
+    function = inspect.unwrap(function)
+    lines, first = inspect.getsourcelines(function)
+    definition = ast.parse(inspect.cleandoc("\n" + "".join(lines))).body[0]
+    return inspect.getsourcefile(function), first + definition.body[1].lineno - 1
+
+
+class Debugger(bdb.Bdb):
+    """Stops where a breakpoint is, notes the function, and goes on."""
+
+    def __init__(self, functions: list[Callable[..., Any]]) -> None:
+        super().__init__()
+        self.stopped: set[str] = set()
+        for function in functions:
+            assert self.set_break(*body(function)) is None
+
+    def user_line(self, frame: types.FrameType) -> None:
+        if self.break_here(frame):
+            self.stopped.add(frame.f_code.co_qualname)
+            self.clear_break(frame.f_code.co_filename, frame.f_lineno)
+        self.set_continue()
+
+
+def exercise_functions() -> dict[str, Callable[..., Any]]:
+    """What learners write, by its full name: functions, and methods of classes."""
+    found = {}
+    for exercise in all_exercises():
+        written = [getattr(exercise.reference, method) for method in exercise.methods]
+        for function in written or [exercise.reference]:
+            found[function.__qualname__] = function
+    return found
+
+
+@pytest.mark.slow
+def test_a_breakpoint_in_every_exercise_is_hit_in_a_hooked_run(tmp_path):
+    functions = exercise_functions()
+    debugger = Debugger(list(functions.values()))
+    settings = dict(normalize_reward=True, kl_controller="adaptive", forward="hooked")
+
+    def probed_run() -> None:
+        trainer = RLHFTrainer(RLHFArgs(**SMALL | settings), out=tmp_path / "run")
+        attach(trainer, default_suite(trainer, Budget(mb=1e3, time_frac=1e3)))
+        trainer.train()
+
+    debugger.runcall(probed_run)
+    debugger.runcall(last_report, tmp_path / "one_step", {"advantages": "one_step"})
+    assert set(functions) - debugger.stopped == set()
