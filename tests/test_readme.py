@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.__main__ import parse
+from tests.pages import page, quoted, rows
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,6 +65,22 @@ def test_the_commands_run_in_the_order_of_the_readme(tmp_path, warm_python):
         cwd = ROOT if command.startswith(MAKERS) else tmp_path
         printed(warm_python.run(shlex.split(command)[1:], cwd=cwd))
     assert (tmp_path / "runs" / "demo" / "checkpoints" / "best.safetensors").is_file()
+
+
+def test_the_breakpoint_of_the_readme_stops_where_the_metrics_page_says(tmp_path, warm_python):
+    """A newcomer's route: README, the page of metrics, a breakpoint, one phase of the main job."""
+    (command,) = [c for c in commands() if c.startswith("python -m pdb")]
+    assert "](docs/metrics.md)" in README.split(command)[0]
+    (where,) = [quoted(row[3])[0] for row in rows(page("metrics"), 4) if row[0] == "`kl_penalty`"]
+    assert f"`{where}`" in README.split(command)[0]
+    words = shlex.split(command)[1:]
+    begun = words.index("continue") + 1
+    words[begun:begun] = ["-c", "where", "-c", "p logits.shape", "-c", "quit"]
+    done = warm_python.run([*words, "--out", str(tmp_path / "run")], cwd=ROOT)
+    stops = ["learning_phase", "objective_terms", "kl_penalty", where.split(".")[1]]
+    path = re.findall(r"\.py\(\d+\)(\w+)\(\)", done.stdout)
+    assert [name for name in path if name in stops][-4:] == stops
+    assert re.search(r"torch\.Size\(\[\d+, \d+, \d+\]\)", done.stdout)
 
 
 @pytest.mark.parametrize("command", [c for c in lab_commands() if not c.startswith(MAKERS)])

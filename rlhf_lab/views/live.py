@@ -1,5 +1,6 @@
 """The live panel of a run in progress on a terminal, plain lines elsewhere."""
 
+import sys
 from time import monotonic
 from types import TracebackType
 
@@ -34,8 +35,9 @@ def hours_minutes_seconds(seconds: float) -> str:
 class RunView:
     """Shows a run while it happens; a context manager around `trainer.train()`.
 
-    On a terminal it draws a panel with progress, remaining time, curves and samples; elsewhere it
-    prints the first samples and a line per phase.
+    On a terminal it draws a panel with progress, remaining time, curves and samples; elsewhere, and
+    under a debugger, whose prompt the panel would overwrite, it prints the first samples and a line
+    per phase.
     """
 
     def __init__(self, trainer: RLHFTrainer, console: Console | None = None) -> None:
@@ -57,7 +59,7 @@ class RunView:
 
     def __enter__(self) -> "RunView":
         self._began = monotonic()
-        if self.console.is_terminal:
+        if self.console.is_terminal and sys.gettrace() is None:
             self._live = Live(self.panel(), console=self.console, refresh_per_second=4)
             self._live.start(refresh=True)
         return self

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 
 import pytest
 import torch
@@ -200,6 +201,15 @@ def test_the_panel_counts_a_phase_as_done_when_its_report_is_there(trainer, cloc
 
 
 @pytest.mark.slow
+def test_under_a_debugger_lines_are_printed_so_that_its_prompt_stays(trainer, monkeypatch):
+    console = terminal()
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    with RunView(trainer, console) as view:
+        trainer.train()
+    assert view._live is None
+    assert "samples of phase 0" in console.file.getvalue()
+
+
 def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
     console = terminal()
     with RunView(trainer, console):
