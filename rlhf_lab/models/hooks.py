@@ -17,7 +17,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_hooked(part: nn.Module) -> bool:
     """Whether this very module has a hook, forward or backward."""
-    return any(getattr(part, table) for table in TABLES)
+    return any(vars(part)[table] for table in TABLES)
 
 
 def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -25,10 +25,17 @@ def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
     parts = [module]
     while parts:
         part = parts.pop()
-        own = part.__dict__  # torch's __getattr__ and a call per part would take most of the time
-        if any(map(own.__getitem__, TABLES)):
+        # `is_hooked`, written out: every decision between packed and hooked walks over all parts
+        own = part.__dict__
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+        ):
             yield part
-        parts.extend(child for child in part._modules.values() if child is not None)
+        if own["_modules"]:
+            parts.extend(child for child in own["_modules"].values() if child is not None)
 
 
 @contextlib.contextmanager

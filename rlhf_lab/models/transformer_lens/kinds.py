@@ -1,7 +1,7 @@
 """Kinds of module: the components of a TransformerLens model, and what in one was changed."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 import torch
@@ -79,11 +79,14 @@ def make_room_for(model: HookedTransformer, n_positions: int) -> None:
             block.attn._extend_rotary_embeddings(min(n_positions, model.cfg.n_ctx))
 
 
-def _written_by_transformer_lens() -> tuple[tuple[type, str, object], ...]:
-    """Each function of the classes above and their bases, as it was when this was imported."""
+def _written_by_transformer_lens() -> tuple[tuple[Callable, type, str, object], ...]:
+    """Each function of the classes above and their bases, as it was when this was imported.
+
+    With the base's look-up of a name, the base, and the function's name.
+    """
     bases = dict.fromkeys(base for kind in CLASSES for base in kind.__mro__)
     return tuple(
-        (base, name, function)
+        (vars(base).get, base, name, function)
         for base in bases
         if base.__module__.startswith("transformer_lens")
         for name, function in vars(base).items()
@@ -100,6 +103,7 @@ METHODS = MappingProxyType(
     }
 )
 """The names of everything that can be called on an instance of each class."""
+OF_A_POINT = len(vars(HookPoint()))
 
 
 def odd_part(model: HookedTransformer) -> str | None:
@@ -112,8 +116,8 @@ def odd_part(model: HookedTransformer) -> str | None:
        result is what is read.
     4. Attention is over all earlier positions, and the activation function the one that is named.
     """
-    for base, name, function in FUNCTIONS:
-        if base.__dict__.get(name) is not function:
+    for look_up, base, name, function in FUNCTIONS:
+        if look_up(name) is not function:
             return f"{base.__name__}.{name} was replaced"
     for kind, forward in FORWARDS.items():
         if kind.forward is not forward:
@@ -124,11 +128,13 @@ def odd_part(model: HookedTransformer) -> str | None:
         return f"it is a {type(model).__name__}"
     if not METHODS[HookedTransformer].isdisjoint(model.__dict__):
         return f"it {_own_method(model)}"
-    parents, methods_of_a_point = [model], METHODS[HookPoint]
+    parents, methods = [model], METHODS[HookPoint]
     while parents:
         for name, part in parents.pop()._modules.items():
-            if type(part) is HookPoint and name.startswith("hook_"):  # by far the most parts
-                if methods_of_a_point.isdisjoint(part.__dict__):
+            # hook points are by far the most parts; with the attributes of a fresh one, and no
+            # more, none of them stands in place of a method
+            if type(part) is HookPoint and name[:5] == "hook_":
+                if len(part.__dict__) == OF_A_POINT or methods.isdisjoint(part.__dict__):
                     continue
             if part is None or name == "parametrizations":
                 continue
