@@ -4,6 +4,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooks import TABLES
 from rlhf_lab.models.padding import rotate_padding
 from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
 from rlhf_lab.training.callbacks import Context, Event
 
 OUTPUTS = ("logits", "values")
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
 ROWS_AT_ONCE = 64
 
@@ -142,7 +143,7 @@ def undisturbed(*modules: nn.Module, keep_gradients: bool = False) -> Iterator[N
         ConfigError: the code added a hook that stays, or removed one.
     """
     flags = [(module, module.training) for top in modules for module in top.modules()]
-    hooks = [(name, _hooks(part)) for top in modules for name, part in top.named_modules()]
+    hooks = [(name, _NotedHooks(part)) for top in modules for name, part in top.named_modules()]
     try:
         with borrowed_gradients(*modules, lend=keep_gradients):
             with _forked_random(modules), torch.no_grad():
@@ -150,7 +151,7 @@ def undisturbed(*modules: nn.Module, keep_gradients: bool = False) -> Iterator[N
     finally:
         for module, training in flags:
             module.training = training
-        changed = [name for name, put_back in hooks if put_back()]
+        changed = [name for name, noted in hooks if noted.put_back()]
     if changed:
         raise ConfigError(
             f"the hooks of {changed[0] or 'the model'} were changed while activations were "
@@ -190,47 +191,46 @@ def gradients_put_back(policy: nn.Module, event: Event) -> Iterator[None]:
 def _graphs_kept() -> Iterator[None]:
     """Backward passes in here keep the graph, which training's own is still to go through."""
     backward, grad = torch.autograd.backward, torch.autograd.grad
-
-    def keeping(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """The function with retain_graph=True, whether it is given in its place or by name."""
-
-        def call(*inputs: Any, **more: Any) -> Any:
-            if len(inputs) > place:
-                inputs = (*inputs[:place], True, *inputs[place + 1 :])
-            else:
-                more["retain_graph"] = True
-            return function(*inputs, **more)
-
-        return call
-
-    torch.autograd.backward, torch.autograd.grad = keeping(backward, 2), keeping(grad, 3)
+    torch.autograd.backward = partial(_keep_graph, backward, 2)
+    torch.autograd.grad = partial(_keep_graph, grad, 3)
     try:
         yield
     finally:
         torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
-def _hooks(module: nn.Module) -> Callable[[], bool]:
-    """Note the hooks of a module; returns what puts them back, and says whether they differed."""
-    tables = {name: dict(getattr(module, name)) for name in HOOK_TABLES}
-    lists = {}
-    if isinstance(module, HookPoint):
-        lists = {name: list(getattr(module, name)) for name in ("fwd_hooks", "bwd_hooks")}
-    level = getattr(module, "context_level", None)
+def _keep_graph(function: Callable[..., Any], place: int, *inputs: Any, **more: Any) -> Any:
+    """Call a function with retain_graph=True, whether it is given in its place or by name."""
+    if len(inputs) > place:
+        inputs = (*inputs[:place], True, *inputs[place + 1 :])
+    else:
+        more["retain_graph"] = True
+    return function(*inputs, **more)
 
-    def put_back() -> bool:
-        differed = any(dict(getattr(module, name)) != table for name, table in tables.items())
-        for name, table in tables.items():
+
+class _NotedHooks:
+    """The hooks of a module as they were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.tables = {name: dict(getattr(module, name)) for name in TABLES}
+        names = ("fwd_hooks", "bwd_hooks") if isinstance(module, HookPoint) else ()
+        self.lists = {name: list(getattr(module, name)) for name in names}
+        self.level = getattr(module, "context_level", None)
+
+    def put_back(self) -> bool:
+        """Let the module have these hooks again, and say whether it had others."""
+        module = self.module
+        differed = any(dict(getattr(module, name)) != noted for name, noted in self.tables.items())
+        for name, noted in self.tables.items():
             there = getattr(module, name)
             there.clear()
-            there.update(table)
-        for name, handles in lists.items():
+            there.update(noted)
+        for name, handles in self.lists.items():
             setattr(module, name, handles)
-        if level is not None:
-            module.context_level = level
+        if self.level is not None:
+            module.context_level = self.level
         return differed
-
-    return put_back
 
 
 @contextlib.contextmanager
