@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import nn
 
+import tests.type_checker  # noqa: F401, which jaxtyping's import hook looks up
+
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
