@@ -27,16 +27,20 @@ if TYPE_CHECKING:
     from tests.warm import WarmPython
 
 
-STARTING = {"warm_python": "process", "cold_python": "process", "chromium": "browser"}
-"""The fixtures that start a process, and the mark of the tests that use them."""
+MARKS = {
+    **dict.fromkeys(("warm_python", "cold_python"), "process"),
+    "chromium": "browser",
+    **dict.fromkeys(("finished", "fitted", "probed", "reel_model", "trained"), "slow"),
+}
+"""The fixtures that start a process or train, and the mark of the tests that use them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a process through a fixture."""
+    """Mark the tests that are slow or start a process through a fixture."""
     for item in items:
-        for fixture in STARTING.keys() & set(getattr(item, "fixturenames", ())):
-            item.add_marker(STARTING[fixture])
+        for fixture in MARKS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(MARKS[fixture])
 
 
 @pytest.hookimpl(wrapper=True)

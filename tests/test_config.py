@@ -305,6 +305,7 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
     assert f"{name}={value!r}" in refusal(**{name: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), WRONG_TYPE)
 def test_a_value_of_the_wrong_kind_is_refused_by_name(name, value):
     assert f"{name}={value!r}" in refusal(**{name: value})

@@ -83,6 +83,7 @@ def test_the_breakpoint_of_the_readme_stops_where_the_metrics_page_says(tmp_path
     assert re.search(r"torch\.Size\(\[\d+, \d+, \d+\]\)", done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in lab_commands() if not c.startswith(MAKERS)])
 def test_every_command_is_one_the_command_line_knows(command):
     parse(shlex.split(command)[3:])

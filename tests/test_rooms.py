@@ -21,6 +21,7 @@ def imported(source: str) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["rlhf_lab", "solutions"])
 def test_what_is_shipped_imports_nothing_of_its_makers(room):
     """Notebooks are built from the scripts in solutions/, which are walked in their place."""

@@ -124,6 +124,7 @@ def always_says(gpt2):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -142,6 +143,7 @@ def test_sampling_with_a_cache_equals_sampling_without(policy, prompts, settings
     assert_agrees(policy, prompts, SamplingSpec(8, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [EQUAL, UNEQUAL, REPEATED], ids=["equal", "unequal", "repeat"])
 def test_a_model_without_a_tokenizer_samples_the_same(without_tokenizer, prompts):
     """The new tokens have to stand at positions n, n + 1, ..., as in an uncached pass."""
@@ -166,6 +168,7 @@ def test_the_sampler_fills_the_context_to_the_last_position(gpt2):
     assert_agrees(gpt2, [[4, 9], [7, 5, 8, 6]], SamplingSpec(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [[[4, 9, 13]], [[7]]])
 def test_a_batch_of_one(policy, prompts):
     found = sample(policy, prompts, SamplingSpec(6), seeded())
@@ -337,6 +340,7 @@ def test_the_probabilities_of_all_tokens_that_can_be_drawn_sum_to_one(gpt2, sett
         assert sorted(by_token) == sorted(found.support.tokens[0, 0][found.support.kept[0, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -374,6 +378,7 @@ def test_the_support_lists_the_tokens_that_each_step_allowed(policy):
     assert len(widths) > 1 and found.support.tokens.shape[-1] == max(widths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"top_p": 1.0}, {"temperature": 0.5}])
 def test_no_support_is_kept_where_nothing_is_truncated(policy, settings):
     assert sample(policy, EQUAL, SamplingSpec(2, **settings), seeded()).support is None

@@ -53,6 +53,7 @@ def move(policy, seed):
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
 
 
+@pytest.mark.slow
 def test_objective_and_its_gradient_are_those_of_the_package(both):
     trainer, naive = both
     move(trainer.policy, 1)

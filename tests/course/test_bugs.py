@@ -12,6 +12,7 @@ FIELDS = dict(preset="reel", device="cpu", batch_size=8, num_minibatches=2, tota
 ARGS = RLHFArgs(**FIELDS, gen_len=8, warmup_steps=1)
 
 
+@pytest.mark.slow
 def test_run_a_is_compared_with_itself_while_it_learns(tmp_path: Path) -> None:
     parts = broken_parts("A", ARGS)
     before = {name: p.detach().clone() for name, p in parts["policy"].named_parameters()}

@@ -129,6 +129,7 @@ def test_two_slips_at_once_name_the_first_that_shows() -> None:
     assert verdict.slip == "the coefficient is missing"
 
 
+@pytest.mark.slow
 def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_shown() -> None:
     """Each has two known slips or three, and the one that shows first is named."""
 
@@ -171,6 +172,7 @@ def test_an_unknown_mistake_gets_no_name() -> None:
     assert judge(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "kind", "yours"),
     [

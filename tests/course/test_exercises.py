@@ -51,6 +51,7 @@ def test_there_are_at_least_forty_slips_and_two_for_each_exercise() -> None:
     assert sum(counts) >= 40 and min(counts) >= 2
 
 
+@pytest.mark.slow
 def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
     tried = {exercise.name: set(generic_mutants(exercise)) for exercise in EXERCISES}
     assert all(RETURNS_ZERO in kinds for kinds in tried.values())
@@ -266,6 +267,7 @@ def test_what_a_learner_would_write_first_is_named(name: str, written, said: str
     assert verdict.slip is not None and said in verdict.slip
 
 
+@pytest.mark.slow
 def test_the_gate_reports_a_slip_that_passes_or_is_taken_for_another() -> None:
     exercise = find_exercise("compute_returns")
     harmless = Slip("changes nothing", {"+ at_least_float32": "+  at_least_float32"})

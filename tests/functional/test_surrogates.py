@@ -174,6 +174,7 @@ def test_importance_weights_equal_a_loop(seed, cap):
         assert got[i, t].item() == pytest.approx(ratio if mask[i, t] else 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_OBJECTIVES)
 @pytest.mark.parametrize("way", WAYS)
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 6), max_size=3))

@@ -89,6 +89,7 @@ def test_plain_transformers_reads_the_trained_policy(trained, model_dir, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+@pytest.mark.slow
 def test_this_package_reads_it_too_with_its_value_head(trained, model_dir, tmp_path):
     out, _ = export_policy(trained, str(model_dir), tmp_path / "out")
     again = TransformerWithValueHead(load_model(str(out)), load_value_head(out))
@@ -140,6 +141,7 @@ def test_a_bias_that_llama_has_no_place_for_is_refused(llama_dir, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_adapters_are_exported_as_part_of_the_weights(model_dir, tmp_path):
     model = load_model(str(model_dir))
     add_lora(model, 2, 8.0, ("W_Q", "W_K", "W_O", "W_in"))
@@ -196,6 +198,7 @@ def test_a_model_that_differs_is_not_written(trained, model_dir, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_places_that_cannot_be_written_are_refused(trained, model_dir, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()

@@ -201,6 +201,7 @@ def check_every_door(policy, reference, forward, atol=2e-5):
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
 @pytest.mark.parametrize("mode", ["auto", "hooked"])
 @pytest.mark.parametrize("change", CHANGES)
@@ -215,6 +216,7 @@ def test_a_changed_policy_gives_its_own_numbers_through_every_door(change, mode)
     check_every_door(policy, reference, Forward(mode))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_a_model_of_another_kind_gives_its_own_numbers_through_every_door(settings):
@@ -305,6 +307,7 @@ def test_a_copy_that_would_call_the_originals_parts_is_refused():
     assert frozen_copy(model).blocks[0].mlp(torch.ones(1, 1, 16)).abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [TransformerWithValueHead, TransformerWithCritic])
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
@@ -323,6 +326,7 @@ def test_a_policy_in_half_precision_gives_the_right_numbers_through_every_door(d
         check_every_door(policy, reference, Forward(), atol=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["packed", "hooked"])
 def test_a_llama_is_read_beyond_the_2048_positions_of_its_first_tables(mode):
     policy = random_policy(**LLAMA | {"n_ctx": 4096, "n_layers": 1})
@@ -362,6 +366,7 @@ def trust(monkeypatch):
     monkeypatch.setattr("rlhf_lab.models.forward.transformer_of", lambda policy: policy.base_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [c for c, (_, part) in CHANGES.items() if part is not None])
 def test_the_proof_alone_finds_a_change_and_names_the_first_part_that_differs(change, monkeypatch):
     trust(monkeypatch)
@@ -376,6 +381,7 @@ def test_the_proof_alone_finds_a_change_and_names_the_first_part_that_differs(ch
         proof_of(policy, forward=Forward("packed"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_the_proof_alone_finds_what_the_packed_form_does_not_know(settings, monkeypatch):
     """All but settings that change nothing."""
@@ -480,6 +486,7 @@ def test_a_critic_of_its_own_is_proved_up_to_its_values():
     assert holds and forward.gap < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reel-nano"])
 def test_the_gaps_of_a_bundled_model_in_both_precisions(name):
     """bfloat16 products leave 8 bits of mantissa; what they cost is seen in decoding alone."""

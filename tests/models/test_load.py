@@ -116,6 +116,7 @@ def test_a_gpt2_configuration_without_n_ctx_loads(
     assert_same_logits(model, hf_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -137,6 +138,7 @@ def test_a_gpt2_variant_gives_the_right_logits_or_is_refused(
     assert_right_or_refused(directory, hf_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

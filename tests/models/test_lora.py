@@ -88,6 +88,7 @@ def test_A_starts_with_variance_one_over_the_inputs_and_B_at_zero():
         assert torch.count_nonzero(layer.B) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [None, ("W_Q", "W_V"), ("W_O",), ("W_in", "W_out")])
 def test_new_adapters_change_no_output_bit(base, targets):
     before = base(TOKENS)

@@ -26,6 +26,7 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_only_the_room_imports_transformer_lens():
     files = [path for folder in SOURCES for path in ROOT.joinpath(folder).rglob("*.py")]
     assert len(files) > 200

@@ -117,6 +117,7 @@ def test_support_of_two_out_of_three_words_by_hand():
     torch.testing.assert_close(grad, tensor([[-2 / 3, 0.0, -1 / 3]], dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_bytes", [ALWAYS_RECOMPUTE, ALWAYS_KEEP])
 @pytest.mark.parametrize("chunk_rows", [1, 3, 7, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -160,6 +161,7 @@ def test_any_shape_scale_temperature_and_chunk(seed, rows, d_vocab, scale, tempe
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_bytes", [ALWAYS_RECOMPUTE, ALWAYS_KEEP])
 @pytest.mark.parametrize("truncated", [False, True])
 def test_gradients_agree_with_finite_differences(truncated, keep_bytes):

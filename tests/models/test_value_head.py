@@ -189,6 +189,7 @@ def test_the_head_follows_an_intervention_in_the_trunk(policy):
     assert (policy(TOKENS)[1] - plain_values).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_casting_reaches_the_configuration_and_the_numbers(policy):
     expected = policy(TOKENS)
     assert policy.to(torch.float64) is policy
@@ -309,6 +310,7 @@ def test_run_with_cache_keeps_what_the_filter_names(policy):
     torch.testing.assert_close(cache[sites[1]][2, :1, 0], alone[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", HEAD_SITES)
 def test_the_head_is_patched_and_ablated_at_its_hook_points(policy, site):
     """Zeroes at the input leave the head's value of 0, at the value 0 itself; logits stay."""

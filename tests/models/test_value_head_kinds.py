@@ -28,6 +28,7 @@ def gradient_norm(module):
     return sum(p.grad.abs().sum().item() for p in module.parameters() if p.grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "trunk", "critic"),
     [("shared", True, None), ("detached", False, None), ("separate", False, True)],
@@ -44,6 +45,7 @@ def test_where_the_value_loss_reaches(make, kind, trunk, critic):
         assert gradient_norm(policy.critic.unembed) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "detached", "separate"])
 def test_the_policy_loss_reaches_the_trunk_and_never_head_or_critic(make, kind):
     policy = make(kind)
@@ -53,6 +55,7 @@ def test_the_policy_loss_reaches_the_trunk_and_never_head_or_critic(make, kind):
     assert kind != "separate" or gradient_norm(policy.critic) == 0
 
 
+@pytest.mark.slow
 def test_the_policy_gradient_does_not_depend_on_the_kind(make):
     gradients = []
     for kind in ("shared", "detached", "separate"):
@@ -63,6 +66,7 @@ def test_the_policy_gradient_does_not_depend_on_the_kind(make):
     torch.testing.assert_close(gradients[2], gradients[0], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_kinds_start_with_the_same_numbers(make):
     shared, detached, separate = (make(kind)(TOKENS) for kind in ("shared", "detached", "separate"))
     for other in (detached, separate):
@@ -104,6 +108,7 @@ def test_hooks_of_policy_and_critic_fire_and_do_not_travel(model_dir):
     assert policy.critic.hook_dict["ln_final.hook_normalized"].fwd_hooks == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "detached", "separate"])
 def test_left_padded_rows_give_what_the_rows_give_alone(make, kind):
     policy = make(kind)
@@ -113,6 +118,7 @@ def test_left_padded_rows_give_what_the_rows_give_alone(make, kind):
     torch.testing.assert_close(values[1:, 2:], alone_values, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "detached", "separate"])
 def test_values_noted_while_sampling_are_those_of_the_finished_sequences(make, kind):
     """The critic has been changed, so that its keys and values cannot pass for the policy's."""
@@ -128,6 +134,7 @@ def test_values_noted_while_sampling_are_those_of_the_finished_sequences(make, k
     torch.testing.assert_close(samples.values, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_casting_and_moving_reach_the_critic(make):
     policy = make("separate")
     assert policy.double().critic.cfg.dtype == torch.float64

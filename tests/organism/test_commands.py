@@ -9,6 +9,7 @@ from rlhf_lab.organism import weights_dir
 from tools.reel import __main__ as commands
 
 
+@pytest.mark.slow
 def test_the_check_prints_a_row_per_check(capsys):
     assert commands.main(["check", "--reviews", "300"]) == 0
     said = capsys.readouterr().out

@@ -287,6 +287,7 @@ TABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(TABLE))
 def test_frontier_reproduces_the_published_table(reel, name):
     points = frontier(reel, REWARDS[name], [row[0] for row in TABLE[name]])

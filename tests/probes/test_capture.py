@@ -95,6 +95,7 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
     torch.testing.assert_close(seen[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked, said",
     [

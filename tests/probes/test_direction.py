@@ -101,6 +101,7 @@ def test_the_excess_over_the_best_rule_is_paired():
     assert excess.item() == 0 and error.item() == pytest.approx(math.sqrt(1 / 6))
 
 
+@pytest.mark.slow
 def test_a_leaked_label_beats_bayes_by_far(truth):
     tokens, positive = truth.reviews(400, seed=4)
     best = truth.beliefs(tokens)[0][:, 10] > 0.5

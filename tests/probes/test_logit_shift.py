@@ -100,6 +100,7 @@ def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere, unlimited
     assert len(run.checks()) == 6 and all(check.ok for check in run.checks())
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_run_sum_to_the_measured_shift(finished):
     first, last = finished.records("logit_shift")
     assert first["phase"] == 0 and last["phase"] == 3

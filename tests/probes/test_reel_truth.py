@@ -27,6 +27,7 @@ def test_values_and_beliefs_are_the_organism_s(truth, reviews):
     torch.testing.assert_close(beliefs[mask], exact[mask])
 
 
+@pytest.mark.slow
 def test_generated_values_stand_before_their_token_and_advantages_across_it(truth, reviews):
     tokens, _ = reviews
     at, _ = truth.values(tokens)
@@ -45,6 +46,7 @@ def test_advantages_end_where_the_grammar_is_left(truth, reviews):
     assert bool((advantages[:, 6:] == 0).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", ["gold", "soft_popcorn"])
 @pytest.mark.parametrize("beta", [0.03, 0.3, 1.0])
 def test_the_optimum_is_that_of_the_soft_dynamic_programme(reward, beta):

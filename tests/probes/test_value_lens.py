@@ -106,6 +106,7 @@ def test_too_few_sequences_are_refused():
         readability(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
 
 
+@pytest.mark.slow
 def test_the_bundled_policy_holds_the_exact_value_where_the_next_word_asks_for_it(model, truth):
     """Behind "i" comes the verb. At "ADJ 3", the stop and "i" the value is the same number."""
     tokens, _ = truth.reviews(900, seed=11)

@@ -113,6 +113,7 @@ def test_a_parameter_that_cannot_be_planted_in_is_refused(model):
         with_planted_delta(model, "blocks.0.attn.W_Q", 1, 1.0, 0)
 
 
+@pytest.mark.slow
 def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(finished):
     first, last = finished.records("weight_delta")
     assert first["total_norm"] == 0 and last["total_norm"] > 0

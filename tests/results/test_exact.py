@@ -33,6 +33,7 @@ def test_more_kl_than_the_best_review_needs_buys_no_more(gold_curve):
         assert gold_curve.at_kl(kl).gold == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_without_kl_the_reward_is_the_grammars_own(gold_curve):
     # gold is a posterior whose prior is one half.
     assert gold_curve.at_kl(0.0).gold == pytest.approx(0.5, abs=1e-3)

@@ -43,6 +43,7 @@ def test_the_pairs_are_written_as_the_command_train_reward_reads_them(tmp_path, 
     assert read.rejected == [pair["rejected"] for pair in expected]
 
 
+@pytest.mark.slow
 def test_the_texts_of_biased_pairs_are_still_reviews(pairs):
     grammar = Grammar()
     assert all(grammar.parse(text) for pair in pairs for text in pair.values())

@@ -6,12 +6,14 @@ from benchmarks.results.settings import SEEDS, all_rows, command_line, method_ro
 from rlhf_lab.__main__ import parse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.part}-{row.name}")
 def test_what_the_page_says_to_type_gives_the_settings_of_the_run(row):
     words = command_line(row.preset, row.fields).removeprefix("python -m rlhf_lab ").split()
     assert parse([*words, "--seed", "3"]).keywords["args"] == row.args(3)
 
 
+@pytest.mark.slow
 def test_every_method_runs_with_both_kinds_of_weights_and_both_kinds_of_kl_from_five_seeds():
     rows = method_rows()
     # Three critics and four estimators without one; all weights and adapters; two controllers.

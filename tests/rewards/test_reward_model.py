@@ -47,6 +47,7 @@ def test_the_score_is_a_dot_product_with_the_final_normalized_residual(model):
     torch.testing.assert_close(model.token_scores(TOKENS), every, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_row_scores_as_it_does_alone_whatever_pads_it(model, side):
     short = TOKENS[1, :3]
@@ -155,6 +156,7 @@ def test_training_on_reel_comes_near_the_best_possible_judge(fitted):
     assert abs(fit.gold_accuracy - fit.bayes_accuracy) < 0.06
 
 
+@pytest.mark.slow
 def test_a_trained_model_sees_through_negation(fitted):
     """It prefers "wasn't bad" to "wasn't good", which a bag of words would not."""
     score = LearnedReward(fitted[0])

@@ -140,6 +140,7 @@ def test_any_other_direction_is_refused_before_the_model_is_looked_for(direction
     assert f"direction={direction!r}" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "positive"),
     [

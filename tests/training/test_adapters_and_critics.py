@@ -40,6 +40,7 @@ def test_a_run_starts_on_policy_at_no_distance_from_the_reference(run):
     assert reports[-1].kl_per_sequence > 0
 
 
+@pytest.mark.slow
 def test_what_was_frozen_is_as_it_was_loaded(run):
     trained, _ = run
     if not trained.args.lora_rank:
@@ -54,6 +55,7 @@ def test_what_was_frozen_is_as_it_was_loaded(run):
     assert all(p.data_ptr() in own for p in trained.reference.parameters())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_was_trained_and_nothing_else(run):
     trained, _ = run
     saved, _ = load_checkpoint(trained.run.checkpoints / "phase_000002.safetensors")
@@ -63,6 +65,7 @@ def test_a_checkpoint_holds_what_was_trained_and_nothing_else(run):
         assert all(name.endswith((".A", ".B")) or "value_head" in name for name in saved)
 
 
+@pytest.mark.slow
 def test_a_saved_policy_comes_back_bit_for_bit(run):
     trained, _ = run
     policy, _ = load_policy(trained.run.path)
@@ -70,6 +73,7 @@ def test_a_saved_policy_comes_back_bit_for_bit(run):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_every_part_that_should_learn_has_learned(run):
     trained, _ = run
     start, _ = load_policy(trained.run.path, 0)
@@ -100,6 +104,7 @@ def test_a_run_that_was_broken_off_ends_as_if_it_had_not_been(kind, tmp_path):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.slow
 def test_the_value_loss_of_a_detached_head_leaves_the_transformer_alone(tmp_path):
     """Two runs that differ in nothing but the weight of the value loss."""
     one_step = {"total_phases": 1, "batches_per_learning_phase": 1, "num_minibatches": 1}

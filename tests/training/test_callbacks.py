@@ -22,6 +22,7 @@ def record(trainer) -> list[tuple[str, int]]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_moments_of_a_run_come_in_the_order_of_the_design(make_trainer):
     """Two minibatches, two passes: four steps per phase; saves only at the phases' edges here."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
@@ -230,6 +231,7 @@ def test_watching_a_run_at_every_moment_leaves_its_weights_bit_for_bit_the_same(
     assert metrics_of(alone.run.path) == metrics_of(watched.run.path)
 
 
+@pytest.mark.slow
 def test_a_hook_that_a_listener_adds_stays_and_one_that_a_capture_adds_is_refused(make_trainer):
     """The first is a change that was asked for; the second would be one nobody asked for."""
     site = "blocks.0.hook_mlp_out"
@@ -249,6 +251,7 @@ def test_a_hook_that_a_listener_adds_stays_and_one_that_a_capture_adds_is_refuse
     assert abs(report.ratio_first_minibatch - 1) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 2}], ids=["whole", "micro-batches"])
 @pytest.mark.parametrize("event", ["after_loss", "after_backward", "after_step", "after_score"])
 def test_backward_in_a_listener_changes_nothing_of_the_training(

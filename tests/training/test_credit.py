@@ -41,6 +41,7 @@ def test_every_estimator_trains_and_repeats_itself(make_trainer, name, metrics_o
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -87,6 +88,7 @@ def greedy_text(trainer: RLHFTrainer) -> str:
     return trainer.tokenizer.decode(tokens[0], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_remax_subtracts_what_the_greedy_answer_earns(make_trainer):
     """The reward is the number of letters."""
     parts = {"reward_fn": lambda texts: torch.tensor([float(len(text)) for text in texts])}
@@ -99,6 +101,7 @@ def test_remax_subtracts_what_the_greedy_answer_earns(make_trainer):
     assert torch.equal(rollout.advantages, expected[:, None].expand_as(rollout.advantages))
 
 
+@pytest.mark.slow
 def test_greedy_answers_cost_the_samples_nothing(make_trainer):
     """The same seed gives the same samples with and without them."""
     plain = make_trainer(normalize_reward=False).rollout_phase()
@@ -119,6 +122,7 @@ def test_own_estimators_are_called_by_the_names_of_their_parameters(make_trainer
     assert advantages[:, 0].tolist() == advantages[:, -1].tolist() == [101.0, 101.0, 111.0, 111.0]
 
 
+@pytest.mark.slow
 def test_a_registered_estimator_handed_in_is_the_same_as_its_name(make_trainer):
     by_name = make_trainer(advantages="rloo", **GROUPS_OF_TWO).rollout_phase()
     by_hand = make_trainer({"advantages": F.rloo_advantages}, **GROUPS_OF_TWO).rollout_phase()

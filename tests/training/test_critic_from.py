@@ -24,6 +24,7 @@ def reward_model(tmp_path_factory) -> tuple[RewardModel, str]:
     return model, str(directory)
 
 
+@pytest.mark.slow
 def test_the_first_values_are_what_the_reward_model_gives_the_text_so_far(
     make_trainer, reward_model
 ):
@@ -58,6 +59,7 @@ def test_critic_and_head_learn_and_a_resumed_run_goes_on_with_them(
     assert all(torch.equal(loaded[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_an_exported_head_of_one_layer_comes_back(make_trainer, reward_model, tmp_path):
     policy = make_trainer(value_head="separate", critic_from=reward_model[1]).policy
     export_policy(policy, "reel-nano", tmp_path / "exported")
@@ -83,6 +85,7 @@ def policy_of(n_layers: int, more_tokens: tuple[str, ...] = ()) -> TransformerWi
     return TransformerWithValueHead(make_model(tokenizer, n_layers=n_layers, **sizes))
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_does_not_fit_the_policy_is_refused(reward_model):
     """Reel's has 2 layers and 72 tokens; its width may differ from the policy's."""
     _, directory = reward_model

@@ -277,6 +277,7 @@ def test_the_run_that_is_compared_with_repeats_itself(base_run, tmp_path):
     assert not differ(weights(base_run), weights(phases_only(tmp_path / "run")))
 
 
+@pytest.mark.slow
 def test_preset_names_the_run_and_gives_the_defaults(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     phases_only(None, preset="gpt2-small", total_phases=1, warmup_steps=0)
@@ -294,6 +295,7 @@ def test_device_chooses_where_the_run_is(monkeypatch):
     assert trainer.device == trainer.policy.device == torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_forward_decides_whether_the_packed_form_runs(monkeypatch):
     runs = []
     counting = lambda *inputs: runs.append(1) or run_block(*inputs)
@@ -308,6 +310,7 @@ def test_forward_decides_whether_the_packed_form_runs(monkeypatch):
         trainer.rollout_phase()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 2), (False, 0)])
 def test_tune_cpu_decides_whether_commands_tune_the_process(monkeypatch, tmp_path, tune_cpu, calls):
     tuned = []
@@ -320,6 +323,7 @@ def test_tune_cpu_decides_whether_commands_tune_the_process(monkeypatch, tmp_pat
     assert len(tuned) == calls
 
 
+@pytest.mark.slow
 def test_base_model_is_the_model_that_is_trained(base_run, perturbed):
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"base_model": perturbed("reel-nano")})))
     reference = dict(trainer.reference.named_parameters())
@@ -329,6 +333,7 @@ def test_base_model_is_the_model_that_is_trained(base_run, perturbed):
     )
 
 
+@pytest.mark.slow
 def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"reward_model": perturbed("reel-sentiment")})))
     rollout = trainer.rollout_phase()
@@ -379,6 +384,7 @@ def test_lora_targets_are_what_has_adapters(tmp_path, monkeypatch):
         RLHFTrainer(RLHFArgs(**(BASE | {"lora_rank": 2, "lora_targets": "W_X"})))
 
 
+@pytest.mark.slow
 def test_stop_at_eos_masks_what_follows_the_first_stop():
     """At temperature 20 tokens are nearly uniform over 72: one review in three stops early."""
     hot = BASE | {"temperature": 20.0, "gen_len": 28, "batch_size": 16}
@@ -387,6 +393,7 @@ def test_stop_at_eos_masks_what_follows_the_first_stop():
     assert running.mask.all() and not stopping.mask.all()
 
 
+@pytest.mark.slow
 def test_stop_tokens_end_a_response_and_sampling_with_it():
     """`was` is token 27 of Reel and the commonest second word; then nothing is real any more."""
     fields = BASE | {"gen_len": 28, "batch_size": 32}
@@ -404,6 +411,7 @@ def test_stop_tokens_end_a_response_and_sampling_with_it():
     assert running.mask.all() and not samples.mask.all()
 
 
+@pytest.mark.slow
 def test_stop_tokens_count_as_an_end_for_the_penalties():
     """Without stop_at_eos a response has ended if it has a stop token."""
     rollout = shaped(penalize_no_eos=True, stop_at_eos=False, stop_tokens="was")
@@ -471,6 +479,7 @@ def shaped(**fields: Any) -> Rollout:
     return RLHFTrainer(RLHFArgs(**args), reward_fn=reward_fn).rollout_phase()
 
 
+@pytest.mark.slow
 def test_reward_scaling_divides_by_the_deviation_of_all_rewards_so_far():
     """Of eight 2s and eight 4s: mean 3, variance 16 / 15."""
     std = (16 / 15) ** 0.5
@@ -498,11 +507,13 @@ def test_min_response_length_replaces_the_reward_of_what_is_shorter():
     assert torch.equal(rollout.rewards == -3.0, short)
 
 
+@pytest.mark.slow
 def test_reward_penalty_is_what_stands_in_place_of_the_reward():
     rollout = shaped(min_response_length=20, reward_penalty=-7.0)
     assert torch.equal(rollout.rewards == -7.0, rollout.samples.mask.sum(1) < 20)
 
 
+@pytest.mark.slow
 def test_overlong_buffer_takes_up_to_1_off_long_responses():
     """Of 28 tokens the last 10 cost a tenth each."""
     rollout = shaped(overlong_buffer=10)
@@ -574,6 +585,7 @@ def test_optimizer_in_backward_lets_no_gradient_wait(monkeypatch):
     assert there == {False: {False}, True: {True}}
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pass(monkeypatch):
     """4 minibatches, one forward each: as many runs of each block without it, twice with it."""
     runs = {}
@@ -599,6 +611,7 @@ def test_prompts_are_what_is_continued_in_place_of_the_prefix(tmp_path):
     assert sum(text.startswith("the script was ") for text in texts) == 2
 
 
+@pytest.mark.slow
 def test_prompts_column_is_where_the_prompts_are(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,other\nthe film was,this movie\n")
     source = BASE | {"prompts": str(tmp_path / "prompts.csv")}
@@ -630,6 +643,7 @@ def test_labels_column_pays_what_a_response_earns_beyond_its_label(tmp_path):
     assert torch.equal(rollout.rewards, expected)
 
 
+@pytest.mark.slow
 def test_labels_column_without_labels_is_refused(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,label\nthe film,was\n")
     source = {"prompts": str(tmp_path / "prompts.csv"), "labels_column": "label"}
@@ -652,6 +666,7 @@ def test_gen_len_min_draws_the_number_of_tokens_in_each_phase():
     assert set(lengths) == {3, 4, 5, 6}
 
 
+@pytest.mark.slow
 def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
     """With two per group, each advantage is the other one's negative; with four it is not."""
     group = BASE | {"advantages": "rloo", "temperature": 3.0}

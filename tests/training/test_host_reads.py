@@ -136,6 +136,7 @@ def test_a_learning_phase_reads_its_numbers_once(make_trainer, on_an_accelerator
     assert found == Counter({"_local_scalar_dense": 1, "tolist": 1})
 
 
+@pytest.mark.slow
 def test_unequal_prompts_take_no_more_reading(make_trainer, on_an_accelerator):
     trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]})
     rollout = trainer.rollout_phase()
@@ -143,6 +144,7 @@ def test_unequal_prompts_take_no_more_reading(make_trainer, on_an_accelerator):
     assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["target_kl", "ratio_threshold"])
 def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, on_an_accelerator, field):
     """The host decides whether to step: 4 minibatches, 4 readings more."""
@@ -151,6 +153,7 @@ def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, on_an_acceler
     assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
 
 
+@pytest.mark.slow
 def test_who_listens_to_the_step_has_the_norm_read_for_it(make_trainer, on_an_accelerator):
     trainer, norms = make_trainer(), []
     trainer.on("after_step")(lambda ctx: norms.append(ctx.grad_norm))
@@ -184,11 +187,13 @@ def sampling_reads(make_trainer: Callable, **fields) -> int:
     return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
 
 
+@pytest.mark.slow
 def test_sampling_reads_as_often_for_long_texts_as_for_short_ones(make_trainer):
     short, long = (sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20))
     assert short == long <= 4
 
 
+@pytest.mark.slow
 def test_sampling_that_may_stop_reads_once_per_token_more(make_trainer):
     """Whether all rows have stopped, which decides whether another token is written."""
     running = sampling_reads(make_trainer, gen_len=4, stop_at_eos=False)

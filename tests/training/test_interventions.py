@@ -27,6 +27,7 @@ def in_place(activation: Tensor, where: Any) -> None:
         activation.mul_(0.5)
 
 
+@pytest.mark.slow
 def test_the_policy_writes_and_learns_with_it_and_the_reference_does_not(make_trainer):
     """The ratio is 1, and the KL in phase 0 is that of the halved policy from the plain one."""
     trainer = make_trainer()
@@ -39,6 +40,7 @@ def test_the_policy_writes_and_learns_with_it_and_the_reference_does_not(make_tr
     assert plain.kl_per_token == 0 and plain.entropy_per_token != report.entropy_per_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", [SITE, PATTERN])
 def test_it_is_told_phase_event_and_site(make_trainer, site):
     seen = set()
@@ -62,6 +64,7 @@ def test_the_packed_form_runs_where_it_passes_the_site(make_trainer, site, packe
     assert trainer.forward.packs(trainer.policy) is packed
 
 
+@pytest.mark.slow
 def test_an_edit_in_place_and_a_returned_tensor_are_the_same_run(make_trainer, metrics_of):
     runs = []
     for fn in (halve, in_place):
@@ -73,6 +76,7 @@ def test_an_edit_in_place_and_a_returned_tensor_are_the_same_run(make_trainer, m
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_wildcards_name_several_sites_and_it_is_written_in_run_json(make_trainer):
     trainer = make_trainer()
     trainer.intervene("blocks.*.hook_mlp_out", halve, during=("learning", "rollout"))
@@ -83,6 +87,7 @@ def test_wildcards_name_several_sites_and_it_is_written_in_run_json(make_trainer
     assert info["own_parts"] == ["interventions"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_it_bit_for_bit(make_trainer, parameters_of, metrics_of):
     whole, broken_off = make_trainer(), make_trainer()
     for trainer in (whole, broken_off):
@@ -101,6 +106,7 @@ def test_a_resumed_run_goes_on_with_it_bit_for_bit(make_trainer, parameters_of, 
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_run_has_it_or_is_refused(make_trainer):
     trainer = make_trainer()
     trainer.intervene(SITE, halve)
@@ -115,6 +121,7 @@ def test_the_policy_of_a_run_has_it_or_is_refused(make_trainer):
     assert (found - plain).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_plain_run_takes_no_interventions_when_it_is_resumed(make_trainer):
     trainer = make_trainer()
     trainer.run_phase()
@@ -122,6 +129,7 @@ def test_a_plain_run_takes_no_interventions_when_it_is_resumed(make_trainer):
         RLHFTrainer.resume(trainer.run.path, interventions={"halve": halve})
 
 
+@pytest.mark.slow
 def test_a_kl_of_0_before_learning_is_not_expected_of_it(make_trainer):
     """The check is there without an intervention, and would fail with one."""
     checks = {}
@@ -137,6 +145,7 @@ def test_a_kl_of_0_before_learning_is_not_expected_of_it(make_trainer):
     assert checks[False] - checks[True] == {"KL is 0 before learning"}
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused(make_trainer):
     trainer = make_trainer()
     refused = [
@@ -155,6 +164,7 @@ def test_what_cannot_work_is_refused(make_trainer):
         trainer.intervene(SITE, halve, name="late")
 
 
+@pytest.mark.slow
 def test_a_listener_that_resets_hooks_does_not_take_it_off(make_trainer):
     trainer = make_trainer()
     trainer.intervene(SITE, halve)

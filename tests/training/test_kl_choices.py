@@ -45,6 +45,7 @@ def by_hand(logits: Tensor, token: int, temperature: float, allowed: list[int]) 
     return (z[token] - z[allowed].logsumexp(0)).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncation", TRUNCATIONS.values(), ids=TRUNCATIONS.keys())
 def test_the_references_logprobs_are_read_as_the_policys_are(make_trainer, truncation, listens):
     """Same temperature, and renormalised over the tokens that the policy's truncation kept."""
@@ -72,6 +73,7 @@ def prepared(trainer: RLHFTrainer):
     return dataclasses.replace(minibatch, mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", FORMULAS)
 def test_an_estimate_in_the_loss_is_its_mean_over_the_real_tokens(make_trainer, estimator):
     trainer = moved(make_trainer(kl_estimator=estimator, kl_coef=0.3))
@@ -92,6 +94,7 @@ LEDGERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", LEDGERS, ids=str)
 def test_the_ledger_of_a_step_adds_up_whatever_the_terms_are(make_trainer, fields):
     trainer, gaps = make_trainer(ent_coef=0.1, base_lr=1e-3, **fields), []
@@ -113,6 +116,7 @@ def kl_gradient(trainer: RLHFTrainer, minibatch) -> Tensor:
     return trainer.policy.base_model.unembed.W_U.grad.clone()
 
 
+@pytest.mark.slow
 def test_straight_through_has_k3s_value_and_k2s_gradient(make_trainer):
     gradients = {}
     for estimator in ("k2", "k3", "k3_straight_through"):
@@ -122,6 +126,7 @@ def test_straight_through_has_k3s_value_and_k2s_gradient(make_trainer):
     assert not torch.allclose(gradients["k3"], gradients["k2"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k3"])
 def test_kl_in_the_reward_is_taken_off_each_token(make_trainer, estimator):
     """Without values and discount, an advantage is the reward minus the KL from there on."""
@@ -148,6 +153,7 @@ def test_kl_in_the_reward_is_taken_off_each_token(make_trainer, estimator):
             assert rollout.advantages[i, t].item() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_kl_in_the_reward_leaves_none_in_the_loss(make_trainer, listens):
     trainer = moved(make_trainer(kl_in="reward"))
     minibatch = prepared(trainer)
@@ -159,6 +165,7 @@ def test_kl_in_the_reward_leaves_none_in_the_loss(make_trainer, listens):
     assert terms.objective.item() == pytest.approx(total.item())
 
 
+@pytest.mark.slow
 def test_the_reward_pays_the_coefficient_that_is_in_force(make_trainer):
     trainer = moved(make_trainer(kl_in="reward", advantages="reinforce", kl_coef=0.3))
     before = trainer.rollout_phase()
@@ -180,6 +187,7 @@ def test_estimated_kl_trains_and_repeats_itself(make_trainer, metrics_of, kl_in)
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_the_exact_kl_keeps_no_logprobs_of_the_reference(make_trainer):
     assert make_trainer().rollout_phase().ref_logprobs is None
 
@@ -191,6 +199,7 @@ def test_an_own_penalty_that_would_be_left_unused_is_refused(reel_args):
             RLHFTrainer(reel_args(**unused), **own)
 
 
+@pytest.mark.slow
 def test_a_rollout_without_the_references_logprobs_is_refused(make_trainer):
     minibatch, trainer = prepared(make_trainer()), make_trainer(kl_estimator="k3")
     with pytest.raises(ConfigError, match="kl_estimator='k3' needs the rollout's ref_logprobs"):

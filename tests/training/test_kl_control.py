@@ -51,6 +51,7 @@ def test_the_unit_is_nats_per_sequence(make_trainer):
     assert reports[-1].kl_coef > reports[1].kl_coef
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_coefficient_it_had(make_trainer):
     settings = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 50}
     trainer = make_trainer(total_phases=3, **settings)

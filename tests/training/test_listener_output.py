@@ -176,6 +176,7 @@ def test_a_tensor_of_the_most_numbers_is_still_stored():
         plain(np.zeros((MOST_NUMBERS, 2)), "x")
 
 
+@pytest.mark.slow
 def test_a_function_that_returned_nothing_is_refused_with_those_that_did(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     trainer.on("after_score")(reward_and_kl)

@@ -87,6 +87,7 @@ def test_value_and_gradient_are_the_same_however_the_minibatch_is_cut(prepared, 
         assert (gradient - expected[name]).abs().max() <= 2e-5 * max(largest, 1.0), name
 
 
+@pytest.mark.slow
 def test_means_of_parts_alone_would_be_another_gradient(prepared):
     """Otherwise the comparison above would hold for nothing."""
     trainer, minibatch = prepared
@@ -136,6 +137,7 @@ def test_a_run_in_micro_batches_ends_like_one_in_minibatches(make_trainer, param
     assert moved > 1e-3 and apart < 0.1 * moved
 
 
+@pytest.mark.slow
 def test_every_moment_of_a_step_comes_once_with_the_whole_minibatch(make_trainer):
     trainer, seen = make_trainer(micro_batch_size=1), []
     for event in ("before_minibatch", "after_loss", "after_backward", "after_step"):
@@ -187,6 +189,7 @@ def test_one_part_is_what_sample_gives(policy):
     assert torch.equal(join_samples([whole], 0).tokens, whole.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_sampling_in_parts_starts_at_ratio_one(make_trainer, size):
     trainer = make_trainer(generation_batch_size=size, top_p=0.8)

@@ -67,6 +67,7 @@ def test_the_front_matter_is_what_the_hub_reads(finished, exported):
         }
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_metrics_file_and_the_evaluation(finished):
     lines, final = finished.run.read("metrics.jsonl"), finished.run.read_info()["final"]
     found = figures(finished.run.path)
@@ -133,6 +134,7 @@ def test_the_notes_of_a_checkpoint_are_read_without_its_tensors(finished):
     assert notes["phase"] == 3 and notes["best"] == finished.recorder.best
 
 
+@pytest.mark.slow
 def test_the_card_is_there_from_the_first_save_on(make_trainer):
     trainer = make_trainer(total_phases=4, save_every=2)
     cards = []
@@ -159,6 +161,7 @@ def test_a_policy_of_the_callers_own_is_named_and_loaded_into(make_trainer, monk
     assert all(torch.equal(p, trained[name]) for name, p in fresh.named_parameters())
 
 
+@pytest.mark.slow
 def test_scores_that_were_handed_in_are_no_reward_of_the_arguments(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     trainer.step(["this movie"] * 8, ["was good"] * 8, [float(i) for i in range(8)])
@@ -208,6 +211,7 @@ def test_a_prefix_with_a_bar_stays_in_its_cell(card_of):
     assert r"| prefix | `a\|b` |" in text
 
 
+@pytest.mark.slow
 def test_a_readme_of_the_users_own_stays_as_it_is(reel_args, tmp_path):
     """In a run's directory that was not empty, and beside a tuned model."""
     (tmp_path / "README.md").write_text("my notes on rlhf_lab")

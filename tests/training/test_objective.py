@@ -119,6 +119,7 @@ def by_hand(trainer, minibatch) -> dict[str, float]:
     return terms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_four_terms_equal_the_sum_over_tokens_in_float64(make_trainer, setting):
     trainer = make_trainer(gen_len=10, ent_coef=0.3, **SETTINGS[setting])
@@ -129,6 +130,7 @@ def test_all_four_terms_equal_the_sum_over_tokens_in_float64(make_trainer, setti
         assert getattr(terms, name).item() == pytest.approx(value, rel=2e-4, abs=2e-6), name
 
 
+@pytest.mark.slow
 def test_the_settings_matter_to_the_terms(make_trainer):
     """The comparison above would be empty if clipping, support or value clip never took hold."""
     trainer = make_trainer(gen_len=10, temperature=1.3, top_k=5, vf_clip=0.01, clip_coef=0.05)
@@ -183,6 +185,7 @@ def counted_states(minibatch) -> Tensor:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [None, 5])
 def test_only_states_before_real_generated_tokens_get_a_gradient(make_trainer, top_k):
     """The seed notebook averaged KL and entropy over the prompt and the last position too."""
@@ -196,6 +199,7 @@ def test_only_states_before_real_generated_tokens_get_a_gradient(make_trainer, t
         assert (gradient[counted] > 0).all()
 
 
+@pytest.mark.slow
 def test_noise_at_the_prompt_and_after_the_stop_changes_no_term(make_trainer):
     trainer = make_trainer(ent_coef=0.3)
     minibatch = prepare(trainer)
@@ -215,6 +219,7 @@ def test_noise_at_the_prompt_and_after_the_stop_changes_no_term(make_trainer):
     assert terms_of(trainer, minibatch, spied).kl_penalty > 2 * before.kl_penalty
 
 
+@pytest.mark.slow
 def test_the_gradient_goes_to_policy_and_value_head_and_not_to_the_reference(make_trainer):
     trainer = make_trainer()
     minibatch = prepare(trainer)
@@ -288,6 +293,7 @@ def test_the_callers_own_function_is_called_and_drives_the_run(
     assert any(not torch.equal(weights[key], unchanged_weights[key]) for key in weights)
 
 
+@pytest.mark.slow
 def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unchanged_weights):
     """Those that read logits are left out: they lead another way round, see below."""
     own = {
@@ -339,6 +345,7 @@ def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
         assert (gradient - by_logits[name]).abs().max() <= 1e-5 * largest, name
 
 
+@pytest.mark.slow
 def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     """8 bits of mantissa: log-probabilities and values move by a few hundredths, not more."""
     trainer = make_trainer()
@@ -356,6 +363,7 @@ def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     assert rough.objective.item() == pytest.approx(exact.objective.item(), abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens, precision):
     trainer = make_trainer(precision=precision)
@@ -364,6 +372,7 @@ def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens, pre
     assert torch.equal(trainer.rollout_phase().kl, torch.zeros(trainer.args.batch_size, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5, "temperature": 1.3}], ids=["all", "top_k"])
 def test_the_same_seed_gives_the_same_samples_with_and_without_a_hook(make_trainer, settings):
     """And the same KL and entropy, which are read from what the sampler noted."""

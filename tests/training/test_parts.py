@@ -50,6 +50,7 @@ def test_no_part_of_the_trainer_bears_the_name_of_a_public_function_that_does_no
     assert {p: getattr(F, p) for p in namesakes} == {p: FITS.get(p) for p in namesakes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["clipped_surrogate", "kl_penalty", "entropy_bonus", "value_loss"])
 def test_a_term_that_is_no_single_number_is_refused_in_one_sentence(part, make_trainer):
     per_token = lambda x, *_: x.flatten(1)
@@ -61,6 +62,7 @@ def test_a_term_that_is_no_single_number_is_refused_in_one_sentence(part, make_t
         half.run_phase()
 
 
+@pytest.mark.slow
 def test_the_surrogate_of_each_token_drives_the_run_as_the_policys_loss(make_trainer):
     own = make_trainer({"policy_loss": F.ppo_surrogate}).run_phase()
     named = make_trainer(policy_loss="ppo").run_phase()

@@ -101,6 +101,7 @@ def test_answers_to_one_prompt_stand_together(make_trainer):
     assert len(set(prompts)) == 4
 
 
+@pytest.mark.slow
 def test_prompts_of_unequal_length_start_at_ratio_one_and_kl_zero(make_trainer):
     trainer = make_trainer({"prompts": TEXTS}, top_k=5)
     report = trainer.run_phase()
@@ -131,6 +132,7 @@ def test_a_resumed_run_goes_on_in_the_order_of_prompts_and_lengths(make_trainer,
     assert broken_off.run.read("samples.jsonl") == whole.run.read("samples.jsonl")
 
 
+@pytest.mark.slow
 def test_a_run_with_prompts_from_python_asks_for_them_again(make_trainer):
     trainer = make_trainer({"prompts": TEXTS})
     trainer.run_phase()

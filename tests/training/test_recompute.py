@@ -66,6 +66,7 @@ def test_the_gradient_is_the_same_to_the_bit_and_less_is_kept(make_trainer, part
     assert kept_again < kept
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_block_is_its_input(make_trainer):
     """Between 3 blocks and around them stand 4 residuals of 4 sequences of 29 tokens; of these the
     inputs of the 3 blocks are kept. Without checkpointing, a block of GPT-2's shape keeps at least

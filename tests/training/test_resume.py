@@ -286,6 +286,7 @@ def first_phases(trainer: RLHFTrainer, phases: int) -> Path:
     return trainer.run.path
 
 
+@pytest.mark.slow
 def test_a_run_with_own_parts_says_which_to_hand_in(make_trainer):
     parts = {"reward_fn": lambda texts: torch.arange(len(texts)) + 0.0}
     path = first_phases(make_trainer(parts), 1)
@@ -294,6 +295,7 @@ def test_a_run_with_own_parts_says_which_to_hand_in(make_trainer):
     assert RLHFTrainer.resume(path, **parts).phase == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_its_own_gold_says_so_too(make_trainer):
     """Resumed without it, the rest of its metrics would hold another gold reward."""
     parts = {"gold_fn": lambda texts: torch.full((len(texts),), 0.125)}
@@ -363,6 +365,7 @@ def test_a_damaged_run_is_refused_in_one_sentence(make_trainer, damage):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(make_trainer):
     path = first_phases(make_trainer(), 1)
     other = load_file(path / "checkpoints" / "last.safetensors")

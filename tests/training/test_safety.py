@@ -67,6 +67,7 @@ def explosive(at: list[int]):
     return logprobs
 
 
+@pytest.mark.slow
 def test_a_skipped_minibatch_is_counted_and_leaves_weights_and_means_finite(make_trainer):
     """Of 4 minibatches the third explodes: three steps, whose means are finite."""
     trainer = make_trainer({"logprobs": explosive([2])}, ratio_threshold=10.0, kl_coef=0.1)
@@ -79,6 +80,7 @@ def test_a_skipped_minibatch_is_counted_and_leaves_weights_and_means_finite(make
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
 
 
+@pytest.mark.slow
 def test_an_early_stop_is_counted_with_all_that_it_left(make_trainer):
     """The third of 4 minibatches has moved too far: it and the fourth are left."""
     trainer = make_trainer({"logprobs": explosive([2])}, target_kl=1.0)
@@ -90,6 +92,7 @@ def test_an_early_stop_is_counted_with_all_that_it_left(make_trainer):
     assert trainer.run.read("metrics.jsonl")[0]["unused_minibatches"] == 2
 
 
+@pytest.mark.slow
 def test_a_phase_without_a_step_is_refused(make_trainer):
     trainer = make_trainer({"logprobs": explosive([0, 1, 2, 3])}, ratio_threshold=10.0)
     with pytest.warns(UserWarning, match="policy that sampled"):

@@ -147,6 +147,7 @@ def compare(
                 yield f"phase {phase}, {key}: {old[key]!r} became {new[key]!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_configuration_trains_to_what_is_stored(name: str, tmp_path: Path) -> None:
     """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere."""

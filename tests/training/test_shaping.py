@@ -76,6 +76,7 @@ def test_the_moments_take_in_each_learned_batch_once(make_trainer):
     assert trainer.rewards.moments.std == pytest.approx(expected.std)
 
 
+@pytest.mark.slow
 def test_greedy_baselines_are_shaped_like_the_samples(make_trainer):
     """Every text earns 8 and is clipped to 2: no sample is better than greedy."""
     parts = {"reward_fn": lambda texts: torch.full((len(texts),), 8.0)}

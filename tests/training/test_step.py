@@ -18,6 +18,7 @@ def ids(trainer: RLHFTrainer, texts: list[str]) -> list[torch.Tensor]:
     return [torch.tensor(trainer.tokenizer.encode(t, add_special_tokens=False)) for t in texts]
 
 
+@pytest.mark.slow
 def test_responses_come_in_the_kind_of_the_prompts(make_trainer):
     trainer = make_trainer(prepend_bos=False)
     as_texts = trainer.generate(QUERIES)
@@ -28,6 +29,7 @@ def test_responses_come_in_the_kind_of_the_prompts(make_trainer):
     assert trainer.tokenizer.batch_decode(as_ids, skip_special_tokens=True) == as_texts
 
 
+@pytest.mark.slow
 def test_generating_again_has_other_noise_and_the_same_seed_the_same(make_trainer):
     first, second = make_trainer(), make_trainer()
     texts = [first.generate(QUERIES) for _ in range(2)]
@@ -35,6 +37,7 @@ def test_generating_again_has_other_noise_and_the_same_seed_the_same(make_traine
     assert [second.generate(QUERIES) for _ in range(2)] == texts
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_call_is_that_of_no_other_purpose(make_trainer):
     trainer = make_trainer()
     sampled = [text.split()[-6:] for text in trainer.rollout_phase().texts]
@@ -51,6 +54,7 @@ def by_hand(trainer: RLHFTrainer, query: list[int], response: list[int]) -> list
     return [logprobs[start + t, token].item() for t, token in enumerate(response)]
 
 
+@pytest.mark.slow
 def test_given_texts_are_scored_as_they_stand(make_trainer):
     """Queries of 2 and 3 words, responses of 1 to 4: padding changes no log-probability."""
     trainer = make_trainer(temperature=0.7, normalize_reward=False, prepend_bos=False, top_k=3)
@@ -67,6 +71,7 @@ def test_given_texts_are_scored_as_they_stand(make_trainer):
         assert found == pytest.approx(by_hand(fresh, *rows), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_learns_logs_and_saves_like_a_phase(make_trainer, parameters_of):
     trainer = make_trainer(total_phases=3, kl_controller="adaptive")
     before = parameters_of(trainer.policy)
@@ -111,6 +116,7 @@ def test_stepping_on_scores_of_one_word_makes_it_likelier(make_trainer):
     assert shares[-1] > shares[0] + 0.2
 
 
+@pytest.mark.slow
 def test_trls_names_have_trls_signs_and_units(make_trainer):
     trainer = make_trainer(vf_coef=0.5)
     report = trainer.step(QUERIES, trainer.generate(QUERIES), SCORES)
@@ -125,6 +131,7 @@ def test_trls_names_have_trls_signs_and_units(make_trainer):
     assert all(isinstance(value, float) for value in stats.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("queries", "responses", "scores", "complaint"),
     [

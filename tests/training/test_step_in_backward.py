@@ -97,6 +97,7 @@ def test_what_a_step_does_by_hand():
     assert weights["x"].grad is None and len(optimizer.param_groups[0]["params"]) == 2
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_trainer):
     """A KL of 0 under a root is 0 with gradient 0 * inf = nan."""
 
@@ -109,6 +110,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
 
 
+@pytest.mark.slow
 def test_an_objective_that_is_not_finite_steps_nothing(make_trainer, parameters_of):
     def spoiled(logits, ref_logits, kl_coef, mask):
         return F.calc_kl_penalty(logits, ref_logits, kl_coef, mask) + math.inf
@@ -147,6 +149,7 @@ def test_what_needs_all_gradients_at_once_is_refused(reel_args, fields, sentence
         reel_args(**(IN_BACKWARD | fields))
 
 
+@pytest.mark.slow
 def test_steps_after_one_that_was_not_finite_are_not_taken(make_trainer, parameters_of):
     """The second of 4 minibatches is spoiled: the weights are those after the first step."""
     calls = []

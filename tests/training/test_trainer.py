@@ -159,6 +159,7 @@ def test_after_a_stop_the_same_trainer_can_go_on(make_trainer, parameters_of):
     assert same_bits(parameters_of(stopped.policy), parameters_of(at_once.policy))
 
 
+@pytest.mark.slow
 def test_the_two_halves_work_on_their_own_and_write_nothing(
     make_trainer, tmp_path, monkeypatch, parameters_of
 ):
@@ -177,6 +178,7 @@ def test_the_two_halves_work_on_their_own_and_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_halves_called_by_hand_train_like_the_iteration(make_trainer, parameters_of):
     by_hand, by_itself = make_trainer(), make_trainer()
     by_hand.learning_phase(by_hand.rollout_phase())
@@ -205,6 +207,7 @@ def test_rewards_are_of_texts_without_bos_and_without_what_follows_the_stop(make
     assert not rollout.samples.mask.all()
 
 
+@pytest.mark.slow
 def test_all_files_of_a_run_are_there_and_no_other(watched):
     path = watched.trainer.run.path
     names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
@@ -215,6 +218,7 @@ def test_all_files_of_a_run_are_there_and_no_other(watched):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phases_done", [0, 1, 2, 4, 8])
 def test_a_numbered_checkpoint_holds_the_weights_after_so_many_phases(watched, phases_done):
     file = watched.trainer.run.checkpoints / f"phase_{phases_done:06d}.safetensors"
@@ -341,6 +345,7 @@ def infinite_in_phase_1(trainer_of: list[RLHFTrainer], value: float):
     return kl_penalty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_objective_that_is_not_finite_stops_the_run_and_leaves_the_saved_weights(
     make_trainer, parameters_of, value
@@ -393,6 +398,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_before_anything_is_written(
     reel_args, tmp_path, monkeypatch, case

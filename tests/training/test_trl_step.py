@@ -136,6 +136,7 @@ def test_tensors_hold_the_real_tokens_of_both_passes(trainer):
     assert stats["objective/logprobs"].shape == stats["objective/ref_logprobs"].shape == (4, 5)
 
 
+@pytest.mark.slow
 def test_masked_tokens_count_for_nothing_as_in_trl(trainer):
     """KL, entropy and values are of what counts; the score is paid at the last token that does."""
     (ours, *_), theirs = take_steps(trainer, GIVEN["masks"]), CASE["masked_steps"]["0"]
@@ -186,6 +187,7 @@ def test_returns_skip_masked_tokens_where_trl_takes_them_for_states_of_value_0(t
     assert abs(ours["ppo/returns/mean"] - theirs["ppo/returns/mean"]) > 0.01
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_read_as_context_and_stay_in_the_text(trainer):
     seen = []
     trainer.on("after_score")(lambda ctx: seen.append(ctx.rollout))
@@ -198,6 +200,7 @@ def test_masked_tokens_are_read_as_context_and_stay_in_the_text(trainer):
         assert not rollout.samples.mask[i, len(row) :].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("masks", "complaint"),
     [
@@ -218,6 +221,7 @@ def test_before_the_first_phase_there_are_no_statistics(make_trainer):
         _ = TRLStats(make_trainer()).stats
 
 
+@pytest.mark.slow
 def test_without_a_kl_estimate_the_kl_is_exact_and_without_an_entropy_bonus_the_rollouts(
     make_trainer,
 ):
@@ -242,6 +246,7 @@ def test_watching_changes_no_weight(make_trainer, parameters_of):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_statistics_are_means_over_the_minibatches_of_a_phase(make_trainer):
     """Two minibatches, two passes; in the total, the value's loss is weighed by vf_coef."""
     trainer = make_trainer(num_minibatches=2, vf_coef=0.5)

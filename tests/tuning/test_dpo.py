@@ -42,6 +42,7 @@ def test_the_logprob_of_a_text_is_that_of_plain_transformers(model_dir):
         assert logprob.item() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -57,6 +58,7 @@ def test_the_first_loss_is_that_of_a_policy_equal_to_its_reference(model_dir, lo
     assert fitted.first_loss == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_difference_from_the_start(model_dir):
     """Implicit rewards again, from two models apart, text by text: beta times the difference of
     the log-probabilities.

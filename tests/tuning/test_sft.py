@@ -29,6 +29,7 @@ def nano():
     return load_model("reel-nano")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_the_held_out_loss_is_a_mean_over_all_tokens_however_it_is_cut(model_dir, batch_size):
     """Each row alone through plain transformers, whose loss is the mean over its tokens."""
@@ -111,6 +112,7 @@ def test_adapters_learn_while_the_model_below_them_stays(nano):
     assert fitted.drift.kl_per_token > 1e-5
 
 
+@pytest.mark.slow
 def test_a_seed_decides_all_and_the_random_state_is_left_alone():
     def run(seed):
         model, state = load_model("reel-nano"), torch.get_rng_state()

@@ -66,6 +66,7 @@ def test_shares_add_up_to_the_objective_and_its_terms(step):
     assert kl == pytest.approx(terms.kl_penalty.item(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_token_s_share_by_hand(step):
     ledger, minibatch, terms = step
     e = {name: column[1, 4].item() for name, column in ledger.entries.items()}
@@ -81,6 +82,7 @@ def test_one_token_s_share_by_hand(step):
     assert e["share"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_clip_is_said_to_bind_exactly_where_it_lowers_the_surrogate(step):
     e = step[0].entries
     outside = ((e["ratio"] > 1.02) & (e["whitened"] > 0)) | (

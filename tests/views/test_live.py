@@ -210,6 +210,7 @@ def test_under_a_debugger_lines_are_printed_so_that_its_prompt_stays(trainer, mo
     assert "samples of phase 0" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
     console = terminal()
     with RunView(trainer, console):
@@ -219,6 +220,7 @@ def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
     assert "before learning" not in output and " | reward" not in output
 
 
+@pytest.mark.slow
 def test_a_policy_without_gold_has_no_row_for_it(trainer):
     trainer.rewards.gold_fn, trainer.rewards.check_grammar = None, False
     console = plain_console()

@@ -34,6 +34,7 @@ def test_a_picture_says_in_words_what_it_shows():
     assert draw_all()[0].alt == "two curves: a, b over phase"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x, has_fractions", [([0, 1], False), ([0, 1, 2], False), ([0.0, 1.0], True)]
 )

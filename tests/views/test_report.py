@@ -81,6 +81,7 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
     assert "url(" not in page and "@import" not in page
 
 
+@pytest.mark.slow
 def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     run = Run(probed)
     assert 'words">kl_coef</td><td class="words">0.3<' in page
