@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import (
     at_least_float32,
+    check_mask,
     last_token_mask,
     masked_mean,
     masked_std,
@@ -19,6 +20,7 @@ __all__ = [
     "compute_returns",
     "explained_variance",
     "grpo_advantages",
+    "informative_groups",
     "rloo_advantages",
     "token_rewards",
 ]
@@ -120,9 +122,12 @@ def explained_variance(
        to explain.
     3. Otherwise divide the variance of the error by the variance of the returns.
 
+    Raises ValueError if the mask is not boolean or has another shape.
+
     EV = 1 - Var(R - V) / Var(R)
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    check_mask(values, mask)  # other numbers would be indices: rows 0 and 1, for a mask of 0 and 1
     values, returns = at_least_float32(values)[mask], at_least_float32(returns)[mask]
     if returns.numel() < 2 or returns.min() == returns.max():
         return returns.new_zeros(())
@@ -154,6 +159,23 @@ def token_rewards(
     return score - kl_coef * zero_masked(at_least_float32(kl_per_token), mask)
 
 
+def informative_groups(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences whose group has at least two different rewards.
+
+    1. Compare each reward with those of its group.
+    2. Keep the sequences that differ from one of them: all of a group, or none.
+
+    In the other groups every advantage over the group is 0, and nothing is learned (dynamic
+    sampling: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2). The estimators put 0.0 there
+    themselves: what rounding leaves of the mean would be divided by a standard deviation of the
+    same size.
+    """
+    same = group[:, None] == group[None, :]
+    return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
+
+
 def rloo_advantages(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
@@ -163,7 +185,7 @@ def rloo_advantages(
     2. Take the mean of their rewards as the baseline.
     3. Subtract it from the sequence's own reward.
 
-    Raises ValueError if a group has only one sequence.
+    A group with equal rewards gets exactly 0.0. Raises ValueError if a group has only one sequence.
 
     A_i = r_i - 1 / (k - 1) * sum_{j != i} r_j
     (RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740)
@@ -176,7 +198,8 @@ def rloo_advantages(
             f"group {group[alone[0]].item()} has one sequence and leave-one-out needs another to "
             "compare with; sample at least 2 sequences per prompt."
         )
-    return rewards - masked_mean(rewards.expand(same.shape), others, dim=-1)
+    advantages = rewards - masked_mean(rewards.expand(same.shape), others, dim=-1)
+    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)
 
 
 def grpo_advantages(
@@ -190,14 +213,14 @@ def grpo_advantages(
     1. For each sequence, take the mean reward of its group, and subtract it.
     2. If `normalize_std`, divide by the group's unbiased standard deviation plus `eps`.
 
-    A group of one, or with equal rewards, gets 0.0. Without the division this is the unbiased
-    form of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783).
+    A group of one, or with equal rewards, gets exactly 0.0. Without the division this is the
+    unbiased form of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783).
 
     A_i = (r_i - mean(r)) / (std(r) + eps)   (Shao et al. 2024, arXiv 2402.03300, section 4.1.2)
     """
     same = group[:, None] == group[None, :]
     in_group = rewards.expand(same.shape)
     advantages = rewards - masked_mean(in_group, same, dim=-1)
-    if not normalize_std:
-        return advantages
-    return advantages / (masked_std(in_group, same, dim=-1) + eps)
+    if normalize_std:
+        advantages = advantages / (masked_std(in_group, same, dim=-1) + eps)
+    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)

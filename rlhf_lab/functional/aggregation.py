@@ -70,8 +70,9 @@ def aggregation_denominator(
     3. "constant": the number of sequences times `max_len` (the mask's own length, if None; give it
        where micro-batches have different ones).
 
-    Raises ValueError for another name, or if max_len is below 1.
+    Raises ValueError for another name, if max_len is below 1, or if the mask is not boolean.
     """
+    check_mask(mask, mask)
     if max_len is not None and max_len < 1:
         raise ValueError(
             f"max_len is {max_len}; give the number of tokens of the longest response."

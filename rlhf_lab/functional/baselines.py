@@ -4,12 +4,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.functional.advantages import compute_gae, grpo_advantages
-from rlhf_lab.functional.masks import at_least_float32, whiten, zero_masked
+from rlhf_lab.functional.advantages import compute_gae, grpo_advantages, informative_groups
+from rlhf_lab.functional.masks import at_least_float32, check_mask, whiten, zero_masked
 
 __all__ = [
     "dr_grpo_advantages",
-    "informative_groups",
     "opo_advantages",
     "prompt_groups",
     "reinforce_plus_plus_advantages",
@@ -32,21 +31,6 @@ def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
             "at least 1 that divides it."
         )
     return torch.arange(batch) // num_samples
-
-
-def informative_groups(
-    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
-) -> Bool[Tensor, " batch"]:
-    """Mark the sequences whose group has at least two different rewards.
-
-    1. Compare each reward with those of its group.
-    2. Keep the sequences that differ from one of them: all of a group, or none.
-
-    In the other groups every advantage over the group is 0, and nothing is learned (dynamic
-    sampling: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2).
-    """
-    same = group[:, None] == group[None, :]
-    return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
 
 
 def rewards_to_go(
@@ -141,11 +125,15 @@ def opo_advantages(
     1. Weigh each reward of the group by the number of its real tokens.
     2. Subtract the weighted mean.
 
-    A group without a real token gets its own rewards as they are: there is nothing to weigh.
+    A group with equal rewards gets exactly 0.0. One without a real token gets its own rewards as
+    they are: there is nothing to weigh. Raises ValueError if the mask is not boolean.
 
     A_i = r_i - sum_j l_j r_j / sum_j l_j   (Hao et al. 2025, OPO, arXiv 2505.23585)
     """
+    check_mask(mask, mask)
     rewards = at_least_float32(rewards)
     same = (group[:, None] == group[None, :]).to(rewards.dtype)
     lengths = mask.sum(dim=-1).to(rewards.dtype)
-    return rewards - same @ (lengths * rewards) / (same @ lengths).clamp(min=1)
+    tokens = same @ lengths
+    advantages = rewards - same @ (lengths * rewards) / tokens.clamp(min=1)
+    return advantages.masked_fill(~informative_groups(rewards, group) & (tokens > 0), 0.0)

@@ -146,16 +146,22 @@ def whiten(
 
     1. Subtract the masked mean.
     2. Divide by the root of the masked variance plus `eps` (inside the root).
-    3. If `shift_mean` is False, add the mean back: only the scale changes.
-    4. Put 0 where the mask is False.
+    3. Where all real entries are equal, put 0: what rounding leaves of them is no difference.
+    4. If `shift_mean` is False, add the mean back: only the scale changes.
+    5. Put 0 where the mask is False.
 
     One real entry becomes 0.0. Raises ValueError if the mask has another shape than x.
 
     w_i = (x_i - mean) / sqrt(var + eps)   (`whiten` in the code of Ziegler et al. 2019)
     """
-    x = zero_masked(at_least_float32(x), mask)
+    x, unreal = zero_masked(at_least_float32(x), mask), ~_real(x, mask)
+    if not x.numel():
+        return x
     mean = masked_mean(x, mask)
     whitened = (x - mean) * torch.rsqrt(masked_var(x, mask) + eps)
+    lowest = x.masked_fill(unreal, torch.inf).min()
+    highest = x.masked_fill(unreal, -torch.inf).max()
+    whitened = whitened.masked_fill(lowest == highest, 0.0)
     if not shift_mean:
         whitened = whitened + mean
     return zero_masked(whitened, mask)
@@ -213,8 +219,11 @@ def finished_mask(
     1. Keep the mask of the responses that finished (see `has_stop`).
     2. Mask every token of the others.
 
+    Raises ValueError if the mask is not boolean.
+
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.4 (overlong filtering)
     """
+    check_mask(mask, mask)
     return mask & finished[:, None]
 
 
@@ -223,7 +232,10 @@ def last_token_mask(mask: Bool[Tensor, "batch gen"]) -> Bool[Tensor, "batch gen"
 
     1. Count, for each token, the real tokens from it to the end of the row.
     2. Keep the real token that counts only itself.
+
+    Raises ValueError if the mask is not boolean.
     """
+    check_mask(mask, mask)
     from_here_on = mask.long().flip(-1).cumsum(dim=-1).flip(-1)
     return mask & (from_here_on == 1)
 
@@ -260,7 +272,7 @@ def sequence_sum(
 
 
 def _real(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mask of x, all True if there is none; raises ValueError on another shape."""
+    """The mask of x, all True if there is none; ValueError for another shape or dtype."""
     if mask is None:
         return torch.ones_like(x, dtype=torch.bool)
     if mask.shape != x.shape:
@@ -268,4 +280,5 @@ def _real(x: Tensor, mask: Tensor | None) -> Tensor:
             f"mask has shape {tuple(mask.shape)} but must have the shape {tuple(x.shape)} of the "
             "values it masks."
         )
+    check_mask(x, mask)
     return mask

@@ -18,7 +18,10 @@ def position_ids(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
 
     1. Count the real tokens up to and including each one, and subtract 1.
     2. Give padding position 0: it exists in every model, and nothing attends to it.
+
+    Raises ValueError if the mask is not boolean.
     """
+    check_mask(mask, mask)
     return (mask.long().cumsum(dim=-1) - 1).masked_fill(~mask, 0)
 
 

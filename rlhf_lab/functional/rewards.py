@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_std
+from rlhf_lab.functional.masks import at_least_float32, check_mask, masked_mean, masked_std
 
 __all__ = [
     "clip_rewards",
@@ -70,8 +70,9 @@ def flawed_responses(
     1. Mark those that did not come to an end (see `has_stop`), if `finished` is given.
     2. Mark those with fewer than `min_response_length` real tokens; the stop token counts.
 
-    Raises ValueError if min_response_length is negative.
+    Raises ValueError if min_response_length is negative or the mask is not boolean.
     """
+    check_mask(mask, mask)
     if min_response_length < 0:
         raise ValueError(
             f"min_response_length is {min_response_length}; give a number of at least 0."
@@ -109,12 +110,14 @@ def overlong_penalty(
     1. Count its real tokens; up to max_len - buffer of them cost nothing.
     2. From there the penalty falls in a straight line to -1 at max_len, and stays there.
 
-    Between -1 and 0; add it to the reward. Raises ValueError unless 1 <= buffer <= max_len.
+    Between -1 and 0; add it to the reward. Raises ValueError unless 1 <= buffer <= max_len, or if
+    the mask is not boolean.
 
     R(y) = 0 | ((L_max - L_cache) - |y|) / L_cache | -1   (Yu et al. 2025, DAPO, arXiv 2503.14476,
     equation 13)
     """
     if not 1 <= buffer <= max_len:
         raise ValueError(f"buffer is {buffer}; give a number from 1 to max_len={max_len}.")
+    check_mask(mask, mask)
     beyond = mask.sum(dim=-1) - (max_len - buffer)
     return -(beyond.float() / buffer).clamp(0.0, 1.0)

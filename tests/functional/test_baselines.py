@@ -12,6 +12,7 @@ from torch import tensor
 from rlhf_lab.functional import (
     compute_advantages,
     dr_grpo_advantages,
+    grpo_advantages,
     informative_groups,
     opo_advantages,
     prompt_groups,
@@ -19,6 +20,7 @@ from rlhf_lab.functional import (
     reinforce_plus_plus_baseline_advantages,
     remax_advantages,
     rewards_to_go,
+    rloo_advantages,
     token_rewards,
 )
 
@@ -60,6 +62,28 @@ def test_prompt_groups_by_hand_and_refused():
     for num_samples in (0, 4):
         with pytest.raises(ValueError, match=f"num_samples is {num_samples}.*6 sequences"):
             prompt_groups(6, num_samples)
+
+
+@pytest.mark.parametrize("value", [0.7, 12.3, 100.1, 1000.1])
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 16])
+def test_groups_of_equal_rewards_get_exactly_zero_although_their_mean_is_rounded(value, size):
+    """0.37 for eight rewards of 1000.1 where the rounded mean is divided by its own deviation."""
+    rewards = torch.full((2 * size,), value)
+    rewards[size:] = 0.1
+    group, mask = prompt_groups(2 * size, size), torch.ones(2 * size, 3, dtype=torch.bool)
+    mask[1, 1:] = False
+    found = (
+        rloo_advantages(rewards, group),
+        grpo_advantages(rewards, group),
+        dr_grpo_advantages(rewards, group),
+        opo_advantages(rewards, group, mask),
+        reinforce_plus_plus_baseline_advantages(rewards, group, mask),
+        reinforce_plus_plus_advantages(
+            token_rewards(rewards[:size], mask[:size]), 1.0, mask[:size]
+        ),
+    )
+    for advantages in found:
+        assert (advantages == 0).all()
 
 
 def test_groups_of_equal_rewards_teach_nothing():

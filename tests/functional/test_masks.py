@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
+from rlhf_lab import functional
 from rlhf_lab.functional import (
     at_least_float32,
     last_real_token,
@@ -183,7 +184,19 @@ def test_whitened_entries_have_mean_zero_and_their_order_is_kept(rows):
     assert (np.diff(white[np.argsort(real, kind="stable")]) >= -1e-12).all()
 
 
+@pytest.mark.parametrize("value", [0.1, 12.3, 100.1, 1000.1, 1e5, -1e30])
+@pytest.mark.parametrize("shift_mean", [True, False])
+def test_equal_entries_whiten_to_zero_although_their_mean_is_rounded(value, shift_mean):
+    x, mask = torch.full((3, 7), value), torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 2:] = False
+    spoiled = x.masked_fill(~mask, 5.0)
+    expected = torch.zeros(3, 7) if shift_mean else torch.full((3, 7), value) * mask
+    torch.testing.assert_close(whiten(spoiled, mask, shift_mean), expected, atol=0, rtol=2e-7)
+    assert (whiten(x) == 0).all()
+
+
 def test_one_token_or_none_whitens_to_zero():
+    assert whiten(torch.zeros(0, 3)).shape == (0, 3)
     assert whiten(tensor([[5.0]])).tolist() == [[0.0]]
     assert whiten(tensor([[NAN, INF]]), tensor([[False, False]])).tolist() == [[0.0, 0.0]]
 
@@ -256,6 +269,32 @@ def test_last_real_token_refuses_an_empty_row_and_names_it():
     with pytest.raises(ValueError, match="row 1"):
         last_real_token(mask)
     assert last_token_mask(mask).int().tolist() == [[0, 1], [0, 0]]
+
+
+NUMBERS, REWARDS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)), torch.ones(2)
+TAKES_A_MASK = {
+    "zero_masked": lambda f, mask: f(NUMBERS, mask),
+    "has_stop": lambda f, mask: f(torch.ones(2, 3, dtype=torch.long), [0], mask),
+    "finished_mask": lambda f, mask: f(mask, torch.tensor([True, False])),
+    "last_token_mask": lambda f, mask: f(mask),
+    "position_ids": lambda f, mask: f(mask),
+    "explained_variance": lambda f, mask: f(NUMBERS, NUMBERS.flip(0), mask),
+    "opo_advantages": lambda f, mask: f(REWARDS, torch.zeros(2, dtype=torch.long), mask),
+    "flawed_responses": lambda f, mask: f(mask, None, 1),
+    "overlong_penalty": lambda f, mask: f(mask, 3, 2),
+    "aggregation_denominator": lambda f, mask: f(mask),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_A_MASK)
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_a_mask_of_numbers_is_refused_in_a_sentence(name, dtype):
+    """A mask of 0 and 1 in whole numbers would be rows to take: explained_variance took them."""
+    function = inspect.unwrap(getattr(functional, name))
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    with pytest.raises(ValueError, match=rf"mask has dtype {dtype}; give a boolean mask"):
+        TAKES_A_MASK[name](function, mask.to(dtype))
+    TAKES_A_MASK[name](function, mask.bool())
 
 
 def test_wrong_masks_are_refused_with_a_sentence():
