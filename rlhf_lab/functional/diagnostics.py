@@ -51,10 +51,11 @@ def clip_fraction_low(
 
     Raises ValueError if the mask has another shape.
     """
-    outside = policy_ratio(logprobs, old_logprobs) < 1 - clip_coef
+    ratio = policy_ratio(logprobs, old_logprobs)
+    outside = ratio < 1 - clip_coef
     if advantages is not None:
         outside = outside & (advantages < 0)
-    return masked_mean(outside.float(), mask)
+    return masked_mean(outside.to(ratio.dtype), mask)
 
 
 def clip_fraction_high(
@@ -73,10 +74,11 @@ def clip_fraction_high(
     With clip-higher, `clip_coef` is `clip_coef_high`. Raises ValueError if the mask has another
     shape.
     """
-    outside = policy_ratio(logprobs, old_logprobs) > 1 + clip_coef
+    ratio = policy_ratio(logprobs, old_logprobs)
+    outside = ratio > 1 + clip_coef
     if advantages is not None:
         outside = outside & (advantages > 0)
-    return masked_mean(outside.float(), mask)
+    return masked_mean(outside.to(ratio.dtype), mask)
 
 
 def value_clip_fraction(
@@ -101,7 +103,7 @@ def value_clip_fraction(
     moved = values - old_values
     held = old_values + moved.clamp(-clip, clip)
     stopped = (moved.abs() > clip) & ((held - returns).abs() > (values - returns).abs())
-    return masked_mean(stopped.float(), mask)
+    return masked_mean(stopped.to(values.dtype), mask)
 
 
 def mean_ratio(

@@ -59,9 +59,7 @@ def sequence_ratio(
     s_i = (pi(y_i | x) / pi_old(y_i | x))^(1 / |y_i|)   (Zheng et al. 2025, GSPO, arXiv 2507.18071,
     section 4.1)
     """
-    logprobs, old_logprobs = _blank(mask, logprobs, old_logprobs)
-    log_ratio = masked_mean(logprobs - old_logprobs, mask, dim=-1)
-    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+    return _mean_log_ratio(logprobs, old_logprobs, mask).clamp(max=MAX_LOG_RATIO).exp()
 
 
 def ppo_surrogate(
@@ -146,8 +144,9 @@ def gspo_surrogate(
 ) -> Float[Tensor, "batch gen"]:
     """Clip the ratio of the whole response, not that of each token, since the reward is for it.
 
-    1. Take the ratio of each sequence, as a number.
-    2. Let each token carry it: in value all the same, in gradient through its own log-probability.
+    1. Take the ratio of each sequence, as a number (see `sequence_ratio`).
+    2. Let each token carry it: in value all the same, in gradient through its own log-probability,
+       and without gradient where the ratio is held at its limit, as in `policy_ratio`.
     3. Go on as PPO does, with clips about a hundred times smaller.
 
     To be aggregated by "sequence_mean"; then, with one advantage per sequence, value and gradient
@@ -158,9 +157,9 @@ def gspo_surrogate(
     2507.18071, section 4.3)
     """
     low, high = _clip_range(clip_coef, clip_coef_high)
-    whole = sequence_ratio(logprobs, old_logprobs, mask).detach()[:, None]
+    whole = _mean_log_ratio(logprobs, old_logprobs, mask).detach()[:, None]
     logprobs, advantages = _blank(mask, logprobs, advantages)
-    ratio = whole * (logprobs - logprobs.detach()).exp()
+    ratio = (whole + (logprobs - logprobs.detach())).clamp(max=MAX_LOG_RATIO).exp()
     return torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)
 
 
@@ -229,6 +228,16 @@ def truncated_importance_weights(
     logprobs, sampler_logprobs = _blank(mask, logprobs, sampler_logprobs)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
     return zero_masked(weights, mask)
+
+
+def _mean_log_ratio(
+    logprobs: Float[Tensor, "batch gen"],
+    old_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None,
+) -> Float[Tensor, " batch"]:
+    """The mean over the real tokens of log(pi / pi_old), for each sequence."""
+    logprobs, old_logprobs = _blank(mask, logprobs, old_logprobs)
+    return masked_mean(logprobs - old_logprobs, mask, dim=-1)
 
 
 def _blank(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:

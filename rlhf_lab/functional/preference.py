@@ -35,7 +35,7 @@ def bradley_terry_loss(
     4. Average over the pairs.
 
     Without margin and centring this is also mean log(1 + exp(r_rejected - r_chosen)). Raises
-    ValueError if center_coef is negative.
+    ValueError if center_coef is negative or there is no pair.
 
     loss = mean [-log sigmoid(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)^2]
     (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1; margin: Touvron et
@@ -45,6 +45,7 @@ def bradley_terry_loss(
         raise ValueError(
             f"center_coef is {center_coef}; give a number of at least 0, such as 0.01."
         )
+    _refuse_no_pairs(chosen)
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     loss = -logsigmoid(chosen - rejected - margin)
     if center_coef:
@@ -98,7 +99,10 @@ def preference_accuracy(
 
     1. Count a pair that is won as 1, and a tie as one half.
     2. Average over the pairs.
+
+    Raises ValueError if there is no pair.
     """
+    _refuse_no_pairs(chosen)
     difference = at_least_float32(chosen) - at_least_float32(rejected)
     return (difference.sign() + 1).mean() / 2
 
@@ -156,8 +160,8 @@ def dpo_loss(
     3. "ipo": the squared distance of h from 1 / (2 beta).
     4. Average over the pairs.
 
-    Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5, and for label_smoothing with
-    "ipo", where it has no meaning.
+    Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5, for label_smoothing with
+    "ipo", where it has no meaning, and if there is no pair.
 
     h = (log pi(c) - log pi(r)) - (log pi_ref(c) - log pi_ref(r))
     DPO: -mean log sigmoid(beta h)   (Rafailov et al. 2023, arXiv 2305.18290, equation 7)
@@ -171,6 +175,7 @@ def dpo_loss(
             f"label_smoothing is {label_smoothing} with kind {kind!r}; give a number from 0 to "
             "below 0.5 for 'sigmoid', and 0 for 'ipo'."
         )
+    _refuse_no_pairs(policy_chosen)
     policy_log_ratio = at_least_float32(policy_chosen) - at_least_float32(policy_rejected)
     ref_log_ratio = at_least_float32(ref_chosen) - at_least_float32(ref_rejected)
     h = policy_log_ratio - ref_log_ratio
@@ -180,3 +185,9 @@ def dpo_loss(
         right, wrong = logsigmoid(beta * h), logsigmoid(-beta * h)
         return -((1 - label_smoothing) * right + label_smoothing * wrong).mean()
     raise ValueError(f"kind is {kind!r}; give 'sigmoid' or 'ipo'.")
+
+
+def _refuse_no_pairs(chosen: Tensor) -> None:
+    """Refuse an empty batch, whose mean would be nan."""
+    if not len(chosen):
+        raise ValueError("there is no pair to average over; give at least one.")

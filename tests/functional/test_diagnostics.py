@@ -95,6 +95,14 @@ def test_value_clip_fraction_says_where_the_gradient_is_gone(seed):
     assert value_clip_fraction(values, returns, old, 0.3, mask).item() == pytest.approx(flat)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shares_keep_the_precision_of_what_they_are_of(dtype):
+    x, far = torch.zeros(1, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype)
+    for function in (clip_fraction, clip_fraction_low, clip_fraction_high):
+        assert function(x, far, 0.2).dtype == dtype
+    assert value_clip_fraction(x, far, far, 0.2).dtype == dtype
+
+
 def test_spread_of_the_ratio_by_hand():
     logprobs = RATIOS.log()
     # 0.5, 1, 1.5, 0.75, 2: mean 1.15; squares .4225 + .0225 + .1225 + .16 + .7225 = 1.45

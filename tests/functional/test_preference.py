@@ -247,6 +247,17 @@ def test_settings_without_meaning_are_refused():
         dpo_loss(z, z, z, z, 0.1, kind="hinge")
 
 
+def test_a_batch_without_pairs_is_refused_and_not_nan():
+    none = torch.zeros(0)
+    for refused in (
+        lambda: bradley_terry_loss(none, none),
+        lambda: preference_accuracy(none, none),
+        lambda: dpo_loss(none, none, none, none, 0.1),
+    ):
+        with pytest.raises(ValueError, match="^there is no pair to average over; give at least on"):
+            refused()
+
+
 def test_gradients_agree_with_finite_differences():
     torch.manual_seed(0)
     args = tuple(torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(4))

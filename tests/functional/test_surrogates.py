@@ -263,6 +263,17 @@ def test_runaway_ratios_stay_finite_in_value_and_gradient(name):
     assert got.isfinite().all() and logprobs.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_a_ratio_that_is_held_at_its_limit_has_no_gradient(name):
+    """A log-ratio of 30 is held at 20; with advantage -1 the clip lets its gradient through."""
+    logprobs = tensor([[30.0, 30.0], [1.0, 1.0]], requires_grad=True)
+    got = call(name, logprobs, torch.zeros(2, 2), torch.full((2, 2), -1.0), None)
+    got.sum().backward()
+    torch.testing.assert_close(got[0].detach(), torch.full((2,), -math.exp(20)))
+    assert (logprobs.grad[0] == 0).all()
+    torch.testing.assert_close(logprobs.grad[1], torch.full((2,), -math.e))
+
+
 @pytest.mark.parametrize("name", POLICY_OBJECTIVES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(name, dtype):
