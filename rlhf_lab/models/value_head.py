@@ -76,6 +76,9 @@ class TransformerWithValueHead(nn.Module):
         value_head: any module `[batch seq d_model] -> [batch seq 1]`, which has no hook points
             unless it is a `ValueHead`; a fresh `make_value_head` when None.
         seed: seeds the fresh value head, and touches no other random state.
+
+    Raises:
+        ConfigError: the model has no final norm to hook the value head to.
     """
 
     def __init__(
@@ -83,6 +86,12 @@ class TransformerWithValueHead(nn.Module):
     ) -> None:
         super().__init__()
         self.base_model = base_model
+        if VALUE_HOOK not in base_model.hook_dict:
+            raise ConfigError(
+                f"the model has no hook {VALUE_HOOK!r} for the value head, since its "
+                f"normalization_type={base_model.cfg.normalization_type!r} leaves out the final "
+                "norm; set it to 'LN', 'LNPre', 'RMS' or 'RMSPre'."
+            )
         parameter = next(base_model.parameters())
         fresh = value_head is None
         head = make_value_head(base_model.cfg.d_model, seed) if fresh else value_head

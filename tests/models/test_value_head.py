@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, load_model, make_value_head
+from rlhf_lab.models.transformer_lens import make_model
 from rlhf_lab.sampling import SamplingSpec, sample
 
 VALUE_HOOK = "ln_final.hook_normalized"
@@ -40,6 +41,13 @@ def test_first_values_are_small_but_not_all_alike():
     values = make_value_head(16)(x)
     assert values.abs().max() < 0.05
     assert values.std() > 1e-4
+
+
+def test_a_model_without_a_final_norm_is_refused_in_a_sentence():
+    sizes = {"n_layers": 1, "d_model": 8, "n_ctx": 4, "d_head": 8, "d_vocab": 5, "act_fn": "relu"}
+    model = make_model(**sizes, normalization_type=None)
+    with pytest.raises(ConfigError, match=r"no hook 'ln_final.hook_normalized' .*=None leaves out"):
+        TransformerWithValueHead(model)
 
 
 def test_the_head_is_seeded():
