@@ -23,7 +23,7 @@ def record(trainer) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_the_moments_of_a_run_come_in_the_order_of_the_design(make_trainer):
+def test_the_events_of_a_run_come_in_the_order_of_the_design(make_trainer):
     """Two minibatches, two passes: four steps per phase; saves only at the phases' edges here."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     seen = record(trainer)
@@ -104,7 +104,7 @@ def test_a_listener_that_raises_is_dropped_with_one_warning_and_the_run_goes_on(
         assert part in message
 
 
-def test_a_moment_that_does_not_exist_is_refused_with_those_that_do(make_trainer, monkeypatch):
+def test_an_event_that_does_not_exist_is_refused_with_those_that_do(make_trainer, monkeypatch):
     trainer = make_trainer()
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ConfigError, match="after_stepp.*choose one of.*after_step,"):
@@ -132,7 +132,7 @@ FIELDS = {
 
 
 @pytest.mark.slow
-def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
+def test_each_event_has_its_fields_and_says_where_the_others_are(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     there, missing = {}, []
     optional = set().union(*FIELDS.values())
@@ -155,7 +155,7 @@ def test_each_moment_has_its_fields_and_says_where_the_others_are(make_trainer):
         assert message.startswith(f"ctx.{name} is not there at {event}; it is at ")
 
 
-def test_reading_too_early_names_the_moment_to_read_at():
+def test_reading_too_early_names_the_event_to_read_at():
     with pytest.raises(AttributeError, match="ctx.rollout is not there at after_rollout.*_score"):
         _ = Context("after_rollout", 0).rollout
 
@@ -210,7 +210,7 @@ def nosy(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-def test_watching_a_run_at_every_moment_leaves_its_weights_bit_for_bit_the_same(
+def test_watching_a_run_at_every_event_leaves_its_weights_bit_for_bit_the_same(
     make_trainer, parameters_of, metrics_of
 ):
     alone, watched = make_trainer(total_phases=3, top_k=5), make_trainer(total_phases=3, top_k=5)

@@ -68,7 +68,7 @@ def test_what_a_capture_returns_is_stored_under_its_function_s_name(make_trainer
 
 
 @pytest.mark.slow
-def test_each_step_and_each_moment_of_a_function_has_its_line(make_trainer):
+def test_each_step_and_each_event_of_a_function_has_its_line(make_trainer):
     """Two minibatches, two passes: four steps; at checkpoints the line says which."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
 

@@ -138,7 +138,7 @@ def test_a_run_in_micro_batches_ends_like_one_in_minibatches(make_trainer, param
 
 
 @pytest.mark.slow
-def test_every_moment_of_a_step_comes_once_with_the_whole_minibatch(make_trainer):
+def test_every_event_of_a_step_comes_once_with_the_whole_minibatch(make_trainer):
     trainer, seen = make_trainer(micro_batch_size=1), []
     for event in ("before_minibatch", "after_loss", "after_backward", "after_step"):
         trainer.on(event)(lambda ctx: seen.append((ctx.event, len(ctx.minibatch.tokens))))

@@ -120,7 +120,7 @@ def test_a_ledger_that_was_not_stored_is_refused(probed):
         stored_ledger(Run(probed), 7)
 
 
-def test_the_page_shows_what_functions_on_moments_returned(probed, page):
+def test_the_page_shows_what_functions_on_events_returned(probed, page):
     section = page.split("Returned by functions on events")[1].split("<h2>")[0]
     assert "<h3>grad_norm</h3>" in section and section.count("<tr>") == 1 + 8
     for record in Run(probed).returned("grad_norm"):
