@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import einops
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,10 +23,10 @@ def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
     """
     if weight.ndim == 3:
         if name.endswith("W_O"):
-            return weight.reshape(-1, weight.shape[-1])
-        return weight.transpose(0, 1).reshape(weight.shape[1], -1)
+            return einops.rearrange(weight, "head d_head d_model -> (head d_head) d_model")
+        return einops.rearrange(weight, "head d_model d_head -> d_model (head d_head)")
     if weight.ndim == 2 and name.rsplit(".", 1)[-1].startswith("b_"):
-        return weight.reshape(1, -1)
+        return einops.rearrange(weight, "head d_head -> 1 (head d_head)")
     return weight if weight.ndim == 2 else weight.reshape(1, -1)
 
 
