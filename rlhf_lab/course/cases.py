@@ -130,3 +130,10 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) ->
         lengths.view(-1)[0] = shape[-1]
         return torch.arange(shape[-1]) < lengths[..., None]
     return torch.randn(shape, generator=generator)
+
+
+def filtered(fn, *names: str) -> Case:
+    """A case in which one word of the vocabulary cannot be said, as after top-k."""
+    arguments = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
+    cut = {name: arguments[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
+    return Case("one word has logit -inf", arguments | cut)

@@ -1,7 +1,9 @@
 """The Exercise dataclass: reference, cases to compare on, hints, known wrong answers (slips)."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 # what a learner writes: a function or a class
@@ -73,3 +75,29 @@ class Exercise:
     def name(self) -> str:
         """The function's or class's name, by which `check` finds the exercise."""
         return self.reference.__name__
+
+
+def exercise_from(file: str) -> Callable[..., Exercise]:
+    """A maker of exercises whose words stand in a TOML file of `course/exercises`.
+
+    The file holds the name of the lesson and, by the reference's name, difficulty, minutes, hints
+    and slips. A slip `says` its words itself, or names a `phrase` of phrases.toml.
+
+    Returns a function of the reference and whatever of an `Exercise` is Python, by name.
+    """
+    phrases, written = _read("phrases.toml"), _read(file)
+
+    def exercise(reference: Answer, **python: Any) -> Exercise:
+        words = dict(written[reference.__name__])
+        slips = tuple(
+            Slip(slip.get("says") or phrases[slip["phrase"]], slip["edits"])
+            for slip in words.pop("slips")
+        )
+        hints = tuple(words.pop("hints"))
+        return Exercise(written["lesson"], reference, hints=hints, slips=slips, **words, **python)
+
+    return exercise
+
+
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads((files(f"{__package__}.exercises") / file).read_text(encoding="utf-8"))

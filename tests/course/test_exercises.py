@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import re
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab import functional as F
+from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.grading import Judge, judge
 from rlhf_lab.course.mutants import (
@@ -49,6 +52,25 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
 def test_there_are_at_least_forty_slips_and_two_for_each_exercise() -> None:
     counts = [len(exercise.slips) for exercise in EXERCISES]
     assert sum(counts) >= 40 and min(counts) >= 2
+
+
+def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
+    """A phrase is for words that two slips or more say; other words stand at their slip."""
+    folder = Path(exercises.__path__[0])
+    texts = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in folder.glob("*.toml")}
+    phrases = texts.pop("phrases")
+    slips = [
+        slip
+        for text in texts.values()
+        for written in text.values()
+        if isinstance(written, dict)
+        for slip in written["slips"]
+    ]
+    assert len(slips) == sum(len(exercise.slips) for exercise in EXERCISES)
+    used = Counter(slip["phrase"] for slip in slips if "phrase" in slip)
+    assert {name for name, n in used.items() if n > 1} == phrases.keys()
+    said = Counter(slip["says"] for slip in slips if "says" in slip)
+    assert said.keys().isdisjoint(phrases.values()) and set(said.values()) == {1}
 
 
 @pytest.mark.slow

@@ -6,22 +6,10 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.exercise import Case, Exercise, Slip
+from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.course.exercises.toys import toy_rollout, toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.training import (
-    ReplayMemory,
-    get_optimizer,
-    get_optimizer_and_scheduler,
-    lr_scale,
-)
-
-LESSON = "06_ppo"
-ENDS_LATE = {"total_phases - 1 - warmup_steps": "total_phases - warmup_steps"}
-GOES_ON = {
-    "min(1.0, (phase - warmup_steps) / decay_phases)": "(phase - warmup_steps) / decay_phases"
-}
-FALLS = ({}, ENDS_LATE, GOES_ON, ENDS_LATE | GOES_ON)
+from rlhf_lab.training import ReplayMemory, get_optimizer, get_optimizer_and_scheduler, lr_scale
 
 
 def _optimizer_cases() -> tuple[Case, ...]:
@@ -133,165 +121,13 @@ def _belongs(minibatch: Any) -> bool:
     return all(torch.equal(getattr(minibatch, name)[:, 0], row) for name in names)
 
 
+exercise = exercise_from("optimizer.toml")
+
 EXERCISES = (
-    Exercise(
-        lesson=LESSON,
-        reference=get_optimizer,
-        difficulty=2,
-        minutes=10,
-        hints=(
-            "An optimiser can treat groups of parameters differently: give it a list of "
-            "dictionaries instead of parameters.",
-            'Two groups, each {"params": [...], "lr": ...}: policy.base_model.parameters() and '
-            "policy.value_head.parameters().",
-            "AdamW(groups, maximize=True, weight_decay=weight_decay)",
-        ),
-        cases=_optimizer_cases,
-        observe=_observe_optimizer,
-        slips=(
-            Slip(
-                "this minimises: the objective is something to have more of",
-                {"maximize=True": "maximize=False"},
-            ),
-            Slip(
-                "the two learning rates are swapped",
-                {'"lr": base_lr': '"lr": head_lr', '"lr": head_lr': '"lr": base_lr'},
-            ),
-            Slip("both parts have the same learning rate", {'"lr": head_lr': '"lr": base_lr'}),
-            Slip(
-                "the weight decay is not used", {"weight_decay=weight_decay": "weight_decay=0.01"}
-            ),
-            Slip(
-                "the value head is in no group, so it never learns",
-                {"AdamW(groups,": "AdamW(groups[:1],"},
-            ),
-        ),
-    ),
-    Exercise(
-        lesson=LESSON,
-        reference=lr_scale,
-        difficulty=2,
-        minutes=10,
-        hints=(
-            "Two straight lines: up to 1 during the warm-up, and down to final_scale in the last "
-            "phase.",
-            "Phases count from 0 to total_phases - 1. The scale is 1 in phase warmup_steps, and "
-            "must not be 0 in phase 0, or the first phase learns nothing.",
-            "(phase + 1) / (warmup_steps + 1) while phase < warmup_steps; after that 1 - (1 - "
-            "final_scale) * progress, with progress = (phase - warmup_steps) / (total_phases - 1 "
-            "- warmup_steps), at most 1.",
-        ),
-        cases=_scale_cases,
-        observe=_observe_scale,
-        slips=(
-            *(
-                Slip(
-                    "the scale is 0 in phase 0, which then learns nothing",
-                    {"return (phase + 1) / (warmup_steps + 1)": "return phase / warmup_steps"}
-                    | fall,
-                )
-                for fall in FALLS
-            ),
-            *(
-                Slip(
-                    "the warm-up is one phase too short: the scale is 1 in phase warmup_steps, not "
-                    "before",
-                    {"return (phase + 1) / (warmup_steps + 1)": "return (phase + 1) / warmup_steps"}
-                    | fall,
-                )
-                for fall in FALLS
-            ),
-            Slip(
-                "this decays to 0, and should to final_scale",
-                {"1 - (1 - final_scale) * progress": "1 - progress"},
-            ),
-            Slip("the scale goes on falling after the last phase", GOES_ON),
-            *(
-                Slip(
-                    "final_scale is reached one phase too late: the last phase is total_phases - 1",
-                    ENDS_LATE | after,
-                )
-                for after in ({}, GOES_ON)
-            ),
-        ),
-    ),
-    Exercise(
-        lesson=LESSON,
-        reference=get_optimizer_and_scheduler,
-        difficulty=2,
-        minutes=10,
-        hints=(
-            "LambdaLR multiplies every group's learning rate by a function of how often it was "
-            "stepped, which here is the phase.",
-            "The function takes the phase alone; the other arguments of lr_scale come from args.",
-            "LambdaLR(optimizer, lr_lambda=lambda phase: lr_scale(phase, args.warmup_steps, "
-            "args.total_phases, args.final_scale))",
-        ),
-        cases=_schedule_cases,
-        observe=_observe_schedule,
-        slips=(
-            Slip(
-                "the two learning rates are swapped",
-                {"args.base_lr, args.head_lr": "args.head_lr, args.base_lr"},
-            ),
-            Slip("the weight decay of args is not used", {", args.weight_decay)": ")"}),
-            Slip("the schedule is one phase ahead", {"lr_scale(phase,": "lr_scale(phase + 1,"}),
-            Slip(
-                "warmup_steps and total_phases are swapped",
-                {"args.warmup_steps, args.total_phases": "args.total_phases, args.warmup_steps"},
-            ),
-        ),
-    ),
-    Exercise(
-        lesson=LESSON,
-        reference=ReplayMemory,
-        difficulty=2,
-        minutes=15,
-        hints=(
-            "Do not shuffle the tensors: draw an order of the row numbers, and take rows by "
-            "number. self._take does the taking.",
-            "An order is [batch]; reshaped to [num_minibatches, minibatch] each of its rows is one "
-            "minibatch. Draw a new order for every pass.",
-            "for each pass: order = torch.randperm(batch, generator=generator); for rows in "
-            "order.reshape(self.num_minibatches, -1): yield self._take(rows, "
-            "self.rollout.samples.is_padded)",
-        ),
-        cases=_memory_cases,
-        methods=("get_minibatches",),
-        observe=_observe_memory,
-        slips=(
-            Slip(
-                "every pass deals in the same order",
-                {
-                    "[torch.randperm(batch, generator=generator) for _ in range(self.passes)]": ""
-                    "[torch.randperm(batch, generator=generator)] * self.passes"
-                },
-            ),
-            Slip(
-                "the batch is dealt out once, not once per pass",
-                {
-                    "range(self.passes)": "range(1)",
-                    "self.passes * self.num_minibatches": "self.num_minibatches",
-                },
-            ),
-            Slip(
-                "the order is not shuffled",
-                {"torch.randperm(batch, generator=generator)": "torch.arange(batch)"},
-            ),
-            Slip(
-                "num_minibatches is taken for the size of a minibatch",
-                {
-                    "reshape(self.passes * self.num_minibatches, -1)": ""
-                    "reshape(-1, self.num_minibatches)"
-                },
-            ),
-            Slip(
-                "rows are drawn with replacement: some come twice, others never",
-                {
-                    "torch.randperm(batch, generator=generator)": "torch.randint(batch, (batch,), "
-                    "generator=generator)"
-                },
-            ),
-        ),
+    exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
+    exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
+    exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
+    exercise(
+        ReplayMemory, cases=_memory_cases, methods=("get_minibatches",), observe=_observe_memory
     ),
 )

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 
 from rlhf_lab.course.cases import draw
-from rlhf_lab.course.exercise import Case, Exercise, Slip
+from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.probes.direction import ablate, fit_direction
 from rlhf_lab.probes.value_lens import normalize_residual
-
-LESSON = "08_watch_it_learn"
 
 
 def _residual_cases() -> tuple[Case, ...]:
@@ -84,116 +82,15 @@ def _ablate_cases() -> tuple[Case, ...]:
     )
 
 
+exercise = exercise_from("watch.toml")
+
 EXERCISES = (
-    Exercise(
-        lesson=LESSON,
-        reference=normalize_residual,
-        difficulty=2,
-        minutes=15,
-        hints=(
-            "The final norm does three things: centre, divide, and then gain and bias. The value "
-            "head listens before the third.",
-            "Everything happens along the last axis, with keepdim=True. Compute in float32, and "
-            "give the result the dtype of the residual.",
-            "x = x - x.mean(-1, keepdim=True) unless it is RMSNorm; then divide by "
-            "(x.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt().",
-        ),
+    exercise(
+        normalize_residual,
         cases=_residual_cases,
         gradients=("residual",),
         observe=_observe_normalized,
-        slips=(
-            Slip(
-                "gain and bias of the norm are applied: they come after this hook",
-                {
-                    "return (x / scale).to(residual.dtype)": "return (x / scale * model.ln_final.w"
-                    ' + getattr(model.ln_final, "b", 0.0)).to(residual.dtype)'
-                },
-            ),
-            Slip("the mean is not subtracted", {"x = x - x.mean(-1, keepdim=True)": "pass"}),
-            Slip(
-                "the mean is subtracted for RMSNorm, too",
-                {'if model.cfg.normalization_type in ("LN", "LNPre"):': "if True:"},
-            ),
-            Slip("this divides by the variance: take its root", {").sqrt()": ")"}),
-            Slip("eps is missing under the root", {" + model.cfg.eps": ""}),
-        ),
     ),
-    Exercise(
-        lesson=LESSON,
-        reference=fit_direction,
-        difficulty=3,
-        minutes=20,
-        hints=(
-            "Where is the middle of the True activations, where that of the False ones? The arrow "
-            "from one to the other is the direction.",
-            "x is [... n d_model] and labels [n]: x[..., labels, :] are the True ones, and their "
-            "mean is over axis -2. For lda, centre every activation on the mean of its own class; "
-            "the covariance is [... d_model d_model].",
-            "covariance = centered.mT @ centered / n, its diagonal raised by ridge times its mean; "
-            "direction = torch.cholesky_solve(direction[..., None], "
-            "torch.linalg.cholesky(covariance))[..., 0]; threshold = ((positive + negative) / 2 * "
-            "direction).sum(-1), with the direction already of length 1.",
-        ),
-        cases=_direction_cases,
-        observe=_observe_fit,
-        slips=(
-            Slip(
-                "it points from True to False: it is mu+ - mu-",
-                {"(positive - negative).double()": "(negative - positive).double()"},
-            ),
-            Slip(
-                "the direction is not scaled to length 1",
-                {" / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)": ""},
-            ),
-            Slip(
-                "the threshold is 0: it belongs half-way between the class means",
-                {
-                    "((positive + negative).double() / 2 * direction).sum(-1)": ""
-                    "torch.zeros_like(direction[..., 0])"
-                },
-            ),
-            Slip(
-                "the threshold is the sum of the two means: half of it",
-                {".double() / 2 * direction": ".double() * direction"},
-            ),
-            Slip("lda is not told apart from mean", {'if method == "lda":': "if False:"}),
-            Slip(
-                "this multiplies by the covariance: divide by it, with torch.cholesky_solve",
-                {
-                    "torch.cholesky_solve(direction[..., None], factor)": ""
-                    "(covariance @ direction[..., None])"
-                },
-            ),
-        ),
-    ),
-    Exercise(
-        lesson=LESSON,
-        reference=ablate,
-        difficulty=2,
-        minutes=10,
-        hints=(
-            "How far does an activation reach along the direction? Walk that far back.",
-            "x is [... n d_model] and direction [... d_model]. The length along it is [... n]; "
-            "give it a last axis of 1, and the direction an axis before its last.",
-            "along = project(x, direction).to(x.dtype)[..., None]; "
-            "x - along * direction[..., None, :]",
-        ),
-        cases=_ablate_cases,
-        gradients=("x",),
-        slips=(
-            Slip(
-                "this is what lies along the direction: subtract it",
-                {"return x - along": "return along"},
-            ),
-            Slip("this adds what lies along the direction", {"x - along": "x + along"}),
-            Slip(
-                "this subtracts the length from every entry: multiply it by the direction",
-                {"along * direction.to(x.dtype)[..., None, :]": "along"},
-            ),
-            Slip(
-                "this goes twice as far, to the mirror image",
-                {"x - along": "x - 2 * along"},
-            ),
-        ),
-    ),
+    exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
+    exercise(ablate, cases=_ablate_cases, gradients=("x",)),
 )
