@@ -1,5 +1,7 @@
 """Toy models for exercises: a small transformer, a rollout, a trainer."""
 
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer, make_model
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
@@ -66,14 +69,21 @@ def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2) -> Rollout:
 def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
     """A trainer of a few short texts whose policy has already left its reference, for one seed."""
     settings = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
-    args = RLHFArgs(**{"preset": "reel", "device": "cpu", "warmup_steps": 1} | settings | fields)
-    trainer = RLHFTrainer(args, reward_fn=_letters)
+    base = {"preset": "reel", "device": "cpu", "forward": "hooked", "warmup_steps": 1}
+    args = RLHFArgs(**base | settings | fields)
+    policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)
+    trainer = RLHFTrainer(args, policy=policy, reward_fn=_letters)
     generator = torch.Generator().manual_seed(0)
-    policy = trainer.policy
     for weight in (policy.base_model.unembed.W_U, policy.value_head[2].weight):
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
     trainer.phase = phase
     return trainer
+
+
+@functools.cache
+def _loaded(name: str) -> HookedTransformer:
+    """A model to copy: a check builds some fifty trainers, and reading the files takes longer."""
+    return load_model(name)
 
 
 def _letters(texts: list[str]) -> Float[Tensor, " batch"]:
