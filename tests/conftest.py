@@ -63,6 +63,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Writes are not forced to the disk here: that is for a power cut, which no test can make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_models() -> types.ModuleType:
     """The module `tests/tiny_models.py`."""
