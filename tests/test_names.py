@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "rlhf_lab"
-# each file of exercises says its lesson and its exercises; the course's registry collects them
-SAID_IN_EACH_FILE = {"LESSON", "EXERCISES"}
+# each file of exercises lists its own; the course's registry collects them
+SAID_IN_EACH_FILE = {"EXERCISES"}
 
 
 def modules() -> list[Path]:

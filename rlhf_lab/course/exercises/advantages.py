@@ -25,12 +25,12 @@ def _gae_cases() -> tuple[Case, ...]:
     return (*cases, Case("gamma and lam as by default", undiscounted))
 
 
-exercise = exercise_from("advantages.toml")
+_exercise = exercise_from("advantages.toml")
 
 EXERCISES = (
-    exercise(compute_advantages, cases=_one_step_cases),
-    exercise(compute_gae, cases=_gae_cases),
-    exercise(
+    _exercise(compute_advantages, cases=_one_step_cases),
+    _exercise(compute_gae, cases=_gae_cases),
+    _exercise(
         compute_returns,
         cases=lambda: standard_cases(
             compute_returns,

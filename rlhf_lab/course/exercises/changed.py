@@ -81,10 +81,10 @@ def _observe_attribution(fn: Callable[..., Any], arguments: Mapping[str, Any]) -
     }
 
 
-exercise = exercise_from("changed.toml")
+_exercise = exercise_from("changed.toml")
 
 EXERCISES = (
-    exercise(unchanged_fraction, cases=_weight_cases),
-    exercise(describe_spectrum, cases=_spectrum_cases, observe=_observe_spectrum),
-    exercise(attribute_logits, cases=_attribution_cases, observe=_observe_attribution),
+    _exercise(unchanged_fraction, cases=_weight_cases),
+    _exercise(describe_spectrum, cases=_spectrum_cases, observe=_observe_spectrum),
+    _exercise(attribute_logits, cases=_attribution_cases, observe=_observe_attribution),
 )

@@ -4,10 +4,10 @@ from rlhf_lab.course.cases import filtered, half_precision, standard_cases
 from rlhf_lab.course.exercise import exercise_from
 from rlhf_lab.functional import calc_entropy_bonus, entropy_per_token
 
-exercise = exercise_from("entropy.toml")
+_exercise = exercise_from("entropy.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         entropy_per_token,
         cases=lambda: (
             *standard_cases(entropy_per_token, large={"logits": 1e3}),
@@ -16,7 +16,7 @@ EXERCISES = (
         ),
         gradients=("logits",),
     ),
-    exercise(
+    _exercise(
         calc_entropy_bonus,
         cases=lambda: standard_cases(
             calc_entropy_bonus, large={"logits": 1e3}, spoil=("logits",), ent_coef=0.4

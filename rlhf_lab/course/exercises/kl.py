@@ -12,10 +12,10 @@ def _estimate_cases() -> tuple[Case, ...]:
     return (*cases, half_precision(kl_estimate, "logprobs", "ref_logprobs", kind="k1"))
 
 
-exercise = exercise_from("kl.toml")
+_exercise = exercise_from("kl.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         kl_per_token,
         cases=lambda: (
             *standard_cases(kl_per_token, large={"logits": 1e3, "ref_logits": 1e3}),
@@ -25,7 +25,7 @@ EXERCISES = (
         ),
         gradients=("logits",),
     ),
-    exercise(
+    _exercise(
         calc_kl_penalty,
         cases=lambda: standard_cases(
             calc_kl_penalty,
@@ -35,5 +35,5 @@ EXERCISES = (
         ),
         gradients=("logits",),
     ),
-    exercise(kl_estimate, cases=_estimate_cases, gradients=("logprobs",)),
+    _exercise(kl_estimate, cases=_estimate_cases, gradients=("logprobs",)),
 )

@@ -31,10 +31,10 @@ def _observe_controller(build: Callable[..., Any], arguments: Mapping[str, Any])
     return facts
 
 
-exercise = exercise_from("kl_control.toml")
+_exercise = exercise_from("kl_control.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         AdaptiveKLController,
         cases=_controller_cases,
         methods=("update",),

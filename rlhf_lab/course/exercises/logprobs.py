@@ -32,9 +32,9 @@ def _logprob_cases() -> tuple[Case, ...]:
     return (*cold, *plain, half_precision(get_logprobs, "logits", sizes={"seq": 7}, prefix_len=3))
 
 
-exercise = exercise_from("logprobs.toml")
+_exercise = exercise_from("logprobs.toml")
 
 EXERCISES = (
-    exercise(normalize_reward, cases=_normalize_cases),
-    exercise(get_logprobs, cases=_logprob_cases, gradients=("logits",)),
+    _exercise(normalize_reward, cases=_normalize_cases),
+    _exercise(get_logprobs, cases=_logprob_cases, gradients=("logits",)),
 )

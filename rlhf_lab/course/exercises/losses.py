@@ -32,10 +32,10 @@ def _value_loss_cases() -> tuple[Case, ...]:
     )
 
 
-exercise = exercise_from("losses.toml")
+_exercise = exercise_from("losses.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         policy_ratio,
         cases=lambda: (
             *standard_cases(policy_ratio, large={"logprobs": 200.0}),
@@ -43,6 +43,6 @@ EXERCISES = (
         ),
         gradients=("logprobs",),
     ),
-    exercise(calc_clipped_surrogate_objective, cases=_surrogate_cases, gradients=("logprobs",)),
-    exercise(calc_value_function_loss, cases=_value_loss_cases, gradients=("values",)),
+    _exercise(calc_clipped_surrogate_objective, cases=_surrogate_cases, gradients=("logprobs",)),
+    _exercise(calc_value_function_loss, cases=_value_loss_cases, gradients=("values",)),
 )

@@ -121,13 +121,13 @@ def _belongs(minibatch: Any) -> bool:
     return all(torch.equal(getattr(minibatch, name)[:, 0], row) for name in names)
 
 
-exercise = exercise_from("optimizer.toml")
+_exercise = exercise_from("optimizer.toml")
 
 EXERCISES = (
-    exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
-    exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
-    exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
-    exercise(
+    _exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
+    _exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
+    _exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
+    _exercise(
         ReplayMemory, cases=_memory_cases, methods=("get_minibatches",), observe=_observe_memory
     ),
 )

@@ -113,11 +113,11 @@ def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -
     }
 
 
-exercise = exercise_from("ppo.toml")
+_exercise = exercise_from("ppo.toml")
 
 EXERCISES = (
-    exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
-    exercise(score_samples, cases=_rollout_cases, observe=_observe_scoring),
-    exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
-    exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
+    _exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
+    _exercise(score_samples, cases=_rollout_cases, observe=_observe_scoring),
+    _exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
+    _exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
 )

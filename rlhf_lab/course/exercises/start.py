@@ -26,13 +26,13 @@ def _masked_mean_cases() -> tuple[Case, ...]:
     )
 
 
-exercise = exercise_from("start.toml")
+_exercise = exercise_from("start.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         sequence_sum,
         cases=lambda: standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",)),
         gradients=("x",),
     ),
-    exercise(masked_mean, cases=_masked_mean_cases, gradients=("x",)),
+    _exercise(masked_mean, cases=_masked_mean_cases, gradients=("x",)),
 )

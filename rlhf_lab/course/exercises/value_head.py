@@ -105,15 +105,15 @@ def _ridge_cases() -> tuple[Case, ...]:
     )
 
 
-exercise = exercise_from("value_head.toml")
+_exercise = exercise_from("value_head.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         TransformerWithValueHead,
         cases=_forward_cases,
         methods=("forward",),
         observe=_observe_forward,
     ),
-    exercise(generated_values, cases=_value_cases, gradients=("values",)),
-    exercise(fit_ridge, cases=_ridge_cases),
+    _exercise(generated_values, cases=_value_cases, gradients=("values",)),
+    _exercise(fit_ridge, cases=_ridge_cases),
 )

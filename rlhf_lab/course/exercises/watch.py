@@ -82,15 +82,15 @@ def _ablate_cases() -> tuple[Case, ...]:
     )
 
 
-exercise = exercise_from("watch.toml")
+_exercise = exercise_from("watch.toml")
 
 EXERCISES = (
-    exercise(
+    _exercise(
         normalize_residual,
         cases=_residual_cases,
         gradients=("residual",),
         observe=_observe_normalized,
     ),
-    exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
-    exercise(ablate, cases=_ablate_cases, gradients=("x",)),
+    _exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
+    _exercise(ablate, cases=_ablate_cases, gradients=("x",)),
 )
