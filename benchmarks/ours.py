@@ -48,13 +48,15 @@ def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
     return RLHFArgs(**(fields | changes))
 
 
-def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]:
+def load_phase(
+    setup: Setup, site: str | None = None, forward: str = "auto"
+) -> Callable[[Clock], None]:
     """One rollout phase and one learning phase of a trainer, and nothing else.
 
     Args:
         site: where a hook listens to every forward of the policy, if one does.
     """
-    trainer = RLHFTrainer(bench_args(setup))
+    trainer = RLHFTrainer(bench_args(setup, forward=forward))
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if site is not None:
         trainer.policy.base_model.add_hook(site, lambda activation, hook: None)
@@ -137,7 +139,8 @@ def load_hf_generate(setup: Setup) -> Callable[[Clock], None]:
 LOADERS: MappingProxyType[str, Callable[[Setup], Callable[[Clock], None]]] = MappingProxyType(
     {
         "ours": load_phase,
-        "ours-hooked": partial(load_phase, site="blocks.0.hook_resid_post"),
+        "ours-hooked": partial(load_phase, forward="hooked"),
+        "ours-listened": partial(load_phase, site="blocks.0.hook_resid_post"),
         "ours-modules": partial(load_phase, site="blocks.0.attn.hook_pattern"),
         "ours-sampling": load_sampling,
         "hf-generate": load_hf_generate,
