@@ -9,6 +9,7 @@ import bdb
 import contextlib
 import dataclasses
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,65 @@ def test_an_edit_of_the_function_moves_the_metric(tmp_path, unedited, name):
 def test_every_metric_names_a_function():
     assert all(WHERE.values())
     assert all(inspect.isfunction(resolve(name)) for name in FUNCTIONS)
+
+
+READABLE = {
+    "get_logprobs",
+    "kl_per_token",
+    "calc_kl_penalty",
+    "entropy_per_token",
+    "calc_entropy_bonus",
+    "TransformerWithValueHead.forward",
+    "HookedTransformer.forward",
+}
+"""What a phase at commit 141faa5 called none of."""
+
+
+def called_in_a_phase(forward: str, **settings: Any) -> set[tuple[str, str]]:
+    """File and full name of every function that the second phase of a small run calls."""
+    trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6, forward=forward)))
+    trainer.run_phase()
+    called = set()
+
+    def note(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        trainer.run_phase()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_k": 10, "temperature": 0.7, "samples_per_prompt": 2, "advantages": "grpo"},
+        {"prompts": "prompts.txt", "normalize_reward": True, "kl_in": "reward"},
+        {"value_head": "separate", "activation_checkpointing": True, "micro_batch_size": 2},
+    ],
+    ids=["plain", "groups of truncated samples", "unequal prompts", "critic in parts"],
+)
+def test_a_hooked_phase_calls_the_readable_functions_and_no_fast_one(
+    monkeypatch, tmp_path, settings
+):
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("this movie was\nthis film wow , it was so\n")
+    called = called_in_a_phase("hooked", **settings)
+    # a reward that pays for the KL takes the place of the penalty, a critic that of the values
+    elsewhere = {"calc_kl_penalty"} if "kl_in" in settings else set()
+    elsewhere |= {"TransformerWithValueHead.forward"} if "value_head" in settings else set()
+    assert READABLE - {name for _, name in called} == elsewhere
+    assert [name for file, name in called if "rlhf_lab/models/fast/" in file] == []
+
+
+@pytest.mark.slow
+def test_a_phase_in_mode_auto_calls_fast_functions():
+    assert any("rlhf_lab/models/fast/" in file for file, _ in called_in_a_phase("auto"))
 
 
 def body(function: Callable[..., Any]) -> tuple[str, int]:
