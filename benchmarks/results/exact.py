@@ -3,11 +3,11 @@
 import numpy as np
 
 from rlhf_lab.organism import (
-    REWARDS,
     FrontierPoint,
     Grammar,
     Reward,
     build_graph,
+    frontier,
     grammar_policy,
 )
 
@@ -25,29 +25,12 @@ class ExactCurve:
     """
 
     def __init__(self, proxy: Reward) -> None:
-        graph = build_graph(Grammar())
-        features = graph.final_features()
-        self.chances = grammar_policy(graph).occupancy()[-1]
-        self.proxy = proxy.score(features)
-        self.gold = REWARDS["gold"].score(features)
-        self.popcorn = features.popcorn.astype(float)
-        self.points = [self.at_price(beta) for beta in GRID]
+        self.reference, self.proxy = grammar_policy(build_graph(Grammar())), proxy
+        self.points = frontier(self.reference, proxy, GRID)
 
     def at_price(self, beta: float) -> FrontierPoint:
-        """The optimum of E[proxy] - beta KL.
-
-        pi*(x) = ref(x) exp(proxy(x) / beta) / Z, and KL = E[proxy] / beta - log Z (Korbak et al.
-        2022, arXiv 2205.11275), over the states in which whole reviews end.
-        """
-        highest = self.proxy.max() / beta
-        weight = self.chances * np.exp(self.proxy / beta - highest)
-        total = weight.sum()
-        proxy, gold, popcorn = (
-            float((weight * figure).sum() / total)
-            for figure in (self.proxy, self.gold, self.popcorn)
-        )
-        kl = proxy / beta - float(np.log(total) + highest)
-        return FrontierPoint(beta, proxy, gold, kl, popcorn)
+        """The optimum of E[proxy] - beta KL."""
+        return frontier(self.reference, self.proxy, [beta])[0]
 
     def at_kl(self, kl_per_sequence: float) -> FrontierPoint:
         """The optimum that has this KL, between two of the grid's on a straight line.

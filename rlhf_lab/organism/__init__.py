@@ -3,14 +3,10 @@
 from rlhf_lab.organism.beliefs import ReviewState
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.exact import (
-    Belief,
     FrontierPoint,
-    Traced,
-    belief,
     frontier,
     optimal_policy,
     state_values,
-    token_advantages,
     token_information,
 )
 from rlhf_lab.organism.grammar import Clause, Grammar, Latents, Parse, Reviews, Slot, decode
@@ -35,7 +31,6 @@ __all__ = [
     "REWARDS",
     "VOCABULARY",
     "WORD_IDS",
-    "Belief",
     "Clause",
     "Features",
     "FrontierPoint",
@@ -48,9 +43,7 @@ __all__ = [
     "Reviews",
     "Reward",
     "Slot",
-    "Traced",
     "bagsum",
-    "belief",
     "build_graph",
     "decode",
     "frontier",
@@ -64,7 +57,6 @@ __all__ = [
     "soft",
     "soft_popcorn",
     "state_values",
-    "token_advantages",
     "token_information",
     "weights_dir",
 ]

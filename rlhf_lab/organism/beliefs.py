@@ -20,7 +20,6 @@ from rlhf_lab.organism.lexicon import (
     SENSE_OF_ADJECTIVE,
     SENSE_OF_VERB,
     STYLE_OF_OPENER,
-    STYLES,
     TAGS,
     TIERS,
 )
@@ -85,13 +84,6 @@ def intensity_belief(state: ReviewState) -> list[float]:
     """Give P(i | prefix): proportional to the probability of the tiers read."""
     weight = np.array([(P_TIER / ((1 - P_TIER) / 2)) ** count for count in state.tiers])
     return (weight / weight.sum()).tolist()
-
-
-def style_belief(state: ReviewState) -> list[float]:
-    """Give P(r | prefix): uniform before the opening word, which settles it."""
-    if state.style is None:
-        return [1 / len(STYLES)] * len(STYLES)
-    return [float(style == state.style) for style in range(len(STYLES))]
 
 
 def polarity_forecast(state: ReviewState) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Exact solution of Reel: beliefs, values, token information, KL-regularized optimal policies."""
+"""Exact solution of Reel: values, token information, KL-regularized optimal policies."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief, style_belief
-from rlhf_lab.organism.graph import Graph, GraphPolicy
-from rlhf_lab.organism.lexicon import STYLES, TIERS
+from rlhf_lab.organism.graph import GraphPolicy
 from rlhf_lab.organism.rewards import Reward, gold
 
 
@@ -23,8 +21,7 @@ def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> Graph
     Equation: Korbak et al. 2022 (arXiv 2205.11275, section 3); Levine 2018 (arXiv 1805.00909).
     Raises ValueError for a beta that is not above 0.
     """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}; give a KL coefficient above 0.")
+    _check_beta(beta)
     graph = reference.graph
     soft_value, tables = reward.score(graph.final_features()) / beta, []
     for p, successor in zip(reference.probability[::-1], graph.successor[::-1], strict=True):
@@ -35,6 +32,11 @@ def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> Graph
         tables.append(weight / total)
         soft_value = (highest + np.log(total))[:, 0]
     return GraphPolicy(graph, tuple(tables[::-1]))
+
+
+def _check_beta(beta: float) -> None:
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}; give a KL coefficient above 0.")
 
 
 class FrontierPoint(NamedTuple):
@@ -48,61 +50,45 @@ class FrontierPoint(NamedTuple):
 
 
 def frontier(reference: GraphPolicy, proxy: Reward, betas: Iterable[float]) -> list[FrontierPoint]:
-    """Give the best reward that each KL budget can buy, one point per beta.
+    """Give the best reward that each KL budget can buy: the figures of `optimal_policy` per beta.
 
-    1. Solve for the optimal policy of the proxy.
-    2. Measure the proxy, gold, KL and popcorn under it.
+    Raises ValueError for a beta that is not above 0.
     """
-    features = reference.graph.final_features()
+    features, chances = reference.graph.final_features(), reference.occupancy()[-1]
+    figures = [proxy.score(features), gold.score(features), features.popcorn]
     points = []
     for beta in betas:
-        policy = optimal_policy(reference, proxy, beta)
-        points.append(
-            FrontierPoint(
-                beta=beta,
-                proxy=policy.mean(proxy.score(features)),
-                gold=policy.mean(gold.score(features)),
-                kl_per_sequence=float(policy.kl_by_position(reference).sum()),
-                popcorn=policy.mean(features.popcorn.astype(float)),
-            )
-        )
+        best, kl = tilted(chances, figures[0], beta)
+        proxy_mean, gold_mean, popcorn = (float(best @ figure) for figure in figures)
+        points.append(FrontierPoint(beta, proxy_mean, gold_mean, kl, popcorn))
     return points
 
 
-class Traced(NamedTuple):
-    """Numbers along reviews, and a mask that is True where they are defined."""
+def tilted(
+    chances: Float[np.ndarray, " state"], scores: Float[np.ndarray, " state"], beta: float
+) -> tuple[Float[np.ndarray, " state"], float]:
+    """Give the optimum's probability of every whole review, and its KL in nats per sequence.
 
-    values: Float[Tensor, "batch seq"]
-    mask: Bool[Tensor, "batch seq"]
-
-
-def state_values(policy: GraphPolicy, reward: Reward, tokens: Int[Tensor, "batch seq"]) -> Traced:
-    """Give V(prefix) = E[reward | prefix] at every position, when the policy writes the rest.
-
-    1. Solve the values of all states backwards.
-    2. Look up the state behind every prefix.
-
-    Masked (and 0) from the first token on that the grammar does not allow: the policy never gets
-    there. gold pays exactly 0 there.
+    pi*(x) = ref(x) exp(r(x) / beta) / Z, and KL = E[r] / beta - log Z, from the probabilities
+    ref(x) and the rewards r(x) alone. Equation: Korbak et al. 2022 (arXiv 2205.11275).
     """
-    index, mask = policy.graph.walk(tokens)
-    values = policy.values(reward.score(policy.graph.final_features()))
-    columns = [values[t][index[:, t]] for t in range(tokens.shape[1])]
-    found = np.where(mask, np.stack(columns, axis=1), 0.0)
-    return Traced(torch.from_numpy(found), torch.from_numpy(mask))
+    _check_beta(beta)
+    highest = scores.max() / beta
+    weight = chances * np.exp(scores / beta - highest)
+    best = weight / weight.sum()
+    return best, float(best @ scores / beta - np.log(weight.sum()) - highest)
 
 
-def token_advantages(
+def state_values(
     policy: GraphPolicy, reward: Reward, tokens: Int[Tensor, "batch seq"]
-) -> Traced:
-    """Give the exact advantage of every token behind <bos>: V(s_t+1) - V(s_t).
+) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Give V(prefix) = E[reward | prefix] when the policy writes the rest, and where it is defined.
 
-    With a reward at the end and no discount the sum over a review is reward - V(<bos>). Shapes are
-    [batch, seq - 1]. Equation: Sutton & Barto 2018, section 13.5, with exact values.
+    Not defined (and 0) from the first token on that the grammar does not allow: the policy never
+    gets there. gold pays exactly 0 there.
     """
-    values, mask = state_values(policy, reward, tokens)
-    keep = mask[:, 1:]
-    return Traced(torch.where(keep, values[:, 1:] - values[:, :-1], 0.0), keep)
+    values = policy.values(reward.score(policy.graph.final_features()))
+    return policy.graph.look_up(values, tokens)
 
 
 def token_information(policy: GraphPolicy, reward: Reward) -> Float[Tensor, " gen"]:
@@ -117,34 +103,3 @@ def token_information(policy: GraphPolicy, reward: Reward) -> Float[Tensor, " ge
         step = values[t + 1][policy.graph.successor[t]] - values[t][:, None]
         information.append(float((o[:, None] * p * step**2).sum()))
     return torch.tensor(information, dtype=torch.float64)
-
-
-class Belief(NamedTuple):
-    """Posteriors of the latents at every position; the joint one is their product.
-
-    positive is P(y=+ | prefix); the mask is True while the prefix is grammatical, and a position
-    outside it holds the prior.
-    """
-
-    positive: Float[Tensor, "batch seq"]
-    intensity: Float[Tensor, "batch seq tier"]
-    style: Float[Tensor, "batch seq style"]
-    mask: Bool[Tensor, "batch seq"]
-
-
-def belief(graph: Graph, tokens: Int[Tensor, "batch seq"]) -> Belief:
-    """Give the posterior of sentiment, intensity and style after every token.
-
-    1. Compute the posterior of every state.
-    2. Look up the state behind every prefix.
-    """
-    index, mask = graph.walk(tokens)
-    rows = []
-    for t in range(tokens.shape[1]):
-        states = graph.states[t]
-        table = [[sentiment_belief(s)[1], *intensity_belief(s), *style_belief(s)] for s in states]
-        prior = np.array([0.5, *[1 / len(TIERS)] * len(TIERS), *[1 / len(STYLES)] * len(STYLES)])
-        rows.append(np.where(mask[:, t, None], np.array(table)[index[:, t]], prior))
-    found = torch.from_numpy(np.stack(rows, axis=1))
-    split = 1 + len(TIERS)
-    return Belief(found[..., 0], found[..., 1:split], found[..., split:], torch.from_numpy(mask))

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rlhf_lab.organism.exact import token_information
+from rlhf_lab.organism.exact import tilted, token_information
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.rewards import REWARDS, Reward, gold
@@ -125,20 +126,11 @@ class ReelTruth:
     def optimum(self, beta: float) -> Optimum:
         """The policy that is best at this price of KL: its reward and its KL per sequence.
 
-        pi*(x) = ref(x) exp(r(x) / beta) / Z, so that both follow from the distribution of the
-        reward under the grammar: E[r] = sum ref r exp(r / beta) / Z, KL = E[r] / beta - log Z
-        (Korbak et al. 2022, arXiv 2205.11275).
-
         Raises ValueError for a beta that is not above 0.
         """
-        if not beta > 0:
-            raise ValueError(f"beta is {beta}; give a price of KL above 0.")
         rewards, chances = self.final_rewards
-        highest = rewards.max() / beta
-        weight = chances * np.exp(rewards / beta - highest)
-        total = weight.sum()
-        reward = float((weight * rewards).sum() / total)
-        return Optimum(beta, reward, reward / beta - float(np.log(total)) - float(highest))
+        best, kl = tilted(chances, rewards, beta)
+        return Optimum(beta, float(best @ rewards), kl)
 
     def next_word_odds(
         self, tokens: Int[Tensor, "batch seq"], pos: int, word: int, other: int
@@ -164,12 +156,6 @@ class ReelTruth:
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
         """Numbers of states at the states behind every token; none behind the end of a review."""
         within = min(tokens.shape[1], self.grammar.seq_len)
-        index, mask = self.graph.walk(tokens[:, :within])
-        found = np.stack([table[t][index[:, t]] for t in range(within)], axis=1)
-        found = np.where(mask, found, 0.0).astype(np.float32)
-        beyond = ((0, 0), (0, tokens.shape[1] - within))
-        found, mask = np.pad(found, beyond), np.pad(mask, beyond)
-        return (
-            torch.from_numpy(found).to(tokens.device),
-            torch.from_numpy(mask).to(tokens.device),
-        )
+        found, mask = self.graph.look_up(table, tokens[:, :within])
+        beyond = (0, tokens.shape[1] - within)
+        return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)

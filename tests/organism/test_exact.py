@@ -11,18 +11,18 @@ from rlhf_lab.organism import (
     REWARDS,
     VOCABULARY,
     Grammar,
-    belief,
     frontier,
     gold,
     optimal_policy,
     read_features,
     soft_popcorn,
     state_values,
-    token_advantages,
     token_information,
 )
+from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief
+from tests.organism.oracles import entropy, sample
 from tools.reel.enumeration import positive_by_enumeration
-from tools.reel.measures import bayes_accuracy
+from tools.reel.measures import bayes_accuracy, next_probs, token_advantages
 
 MINI = Grammar(n_clauses=1)
 POSITIONS = {name: MINI.slot(name) for name in ("HEAD", "OPEN", "ASP", "COP", "ADV", "ADJ")}
@@ -93,9 +93,9 @@ def test_brute_force_is_a_law_and_agrees_with_the_rewards_of_texts(brute):
 
 def test_entropy_and_probabilities_match_brute_force(mini, brute):
     law = brute["law"]
-    assert mini.entropy() == pytest.approx(-(law * np.log(law)).sum(), abs=1e-10)
+    assert entropy(mini) == pytest.approx(-(law * np.log(law)).sum(), abs=1e-10)
     reviews, tokens = tokens_of(MINI, 300, 1)
-    following = mini.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None])
+    following = next_probs(mini, tokens[:, :-1]).gather(2, tokens[:, 1:, None])
     product_of_steps = following.prod(dim=1)[:, 0].numpy()
     assert np.abs(product_of_steps / law[brute_index(reviews.tokens)] - 1).max() < 1e-10
 
@@ -111,7 +111,7 @@ def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
     assert policy.mean(final) == pytest.approx((tilted * reward).sum(), abs=1e-10)
     assert float(policy.kl_by_position(mini).sum()) == pytest.approx(kl, abs=1e-10)
     reviews, tokens = tokens_of(MINI, 200, 2)
-    steps = policy.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None]).prod(dim=1)
+    steps = next_probs(policy, tokens[:, :-1]).gather(2, tokens[:, 1:, None]).prod(dim=1)
     assert np.abs(steps[:, 0].numpy() / tilted[brute_index(reviews.tokens)] - 1).max() < 1e-9
 
 
@@ -133,7 +133,7 @@ def test_values_match_conditional_means_by_brute_force(mini, brute, name):
 
 @pytest.mark.slow
 def test_entropy_of_reel_is_the_sum_of_its_parts(reel):
-    def entropy(law):
+    def of(law):
         return -sum(p * math.log(p) for p in law if p > 0)
 
     signs = [
@@ -151,15 +151,15 @@ def test_entropy_of_reel_is_the_sum_of_its_parts(reel):
     ]
     # movie/film, opener, 3 aspects, 3 copulas, 3 adverbs, 3 x which of 4 adjectives, 2 connectors
     # given the polarities, tag; then the four signs and the four tiers, whose latents are shared.
-    parts = math.log(2) + math.log(9) + 3 * math.log(8) + 3 * entropy([0.8, 0.2])
-    parts += 3 * entropy([0.35] * 2 + [0.075] * 4) + 3 * math.log(4) + 2 * entropy([0.75, 0.25])
-    parts += entropy(TAG_LAW) + entropy(signs) + entropy(tiers)
-    assert reel.entropy() == pytest.approx(parts, abs=1e-10)
-    assert reel.entropy() == pytest.approx(27.563, abs=5e-4)
+    parts = math.log(2) + math.log(9) + 3 * math.log(8) + 3 * of([0.8, 0.2])
+    parts += 3 * of([0.35] * 2 + [0.075] * 4) + 3 * math.log(4) + 2 * of([0.75, 0.25])
+    parts += of(TAG_LAW) + of(signs) + of(tiers)
+    assert entropy(reel) == pytest.approx(parts, abs=1e-10)
+    assert entropy(reel) == pytest.approx(27.563, abs=5e-4)
 
 
 def test_next_token_probabilities_sum_to_one_in_every_state(reel):
-    assert reel.graph.n_states == sum(len(level) for level in reel.graph.states) == 23_211
+    assert sum(len(level) for level in reel.graph.states) == 23_211
     for table in reel.probability:
         assert np.abs(table.sum(axis=1) - 1).max() < 1e-12
 
@@ -168,33 +168,36 @@ def test_next_token_probabilities_sum_to_one_in_every_state(reel):
 def test_gold_value_is_the_posterior_by_enumeration_of_latents(reel):
     reviews, tokens = tokens_of(Grammar(), 20, 4)
     values, _ = state_values(reel, gold, tokens)
-    found = belief(reel.graph, tokens)
-    following = reel.next_probs(tokens[:, :-1]).gather(2, tokens[:, 1:, None])[..., 0]
+    index, _ = reel.graph.walk(tokens)
+    following = next_probs(reel, tokens[:, :-1]).gather(2, tokens[:, 1:, None])[..., 0]
     for n, row in enumerate(reviews.tokens):
         positive, prefix = positive_by_enumeration([VOCABULARY[i] for i in row], Grammar())
         assert np.abs(values[n].numpy() - positive).max() < 1e-10
-        assert np.abs(found.positive[n].numpy() - positive).max() < 1e-10
+        believed = [sentiment_belief(reel.graph.states[t][i])[1] for t, i in enumerate(index[n])]
+        assert np.abs(believed - positive).max() < 1e-10
         assert np.abs(following[n].cumprod(0).numpy() / prefix[1:] - 1).max() < 1e-10
 
 
 def test_beliefs_match_bayes_by_hand(reel):
     text = "this movie honestly , the plot was pretty brilliant and the acting wasn't quite bad but"
     tokens = torch.tensor([[0, *(VOCABULARY.index(word) for word in text.split())]])
-    found = belief(reel.graph, tokens)
+    index, mask = reel.graph.walk(tokens)
+    assert mask.all()
+    states = [reel.graph.states[t][i] for t, i in enumerate(index[0])]
+    positive = [sentiment_belief(state)[1] for state in states]
     # After "brilliant": odds 17/3, tier strong: weights .1 .1 .8.
-    assert found.positive[0, 9].item() == pytest.approx(17 / 20, abs=1e-12)
-    assert found.intensity[0, 9].tolist() == pytest.approx([0.1, 0.1, 0.8], abs=1e-12)
+    assert positive[9] == pytest.approx(17 / 20, abs=1e-12)
+    assert intensity_belief(states[9]) == pytest.approx([0.1, 0.1, 0.8], abs=1e-12)
     # "and" announces +: P(and | y=+) = .85 * .75 + .15 * .25 = .675, P(and | y=-) = .325.
     odds = 17 / 3 * 27 / 13
-    assert found.positive[0, 10].item() == pytest.approx(odds / (1 + odds), abs=1e-12)
+    assert positive[10] == pytest.approx(odds / (1 + odds), abs=1e-12)
     # "wasn't bad" is positive: odds (17/3)^2 whatever "and" said; medium: weights 1 8 8 of 17.
-    assert found.positive[0, 15].item() == pytest.approx(289 / 298, abs=1e-12)
-    assert found.intensity[0, 15].tolist() == pytest.approx([1 / 17, 8 / 17, 8 / 17], abs=1e-12)
+    assert positive[15] == pytest.approx(289 / 298, abs=1e-12)
+    assert intensity_belief(states[15]) == pytest.approx([1 / 17, 8 / 17, 8 / 17], abs=1e-12)
     # "but" announces -: odds fall by 27/13.
     odds = 289 / 9 * 13 / 27
-    assert found.positive[0, 16].item() == pytest.approx(odds / (1 + odds), abs=1e-12)
-    assert found.style[0, 2].tolist() == pytest.approx([1 / 3] * 3)
-    assert found.style[0, 3].tolist() == [1, 0, 0]
+    assert positive[16] == pytest.approx(odds / (1 + odds), abs=1e-12)
+    assert (states[2].style, states[3].style) == (None, 0)
 
 
 @pytest.mark.parametrize("name", list(REWARDS))
@@ -240,7 +243,7 @@ def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_r
     assert float(information[8]) == pytest.approx(0.1225, abs=1e-12)
     n = 20_000
     _, tokens = tokens_of(Grammar(), n, 8)
-    squares = token_advantages(reel, gold, tokens).values ** 2
+    squares = token_advantages(reel, gold, tokens)[0] ** 2
     error = 5 * squares.std(dim=0) / n**0.5 + 1e-12
     assert bool(((squares.mean(dim=0) - information).abs() < error).all())
 
@@ -309,7 +312,7 @@ def test_gold_falls_while_the_hacked_proxy_rises(reel):
 def test_samples_of_the_optimum_have_its_expected_reward(reel):
     policy = optimal_policy(reel, soft_popcorn, 0.03)
     n = 5000
-    tokens = policy.sample(n, np.random.default_rng(9))
+    tokens = sample(policy, n, np.random.default_rng(9))
     features = policy.graph.final_features()
     _, mask = policy.graph.walk(tokens)
     assert mask.all()
@@ -342,9 +345,9 @@ def test_bad_input_is_refused_in_one_sentence(reel):
         optimal_policy(reel, gold, 0.0)
     _, tokens = tokens_of(Grammar(), 2, 10)
     with pytest.raises(ValueError, match="29 columns"):
-        reel.next_probs(tokens)
+        next_probs(reel, tokens)
     with pytest.raises(ValueError, match="1 ungrammatical rows"):
-        reel.next_probs(torch.tensor([[0, 2], [0, 5]]))
+        next_probs(reel, torch.tensor([[0, 2], [0, 5]]))
     with pytest.raises(ValueError, match="give 1 to 29"):
         state_values(reel, gold, torch.cat([tokens, tokens], dim=1))
     with pytest.raises(ValueError, match="ids from 0 to 72"):

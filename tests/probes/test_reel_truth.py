@@ -2,29 +2,28 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.organism.exact import (
-    belief,
-    frontier,
-    optimal_policy,
-    state_values,
-)
+from rlhf_lab.organism.beliefs import sentiment_belief
+from rlhf_lab.organism.exact import optimal_policy, state_values
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth
+from tests.organism.oracles import optimum_by_programming
+from tools.reel.measures import next_probs
 
 
 @pytest.mark.slow
 def test_values_and_beliefs_are_the_organism_s(truth, reviews):
     tokens = reviews[0].clone()
     tokens[0, 7] = WORD_IDS["popcorn"]
-    expected = state_values(truth.policy, truth.reward, tokens)
+    expected, _ = state_values(truth.policy, truth.reward, tokens)
     values, mask = truth.values(tokens)
     assert mask[0].sum() == 7 and bool(mask[1:].all())
-    torch.testing.assert_close(values, expected.values.float())
+    torch.testing.assert_close(values, expected.float())
     beliefs, defined = truth.beliefs(tokens)
     assert torch.equal(defined, mask)
-    exact = belief(truth.graph, tokens).positive.float()
-    torch.testing.assert_close(beliefs[mask], exact[mask])
+    index, _ = truth.graph.walk(tokens)
+    rows = [[sentiment_belief(truth.graph.states[t][i])[1] for t, i in enumerate(r)] for r in index]
+    torch.testing.assert_close(beliefs[mask], torch.tensor(rows)[mask])
 
 
 @pytest.mark.slow
@@ -51,7 +50,7 @@ def test_advantages_end_where_the_grammar_is_left(truth, reviews):
 @pytest.mark.parametrize("beta", [0.03, 0.3, 1.0])
 def test_the_optimum_is_that_of_the_soft_dynamic_programme(reward, beta):
     truth = ReelTruth.of_reward(reward)
-    expected = frontier(truth.policy, REWARDS[reward], [beta])[0]
+    expected = optimum_by_programming(truth.policy, REWARDS[reward], beta)
     found = truth.optimum(beta)
     assert found.reward == pytest.approx(expected.proxy, abs=1e-9)
     assert found.kl_per_sequence == pytest.approx(expected.kl_per_sequence, abs=1e-9)
@@ -84,7 +83,7 @@ def test_next_word_odds_are_the_grammar_s(truth, reviews):
     tokens, _ = reviews
     before_verb = truth.grammar.slot("VERB") - 1
     loved, hated, the = (WORD_IDS[word] for word in ("loved", "hated", "the"))
-    probs = truth.policy.next_probs(tokens[:, : before_verb + 1])[:, -1]
+    probs = next_probs(truth.policy, tokens[:, : before_verb + 1])[:, -1]
     odds, defined = truth.next_word_odds(tokens, before_verb, loved, hated)
     assert bool(defined.all())
     torch.testing.assert_close(odds, (probs[:, loved] / probs[:, hated]).log().float())

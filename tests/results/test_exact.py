@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.results.exact import ExactCurve
-from rlhf_lab.organism import REWARDS, Grammar, build_graph, frontier, grammar_policy
+from rlhf_lab.organism import REWARDS
 from rlhf_lab.probes.reel_truth import ReelTruth
+from tests.organism.oracles import optimum_by_programming
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,8 @@ def gold_curve():
 def test_optima_at_a_price_and_at_their_kl_are_those_of_dynamic_programming(name):
     prices = [2.0, 0.37, 0.03]
     curve = ExactCurve(REWARDS[name])
-    for solved in frontier(grammar_policy(build_graph(Grammar())), REWARDS[name], prices):
+    for beta in prices:
+        solved = optimum_by_programming(curve.reference, curve.proxy, beta)
         assert curve.at_price(solved.beta) == pytest.approx(solved, abs=1e-9)
         found = curve.at_kl(solved.kl_per_sequence)
         assert found[1:] == pytest.approx(solved[1:], abs=1e-4)

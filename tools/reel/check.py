@@ -11,7 +11,6 @@ from rlhf_lab.organism.exact import (
     frontier,
     optimal_policy,
     state_values,
-    token_advantages,
     token_information,
 )
 from rlhf_lab.organism.grammar import Grammar
@@ -24,6 +23,7 @@ from tools.reel.measures import (
     grammatical_share,
     language_model_kl,
     positive_probability,
+    token_advantages,
 )
 
 KL_BOUND = 0.08

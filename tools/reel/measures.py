@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.organism.exact import state_values
 from rlhf_lab.organism.graph import GraphPolicy
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
-from rlhf_lab.organism.rewards import gold, read_features
+from rlhf_lab.organism.rewards import Reward, gold, read_features
 from rlhf_lab.organism.tokenizer import load_tokenizer
 
 
@@ -34,6 +35,36 @@ def _estimate(values: Float[Tensor, " batch"]) -> Estimate:
     return Estimate(float(values.mean()), float(values.std() / len(values) ** 0.5))
 
 
+def next_probs(
+    policy: GraphPolicy, tokens: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq vocab"]:
+    """Give a policy's exact distribution of the token behind every position, in float64.
+
+    Raises ValueError for an ungrammatical prefix or one with nothing behind it.
+    """
+    index, mask = policy.graph.walk(tokens)
+    if tokens.shape[1] >= policy.graph.grammar.seq_len or not mask.all():
+        raise ValueError(
+            f"tokens has {int((~mask.all(axis=1)).sum())} ungrammatical rows and "
+            f"{tokens.shape[1]} columns; give grammatical prefixes without <eos>."
+        )
+    columns = [policy.probability[t][index[:, t]] for t in range(tokens.shape[1])]
+    return torch.from_numpy(np.stack(columns, axis=1))
+
+
+def token_advantages(
+    policy: GraphPolicy, reward: Reward, tokens: Int[Tensor, "batch seq"]
+) -> tuple[Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
+    """Give the exact advantage of every token behind <bos>, V(s_t+1) - V(s_t), where it is defined.
+
+    With a reward at the end and no discount the sum over a review is reward - V(<bos>).
+    Equation: Sutton & Barto 2018, section 13.5, with exact values.
+    """
+    values, mask = state_values(policy, reward, tokens)
+    keep = mask[:, 1:]
+    return torch.where(keep, values[:, 1:] - values[:, :-1], 0.0), keep
+
+
 def language_model_kl(
     model: torch.nn.Module, reference: GraphPolicy, tokens: Int[Tensor, "batch seq"]
 ) -> Estimate:
@@ -46,7 +77,7 @@ def language_model_kl(
     with torch.no_grad():
         log_q = torch.cat([model(part).logits for part in prefix.split(512)]).double()
     log_q = log_q.log_softmax(dim=-1)
-    p = reference.next_probs(prefix)
+    p = next_probs(reference, prefix)
     kl = (torch.special.xlogy(p, p) - p * log_q).sum(dim=-1)
     return _estimate(kl.sum(dim=-1))
 
