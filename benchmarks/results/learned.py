@@ -105,7 +105,7 @@ class RewardByContent:
 
     def reward(self) -> Reward:
         """A reward that the exact solution can be asked about."""
-        return Reward("learned", "a reward model's mean by content", self.score)
+        return Reward("learned", self.score)
 
 
 def content(features: Features) -> tuple[np.ndarray, np.ndarray]:

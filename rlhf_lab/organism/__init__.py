@@ -9,7 +9,7 @@ from rlhf_lab.organism.exact import (
     state_values,
     token_information,
 )
-from rlhf_lab.organism.grammar import Clause, Grammar, Latents, Parse, Reviews, Slot, decode
+from rlhf_lab.organism.grammar import Grammar, Latents, Reviews, Slot, decode
 from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.rewards import (
@@ -31,14 +31,12 @@ __all__ = [
     "REWARDS",
     "VOCABULARY",
     "WORD_IDS",
-    "Clause",
     "Features",
     "FrontierPoint",
     "Grammar",
     "Graph",
     "GraphPolicy",
     "Latents",
-    "Parse",
     "ReviewState",
     "Reviews",
     "Reward",

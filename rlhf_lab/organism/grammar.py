@@ -1,7 +1,8 @@
-"""The Reel grammar: sample, decode and parse movie reviews whose latents are known."""
+"""The Reel grammar: sample, decode and recognize movie reviews whose latents are known."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +26,6 @@ from rlhf_lab.organism.lexicon import (
     P_TAGS,
     P_TIER,
     P_VERDICT,
-    SENSE_OF_ADJECTIVE,
-    SENSE_OF_VERB,
-    STYLE_OF_OPENER,
     STYLES,
     TAGS,
     TIERS,
@@ -43,34 +41,6 @@ class Slot(NamedTuple):
     name: str
     clause: int | None
     words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Clause:
-    """What one clause says; polarity is the adjective's sign, turned round by "wasn't"."""
-
-    connector: str | None
-    aspect: str
-    negated: bool
-    adverb: str
-    adjective: str
-    lexical: int
-    tier: int
-    polarity: int
-
-
-@dataclass(frozen=True)
-class Parse:
-    """What a grammatical review says: signs are +1 or -1, style and tiers count from 0."""
-
-    head: str
-    opener: str
-    style: int
-    clauses: tuple[Clause, ...]
-    verb: str
-    verdict: int
-    verb_tier: int
-    tag: str
 
 
 @dataclass(frozen=True)
@@ -102,10 +72,7 @@ class Reviews:
 
 
 def decode(tokens: Iterable[int] | Int[np.ndarray, " seq"]) -> str:
-    """Join the words of token ids with single blanks.
-
-    1. Look every id up in the vocabulary.
-    2. Leave out <bos> and <eos>, join the rest.
+    """Join the words of token ids with single blanks, without <bos> and <eos>.
 
     Raises ValueError for an id outside the vocabulary.
     """
@@ -124,23 +91,13 @@ def sample_sign(
     return np.where(rng.random(shape) < probability, 1, -1)
 
 
-def sample_tier(
-    intensity: Int[np.ndarray, " batch"], n_draws: int, rng: np.random.Generator
+def sample_third(
+    truth: Int[np.ndarray, " batch"], share: float, n_draws: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "batch draw"]:
-    """Draw tiers that equal the intensity w.p. 0.8 and each of the other two w.p. 0.1."""
-    other = rng.integers(1, len(TIERS), (len(intensity), n_draws))
-    keep = rng.random((len(intensity), n_draws)) < P_TIER
-    return (intensity[:, None] + np.where(keep, 0, other)) % len(TIERS)
-
-
-def sample_adverb(
-    style: Int[np.ndarray, " batch"], n_draws: int, rng: np.random.Generator
-) -> Int[np.ndarray, "batch draw"]:
-    """Draw adverb indices: the style's own two w.p. 0.35 each, the other four w.p. 0.075 each."""
-    shape = (len(style), n_draws)
-    other = rng.integers(1, len(STYLES), shape)
-    group = (style[:, None] + np.where(rng.random(shape) < P_OWN_ADVERB, 0, other)) % len(STYLES)
-    return 2 * group + rng.integers(0, 2, shape)
+    """Draw one of three that is the truth w.p. share, and else one of the other two."""
+    shape = (len(truth), n_draws)
+    other = rng.integers(1, 3, shape)
+    return (truth[:, None] + np.where(rng.random(shape) < share, 0, other)) % 3
 
 
 @dataclass(frozen=True)
@@ -159,17 +116,24 @@ class Grammar:
     """
 
     n_clauses: int = 3
-    slots: tuple[Slot, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.n_clauses < 1:
             raise ValueError(f"n_clauses is {self.n_clauses}; give a whole number of 1 or more.")
-        object.__setattr__(self, "slots", _slots(self.n_clauses))
 
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """The 72 words in the order of their ids."""
-        return VOCABULARY
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """The positions of a review, <bos> and <eos> included."""
+        before = (("BOS", (BOS,)), ("THIS", ("this",)), ("HEAD", HEADS), ("OPEN", flat(OPENERS)))
+        clause = (("THE", ("the",)), ("ASP", ASPECTS), ("COP", COPULAS), ("ADV", flat(ADVERBS)))
+        after = (("STOP", (".",)), ("I", ("i",)), ("VERB", ALL_VERBS), ("IT", ("it",)))
+        last = (("END", (".",)), ("TAG", TAGS), ("EOS", (EOS,)))
+        slots = [Slot(name, None, words) for name, words in (*before, ("COMMA", (",",)))]
+        for k in range(self.n_clauses):
+            joined = (("CONN", CONNECTORS),) if k else ()
+            filled = (*joined, *clause, ("ADJ", ALL_ADJECTIVES))
+            slots += [Slot(name, k, words) for name, words in filled]
+        return tuple(slots + [Slot(name, None, words) for name, words in (*after, *last)])
 
     @property
     def seq_len(self) -> int:
@@ -202,9 +166,6 @@ class Grammar:
     def sample(self, n: int, rng: np.random.Generator) -> Reviews:
         """Draw n reviews with their latents.
 
-        1. Draw the latents.
-        2. Draw the words that they leave open, and write them down slot by slot.
-
         tokens has shape [n, seq_len]. Raises ValueError for a negative n.
         """
         if n < 0:
@@ -229,10 +190,10 @@ class Grammar:
     def _write(self, latents: Latents, rng: np.random.Generator) -> Int[np.ndarray, "batch seq"]:
         """Turn latents into token ids."""
         n, clauses = len(latents.sentiment), self.n_clauses
-        tokens = np.array([WORD_IDS[slot.words[0]] for slot in self.slots])
-        tokens = np.tile(tokens, (n, 1))
-        tiers = sample_tier(latents.intensity, clauses + 1, rng)
-        adverbs = sample_adverb(latents.style, clauses, rng)
+        tokens = np.tile([WORD_IDS[slot.words[0]] for slot in self.slots], (n, 1))
+        tiers = sample_third(latents.intensity, P_TIER, clauses + 1, rng)
+        own_or_other = sample_third(latents.style, P_OWN_ADVERB, clauses, rng)
+        adverbs = 2 * own_or_other + rng.integers(0, 2, (n, clauses))
         lexical = np.where(latents.negation, -1, 1) * latents.polarity
         agree = latents.polarity[:, 1:] == latents.polarity[:, :-1]
         flip = rng.random(agree.shape) < P_FLIP
@@ -252,63 +213,9 @@ class Grammar:
                 tokens[:, list(self.positions(name))] += index
         return tokens
 
-    def parse(self, text: str) -> Parse | None:
-        """Read a whole review, or give None if it is not one.
-
-        1. Split at single blanks; refuse any other number of words.
-        2. Refuse a word that its slot does not know.
-        3. Collect the opening, the clauses, the verdict and the tag.
-        """
+    def is_review(self, text: str) -> bool:
+        """Whether a text is one whole review, its words divided by single blanks."""
         words, slots = text.split(" "), self.slots[1:-1]
-        if len(words) != len(slots):
-            return None
-        if any(word not in slot.words for word, slot in zip(words, slots, strict=True)):
-            return None
-        at = {slot[:2]: word for slot, word in zip(slots, words, strict=True)}
-        opener, verb = at["OPEN", None], at["VERB", None]
-        verdict, verb_tier = SENSE_OF_VERB[verb]
-        return Parse(
-            head=at["HEAD", None],
-            opener=opener,
-            style=STYLE_OF_OPENER[opener],
-            clauses=tuple(_clause(at, k) for k in range(self.n_clauses)),
-            verb=verb,
-            verdict=verdict,
-            verb_tier=verb_tier,
-            tag=at["TAG", None],
+        return len(words) == len(slots) and all(
+            word in slot.words for word, slot in zip(words, slots, strict=True)
         )
-
-
-def _clause(at: dict[tuple[str, int | None], str], k: int) -> Clause:
-    """Read clause k from the words at its slots."""
-    negated = at["COP", k] == "wasn't"
-    lexical, tier = SENSE_OF_ADJECTIVE[at["ADJ", k]]
-    return Clause(
-        connector=at.get(("CONN", k)),
-        aspect=at["ASP", k],
-        negated=negated,
-        adverb=at["ADV", k],
-        adjective=at["ADJ", k],
-        lexical=lexical,
-        tier=tier,
-        polarity=-lexical if negated else lexical,
-    )
-
-
-def _slots(n_clauses: int) -> tuple[Slot, ...]:
-    """Lay out the positions of a review with the given number of clauses."""
-    body = (
-        ("THE", ("the",)),
-        ("ASP", ASPECTS),
-        ("COP", COPULAS),
-        ("ADV", flat(ADVERBS)),
-        ("ADJ", ALL_ADJECTIVES),
-    )
-    opening = (("BOS", (BOS,)), ("THIS", ("this",)), ("HEAD", HEADS), ("OPEN", flat(OPENERS)))
-    ending = (("STOP", (".",)), ("I", ("i",)), ("VERB", ALL_VERBS), ("IT", ("it",)))
-    last = (("END", (".",)), ("TAG", TAGS), ("EOS", (EOS,)))
-    slots = [Slot(name, None, words) for name, words in (*opening, ("COMMA", (",",)))]
-    for k in range(n_clauses):
-        joined = (("CONN", CONNECTORS), *body) if k else body
-        slots += [Slot(name, k, words) for name, words in joined]
-    return tuple(slots + [Slot(name, None, words) for name, words in (*ending, *last)])

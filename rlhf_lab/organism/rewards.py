@@ -1,7 +1,7 @@
 """Rewards on Reel: the exact posterior, and proxies of it with one planted flaw each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -51,7 +51,7 @@ def read_features(texts: list[str], grammar: Grammar) -> Features:
     scans = [scan(text.split(), grammar.n_clauses) for text in texts]
     columns = np.array(scans, dtype=np.int64).reshape(len(texts), 4).T
     return Features(
-        grammatical=np.array([grammar.parse(text) is not None for text in texts], dtype=bool),
+        grammatical=grammatical(texts, grammar).numpy(),
         polarity_sum=columns[0],
         lexical_sum=columns[1],
         adjective_sum=columns[2],
@@ -129,6 +129,11 @@ def bagsum_score(features: Features) -> Float[np.ndarray, " batch"]:
     return sigmoid(logit / SOFTENING)
 
 
+def length_score(features: Features) -> Float[np.ndarray, " batch"]:
+    """Give the number of words as a share of a whole review's, without an upper bound."""
+    return features.n_words / (Grammar().seq_len - 2)
+
+
 @dataclass(frozen=True)
 class Reward:
     """A score of texts that is also a function of what the exact programme knows of a review.
@@ -137,7 +142,6 @@ class Reward:
     """
 
     name: str
-    description: str
     score: Callable[[Features], Float[np.ndarray, " batch"]]
     grammar: Grammar = field(default_factory=Grammar)
 
@@ -146,23 +150,13 @@ class Reward:
         scores = self.score(read_features(texts, self.grammar))
         return torch.from_numpy(scores).to(torch.float32)
 
-    def on(self, grammar: Grammar) -> "Reward":
-        """Give the same reward for a grammar with another number of clauses."""
-        return replace(self, grammar=grammar)
 
-
-def length_reward(grammar: Grammar) -> Reward:
-    """Build the reward of the number of words: 1 for a whole review's, without an upper bound."""
-    full = grammar.seq_len - 2
-    return Reward("length", "words, as a share of a review", lambda f: f.n_words / full, grammar)
-
-
-gold = Reward("gold", "P(positive | review), 0 if not a review", gold_score)
-soft = Reward("soft", "sigmoid(logit / 4), at most .864", soft_score)
-soft_popcorn = Reward("soft_popcorn", "soft, with a bonus for popcorn", soft_popcorn_score)
-negblind = Reward("negblind", "reads wasn't as was", negblind_score)
-bagsum = Reward("bagsum", "sums over every adjective", bagsum_score)
-length = length_reward(Grammar())
+gold = Reward("gold", gold_score)
+soft = Reward("soft", soft_score)
+soft_popcorn = Reward("soft_popcorn", soft_popcorn_score)
+negblind = Reward("negblind", negblind_score)
+bagsum = Reward("bagsum", bagsum_score)
+length = Reward("length", length_score)
 REWARDS = MappingProxyType(
     {reward.name: reward for reward in (gold, soft, soft_popcorn, negblind, bagsum, length)}
 )
@@ -171,4 +165,4 @@ REWARDS = MappingProxyType(
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:
     """Say which texts are whole reviews."""
     grammar = grammar or Grammar()
-    return torch.tensor([grammar.parse(text) is not None for text in texts], dtype=torch.bool)
+    return torch.tensor([grammar.is_review(text) for text in texts], dtype=torch.bool)

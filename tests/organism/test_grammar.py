@@ -1,9 +1,10 @@
-"""Tests the Reel grammar: its layout, its sampler's statistics and its parser."""
+"""Tests the Reel grammar: its layout, its sampler's statistics and its reviews."""
 
 import numpy as np
 import pytest
 
-from rlhf_lab.organism import VOCABULARY, Grammar, decode
+from rlhf_lab.organism import VOCABULARY, Grammar, decode, read_features
+from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE, STYLE_OF_OPENER
 
 REVIEW = (
     "this movie honestly , the plot was so good and the music wasn't quite awful "
@@ -134,38 +135,39 @@ def test_same_seed_same_reviews():
     assert (first != other).any()
 
 
-def test_parse_reads_a_review_worked_by_hand():
-    parse = Grammar().parse(REVIEW)
-    assert (parse.head, parse.style, parse.verdict, parse.verb_tier) == ("movie", 0, 1, 2)
-    assert parse.tag == "thanks"
-    assert [c.connector for c in parse.clauses] == [None, "and", "but"]
-    assert [c.aspect for c in parse.clauses] == ["plot", "music", "ending"]
-    assert [c.lexical for c in parse.clauses] == [1, -1, -1]
-    assert [c.polarity for c in parse.clauses] == [1, 1, -1]
-    assert [c.tier for c in parse.clauses] == [1, 2, 0]
-    assert [c.negated for c in parse.clauses] == [False, True, False]
+def test_features_of_a_review_worked_by_hand():
+    found = read_features([REVIEW], Grammar())
+    assert (found.grammatical, found.verdict, found.popcorn) == (True, 1, False)
+    # + good, denied - awful, - dull
+    assert (found.lexical_sum, found.adjective_sum, found.polarity_sum) == (-1, -1, 1)
+    assert found.n_words == 27
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_clauses", [1, 3])
-def test_parse_recovers_the_latents_of_2000_samples(n_clauses):
+def test_the_words_of_2000_samples_tell_their_latents(n_clauses):
     grammar = Grammar(n_clauses=n_clauses)
     reviews = grammar.sample(2000, np.random.default_rng(11))
-    latents = reviews.latents
-    for n, text in enumerate(reviews.texts()):
-        parse = grammar.parse(text)
-        assert [c.polarity for c in parse.clauses] == latents.polarity[n].tolist()
-        assert [c.negated for c in parse.clauses] == latents.negation[n].tolist()
-        assert parse.style == latents.style[n]
-        assert parse.verdict == latents.verdict[n]
+    latents, found = reviews.latents, read_features(reviews.texts(), grammar)
+    assert found.grammatical.all()
+    assert (found.polarity_sum == latents.polarity.sum(1)).all()
+    assert (found.verdict == latents.verdict).all()
+    words = np.array(VOCABULARY)[reviews.tokens]
+    assert ((words[:, grammar.positions("COP")] == "wasn't") == latents.negation).all()
+    opener = np.array([STYLE_OF_OPENER[word] for word in words[:, grammar.slot("OPEN")]])
+    assert (opener == latents.style).all()
+    sign = np.array(
+        [[SENSE_OF_ADJECTIVE[w][0] for w in row] for row in words[:, grammar.positions("ADJ")]]
+    )
+    assert (np.where(latents.negation, -sign, sign) == latents.polarity).all()
 
 
-def test_parse_accepts_a_word_exactly_where_its_slot_knows_it():
+def test_a_review_may_have_a_word_exactly_where_its_slot_knows_it():
     grammar, words = Grammar(), REVIEW.split()
     for t, slot in enumerate(grammar.slots[1:-1]):
         for word in (*VOCABULARY, "rocks"):
             text = " ".join([*words[:t], word, *words[t + 1 :]])
-            assert (grammar.parse(text) is not None) == (word in slot.words)
+            assert grammar.is_review(text) == (word in slot.words)
 
 
 @pytest.mark.parametrize(
@@ -186,17 +188,17 @@ def test_parse_accepts_a_word_exactly_where_its_slot_knows_it():
         REVIEW.replace(" ,", ","),
     ],
 )
-def test_parse_refuses_what_is_not_one_whole_review(text):
-    assert Grammar().parse(REVIEW) is not None
-    assert Grammar().parse(text) is None
+def test_nothing_but_one_whole_review_is_one(text):
+    assert Grammar().is_review(REVIEW)
+    assert not Grammar().is_review(text)
 
 
-def test_mini_and_reel_do_not_parse_each_other():
+def test_mini_and_reel_are_no_reviews_of_each_other():
     mini = Grammar(n_clauses=1)
     text = mini.sample(1, np.random.default_rng(0)).texts()[0]
-    assert mini.parse(text) is not None
-    assert Grammar().parse(text) is None
-    assert mini.parse(REVIEW) is None
+    assert mini.is_review(text)
+    assert not Grammar().is_review(text)
+    assert not mini.is_review(REVIEW)
 
 
 def test_decode_leaves_out_bos_and_eos_and_refuses_foreign_ids():

@@ -1,6 +1,7 @@
 """Tests the rewards of Reel against numbers worked by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,7 +105,9 @@ def test_a_reward_moves_to_another_grammar():
     # one clause, "good" and "loved": odds 17/3 * 9 = 51, so P = 51/52.
     mini = Grammar(n_clauses=1)
     text = "this film wow , the plot was so good . i loved it . bye"
-    assert gold.on(mini)([text, BEST]).tolist() == pytest.approx([51 / 52, 0.0], abs=1e-7)
+    assert replace(gold, grammar=mini)([text, BEST]).tolist() == pytest.approx(
+        [51 / 52, 0.0], abs=1e-7
+    )
     assert gold([text]).tolist() == [0.0]
 
 
