@@ -53,12 +53,6 @@ class Branch(NamedTuple):
     state: ReviewState
 
 
-def odds(log_odds: float) -> dict[int, float]:
-    """Turn log odds into the probabilities of +1 and -1."""
-    positive = float(1 / (1 + np.exp(-log_odds)))
-    return {1: positive, -1: 1 - positive}
-
-
 def _likelihood(sign: int, truth: int, probability: float) -> float:
     """Give the probability that a sign is what it is when it equals the truth w.p. probability."""
     return probability if sign == truth else 1 - probability
@@ -77,7 +71,8 @@ def sentiment_belief(state: ReviewState, with_hint: bool = True) -> dict[int, fl
     if with_hint and state.hint is not None:
         agree = P_POLARITY * (1 - P_FLIP) + (1 - P_POLARITY) * P_FLIP
         log_odds += state.hint * np.log(agree / (1 - agree))
-    return odds(log_odds)
+    positive = float(1 / (1 + np.exp(-log_odds)))
+    return {1: positive, -1: 1 - positive}
 
 
 def intensity_belief(state: ReviewState) -> list[float]:
@@ -104,10 +99,8 @@ def tier_forecast(state: ReviewState) -> list[float]:
 
 def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
     """Give the counts of tiers after one more word of each tier."""
-    return [
-        tuple(count + (t == tier) for t, count in enumerate(state.tiers))
-        for tier in range(len(TIERS))
-    ]
+    counts = np.array(state.tiers) + np.eye(len(TIERS), dtype=int)
+    return [tuple(row) for row in counts.tolist()]
 
 
 def _open(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
@@ -127,12 +120,8 @@ def _adverb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
 
 
 def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
-    polarity_of, tier_of, counts = (
-        polarity_forecast(state),
-        tier_forecast(state),
-        _tier_counts(state),
-    )
-    is_last = slot.clause == grammar.n_clauses - 1
+    polarity_of, tier_of = polarity_forecast(state), tier_forecast(state)
+    counts, is_last = _tier_counts(state), slot.clause == grammar.n_clauses - 1
     branches = []
     for word in slot.words:
         lexical, tier = SENSE_OF_ADJECTIVE[word]
