@@ -1,16 +1,20 @@
 """TRL's step-based way of working: generate, score outside, step."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.compat.external import Texts, as_masks, as_tokens, samples_of
+from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import policy_outputs
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import check_context
+from rlhf_lab.sampling import check_context, pad_prompts, tokenize_prompts
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.report import PhaseReport
@@ -18,6 +22,8 @@ from rlhf_lab.training.rollout import Rollout
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
+
+Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
 
 
 def generate(trainer: "RLHFTrainer", prompts: Texts) -> list[str] | list[Int[Tensor, " response"]]:
@@ -75,16 +81,11 @@ def step(
     answered = as_tokens(tokenizer, responses, "responses", False)
     counted = as_masks(response_masks, answered)
     numbers = torch.tensor([float(score) for score in scores])
-    model, longest = trainer.policy.base_model, max(map(len, answered))
-    check_context(model, max(map(len, asked)), longest)
+    check_context(trainer.policy.base_model, max(map(len, asked)), max(map(len, answered)))
+    note = partial(samples_of, trainer, asked, answered, counted)
 
     def rollout_phase() -> Rollout:
         trainer.recorder.write_info(scores="given")
-
-        def note() -> Samples:
-            settings = args.temperature, args.rows_at_once, trainer.forward
-            return samples_of(trainer.policy, asked, answered, *settings, counted)
-
         samples = trainer.forward.proved_samples(
             note, trainer.policy, trainer.reference, args.temperature
         )
@@ -112,3 +113,83 @@ def _check_step(
             f"advantages={args.advantages!r} needs scores of greedy answers, which step() "
             "is not given; choose another estimator."
         )
+
+
+def as_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Texts, field: str, prepend_bos: bool
+) -> list[list[int]]:
+    """Token ids of texts; what is given as token ids stays as it is.
+
+    Raises:
+        ConfigError: nothing is given, or one of them is empty; named by `field` and number.
+    """
+    if isinstance(texts, str) or not len(texts):
+        raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
+    if all(isinstance(text, str) for text in texts):
+        rows = tokenize_prompts(tokenizer, texts, prepend_bos)
+    else:
+        rows = [torch.as_tensor(row).flatten().tolist() for row in texts]
+    empty = [number for number, row in enumerate(rows) if not row]
+    if empty:
+        raise ConfigError(f"{field}[{empty[0]}] is empty; give it at least one token.")
+    return rows
+
+
+def as_masks(
+    response_masks: Sequence[Sequence[int]] | Sequence[Tensor] | None,
+    responses: Sequence[Sequence[int]],
+) -> list[list[int]]:
+    """1 for each token of a response that counts, else 0; all 1, when there are no masks.
+
+    Raises:
+        ConfigError: not a 0 or 1 for each token, or a response of which nothing counts.
+    """
+    if response_masks is None:
+        return [[1] * len(row) for row in responses]
+    if len(response_masks) != len(responses):
+        raise ConfigError(
+            f"response_masks has {len(response_masks)} entries for {len(responses)} responses; "
+            "give one for each."
+        )
+    rows = [torch.as_tensor(row).flatten().tolist() for row in response_masks]
+    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
+        if len(row) != len(response) or not set(row) <= {0, 1} or not any(row):
+            raise ConfigError(
+                f"response_masks[{i}]={row} does not fit a response of {len(response)} tokens; "
+                "give a 0 or a 1 for each token, and at least one 1."
+            )
+    return [[int(counts) for counts in row] for row in rows]
+
+
+@torch.no_grad()
+def samples_of(
+    trainer: "RLHFTrainer",
+    queries: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    counted: Sequence[Sequence[int]],
+) -> Samples:
+    """Run the policy over finished texts for the log-probabilities and values of their tokens.
+
+    1. Pad queries on the left and responses on the right.
+    2. Run the policy over some rows at a time.
+
+    Log-probabilities are over the whole vocabulary at the run's temperature, whatever wrote the
+    responses: there is no support, in learning either.
+
+    Args:
+        counted: 1 for each token of a response that is the policy's own; the others are read as
+            context, and not learned from.
+    """
+    policy, args = trainer.policy, trainer.args
+    prompts, prompt_mask = pad_prompts(queries, 0, policy.device)
+    written, _ = pad_rows(responses, policy.device)
+    mask = pad_rows(counted, policy.device)[0].bool()
+    tokens, prefix_len = torch.cat([prompts, written], dim=1), prompts.shape[1]
+    attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
+    logprobs, values = [], []
+    for rows in torch.arange(len(tokens), device=policy.device).split(args.rows_at_once):
+        outputs = policy_outputs(policy, tokens[rows], attention_mask[rows], trainer.forward)
+        logits, all_values = outputs
+        logprobs.append(F.get_logprobs(logits, tokens[rows], prefix_len, args.temperature))
+        values.append(F.generated_values(all_values, prefix_len).float())
+    return Samples(tokens, prompt_mask, mask, torch.cat(logprobs), torch.cat(values), support=None)

@@ -129,20 +129,19 @@ def update_stats(
     advantages = minibatch.advantages
     if args.normalize_advantages:
         advantages = F.whiten(advantages, mask)
-    sides = (
-        (F.clip_fraction_low, args.clip_coef),
-        (
-            F.clip_fraction_high,
-            args.clip_coef_high or args.clip_coef,
-        ),
-    )
+    low, high = args.clip_coef, args.clip_coef_high or args.clip_coef
+    clipped_low = F.clip_fraction_low(new, old, low, mask, advantages)
+    value_clipped = values.new_zeros(())
+    if args.vf_clip is not None:
+        told = minibatch.returns, minibatch.values, args.vf_clip, mask
+        value_clipped = F.value_clip_fraction(values, *told)
     found = {
         "loss/policy": -terms.clipped_surrogate,
         "loss/value": terms.value_loss / (args.vf_coef or 1.0),
         "loss/total": terms.value_loss - terms.clipped_surrogate,
         "policy/approxkl": F.masked_mean(F.kl_estimate(old, new, "k2", mask), mask),
         "policy/policykl": F.masked_mean(F.kl_estimate(old, new, "k1", mask), mask),
-        "policy/clipfrac": sum(f(new, old, clip, mask, advantages) for f, clip in sides),
+        "policy/clipfrac": clipped_low + F.clip_fraction_high(new, old, high, mask, advantages),
         "policy/advantages": advantages[mask],
         "policy/advantages_mean": F.masked_mean(advantages, mask),
         "policy/ratio": F.policy_ratio(new, old)[mask],
@@ -150,7 +149,7 @@ def update_stats(
         "returns/var": F.masked_var(returns, mask),
         "val/vpred": F.masked_mean(values, mask),
         "val/error": F.masked_mean((values - returns).square(), mask),
-        "val/clipfrac": _value_clip_fraction(values, minibatch, args),
+        "val/clipfrac": value_clipped,
         "val/mean": F.masked_mean(minibatch.values, mask),
         "val/var": F.masked_var(minibatch.values, mask),
     }
@@ -173,14 +172,6 @@ def mean_of_updates(updates: list[dict[str, Tensor]]) -> dict[str, float | Tenso
     }
     error, variance = found["ppo/val/error"], found["ppo/returns/var"]
     return found | {"ppo/val/var_explained": 1 - error / variance if variance else 0.0}
-
-
-def _value_clip_fraction(values: Tensor, minibatch: ReplayMinibatch, args: RLHFArgs) -> Tensor:
-    """Share of values whose clipped error counts; none where values are not clipped."""
-    if args.vf_clip is None:
-        return values.new_zeros(())
-    told = minibatch.returns, minibatch.values, args.vf_clip, minibatch.mask
-    return F.value_clip_fraction(values, *told)
 
 
 def _spread(name: str, x: Tensor, infix: str) -> dict[str, Tensor]:
