@@ -5,14 +5,12 @@ import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import NamedTuple
 
 import torch
 from huggingface_hub import HfApi
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_lab.errors import LabError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.fast.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
@@ -22,33 +20,30 @@ PACKAGES = ("rlhf_lab", "torch", "transformer_lens", "transformers", "numpy", "w
 LOGIT_TOLERANCE = 1e-3
 
 
-class Finding(NamedTuple):
-    """One thing the doctor looked at; `ok` is None where it is only for information."""
-
-    subject: str
-    found: str
-    ok: bool | None
+# what was looked at, what was found, and whether that is well; None where it is for information
+Finding = tuple[str, str, bool | None]
 
 
 def examine() -> int:
     """Print all findings; status 1 when one of them is wrong."""
     table = Table("what", "found", "", box=None)
     marks = {True: "ok", False: "WRONG", None: ""}
-    findings = list(_findings())
-    for finding in findings:
-        table.add_row(finding.subject, finding.found, marks[finding.ok])
+    is_well = True
+    for subject, found, ok in _findings():
+        table.add_row(subject, found, marks[ok])
+        is_well &= ok is not False
     Console().print(table)
-    return 1 if any(finding.ok is False for finding in findings) else 0
+    return 0 if is_well else 1
 
 
 def _findings() -> Iterator[Finding]:
-    yield Finding("python", platform.python_version(), None)
+    yield "python", platform.python_version(), None
     for package in PACKAGES:
-        yield Finding(package, version(package), None)
-    yield Finding("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None)
+        yield package, version(package), None
+    yield "processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None
     yield _cpu_tuning()
     free = shutil.disk_usage(".").free / 1e9
-    yield Finding("disk", f"{free:.1f} GB free here", free > 1)
+    yield "disk", f"{free:.1f} GB free here", free > 1
     yield from _bundled()
     yield from _devices()
     yield _hub()
@@ -62,16 +57,16 @@ def _cpu_tuning() -> Finding:
         f"fp32 products of wide models by {tuning.route} (error {tuning.error:.0e}; oneDNN is "
         f"{route_speedup():.2f} times as fast as BLAS), {memory}"
     )
-    return Finding("cpu settings", found, tuning.error <= LARGEST_ERROR)
+    return "cpu settings", found, tuning.error <= LARGEST_ERROR
 
 
 def _bundled() -> Iterator[Finding]:
     for name in BUNDLED:
         try:
             load_tokenizer(weights_dir(name))
-            yield Finding(name, "bundled", True)
-        except (LabError, ValueError, OSError) as error:
-            yield Finding(name, str(error), False)
+            yield name, "bundled", True
+        except (ValueError, OSError) as error:
+            yield name, str(error), False
 
 
 def _devices() -> Iterator[Finding]:
@@ -81,11 +76,11 @@ def _devices() -> Iterator[Finding]:
         *(["mps"] if torch.backends.mps.is_available() else []),
     ]
     if not others:
-        yield Finding("device", "cpu; there is no other to compare with it", None)
+        yield "device", "cpu; there is no other to compare with it", None
     for name in others:
         gap = device_gap(name)
         found = f"logits and values differ from the CPU's by at most {gap:.1e}"
-        yield Finding(name, found, gap < LOGIT_TOLERANCE)
+        yield name, found, gap < LOGIT_TOLERANCE
 
 
 def device_gap(device: str) -> float:
@@ -103,12 +98,9 @@ def _hub() -> Finding:
     try:
         HfApi().model_info("gpt2", timeout=3)
     except Exception as error:
-        return Finding(
-            "model hub",
-            f"not reachable ({type(error).__name__}); bundled and local models work",
-            None,
-        )
-    return Finding("model hub", "reachable", None)
+        reason = type(error).__name__
+        return "model hub", f"not reachable ({reason}); bundled and local models work", None
+    return "model hub", "reachable", None
 
 
 def _wandb() -> Finding:
@@ -117,4 +109,4 @@ def _wandb() -> Finding:
 
     logged_in = wandb.login(prompt=False, verify=False)
     found = "logged in" if logged_in else "not logged in; wandb_mode=offline works"
-    return Finding("wandb", found, None)
+    return "wandb", found, None

@@ -64,7 +64,7 @@ def train_reward(
     from rlhf_lab.models import load_model
     from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
 
-    device = _prepare(place)
+    device = _prepare(place.out, place.device)
     with_margins = loss.margin > 0
     pairs = load_pairs(
         source.pairs, source.n_pairs, fitting.seed, source.prompt_column, with_margins
@@ -103,12 +103,13 @@ def sft(
     from rlhf_lab.models import load_with_adapters
     from rlhf_lab.tuning import fine_tune, load_examples
 
-    device = _prepare(place)
+    device = _prepare(place.out, place.device)
     examples = load_examples(texts, n_texts, fitting.seed, column, prompt_column)
     print_line(f"{len(examples)} texts from {texts}; loading {place.base_model}")
     model = load_with_adapters(place.base_model, adapters, device, fitting.seed)
     fitted = fine_tune(model, examples, fitting, max_tokens, own_texts, _gold_of(texts))
-    return _export(model, place, fitted, {"method": "sft", "texts": texts} | asdict(adapters))
+    notes = {"method": "sft", "texts": Path(texts).name} | asdict(adapters)
+    return _export(model, place, fitted, notes)
 
 
 def dpo(
@@ -127,17 +128,17 @@ def dpo(
     from rlhf_lab.rewards import load_pairs
     from rlhf_lab.tuning import tune_on_pairs
 
-    device = _prepare(place)
+    device = _prepare(place.out, place.device)
     pairs = load_pairs(source.pairs, source.n_pairs, fitting.seed, source.prompt_column)
     print_line(f"{len(pairs)} pairs from {source.pairs}; loading {place.base_model}")
     model = load_with_adapters(place.base_model, adapters, device, fitting.seed)
     gold_fn = _gold_of(source.pairs)
     fitted = tune_on_pairs(model, pairs, fitting, loss, max_tokens, own_texts, gold_fn)
-    notes = {"method": "dpo", "pairs": source.pairs} | asdict(adapters)
+    notes = {"method": "dpo", "pairs": Path(source.pairs).name} | asdict(adapters)
     return _export(model, place, fitted, notes)
 
 
-def _prepare(place: ModelPlace) -> Any:
+def _prepare(out: Path, device: str = "auto") -> Any:
     """Refuse an occupied directory before anything is loaded; gives the device."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -145,8 +146,8 @@ def _prepare(place: ModelPlace) -> Any:
     from rlhf_lab.models.export import refuse_occupied
 
     disable_progress_bar()
-    refuse_occupied(place.out)
-    return pick_device(place.device)
+    refuse_occupied(out)
+    return pick_device(device)
 
 
 def _gold_of(source: str) -> Any:
@@ -164,8 +165,6 @@ def _export(model: Any, place: ModelPlace, fitted: Any, notes: dict[str, Any]) -
 
     found = fitted.summary()
     print_line("\n".join(found))
-    for name in notes.keys() & {"texts", "pairs"}:
-        notes[name] = Path(notes[name]).name
     notes |= {"base_model": place.base_model, **fitted.to_dict()}
     out, gap = export_language_model(model, place.base_model, place.out, notes)
     write_tuning_card(out, notes, found)
@@ -179,16 +178,12 @@ def export(directory: RunDirectory, out: Positional[Path], checkpoint: Checkpoin
     Args:
         out: The directory to write, which does not exist yet.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from rlhf_lab.models import export_policy
-    from rlhf_lab.models.export import refuse_occupied
     from rlhf_lab.training import RunDir
     from rlhf_lab.training.model_card import write_run_card
     from rlhf_lab.training.restore import checkpoint_name, load_policy
 
-    disable_progress_bar()
-    refuse_occupied(out)
+    _prepare(out)
     policy, args = load_policy(directory, checkpoint)
     out, gap = export_policy(policy, args.base_model, out)
     write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
@@ -198,7 +193,5 @@ def export(directory: RunDirectory, out: Positional[Path], checkpoint: Checkpoin
 
 def _written(out: Path, gap: float) -> str:
     """Where a model is, and how exactly another library reads it."""
-    return (
-        f"written to {out}; reloaded with transformers, its log-probs differ by at most "
-        f"{gap:.1g} nats"
-    )
+    exactly = f"its log-probs differ by at most {gap:.1g} nats"
+    return f"written to {out}; reloaded with transformers, {exactly}"
