@@ -2,9 +2,8 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -55,30 +54,20 @@ def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
     return {"kl_penalty": kl_penalty}
 
 
-class _Bug(NamedTuple):
-    culprit: str
-    parts: Callable[[RLHFArgs], dict[str, Any]]
-
-
-_BUGS: MappingProxyType[str, _Bug] = MappingProxyType(
-    {
-        "A": _Bug(SUSPECTS[7], _reference_that_learns),
-        "B": _Bug(SUSPECTS[4], _rewards_of_others),
-        "C": _Bug(SUSPECTS[6], _paid_for_kl),
-    }
-)
+_PARTS = MappingProxyType({"A": _reference_that_learns, "B": _rewards_of_others, "C": _paid_for_kl})
+_CULPRITS = MappingProxyType({"A": SUSPECTS[7], "B": SUSPECTS[4], "C": SUSPECTS[6]})
 
 
 def broken_parts(run: BuggyRun, args: RLHFArgs) -> dict[str, Any]:
     """The parts to hand to `RLHFTrainer(args, **parts)` for a run that is broken."""
-    return _BUGS[run].parts(args)
+    return _PARTS[run](args)
 
 
 def culprit(run: BuggyRun) -> str:
     """Which of the suspects broke a run."""
-    return _BUGS[run].culprit
+    return _CULPRITS[run]
 
 
 def reveal(run: BuggyRun) -> str:
     """The source of what broke a run."""
-    return textwrap.dedent(inspect.getsource(_BUGS[run].parts))
+    return textwrap.dedent(inspect.getsource(_PARTS[run]))

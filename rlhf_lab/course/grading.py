@@ -10,8 +10,6 @@ from rlhf_lab.course.exercise import Answer, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare, observe
 
-RTOL, ATOL = 1e-4, 1e-5
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -31,11 +29,7 @@ class Verdict:
 
 
 class Judge:
-    """Compares functions with the reference of an exercise; what it knows is worked out once.
-
-    Args:
-        exercise: whose cases, reference and slips to use.
-    """
+    """Compares functions with the reference of an exercise; what it knows is worked out once."""
 
     def __init__(self, exercise: Exercise) -> None:
         self.exercise = exercise
@@ -48,8 +42,16 @@ class Judge:
 
     @functools.cached_property
     def known(self) -> list[tuple[str, list[Outcome]]]:
-        """What each known mistake does on each case, slips before generic mistakes."""
-        wrong = [*_known_slips(self.exercise), *generic_mutants(self.exercise).items()]
+        """What each known mistake does on each case, slips before generic mistakes.
+
+        A slip whose edit has gone stale is for the author's gate to tell, and must not stop a
+        learner's check.
+        """
+        wrong = []
+        for slip in self.exercise.slips:
+            with contextlib.suppress(ValueError):
+                wrong.append((slip.says, mutant(self.exercise, slip)))
+        wrong += generic_mutants(self.exercise).items()
         return [(says, self._outcomes(fn)) for says, fn in wrong]
 
     def _outcomes(self, fn: Answer) -> list[Outcome]:
@@ -108,14 +110,3 @@ class Judge:
 def judge(exercise: Exercise, fn: Answer) -> Verdict:
     """Compare one function with the reference of an exercise; see `Judge.verdict`."""
     return Judge(exercise).verdict(fn)
-
-
-def _known_slips(exercise: Exercise) -> list[tuple[str, Answer]]:
-    """The slips that can be made; one whose edit has gone stale is for the author's gate to tell,
-    and must not stop a learner's check.
-    """
-    known = []
-    for slip in exercise.slips:
-        with contextlib.suppress(ValueError):
-            known.append((slip.says, mutant(exercise, slip)))
-    return known

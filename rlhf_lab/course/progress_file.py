@@ -4,6 +4,7 @@ It lies at `progress_path()`: in the user's data folder, so that notebooks and t
 file wherever they are started, or where the environment variable RLHF_LAB_PROGRESS points.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -50,7 +51,8 @@ def read_records() -> dict[str, ExerciseRecord]:
     except OSError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        _put_aside(path)
+        with contextlib.suppress(OSError):
+            path.replace(path.with_name(path.name + ".unreadable"))
         return {}
 
 
@@ -60,13 +62,6 @@ def _record(stored: Any) -> ExerciseRecord | None:
     except (ValueError, KeyError, TypeError):
         return None
     return record if record.state in get_args(ExerciseState) else None
-
-
-def _put_aside(path: Path) -> None:
-    try:
-        path.replace(path.with_name(path.name + ".unreadable"))
-    except OSError:
-        return
 
 
 def note_attempt(name: str, state: ExerciseState) -> str | None:
