@@ -27,27 +27,27 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     """One line for a function that passes or is not written, a panel for one that differs."""
     mark, color = STATE_MARKS[verdict.state]
     title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
+    if verdict.state == "differs":
+        difference = _difference(verdict)
+        return Panel(difference, title=title, border_style=color, expand=False, width=WIDTH)
+    more = f"  not written yet; a hint: hint({exercise.name})"
     if verdict.state == "passed":
-        gradients = f", gradient of {' and '.join(exercise.gradients)}"
         title.stylize(color)
-        return title.append(
-            f"  {verdict.cases} cases{gradients if exercise.gradients else ''}", style="not bold"
-        )
-    if verdict.state == "unwritten":
-        more = f"  not written yet; a hint: hint({exercise.name})"
-        return title.append(more, style="not bold")
-    return Panel(_difference(verdict), title=title, border_style=color, expand=False, width=WIDTH)
+        more = f"  {verdict.cases} cases"
+        if exercise.gradients:
+            more += f", gradient of {' and '.join(exercise.gradients)}"
+    return title.append(more, style="not bold")
 
 
 def _difference(verdict: Verdict) -> Group:
     miss = verdict.miss
+    case = Text(f"case: {described(miss.case)}")
     if miss.kind == "error":
-        raised = Text(miss.rows[0][1])
-        return Group(Text(f"case: {described(miss.case)}"), Text(), raised)
+        return Group(case, Text(), Text(miss.rows[0][1]))
     table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in miss.rows:
         table.add_row(*(Text(cell) for cell in row))
-    parts: list[RenderableType] = [Text(f"case: {described(miss.case)}"), table]
+    parts: list[RenderableType] = [case, table]
     if verdict.slip:
         parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
     return Group(*parts)

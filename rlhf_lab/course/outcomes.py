@@ -135,8 +135,8 @@ def compare(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Mi
     if outcome.attached != expected.attached:
         return Miss("gradient", (("gradient", "none: the result is detached", "there"),), case)
     for name, gradient in expected.gradients.items():
-        if not _close(outcome.gradients[name], gradient):
-            rows = _tensor_rows(f"gradient of {name}", outcome.gradients[name], gradient)
+        rows = _differing(f"gradient of {name}", outcome.gradients[name], gradient)
+        if rows:
             return Miss("gradient", rows, case)
     return None
 
@@ -152,9 +152,8 @@ def _compare_results(name: str, value: Any, expected: Any, case: Case | None) ->
         return Miss("shape", rows, case)
     if value.dtype != expected.dtype:
         return Miss("dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case)
-    if not _close(value, expected):
-        return Miss("value", _tensor_rows(name, value, expected), case)
-    return None
+    rows = _differing(name, value, expected)
+    return Miss("value", rows, case) if rows else None
 
 
 def _same_plain(value: Any, expected: Any) -> bool:
@@ -167,20 +166,15 @@ def _same_plain(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and value == expected
 
 
-def _close(value: Tensor, expected: Tensor) -> bool:
-    return not _differing(value, expected).any()
-
-
-def _differing(value: Tensor, expected: Tensor) -> Tensor:
-    if not expected.is_floating_point():
-        return value != expected
-    finite = expected[expected.isfinite()].abs()
-    atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
-    return ~torch.isclose(value.detach(), expected.detach(), RTOL, atol, equal_nan=True)
-
-
-def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
-    differs = _differing(value, expected)
+def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
+    """Rows about the first entry that differs and how many do; none where all are close."""
+    differs = value != expected
+    if expected.is_floating_point():
+        finite = expected[expected.isfinite()].abs()
+        atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
+        differs = ~torch.isclose(value.detach(), expected.detach(), RTOL, atol, equal_nan=True)
+    if not differs.any():
+        return ()
     index = tuple(differs.nonzero()[0].tolist())
     where = f" at {list(index)}" if index else ""
     rows = [(f"{name}{where}", _shown(value[index].item()), _shown(expected[index].item()))]
