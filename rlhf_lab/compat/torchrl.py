@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -40,10 +40,15 @@ def to_tensordict(
     samples = rollout.samples
     mask = samples.mask
     reward_raw = F.token_rewards(rollout.rewards, mask)
-    reward_kl = -kl_coef * _paid_kl(rollout)
+    kl = rollout.kl if rollout.ref_logprobs is None else samples.logprobs - rollout.ref_logprobs
+    reward_kl = -kl_coef * F.zero_masked(kl, mask)
     tokens, seen = _observations(samples, pad_token)
     done = F.last_token_mask(mask)
-    terminated = done & _ended_itself(samples, stop_tokens)[:, None]
+    written = samples.tokens[:, samples.prefix_len :]
+    stops = torch.tensor(stop_tokens, dtype=written.dtype, device=written.device)
+    # by a stop token, rather than the number of tokens to generate
+    ended_itself = torch.isin(written[:, -1], stops) | ~mask[:, -1]
+    terminated = done & ended_itself[:, None]
     after = {
         "input_ids": tokens[:, 1:],
         "attention_mask": seen[:, 1:],
@@ -55,25 +60,15 @@ def to_tensordict(
         "reward_kl": reward_kl[..., None],
     }
     fields = {
-        "action": samples.tokens[:, samples.prefix_len :].masked_fill(~mask, pad_token),
+        "action": written.masked_fill(~mask, pad_token),
         "input_ids": tokens[:, :-1],
         "attention_mask": seen[:, :-1],
-        "sample_log_prob": samples.logprobs.masked_fill(~mask, 0)[..., None],
+        "sample_log_prob": F.zero_masked(samples.logprobs, mask)[..., None],
         "mask": mask,
         "next": after,
     }
     TensorDict = import_extra("tensordict", "to_tensordict()", "tensordict").TensorDict
     return TensorDict(fields, batch_size=mask.shape, names=[None, "time"]).clone()
-
-
-def _paid_kl(rollout: Rollout) -> Float[Tensor, "batch gen"]:
-    """The log-ratio of each real token, or its exact KL where the reference's log-probs are not
-    noted; 0 elsewhere.
-    """
-    kl, mask = rollout.kl, rollout.samples.mask
-    if rollout.ref_logprobs is not None:
-        kl = rollout.samples.logprobs - rollout.ref_logprobs
-    return kl.masked_fill(~mask, 0)
 
 
 def _observations(
@@ -90,11 +85,3 @@ def _observations(
     places = torch.arange(whole.shape[1], device=whole.device)
     seen = there[:, None] & (places < lengths[..., None])
     return torch.where(seen, whole[:, None], pad_token), seen
-
-
-def _ended_itself(samples: Samples, stop_tokens: Sequence[int]) -> Bool[Tensor, " batch"]:
-    """Whether a stop token ended the row, rather than the number of tokens to generate."""
-    generated = samples.tokens[:, samples.prefix_len :]
-    stops = torch.tensor(stop_tokens, dtype=generated.dtype, device=generated.device)
-    stopped_last = torch.isin(generated[:, -1], stops)
-    return stopped_last | ~samples.mask[:, -1]
