@@ -31,9 +31,8 @@ def run_program(
     Args:
         program: the function, or functions by the names of their commands; each returns the exit
             status, and each parameter with its docstring is an option.
-        prog: how the program is called.
         arguments: the command line; this process's own when not given.
-        description: what `--help` says above the options.
+        description: what `--help` says above the commands.
 
     Returns:
         The exit status: the function's own, 2 for a mistake of the user's, 130 after Ctrl-C.

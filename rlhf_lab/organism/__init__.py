@@ -1,6 +1,5 @@
 """Reel: a movie-review language whose latents, values and optimal policies are known exactly."""
 
-from rlhf_lab.organism.beliefs import ReviewState
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.exact import (
     FrontierPoint,
@@ -9,7 +8,7 @@ from rlhf_lab.organism.exact import (
     state_values,
     token_information,
 )
-from rlhf_lab.organism.grammar import Grammar, Latents, Reviews, Slot, decode
+from rlhf_lab.organism.grammar import Grammar, decode
 from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.rewards import (
@@ -36,11 +35,7 @@ __all__ = [
     "Grammar",
     "Graph",
     "GraphPolicy",
-    "Latents",
-    "ReviewState",
-    "Reviews",
     "Reward",
-    "Slot",
     "bagsum",
     "build_graph",
     "decode",

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from rlhf_lab.organism.lexicon import (
     ADVERBS,
@@ -63,9 +63,6 @@ class Reviews:
     tokens: Int[np.ndarray, "batch seq"]
     latents: Latents
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
     def texts(self) -> list[str]:
         """Decode every review, without <bos> and <eos>."""
         return [decode(row) for row in self.tokens]
@@ -83,9 +80,7 @@ def decode(tokens: Iterable[int] | Int[np.ndarray, " seq"]) -> str:
 
 
 def sample_sign(
-    probability: Float[np.ndarray, "*shape"] | float,
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
+    probability: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> Int[np.ndarray, "*shape"]:
     """Draw +1 with the given probability and -1 otherwise."""
     return np.where(rng.random(shape) < probability, 1, -1)
