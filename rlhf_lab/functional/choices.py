@@ -37,7 +37,6 @@ __all__ = [
     "POLICY_OBJECTIVES",
     "calc_policy_objective",
     "estimate_advantages",
-    "estimator_needs",
 ]
 
 
@@ -167,20 +166,6 @@ def calc_policy_objective(
             f"{tuple(mask.shape)}; return one number per token, and leave the mean to aggregation."
         )
     return aggregate(result, mask, aggregation, denominator)
-
-
-def estimator_needs(estimator: str | Callable[..., Tensor], parameter: str) -> bool:
-    """Say whether an advantage estimator cannot be called without a parameter such as `group`.
-
-    1. Look the estimator up, if it is a name.
-    2. See if it has that parameter, without a default.
-
-    With it a configuration can be refused before anything is sampled. Raises ValueError for an
-    unknown name.
-    """
-    function = look_up(estimator, ADVANTAGES, "advantages")
-    found = inspect.signature(function).parameters.get(parameter)
-    return found is not None and found.default is found.empty
 
 
 def _refuse_unused(function: Callable[..., Any], settings: Mapping[str, Any], field: str) -> None:

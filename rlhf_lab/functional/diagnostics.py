@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, masked_mean, masked_var, zero_masked
+from rlhf_lab.functional.masks import at_least_float32, masked_mean, zero_masked
 from rlhf_lab.functional.policy_loss import policy_ratio
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "clip_fraction_low",
     "effective_sample_size",
     "mean_ratio",
-    "ratio_variance",
     "value_clip_fraction",
 ]
 
@@ -119,21 +118,6 @@ def mean_ratio(
     Raises ValueError if the mask has another shape.
     """
     return masked_mean(policy_ratio(logprobs, old_logprobs), mask)
-
-
-def ratio_variance(
-    logprobs: Float[Tensor, "batch gen"],
-    old_logprobs: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, ""]:
-    """Take the (unbiased) variance of the ratio over the real tokens.
-
-    1. Take the ratio of every token.
-    2. Take the masked variance.
-
-    0.0 on the first minibatch of a phase. Raises ValueError if the mask has another shape.
-    """
-    return masked_var(policy_ratio(logprobs, old_logprobs), mask)
 
 
 def chi_square(

@@ -10,7 +10,6 @@ __all__ = [
     "at_least_float32",
     "finished_mask",
     "has_stop",
-    "last_real_token",
     "last_token_mask",
     "masked_mean",
     "masked_std",
@@ -238,24 +237,6 @@ def last_token_mask(mask: Bool[Tensor, "batch gen"]) -> Bool[Tensor, "batch gen"
     check_mask(mask, mask)
     from_here_on = mask.long().flip(-1).cumsum(dim=-1).flip(-1)
     return mask & (from_here_on == 1)
-
-
-def last_real_token(mask: Bool[Tensor, "batch gen"]) -> Int[Tensor, " batch"]:
-    """Give the index of the last real token of each row.
-
-    1. Refuse rows without a real token.
-    2. Mark the last real token of each row.
-    3. Return its index in 0 .. gen - 1.
-
-    Raises ValueError if a row of the mask is all False.
-    """
-    empty = (~mask.any(dim=-1)).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(
-            f"mask has no real token in row {empty[0]}; drop such rows, or keep at least the "
-            "first token of every response."
-        )
-    return last_token_mask(mask).long().argmax(dim=-1)
 
 
 def sequence_sum(

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, check_mask, zero_masked
+from rlhf_lab.functional.masks import at_least_float32, check_mask
 
 __all__ = [
     "RunningMoments",
     "scale_rewards",
-    "whiten_with",
 ]
 
 
@@ -117,30 +116,3 @@ def scale_rewards(
     if shift_mean:
         rewards = rewards - moments.mean
     return rewards / (moments.std + eps) if moments.std > 0 else rewards
-
-
-def whiten_with(
-    x: Float[Tensor, "*shape"],
-    moments: RunningMoments,
-    mask: Bool[Tensor, "*shape"] | None = None,
-    shift_mean: bool = True,
-    eps: float = 1e-8,
-) -> Float[Tensor, "*shape"]:
-    """Whiten a part by the moments of the whole, so that how the whole was cut does not matter.
-
-    1. Subtract the mean of the moments.
-    2. Divide by the root of their variance plus `eps` (inside the root).
-    3. If `shift_mean` is False, add the mean back: only the scale changes.
-    4. Put 0 where the mask is False.
-
-    With `RunningMoments.of(x, mask)` this is `whiten`, but for the gradient: the moments are
-    numbers. Merge the moments of micro-batches or ranks first. Raises ValueError if the mask has
-    another shape than x.
-
-    w_i = (x_i - mean) / sqrt(var + eps)
-    """
-    x = zero_masked(at_least_float32(x), mask)
-    whitened = (x - moments.mean) / math.sqrt(moments.var + eps)
-    if not shift_mean:
-        whitened = whitened + moments.mean
-    return zero_masked(whitened, mask)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
 from rlhf_lab.models.padding import pad_rows, run_left_padded
@@ -80,9 +81,7 @@ class RewardModel(nn.Module):
             return scores[:, -1]
         if not attention_mask.any(1).all():
             raise ValueError("attention_mask has a row without a real token; leave that row out.")
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        last = (positions * attention_mask).argmax(1, keepdim=True)
-        return scores.gather(1, last)[:, 0]
+        return scores[last_token_mask(attention_mask)]
 
     def normalize(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """Raw scores less the mean, over the standard deviation, of the texts trained on."""

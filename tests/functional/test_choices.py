@@ -13,7 +13,6 @@ from rlhf_lab.functional import (
     compute_advantages,
     compute_gae,
     estimate_advantages,
-    estimator_needs,
     look_up,
     rloo_advantages,
     token_rewards,
@@ -112,16 +111,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         estimate_advantages("vtrace", VALUES, PAID, MASK)
     with pytest.raises(ValueError, match="colour is 'red'; give one of 'blue'"):
         look_up("red", {"blue": print}, "colour")
-
-
-def test_what_an_estimator_needs_is_known_before_it_runs():
-    with_group = {name for name in ADVANTAGES if estimator_needs(name, "group")}
-    assert with_group == {"rloo", "grpo", "dr_grpo", "opo", "reinforce++_baseline"}
-    with_values = {name for name in ADVANTAGES if estimator_needs(name, "values")}
-    assert with_values == {"one_step", "gae"}
-    assert {name for name in ADVANTAGES if estimator_needs(name, "greedy_rewards")} == {"remax"}
-    assert estimator_needs(lambda group: group, "group")
-    assert not estimator_needs(lambda group=None: group, "group")
 
 
 def test_calls_by_name_leave_out_what_is_none_and_what_is_not_asked_for():

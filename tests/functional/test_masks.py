@@ -13,7 +13,6 @@ from torch import tensor
 from rlhf_lab import functional
 from rlhf_lab.functional import (
     at_least_float32,
-    last_real_token,
     last_token_mask,
     masked_mean,
     masked_std,
@@ -253,22 +252,15 @@ def test_response_mask_and_truncation_equal_a_loop(rows, stops):
     assert truncate_at_stop(tensor(rows), sorted(stops), 77).tolist() == padded
 
 
-def test_last_real_token_by_hand_also_with_holes():
-    mask = tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]).bool()
-    assert last_real_token(mask).tolist() == [1, 2, 3, 0]
+def test_the_last_token_is_marked_also_behind_holes_and_in_no_empty_row():
+    mask = tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
     assert last_token_mask(mask).int().tolist() == [
         [0, 1, 0, 0],
         [0, 0, 1, 0],
         [0, 0, 0, 1],
         [1, 0, 0, 0],
+        [0, 0, 0, 0],
     ]
-
-
-def test_last_real_token_refuses_an_empty_row_and_names_it():
-    mask = tensor([[True, True], [False, False]])
-    with pytest.raises(ValueError, match="row 1"):
-        last_real_token(mask)
-    assert last_token_mask(mask).int().tolist() == [[0, 1], [0, 0]]
 
 
 NUMBERS, REWARDS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)), torch.ones(2)

@@ -25,7 +25,10 @@ def paid(*rewards: float):
 
 def test_the_names_are_those_of_the_registry_and_know_what_needs_groups():
     assert set(get_args(Advantages)) == set(F.ADVANTAGES)
-    assert set(NEED_GROUPS) == {n for n in F.ADVANTAGES if F.estimator_needs(n, "group")}
+    takes = {name: inspect.signature(f).parameters for name, f in F.ADVANTAGES.items()}
+    assert set(NEED_GROUPS) == {name for name in takes if "group" in takes[name]}
+    assert {name for name in takes if "values" in takes[name]} == {"one_step", "gae"}
+    assert {name for name in takes if "greedy_rewards" in takes[name]} == {"remax"}
 
 
 @pytest.mark.slow
