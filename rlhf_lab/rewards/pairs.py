@@ -53,6 +53,10 @@ class Pairs:
             return None
         return float(sigmoid(np.abs(self.gold_gaps)).mean())
 
+    def gold_accuracy(self) -> float | None:
+        """How often the truth itself agrees with who won; a tie counts half, None if unknown."""
+        return None if self.gold_gaps is None else float(np.heaviside(self.gold_gaps, 0.5).mean())
+
 
 def load_pairs(
     name: str,

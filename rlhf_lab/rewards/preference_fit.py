@@ -9,58 +9,67 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting, RewardLoss
-from rlhf_lab.functional import bradley_terry_loss
+from rlhf_lab.fitting import DPOLoss, Fitting, RewardLoss
+from rlhf_lab.functional import bradley_terry_loss, preference_accuracy
 from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.rewards.pairs import Pairs
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
 
 
-@dataclass(frozen=True)
-class PreferenceFit:
-    """How a reward model was trained, and how often it agrees with held-out preferences.
+@dataclass(frozen=True, kw_only=True)
+class PairFit:
+    """How something was trained on preference pairs, and how it judges pairs that were held out.
 
     Args:
-        accuracy: share of held-out pairs whose chosen text scores higher; a tie counts half.
+        first_loss, last_loss: of the first and last tenth of the steps, in nats per pair.
+        accuracy: share of held-out pairs whose chosen text has the higher reward; a tie counts
+            half.
         bayes_accuracy: what the best judge would reach on average, where the truth is known.
         gold_accuracy: what the truth itself reaches on these very pairs, where it is known.
-        first_loss, last_loss: of the first and last tenth of the steps, in nats per pair.
-        mean_score: of the texts trained on, before it is normalised away; centring holds it near 0.
     """
 
     fitting: Fitting
-    loss: RewardLoss
+    loss: RewardLoss | DPOLoss
     train_pairs: int
     held_out_pairs: int
+    first_loss: float
+    last_loss: float
     accuracy: float
     bayes_accuracy: float | None
     gold_accuracy: float | None
-    first_loss: float
-    last_loss: float
-    mean_score: float
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
         figures = {k: v for k, v in asdict(self).items() if k not in ("fitting", "loss")}
         return self.fitting.to_dict() | asdict(self.loss) | figures
 
+    def best_judge(self) -> list[str]:
+        """What the accuracy can be compared with, where the truth is known."""
+        if self.bayes_accuracy is None:
+            return []
+        return [
+            f"the best possible judge: {self.bayes_accuracy:.3f} on average, "
+            f"{self.gold_accuracy:.3f} on these pairs"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceFit(PairFit):
+    """How a reward model was trained, and how often it agrees with held-out preferences.
+
+    Args:
+        mean_score: of the texts trained on, before it is normalised away; centring holds it near 0.
+    """
+
+    mean_score: float
+
     def summary(self) -> list[str]:
         """The accuracy, and what it can be compared with, a line each."""
         return [
             f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} nats per pair",
             f"accuracy {self.accuracy:.3f} on {self.held_out_pairs} held-out pairs",
-            *best_judge(self.bayes_accuracy, self.gold_accuracy),
+            *self.best_judge(),
         ]
-
-
-def best_judge(bayes_accuracy: float | None, gold_accuracy: float | None) -> list[str]:
-    """What an accuracy can be compared with, where the truth is known."""
-    if bayes_accuracy is None:
-        return []
-    return [
-        f"the best possible judge: {bayes_accuracy:.3f} on average, "
-        f"{gold_accuracy:.3f} on these pairs"
-    ]
 
 
 def train_reward_model(
@@ -101,27 +110,20 @@ def train_reward_model(
         chosen, rejected = model(*model.encode(batch.chosen + batch.rejected)).chunk(2)
         return bradley_terry_loss(chosen, rejected, margins[rows], loss.centering)
 
-    first, last = first_and_last(
-        fit_rows(model, train_rows, batch_loss, fitting, rng, "reward model")
-    )
+    losses = fit_rows(model, train_rows, batch_loss, fitting, rng, "reward model")
+    first, last = first_and_last(losses)
     scores = model.score(train.chosen + train.rejected)
     model.set_normalization(scores)
+    chosen, rejected = model.score(test.chosen), model.score(test.rejected)
     return PreferenceFit(
         fitting=fitting,
         loss=loss,
         train_pairs=len(train),
         held_out_pairs=len(test),
-        accuracy=share_ordered(model.score(test.chosen) - model.score(test.rejected)),
-        bayes_accuracy=test.bayes_accuracy(),
-        gold_accuracy=None
-        if test.gold_gaps is None
-        else share_ordered(torch.from_numpy(test.gold_gaps)),
         first_loss=first,
         last_loss=last,
+        accuracy=preference_accuracy(chosen.double(), rejected.double()).item(),
+        bayes_accuracy=test.bayes_accuracy(),
+        gold_accuracy=test.gold_accuracy(),
         mean_score=scores.mean().item(),
     )
-
-
-def share_ordered(gaps: Float[Tensor, " pair"]) -> float:
-    """The share of positive gaps; one of 0 counts half, as a coin would decide it."""
-    return ((gaps > 0).double() + 0.5 * (gaps == 0).double()).mean().item()

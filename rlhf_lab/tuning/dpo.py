@@ -1,7 +1,8 @@
 """Direct preference optimization (DPO): a policy learns from pairs, without a reward model."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,38 +10,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts
-from rlhf_lab.functional import dpo_loss, implicit_rewards, sequence_sum
+from rlhf_lab.functional import dpo_loss, implicit_rewards, preference_accuracy, sequence_sum
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.rewards import Pairs
-from rlhf_lab.rewards.preference_fit import best_judge, share_ordered
+from rlhf_lab.rewards.preference_fit import PairFit
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
 from rlhf_lab.tuning.drift import Drift, DriftMeter, GoldFn
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs
 
 
-@dataclass(frozen=True)
-class DPOFit:
-    """How a policy was tuned on preferences, and how it judges pairs that were held out.
+@dataclass(frozen=True, kw_only=True)
+class DPOFit(PairFit):
+    """How a policy was tuned on preferences, and how its implicit reward judges held-out pairs.
 
     Args:
-        first_loss, last_loss: of the first and last tenth of the steps, per pair.
-        accuracy: share of held-out pairs whose chosen text has the higher implicit reward.
-        bayes_accuracy: what the best judge would reach on average, where the truth is known.
-        gold_accuracy: what the truth itself reaches on these very pairs, where it is known.
         chosen_reward, rejected_reward: mean implicit reward of the held-out texts.
         drift: how far the policy moved on texts of its own, if that was measured.
     """
 
-    fitting: Fitting
-    loss: DPOLoss
-    train_pairs: int
-    held_out_pairs: int
-    first_loss: float
-    last_loss: float
-    accuracy: float
-    bayes_accuracy: float | None
-    gold_accuracy: float | None
     chosen_reward: float
     rejected_reward: float
     drift: Drift | None
@@ -52,8 +40,7 @@ class DPOFit:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
-        figures = {k: v for k, v in asdict(self).items() if k not in ("fitting", "loss")}
-        return self.fitting.to_dict() | asdict(self.loss) | figures | {"margin": self.margin}
+        return super().to_dict() | {"margin": self.margin}
 
     def summary(self) -> list[str]:
         """What tuning came to, and what it can be compared with, a line each."""
@@ -61,45 +48,11 @@ class DPOFit:
             f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} per pair",
             f"accuracy {self.accuracy:.3f} by implicit reward on {self.held_out_pairs} held-out "
             "pairs",
-            *best_judge(self.bayes_accuracy, self.gold_accuracy),
+            *self.best_judge(),
             f"implicit reward {self.chosen_reward:+.3f} chosen, {self.rejected_reward:+.3f} "
             f"rejected, margin {self.margin:.3f}",
             *(self.drift.summary() if self.drift else []),
         ]
-
-
-class _Judged(NamedTuple):
-    """Implicit rewards of both texts of some pairs."""
-
-    chosen: Float[Tensor, " pair"]
-    rejected: Float[Tensor, " pair"]
-
-
-class _EncodedPairs:
-    """Pairs as tokens, and what policy and reference say of them."""
-
-    def __init__(self, model: HookedTransformer, pairs: Pairs, max_tokens: int | None) -> None:
-        self.model, self.reference = model, make_reference(model)
-        blank = [""] * len(pairs)
-        self.chosen = encode_examples(model, blank, pairs.chosen, max_tokens)
-        self.rejected = encode_examples(model, blank, pairs.rejected, max_tokens)
-
-    def logprobs(
-        self, rows: Int[np.ndarray, " batch"]
-    ) -> tuple[Float[Tensor, "2 batch"], Float[Tensor, "2 batch"]]:
-        """The log-probability of each chosen and each rejected text: policy's, reference's."""
-        both = [self.chosen[i] for i in rows] + [self.rejected[i] for i in rows]
-        with torch.no_grad():
-            reference = text_logprobs(self.reference, both)
-        return text_logprobs(self.model, both).view(2, -1), reference.view(2, -1)
-
-    @torch.no_grad()
-    def judge(self, rows: Int[np.ndarray, " pair"], beta: float, batch_size: int) -> _Judged:
-        """Implicit rewards, some pairs at a time."""
-        parts = np.array_split(rows, -(-len(rows) // batch_size))
-        found = torch.cat([torch.stack(self.logprobs(part)) for part in parts], -1)
-        policy, reference = found
-        return _Judged(*(implicit_rewards(policy[i], reference[i], beta) for i in range(2)))
 
 
 def text_logprobs(model: HookedTransformer, rows: list[TokenRow]) -> Float[Tensor, " batch"]:
@@ -134,24 +87,29 @@ def tune_on_pairs(
     """
     loss, rng = loss or DPOLoss(), np.random.default_rng(fitting.seed)
     held_out, train = hold_out(len(pairs), fitting.held_out, rng)
-    test, encoded = pairs[held_out], _EncodedPairs(model, pairs, max_tokens)
-    meter = DriftMeter(
-        model,
-        test.prompts or [""],
-        own_texts,
-        gold_fn,
-        fitting.seed,
-        fitting.batch_size,
-        encoded.reference,
-    )
+    test, reference = pairs[held_out], make_reference(model)
+    both = pairs.chosen + pairs.rejected
+    encoded = encode_examples(model, [""] * len(both), both, max_tokens)
+    prompts, size = test.prompts or [""], fitting.batch_size
+    meter = DriftMeter(model, prompts, own_texts, gold_fn, fitting.seed, size, reference)
+
+    def logprobs(of: HookedTransformer, rows: Int[np.ndarray, " pair"]) -> Float[Tensor, "2 pair"]:
+        """What a model says of each chosen and each rejected text."""
+        texts = [encoded[i] for i in [*rows, *(rows + len(pairs))]]
+        return text_logprobs(of, texts).view(2, -1)
 
     def batch_loss(rows: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
-        policy, reference = encoded.logprobs(rows)
-        return dpo_loss(*policy, *reference, **asdict(loss))
+        with torch.no_grad():
+            start = logprobs(reference, rows)
+        return dpo_loss(*logprobs(model, rows), *start, **asdict(loss))
 
     first, last = first_and_last(fit_rows(model, train, batch_loss, fitting, rng, "DPO"))
-    judged = encoded.judge(held_out, loss.beta, fitting.batch_size)
-    gaps = test.gold_gaps
+    parts = np.array_split(held_out, -(-len(held_out) // size))
+    with torch.no_grad():
+        now, start = (
+            torch.cat([logprobs(of, part) for part in parts], -1) for of in (model, reference)
+        )
+    chosen, rejected = map(partial(implicit_rewards, beta=loss.beta), now, start)
     return DPOFit(
         fitting=fitting,
         loss=loss,
@@ -159,10 +117,10 @@ def tune_on_pairs(
         held_out_pairs=len(test),
         first_loss=first,
         last_loss=last,
-        accuracy=share_ordered(judged.chosen - judged.rejected),
+        accuracy=preference_accuracy(chosen.double(), rejected.double()).item(),
         bayes_accuracy=test.bayes_accuracy(),
-        gold_accuracy=None if gaps is None else share_ordered(torch.from_numpy(gaps)),
-        chosen_reward=judged.chosen.mean().item(),
-        rejected_reward=judged.rejected.mean().item(),
+        gold_accuracy=test.gold_accuracy(),
+        chosen_reward=chosen.mean().item(),
+        rejected_reward=rejected.mean().item(),
         drift=meter.measure(),
     )

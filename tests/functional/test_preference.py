@@ -129,6 +129,9 @@ def test_accuracy_and_implicit_rewards_by_hand():
     # won, lost, tied
     accuracy = preference_accuracy(tensor([2.0, 1.0, 3.0]), tensor([1.0, 2.0, 3.0]))
     assert accuracy.item() == 0.5
+    # won, lost, tied, won: (1 + 0 + 1/2 + 1) / 4
+    gaps = tensor([0.1, -2.0, 0.0, 3.0])
+    assert preference_accuracy(gaps, torch.zeros(4)).item() == 0.625
     got = implicit_rewards(tensor([-1.0, -4.0]), tensor([-3.0, -2.0]), 0.5)
     assert got.tolist() == [1.0, -1.0]
     with pytest.raises(ValueError, match=r"beta is 0\.0"):

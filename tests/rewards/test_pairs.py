@@ -34,7 +34,7 @@ def test_jsonl_and_csv_give_the_same_pairs(tmp_path):
     for path in (write(tmp_path / "x.jsonl", lines), write(tmp_path / "x.csv", table)):
         pairs = load_pairs(str(path), 0, 0)
         assert pairs.chosen == ['a, "b"', "d\ne"] and pairs.rejected == ["c", "f é"]
-        assert pairs.gold_gaps is None and pairs.bayes_accuracy() is None
+        assert pairs.gold_gaps is pairs.bayes_accuracy() is pairs.gold_accuracy() is None
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -139,6 +139,7 @@ def test_the_bayes_accuracy_worked_by_hand():
     """Gaps log 3 and -log 9: the better text wins 3 times in 4 and 9 times in 10; mean .825."""
     pairs = Pairs(["a", "b"], ["c", "d"], np.array([math.log(3), -math.log(9)]))
     assert pairs.bayes_accuracy() == pytest.approx(0.825)
+    assert pairs.gold_accuracy() == 0.5
 
 
 def true_logits():

@@ -19,7 +19,6 @@ from rlhf_lab.rewards import (
     score_texts,
     train_reward_model,
 )
-from rlhf_lab.rewards.preference_fit import share_ordered
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.capture import capture_activations
 
@@ -131,11 +130,6 @@ def test_a_text_scores_the_same_in_any_batch(reel_model):
     singly = LearnedReward(reel_model, batch_size=1)(texts)
     torch.testing.assert_close(together, singly, atol=1e-5, rtol=0)
     assert LearnedReward(reel_model)([]).shape == (0,)
-
-
-def test_the_share_of_rightly_ordered_pairs_worked_by_hand():
-    """Right, wrong, tie, right: (1 + 0 + 1/2 + 1) / 4."""
-    assert share_ordered(torch.tensor([0.1, -2.0, 0.0, 3.0])) == 0.625
 
 
 @pytest.fixture(scope="module")
