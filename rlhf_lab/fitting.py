@@ -1,10 +1,13 @@
 """Settings of supervised training, for Python and the command line alike; needs no torch."""
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from rlhf_lab.config.checks import AT_LEAST_0, AT_LEAST_1, POSITIVE, Range, check_range
 from rlhf_lab.errors import ConfigError
+
+RATE = Range(POSITIVE.holds, "finite and greater than 0")
+SHARE = Range(lambda v: 0 < v < 1, "a share, such as 0.2")
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,9 @@ class Fitting:
     """Draw a bar with the loss and the time that is left."""
 
     def __post_init__(self) -> None:
-        check_positive(steps=self.steps, batch_size=self.batch_size)
-        if not 0 < self.held_out < 1:
-            raise ConfigError(
-                f"held_out={self.held_out} is out of range; choose a share such as 0.2."
-            )
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(
-                f"learning_rate={self.learning_rate} must be finite and greater than 0."
-            )
+        check_range(AT_LEAST_1, steps=self.steps, batch_size=self.batch_size)
+        check_range(SHARE, held_out=self.held_out)
+        check_range(RATE, learning_rate=self.learning_rate)
 
     def to_dict(self) -> dict[str, int | float]:
         """What decides the outcome, as plain JSON values."""
@@ -60,9 +57,7 @@ class RewardLoss:
     """Weight of the squared sum of a pair's two scores, which holds their mean near 0."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name}={value} is out of range; it must be 0 or greater.")
+        check_range(AT_LEAST_0, margin=self.margin, centering=self.centering)
 
 
 @dataclass(frozen=True)
@@ -106,17 +101,5 @@ class OwnTexts:
     """Tokens of each at most, up to the end-of-sequence token if there is one."""
 
     def __post_init__(self) -> None:
-        check_positive(gen_len=self.gen_len)
-        if self.samples < 0:
-            raise ConfigError(f"samples={self.samples} is out of range; it must be 0 or greater.")
-
-
-def check_positive(**numbers: int) -> None:
-    """Refuse a number below 1.
-
-    Raises:
-        ConfigError: the first that is.
-    """
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} is out of range; it must be 1 or greater.")
+        check_range(AT_LEAST_1, gen_len=self.gen_len)
+        check_range(AT_LEAST_0, samples=self.samples)

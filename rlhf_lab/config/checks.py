@@ -1,9 +1,8 @@
 """Validation of a run's configuration: types, ranges, and values that do not go together."""
 
 import math
-from collections.abc import Iterator
-from types import MappingProxyType
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_type_hints
 
 from beartype import BeartypeConf
 from beartype.door import is_bearable
@@ -15,64 +14,58 @@ NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")
 """Estimators that compare the answers to one prompt with each other."""
 LOGGERS = ("tensorboard", "trackio")
 
-_POSITIVE = (lambda v: v > 0, "greater than 0")
-_AT_LEAST_0 = (lambda v: v >= 0, "0 or greater")
-_AT_LEAST_1 = (lambda v: v >= 1, "1 or greater")
-_UNIT = (lambda v: 0 <= v <= 1, "between 0 and 1")
-RANGES = MappingProxyType(
-    {
-        "seed": _AT_LEAST_0,
-        "total_phases": _AT_LEAST_1,
-        "batch_size": _AT_LEAST_1,
-        "num_minibatches": _AT_LEAST_1,
-        "micro_batch_size": _AT_LEAST_1,
-        "generation_batch_size": _AT_LEAST_1,
-        "batches_per_learning_phase": _AT_LEAST_1,
-        "base_lr": _AT_LEAST_0,
-        "head_lr": _AT_LEAST_0,
-        "weight_decay": _AT_LEAST_0,
-        "max_grad_norm": _POSITIVE,
-        "target_kl": _POSITIVE,
-        "ratio_threshold": (lambda v: v > 1, "greater than 1"),
-        "warmup_steps": _AT_LEAST_0,
-        "final_scale": _UNIT,
-        "clip_coef": _POSITIVE,
-        "clip_coef_high": _POSITIVE,
-        "dual_clip": (lambda v: v > 1, "greater than 1"),
-        "max_log_ratio": _POSITIVE,
-        "vf_coef": _AT_LEAST_0,
-        "vf_clip": _POSITIVE,
-        "ent_coef": _AT_LEAST_0,
-        "samples_per_prompt": _AT_LEAST_1,
-        "gamma": _UNIT,
-        "gae_lambda": _UNIT,
-        "gen_len": _AT_LEAST_1,
-        "gen_len_min": _AT_LEAST_1,
-        "prompts": (bool, "a file, or None"),
-        "prompts_column": (bool, "a name, not empty"),
-        "prompt_words": _AT_LEAST_1,
-        "labels_column": (bool, "a name, or None"),
-        "critic_from": (bool, "a directory, or None"),
-        "stop_tokens": (lambda v: all(v.split(",")), "texts with one comma between, or None"),
-        "temperature": _POSITIVE,
-        "top_k": _AT_LEAST_1,
-        "top_p": (lambda v: 0 < v <= 1, "greater than 0 and at most 1"),
-        "kl_coef": _AT_LEAST_0,
-        "kl_target": _POSITIVE,
-        "kl_horizon": _AT_LEAST_1,
-        "reward_clip": _POSITIVE,
-        "min_response_length": _AT_LEAST_0,
-        "reward_penalty": (lambda v: v < 0, "below 0"),
-        "overlong_buffer": _AT_LEAST_0,
-        "save_every": _AT_LEAST_1,
-        "lora_rank": _AT_LEAST_0,
-        "lora_alpha": _POSITIVE,
-        "base_model": (bool, "a name, not empty"),
-        "reward_fn": (bool, "a name, not empty"),
-        "reward_model": (bool, "a name, not empty"),
-        "wandb_project_name": (bool, "a name, not empty"),
-    }
+
+class Range(NamedTuple):
+    """What numbers, or names, have to be, and that in words."""
+
+    holds: Callable[[Any], Any]
+    remedy: str
+
+
+POSITIVE = Range(lambda v: 0 < v < math.inf, "greater than 0")
+AT_LEAST_0 = Range(lambda v: 0 <= v < math.inf, "0 or greater")
+AT_LEAST_1 = Range(lambda v: v >= 1, "1 or greater")
+RANGES = (
+    (
+        POSITIVE,
+        "clip_coef clip_coef_high max_log_ratio vf_clip max_grad_norm target_kl temperature "
+        "kl_target reward_clip lora_alpha",
+    ),
+    (
+        AT_LEAST_0,
+        "seed base_lr head_lr weight_decay warmup_steps vf_coef ent_coef kl_coef "
+        "min_response_length overlong_buffer lora_rank",
+    ),
+    (
+        AT_LEAST_1,
+        "total_phases batch_size num_minibatches micro_batch_size generation_batch_size "
+        "batches_per_learning_phase samples_per_prompt gen_len gen_len_min prompt_words top_k "
+        "kl_horizon save_every",
+    ),
+    (Range(lambda v: v > 1, "greater than 1"), "ratio_threshold dual_clip"),
+    (Range(lambda v: 0 <= v <= 1, "between 0 and 1"), "final_scale gamma gae_lambda"),
+    (Range(lambda v: 0 < v <= 1, "greater than 0 and at most 1"), "top_p"),
+    (Range(lambda v: v < 0, "below 0"), "reward_penalty"),
+    (
+        Range(bool, "a name, not empty"),
+        "base_model reward_fn reward_model wandb_project_name prompts_column",
+    ),
+    (Range(bool, "a name, or None"), "labels_column"),
+    (Range(bool, "a file, or None"), "prompts"),
+    (Range(bool, "a directory, or None"), "critic_from"),
+    (Range(lambda v: all(v.split(",")), "texts with one comma between, or None"), "stop_tokens"),
 )
+
+
+def check_range(of: Range, **values: Any) -> None:
+    """Refuse a value out of a range; None is not one.
+
+    Raises:
+        ConfigError: the first that is, by its name.
+    """
+    for name, value in values.items():
+        if value is not None and not of.holds(value):
+            raise ConfigError(f"{name}={value!r} is out of range; it must be {of.remedy}.")
 
 
 def check_args(args: AllFields) -> None:
@@ -83,10 +76,8 @@ def check_args(args: AllFields) -> None:
     """
     for name, hint in get_type_hints(type(args)).items():
         _check_type(args, name, hint)
-    for name, (holds, remedy) in RANGES.items():
-        value = getattr(args, name)
-        if value is not None and not holds(value):
-            raise ConfigError(f"{name}={value!r} is out of range; it must be {remedy}.")
+    for of, names in RANGES:
+        check_range(of, **{name: getattr(args, name) for name in names.split()})
     for conflicts in (
         _of_sizes,
         _of_credit,

