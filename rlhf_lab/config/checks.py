@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple, get_type_hints
 
 from beartype import BeartypeConf
@@ -78,17 +79,9 @@ def check_args(args: AllFields) -> None:
         _check_type(args, name, hint)
     for of, names in RANGES:
         check_range(of, **{name: getattr(args, name) for name in names.split()})
-    for conflicts in (
-        _of_sizes,
-        _of_credit,
-        _of_memory,
-        _of_sampling,
-        _of_loss,
-        _of_rewards,
-        _of_run,
-    ):
-        for sentence in conflicts(args):
-            raise ConfigError(sentence)
+    by_subject = _of_sizes, _of_credit, _of_memory, _of_sampling, _of_loss, _of_rewards, _of_run
+    for sentence in chain.from_iterable(conflicts(args) for conflicts in by_subject):
+        raise ConfigError(sentence)
 
 
 def _check_type(args: AllFields, name: str, hint: Any) -> None:
@@ -110,20 +103,16 @@ def _in_words(hint: Any) -> str:
 
 
 def _of_sizes(args: AllFields) -> Iterator[str]:
-    if args.batch_size % args.num_minibatches:
-        yield (
-            f"batch_size={args.batch_size} is not divisible by "
-            f"num_minibatches={args.num_minibatches}; choose a divisor."
-        )
+    for name in ("num_minibatches", "samples_per_prompt"):
+        if args.batch_size % getattr(args, name):
+            yield (
+                f"batch_size={args.batch_size} is not divisible by {name}={getattr(args, name)}; "
+                "choose a divisor."
+            )
     if args.micro_batch_size is not None and args.minibatch_size % args.micro_batch_size:
         yield (
             f"micro_batch_size={args.micro_batch_size} does not divide the minibatch of "
             f"batch_size / num_minibatches = {args.minibatch_size} sequences; choose a divisor."
-        )
-    if args.batch_size % args.samples_per_prompt:
-        yield (
-            f"batch_size={args.batch_size} is not divisible by "
-            f"samples_per_prompt={args.samples_per_prompt}; choose a divisor."
         )
 
 
