@@ -77,23 +77,18 @@ def check_order(function: Callable[..., Any], names: Sequence[str], field: str) 
         signature = inspect.signature(function)
     except ValueError:
         return
-    called, name = ", ".join(names), getattr(function, "__name__", function)
+    called = f"{field} is called with ({', '.join(names)})"
+    takes = f"{getattr(function, '__name__', function)}({', '.join(signature.parameters)})"
     try:
         given = signature.bind(*names).arguments
     except TypeError:
         raise ValueError(
-            f"{field} is called with ({called}), which {name}{_parameters(signature)} does not "
-            "take; give a function of these, in this order."
+            f"{called}, which {takes} does not take; give a function of these, in this order."
         ) from None
     for parameter, value in given.items():
         misplaced = parameter in names or value in signature.parameters
         if parameter != value and misplaced:
             raise ValueError(
-                f"{field} is called with ({called}), but {name}{_parameters(signature)} has "
-                f"{parameter!r} where {value!r} stands; give a function of these, in this order."
+                f"{called}, but {takes} has {parameter!r} where {value!r} stands; "
+                "give a function of these, in this order."
             )
-
-
-def _parameters(signature: inspect.Signature) -> str:
-    """The names of a function's parameters, in brackets."""
-    return f"({', '.join(signature.parameters)})"
