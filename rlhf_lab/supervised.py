@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
@@ -44,8 +44,10 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, steps)
     )
+    bar = "{task.description}", BarColumn(), MofNCompleteColumn()
+    loss_and_time = "loss {task.fields[loss]:.3f}", TimeRemainingColumn()
     losses = []
-    with _progress_bar(show_progress) as progress:
+    with Progress(*bar, *loss_and_time, disable=not show_progress) as progress:
         task = progress.add_task(title, total=steps, loss=math.nan)
         for _ in range(steps):
             loss = batch_loss()
@@ -57,18 +59,6 @@ def fit(
             losses.append(loss.item())
             progress.update(task, advance=1, loss=losses[-1])
     return torch.tensor(losses)
-
-
-def _progress_bar(show: bool) -> Progress:
-    """Build a bar with the current loss and the remaining time."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-        disable=not show,
-    )
 
 
 def hold_out(
