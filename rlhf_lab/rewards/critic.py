@@ -28,25 +28,20 @@ def with_critic_from(
     """
     model = RewardModel.load(directory, policy.device)
     critic, base = model.base_model.requires_grad_(True), policy.base_model
+    differs = None
     if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
+        differs = "reads other tokens than the policy"
+    elif critic.cfg.n_layers != base.cfg.n_layers:
+        differs = f"has {critic.cfg.n_layers} layers and the policy {base.cfg.n_layers}"
+    if differs is not None:
         raise ConfigError(
-            f"critic_from={str(directory)!r} reads other tokens than the policy; train a reward "
-            "model on the same base_model."
+            f"critic_from={str(directory)!r} {differs}; train a reward model on the same "
+            "base_model."
         )
-    if critic.cfg.n_layers != base.cfg.n_layers:
-        raise ConfigError(
-            f"critic_from={str(directory)!r} has {critic.cfg.n_layers} layers and the policy "
-            f"{base.cfg.n_layers}; train a reward model on the same base_model."
-        )
-    return TransformerWithCritic(base, _value_head(model), critic=critic)
-
-
-@torch.no_grad()
-def _value_head(model: RewardModel) -> nn.Linear:
     head = nn.Linear(model.head.in_features, 1)
-    head.weight.copy_(model.head.weight / model.std)
-    head.bias.copy_(-model.mean / model.std)
-    return head
+    head.weight.data.copy_(model.head.weight / model.std)
+    head.bias.data.copy_(-model.mean / model.std)
+    return TransformerWithCritic(base, head, critic=critic)
 
 
 def load_policy_and_critic(
