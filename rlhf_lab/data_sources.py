@@ -117,8 +117,9 @@ def _hub_rows(name: str) -> Iterator[Row]:
     if not dataset or len(rest) > 2 or "" in rest:
         raise LoadError(f"{name!r} names no dataset; write hub:NAME, or hub:NAME:SPLIT.")
     split = rest[-1] if rest else "train"
+    by_save_to_disk = ("state.json", "dataset_dict.json")
     try:
-        if _is_saved(dataset):
+        if any(Path(dataset, file).is_file() for file in by_save_to_disk):
             found = datasets.load_from_disk(dataset)
             found = found[split] if hasattr(found, "keys") else found
         else:
@@ -130,11 +131,6 @@ def _hub_rows(name: str) -> Iterator[Row]:
             "or a .jsonl or .csv file."
         ) from None
     yield from (Row(fields, f"{name}, row {number}") for number, fields in enumerate(found))
-
-
-def _is_saved(dataset: str) -> bool:
-    """Whether this is a directory that `save_to_disk` wrote."""
-    return any(Path(dataset, file).is_file() for file in ("state.json", "dataset_dict.json"))
 
 
 def _movie_rows(name: str) -> Iterator[Row]:
@@ -155,11 +151,7 @@ def _movie_rows(name: str) -> Iterator[Row]:
 
 
 def _package(module: str, name: str) -> ModuleType:
-    """A package of the extra `data`.
-
-    Raises:
-        LoadError: it is not installed.
-    """
+    """A package of the extra `data`, or a refusal that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -27,10 +27,7 @@ class RewardModel(nn.Module):
     """One number per text: a linear head on `ln_final.hook_normalized`, at the last real token.
 
     `base_model` stays an ordinary HookedTransformer, to be probed and patched like the policy.
-
-    Args:
-        base_model: the language model.
-        seed: seeds the head, and touches no other random state.
+    `seed` seeds the head, and touches no other random state.
     """
 
     mean: Float[Tensor, ""]
@@ -52,11 +49,7 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq"]:
-        """The head's score after each token, as if the text ended there.
-
-        Args:
-            attention_mask: False on padding, to the left or to the right of a row.
-        """
+        """The head's score after each token, as if the text ended there; padding on either side."""
 
         def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq"]]:
             normalized = normalized_residuals(self.base_model, tokens, torch.ones_like(tokens))
@@ -129,8 +122,7 @@ class RewardModel(nn.Module):
         tensors = {"head.weight": self.head.weight, "mean": self.mean, "std": self.std}
         with new_directory(Path(out)) as partial:
             write_language_model(self.base_model, base_model, partial)
-            tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-            save_file(tensors, partial / HEAD_FILE)
+            save_file({k: v.detach().cpu() for k, v in tensors.items()}, partial / HEAD_FILE)
             written = json.dumps(notes, indent=2) + "\n"
             (partial / NOTES_FILE).write_text(written, encoding="utf-8")
 

@@ -1,5 +1,6 @@
 """Preference pairs: chosen and rejected texts, from a file, Reel, or a dataset."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,17 +119,15 @@ def movie_pairs(name: str, n: int, seed: int) -> Pairs:
     1. Take each positive review, in a random order, up to n of them.
     2. Pair it with a random negative review of the same source.
     """
-    rng = np.random.default_rng(seed)
-    reviews: dict[tuple[str, str], list[str]] = {}
+    rng, reviews = np.random.default_rng(seed), defaultdict(list)
     for row in read_rows(name, "pairs"):
-        reviews.setdefault((row.fields["source"], row.fields[LABEL]), []).append(row.text(TEXT))
+        reviews[row.fields["source"], row.fields[LABEL]].append(row.text(TEXT))
     praise = [
         (source, text) for (source, y), texts in reviews.items() if y == "1" for text in texts
     ]
-    order = rng.permutation(len(praise))[:n]
-    chosen = [praise[i] for i in order]
-    blame = {source: texts for (source, label), texts in reviews.items() if label == "0"}
-    rejected = [blame[source][rng.integers(len(blame[source]))] for source, _ in chosen]
+    chosen = [praise[i] for i in rng.permutation(len(praise))[:n]]
+    blame = [reviews[source, "0"] for source, _ in chosen]
+    rejected = [texts[rng.integers(len(texts))] for texts in blame]
     return Pairs([text for _, text in chosen], rejected)
 
 

@@ -23,7 +23,6 @@ class Scores:
     """A batch of texts with their rewards.
 
     Args:
-        texts: what the reward function read.
         raw_rewards: as the reward function returned them.
         rewards: after everything that is done to them.
         gold_rewards: the known truth beside the reward, where there is one (Reel).
@@ -52,9 +51,6 @@ class RewardPipeline:
     6. standardize within the batch (`normalize_reward`).
 
     Args:
-        args: the settings.
-        tokenizer: the policy's.
-        reward_fn: from texts to rewards.
         gold_fn: the known truth, where there is one.
         stop_tokens: all token ids that end a sequence.
         check_grammar: say of each text whether it parses, on Reel.
@@ -119,8 +115,7 @@ class RewardPipeline:
         Args:
             moments: to scale by; the run's with these rewards taken in, when None.
         """
-        rewards = self.less_labels(samples, raw_rewards)
-        rewards = self.penalize(samples, rewards)
+        rewards = self.penalize(samples, self.less_labels(samples, raw_rewards))
         if self.args.reward_scaling != "off":
             moments = moments or self.moments.update(rewards)
             shift = self.args.reward_scaling == "scale_and_shift"
@@ -166,10 +161,9 @@ class RewardPipeline:
         if labels is None:
             return
         whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
+        rewards = score_texts(self.reward_fn, whole).tolist()
         earned: dict[Prompt, list[float]] = {}
-        for prompt, reward in zip(
-            prompts, score_texts(self.reward_fn, whole).tolist(), strict=True
-        ):
+        for prompt, reward in zip(prompts, rewards, strict=True):
             earned.setdefault(tuple(prompt), []).append(reward)
         self.label_rewards = {prompt: statistics.mean(of) for prompt, of in earned.items()}
 
@@ -197,9 +191,7 @@ class RewardPipeline:
     def greedy_rewards(
         self, samples: Samples, moments: F.RunningMoments | None
     ) -> Float[Tensor, " batch"] | None:
-        """What the likeliest tokens, one after the other, earn on the prompt of each row.
-
-        None where no estimator asks for it.
+        """What greedy decoding earns on the prompt of each row; None where no estimator asks.
 
         Args:
             moments: what the rewards of the samples were scaled by.

@@ -85,10 +85,6 @@ def train_reward_model(
     3. Take mean and standard deviation of the scores of the texts trained on.
     4. Count how many of the pairs set aside it orders rightly.
 
-    Args:
-        fitting: as it is by default when None.
-        loss: Bradley-Terry without margin and centering when None.
-
     Raises:
         ConfigError: fewer than 2 pairs, a margin for pairs without any, or a word outside a
         closed vocabulary.

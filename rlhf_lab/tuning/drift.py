@@ -9,11 +9,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.fitting import OwnTexts
-from rlhf_lab.models import (
-    TransformerWithValueHead,
-    compare_with_reference,
-    make_reference,
-)
+from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
 
@@ -51,13 +47,10 @@ class DriftMeter:
     """Remembers a model as it is now, to say later how far it has moved.
 
     Args:
-        model: the model before it is tuned.
         prompts: what it is to continue, in turn; those that leave no room to write are left out.
             An empty prompt is BOS alone.
         own_texts: what to write; nothing is measured when None, or without samples.
         gold_fn: the true reward of texts, where one is known.
-        seed: seeds the sampling.
-        batch_size: texts at a time.
         reference: a copy of the model that stays as it is; made when None and needed.
     """
 

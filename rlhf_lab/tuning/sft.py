@@ -49,15 +49,10 @@ class SFTFit:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
-        perplexities = {
-            "perplexity_before": self.perplexity_before,
-            "perplexity_after": self.perplexity_after,
-        }
-        return (
-            self.fitting.to_dict()
-            | {k: v for k, v in asdict(self).items() if k != "fitting"}
-            | perplexities
-        )
+        figures = {k: v for k, v in asdict(self).items() if k != "fitting"}
+        before, after = self.perplexity_before, self.perplexity_after
+        perplexities = {"perplexity_before": before, "perplexity_after": after}
+        return self.fitting.to_dict() | figures | perplexities
 
     def summary(self) -> list[str]:
         """What fine-tuning came to, a line each."""
