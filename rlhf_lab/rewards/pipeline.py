@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -39,6 +39,7 @@ class Scores:
     reward_moments: F.RunningMoments | None
 
 
+@dataclass(eq=False)
 class RewardPipeline:
     """From samples to the rewards that advantages are made of.
 
@@ -59,25 +60,20 @@ class RewardPipeline:
             estimator asks for it.
 
     Attributes:
+        label_rewards: what the label of each prompt earns, where there are labels.
         moments: mean and variance of the rewards of all phases that were learned from.
     """
 
-    def __init__(
-        self,
-        args: RLHFArgs,
-        tokenizer: Any,
-        reward_fn: RewardFn,
-        gold_fn: RewardFn | None = None,
-        stop_tokens: Sequence[int] = (),
-        check_grammar: bool = False,
-        normalize: Callable[..., Tensor] = F.normalize_reward,
-        sample_greedily: Callable[[list[Prompt]], Samples] | None = None,
-    ) -> None:
-        self.args, self.tokenizer, self.stop_tokens = args, tokenizer, stop_tokens
-        self.reward_fn, self.gold_fn, self.check_grammar = reward_fn, gold_fn, check_grammar
-        self.normalize, self.sample_greedily = normalize, sample_greedily
-        self.label_rewards: dict[Prompt, float] = {}
-        self.moments = F.RunningMoments()
+    args: RLHFArgs
+    tokenizer: Any
+    reward_fn: RewardFn
+    gold_fn: RewardFn | None = None
+    stop_tokens: Sequence[int] = ()
+    check_grammar: bool = False
+    normalize: Callable[..., Tensor] = F.normalize_reward
+    sample_greedily: Callable[[list[Prompt]], Samples] | None = None
+    label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
+    moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
 
     def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
         """Score samples, and do to their rewards everything that the settings ask for.
