@@ -105,8 +105,6 @@ def dr_grpo_advantages(
 ) -> Float[Tensor, " batch"]:
     """Compare each sequence with its whole group, and leave the scale of the rewards as it is.
 
-    1. Subtract the mean reward of the group.
-
     Dividing by the group's standard deviation would favour prompts that are almost always, or
     almost never, answered well. To be used with the "constant" aggregation.
 

@@ -112,9 +112,6 @@ def mean_ratio(
 ) -> Float[Tensor, ""]:
     """Average the ratio over the real tokens: near 1, as its expectation is exactly 1.
 
-    1. Take the ratio of every token.
-    2. Average over the real tokens.
-
     Raises ValueError if the mask has another shape.
     """
     return masked_mean(policy_ratio(logprobs, old_logprobs), mask)

@@ -32,7 +32,6 @@ class RunningMoments:
     m2: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are no moments."""
         numbers = (self.count, self.mean, self.m2)
         if not all(map(math.isfinite, numbers)) or self.count < 0 or self.m2 < 0:
             raise ValueError(

@@ -52,11 +52,7 @@ def pad_right(
 ) -> tuple[Shaped[Tensor, "batch length *rest"], Bool[Tensor, "batch length"]]:
     """Move the real entries of each row to its left end, where a causal model never sees padding.
 
-    1. Make rows of `length` entries (as many as before, if None), full of `fill`.
-    2. Put the real entries of each row at its left end, in their order.
-
-    Returns the new rows and their mask; see `pad_left`. Raises ValueError if a row has more than
-    `length` real entries, or if the mask has another shape than the rows.
+    Steps, what is returned and what is refused are those of `pad_left`, at the other end.
     """
     length = mask.shape[1] if length is None else length
     return _place(x, mask, fill, length, start=torch.zeros_like(mask.sum(dim=-1)))

@@ -112,10 +112,8 @@ def implicit_rewards(
 ) -> Float[Tensor, " batch"]:
     """Read the reward that a policy trained by DPO implies for each response.
 
-    1. Multiply the difference of its summed log-probabilities from the reference's by `beta`.
-
-    Right up to a constant of the prompt, which a pair has in common. Raises ValueError unless
-    beta > 0.
+    Takes log-probabilities summed over each response. Right up to a constant of the prompt, which a
+    pair has in common. Raises ValueError unless beta > 0.
 
     r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290,
     equation 5)
@@ -131,8 +129,6 @@ def sft_loss(
     denominator: Denominator = None,
 ) -> Float[Tensor, ""]:
     """Train the policy to write given responses: the mean surprise at their tokens, minimised.
-
-    1. Average minus the log-probability over the real tokens.
 
     In nats per token. `denominator` as in `masked_mean`. Raises ValueError if the mask has another
     shape.

@@ -36,8 +36,6 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
 def clip_rewards(rewards: Float[Tensor, " batch"], limit: float) -> Float[Tensor, " batch"]:
     """Hold each reward between -limit and limit, so that one outlier cannot rule a batch.
 
-    1. Clamp.
-
     Raises ValueError unless limit is above 0.
     """
     if not limit > 0:
@@ -49,8 +47,6 @@ def rewards_over_labels(
     rewards: Float[Tensor, " batch"], label_rewards: Float[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
     """Measure each response against what the label of the same prompt earns.
-
-    1. Subtract the reward of the label from that of the response.
 
     Prompts that are easy to score high on then have no head start (the scoring of torchrl's
     rollouts, which also clips it: see `clip_rewards`).
