@@ -143,11 +143,10 @@ def _of_memory(args: AllFields) -> Iterator[str]:
 
 
 def _of_sampling(args: AllFields) -> Iterator[str]:
-    if args.gen_len_min is not None and args.gen_len_min > args.gen_len:
-        yield (
-            f"gen_len_min={args.gen_len_min} exceeds gen_len={args.gen_len}; lower it or raise "
-            "gen_len."
-        )
+    for name in ("gen_len_min", "min_response_length", "overlong_buffer"):
+        value = getattr(args, name) or 0
+        if value > args.gen_len:
+            yield f"{name}={value!r} exceeds gen_len={args.gen_len}; lower it or raise gen_len."
     if not args.prefix and not args.prepend_bos:
         yield (
             "prefix='' with prepend_bos=False leaves nothing to start from; "
@@ -200,8 +199,6 @@ def _of_rewards(args: AllFields) -> Iterator[str]:
                 f"{name}={value!r} needs responses of different lengths, but "
                 "stop_at_eos=False; set it True, or name stop_tokens."
             )
-        if value > args.gen_len:
-            yield f"{name}={value!r} exceeds gen_len={args.gen_len}; lower it or raise gen_len."
 
 
 def _of_run(args: AllFields) -> Iterator[str]:
