@@ -154,9 +154,7 @@ class LearnedReward:
     """The normalised reward of each text, from a reward model; a `reward_fn`.
 
     Args:
-        model: a trained reward model, or the directory of one.
-        device: where a directory's model runs.
-        batch_size: texts per forward pass.
+        model: a trained reward model, or the directory of one, which is loaded to `device`.
 
     Raises:
         LoadError: no reward model is there.

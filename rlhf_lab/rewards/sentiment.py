@@ -23,8 +23,6 @@ class SentimentReward:
     Args:
         model: a bundled name (reel-sentiment), a Hugging Face directory or a hub id.
         direction: "pos" or "neg", the class that is rewarded.
-        device: where the classifier runs.
-        batch_size: texts per forward pass.
 
     Raises:
         LoadError: no such classifier, or not one of two classes.

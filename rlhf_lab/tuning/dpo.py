@@ -77,7 +77,6 @@ def tune_on_pairs(
     3. Take the implicit rewards of the pairs set aside, and the KL from the start on own texts.
 
     Args:
-        loss: DPO with beta 0.1 when None.
         max_tokens: longer texts are cut; to the model's context when None.
         own_texts: what to measure the KL on; nothing when None.
         gold_fn: the true reward of texts, where one is known.
