@@ -13,10 +13,10 @@ from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts
 from rlhf_lab.functional import dpo_loss, implicit_rewards, preference_accuracy, sequence_sum
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.rewards import Pairs
+from rlhf_lab.rewards import Pairs, RewardFn
 from rlhf_lab.rewards.preference_fit import PairFit
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
-from rlhf_lab.tuning.drift import Drift, DriftMeter, GoldFn
+from rlhf_lab.tuning.drift import Drift, DriftMeter
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs
 
 
@@ -67,7 +67,7 @@ def tune_on_pairs(
     loss: DPOLoss | None = None,
     max_tokens: int | None = None,
     own_texts: OwnTexts | None = None,
-    gold_fn: GoldFn | None = None,
+    gold_fn: RewardFn | None = None,
 ) -> DPOFit:
     """Tune a model on preference pairs, in place; every hook of the model fires on the way.
 

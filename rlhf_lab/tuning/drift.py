@@ -1,19 +1,16 @@
 """Drift of a tuned model: its KL from the model it started from, on its own samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.fitting import OwnTexts
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.rewards import RewardFn
 from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
-
-GoldFn = Callable[[list[str]], Float[Tensor, " batch"]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class DriftMeter:
         model: HookedTransformer,
         prompts: Sequence[str],
         own_texts: OwnTexts | None,
-        gold_fn: GoldFn | None = None,
+        gold_fn: RewardFn | None = None,
         seed: int = 0,
         batch_size: int = 64,
         reference: HookedTransformer | None = None,

@@ -12,8 +12,9 @@ from torch import Tensor
 from rlhf_lab.fitting import Fitting, OwnTexts
 from rlhf_lab.functional import sft_loss
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.rewards import RewardFn
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
-from rlhf_lab.tuning.drift import Drift, DriftMeter, GoldFn
+from rlhf_lab.tuning.drift import Drift, DriftMeter
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
 
 
@@ -70,7 +71,7 @@ def fine_tune(
     fitting: Fitting,
     max_tokens: int | None = None,
     own_texts: OwnTexts | None = None,
-    gold_fn: GoldFn | None = None,
+    gold_fn: RewardFn | None = None,
 ) -> SFTFit:
     """Fine-tune a model on examples, in place; every hook of the model fires on the way.
 
