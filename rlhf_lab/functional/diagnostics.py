@@ -25,9 +25,6 @@ def clip_fraction(
 ) -> Float[Tensor, ""]:
     """Give the share of real tokens whose ratio lies outside 1 - clip_coef .. 1 + clip_coef.
 
-    1. Take the ratio of every token.
-    2. Average "further from 1 than clip_coef" over the real tokens.
-
     Raises ValueError if the mask has another shape than `[batch gen]`.
     """
     ratio = policy_ratio(logprobs, old_logprobs)
@@ -123,9 +120,6 @@ def chi_square(
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
     """Estimate the chi-square divergence of the policy from the one that sampled.
-
-    1. Square each ratio's distance from 1.
-    2. Average over the real tokens.
 
     About twice the KL while both are small. Raises ValueError if the mask has another shape.
 
