@@ -91,10 +91,10 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
     reports = iter(trainer)
 
     def phase(clock: Clock, _kept: tempfile.TemporaryDirectory = directory) -> None:
-        before = dict(attachment.timing.seconds) if probed else {}
+        taken = attachment.seconds if probed else {}
+        before = {name: by_phase.total() for name, by_phase in taken.items()}
         next(reports, None)
-        after = attachment.timing.seconds if probed else {}
-        clock.stages |= {f"probes/{n}": after[n] - before.get(n, 0.0) for n in after}
+        clock.stages |= {f"probes/{n}": taken[n].total() - before.get(n, 0.0) for n in taken}
 
     return phase
 

@@ -6,7 +6,7 @@ from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_de
 from rlhf_lab.probes.direction import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
-from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, ProbeCost, Record, RunShape
+from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
@@ -26,12 +26,10 @@ __all__ = [
     "LogitShift",
     "Observation",
     "Probe",
-    "ProbeCost",
     "Record",
     "ReelTruth",
     "Run",
     "RunHealth",
-    "RunShape",
     "StepLedger",
     "Suite",
     "TextHeatmap",

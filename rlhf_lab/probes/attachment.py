@@ -1,32 +1,27 @@
-"""Attachment of probes to a trainer: the callbacks that call them, store records and keep time."""
+"""Attachment of probes to a trainer: the callbacks that call them, and what they may cost."""
 
 import math
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.budget import Budget, Planned, Timing, fit_plan
-from rlhf_lab.probes.probe import EvalText, Observation, Probe, Record, RunShape
+from rlhf_lab.probes.budget import MEGABYTE, Budget, record_bytes
+from rlhf_lab.probes.probe import EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.store import ProbeStore
-from rlhf_lab.training import Context, Event, RLHFTrainer
+from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
 
 Acts = dict[str, Tensor]
+Taken = defaultdict[str, Counter]
 GRACE_SECONDS = 2.0
-INSIDE = (
-    "after_rollout",
-    "after_score",
-    "before_minibatch",
-    "after_loss",
-    "after_backward",
-    "after_step",
-)
-ONCE = TRUTH, REFERENCE = "reel_truth", "reference"
+OUTSIDE = ("run_start", "after_phase", "checkpoint", "run_end")
+"""The events that the times of a phase's report do not include."""
+TRUTH, REFERENCE, EARLIER = "reel_truth", "reference", "earlier"
 
 
 class Attachment:
@@ -39,8 +34,11 @@ class Attachment:
         trainer: whose run they look at from now on.
 
     Attributes:
-        plan: how often each probe is called, after thinning.
+        plan: the probes that are called, neither refused nor switched off, and every how many
+            phases.
         notes: what was thinned, refused or switched off, in words.
+        seconds: what each probe took in each phase; beside the probes, what is done only once.
+        bytes: what each stored in each phase; beside the probes, what was stored before a resume.
     """
 
     def __init__(
@@ -51,49 +49,22 @@ class Attachment:
         trainer: RLHFTrainer,
     ) -> None:
         _refuse_taken_names(probes, trainer)
-        self.attached, self.text, self.budget = tuple(probes), text, budget
         self.probes = {probe.name: probe for probe in probes}
+        self.plan = {probe.name: probe.every for probe in probes}
+        self.text, self.budget, self.phases = text, budget, trainer.args.total_phases
         self.truth = (
             ReelTruth.of_reward(trainer.args.reward_fn) if trainer.starts_as_grammar else None
         )
         self.prefix_len, self.own_parts = len(trainer.prompt), trainer.own_parts
-        self.shape = self._shape(trainer)
         self.notes: list[str] = []
-        self.timing = Timing()
-        self._untold: list[tuple[str, str]] = []
+        self.seconds: Taken = defaultdict(Counter)
+        self.bytes: Taken = defaultdict(Counter)
+        self._within_phase, self._run_seconds = 0.0, []
         self._store: ProbeStore | None = None
         self._reference_acts: Acts = {}
+        events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
-        first = [Planned(p.name, p.every, p.cost(self.shape), p.text == "eval") for p in probes]
-        self.plan, notes = fit_plan(first, self.shape, self.budget)
-        for name, note in notes:
-            self._say(name, note)
-        self._register(trainer)
-
-    def _shape(self, trainer: RLHFTrainer) -> RunShape:
-        args, cfg = trainer.args, trainer.policy.base_model.cfg
-        return RunShape(
-            phases=args.total_phases,
-            batch=args.batch_size,
-            prefix_len=self.prefix_len,
-            gen_len=args.gen_len,
-            passes=args.batches_per_learning_phase,
-            eval_tokens=0 if self.text is None else self.text.tokens.numel(),
-            n_layers=cfg.n_layers,
-            d_model=cfg.d_model,
-            d_vocab=cfg.d_vocab,
-            n_parameters=sum(p.numel() for p in trainer.policy.parameters()),
-            num_minibatches=args.num_minibatches,
-        )
-
-    def recording(self) -> set[str]:
-        """The probes that are called: neither refused nor switched off."""
-        return {planned.name for planned in self.plan if planned.every} & self.probes.keys()
-
-    def _register(self, trainer: RLHFTrainer) -> None:
-        events: dict[Event, None] = {"run_start": None, "after_phase": None, "run_end": None}
-        for probe in self.attached:
             events |= dict.fromkeys(probe.events)
         for event in events:
             trainer.on(event)(self._at)
@@ -104,60 +75,55 @@ class Attachment:
             return
         if self._store is None or ctx.event == "run_start":
             self._begin(ctx)
-        due = [
-            self.probes[planned.name]
-            for planned in self.plan
-            if planned.every and planned.name in self.probes and self._is_due(planned, ctx)
-        ]
+        due = [self.probes[name] for name in self.plan if self._is_due(self.probes[name], ctx)]
         if due:
             with undisturbed(ctx.policy, ctx.reference):
                 self._show(ctx, due)
         if ctx.event == "after_phase":
-            self._measure(ctx)
+            self._keep_to_budget(ctx)
 
-    def _is_due(self, planned: Planned, ctx: Context) -> bool:
-        probe = self.probes[planned.name]
+    def _is_due(self, probe: Probe, ctx: Context) -> bool:
         if ctx.event not in probe.events:
             return False
         if probe.step is not None and hasattr(ctx, "step"):
             steps = ctx.args.num_minibatches * ctx.args.batches_per_learning_phase
             if ctx.step != (0 if probe.step == "first" else steps - 1):
                 return False
-        return ctx.event in ("run_start", "run_end") or ctx.phase % planned.every == 0
+        return ctx.event in ("run_start", "run_end") or ctx.phase % self.plan[probe.name] == 0
 
     def _begin(self, ctx: Context) -> None:
         """Make the store of a new run, or rewind that of a resumed one."""
         self._store = ProbeStore(ctx.run)
-        self._store.rewind(ctx.phase, [probe.name for probe in self.attached])
-        every = {planned.name: planned.every for planned in self.plan}
-        probes = [probe.settings() | {"every": every[probe.name]} for probe in self.attached]
+        self._store.rewind(ctx.phase, list(self.probes))
+        self.bytes[EARLIER][ctx.phase] = sum(map(self._store.stored_bytes, self.probes))
+        probes = [
+            probe.settings() | {"every": self.plan[name]} for name, probe in self.probes.items()
+        ]
         budget = {"mb": self.budget.mb, "time_frac": self.budget.time_frac}
         eval_shape = None if self.text is None else list(self.text.tokens.shape)
         self._store.write_suite({"probes": probes, "budget": budget, "eval_tokens": eval_shape})
         if self.truth is not None:
             began = perf_counter()
             _ = self.truth.graph
-            self.timing.note(TRUTH, perf_counter() - began, ctx.event in INSIDE)
-        for name, note in self._untold:
-            self._store.note(ctx.phase, name, note)
-        self._untold = []
+            self._note_time(ctx, TRUTH, perf_counter() - began)
 
     def _show(self, ctx: Context, due: list[Probe]) -> None:
         """Run the forwards that the due probes share, and call each of them."""
-        began, noted = perf_counter(), self.timing.seconds.get(REFERENCE, 0.0)
+        began, noted = perf_counter(), self.seconds[REFERENCE].total()
         shared = {text: self._shared(ctx, due, text) for text in ("eval", "rollout")}
-        reference_seconds = self.timing.seconds.get(REFERENCE, 0.0) - noted
+        reference_seconds = self.seconds[REFERENCE].total() - noted
         forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
         for probe in due:
             began = perf_counter()
             try:
-                self._store.write(probe.name, ctx.phase, self._call(ctx, probe, shared))
+                self._keep(ctx, probe, self._call(ctx, probe, shared))
             except Exception as error:
-                self._switch_off(ctx, probe, error)
+                note = f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is "
+                self._say(ctx, probe.name, f"{note}switched off: {error}")
+                self.plan.pop(probe.name)
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
-            seconds = perf_counter() - began + own_share
-            self.timing.note(probe.name, seconds, ctx.event in INSIDE)
+            self._note_time(ctx, probe.name, perf_counter() - began + own_share)
 
     def _shared(self, ctx: Context, due: list[Probe], text: str) -> tuple[Acts, Acts] | None:
         """The activations that all due probes want; None when one of them spoils it for all."""
@@ -208,73 +174,86 @@ class Attachment:
             began = perf_counter()
             new = capture_activations(ctx.reference, self.text.tokens, missing)
             self._reference_acts |= new
-            self.timing.note(REFERENCE, perf_counter() - began, ctx.event in INSIDE)
+            self._note_time(ctx, REFERENCE, perf_counter() - began)
         return acts, self._reference_acts
 
-    def _switch_off(self, ctx: Context, probe: Probe, error: Exception) -> None:
-        """Drop a probe that raised; the run and the other probes go on."""
-        self.probes.pop(probe.name)
-        self._say(
-            probe.name,
-            f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is switched "
-            f"off: {error}",
-            ctx.phase,
-        )
+    def _keep(self, ctx: Context, probe: Probe, record: Record) -> None:
+        """Store a record, or refuse the probe when there is no room for it."""
+        size = record_bytes(record)
+        stored = sum(taken.total() for taken in self.bytes.values())
+        if stored + size > self.budget.mb * MEGABYTE:
+            self._say(
+                ctx,
+                probe.name,
+                f"refused, because its record of {size / MEGABYTE:.3g} MB and the "
+                f"{stored / MEGABYTE:.3g} MB that are stored are over mb={self.budget.mb}.",
+            )
+            self.plan.pop(probe.name)
+            return
+        self._store.write(probe.name, ctx.phase, record)
+        self.bytes[probe.name][ctx.phase] += size
 
-    def _say(self, probe: str, note: str, phase: int = 0) -> None:
-        """Warn, remember, and store it as soon as there is a store."""
+    def _note_time(self, ctx: Context, name: str, seconds: float) -> None:
+        self.seconds[name][ctx.phase] += seconds
+        self._within_phase += 0.0 if ctx.event in OUTSIDE else seconds
+
+    def _say(self, ctx: Context, probe: str, note: str) -> None:
+        """Warn, remember and store."""
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
-        if self._store is None:
-            self._untold.append((probe, note))
-        else:
-            self._store.note(phase, probe, note)
+        self._store.note(ctx.phase, probe, note)
 
-    def _measure(self, ctx: Context) -> None:
-        """Project the measured time to the end of the run, and thin what is over budget.
+    def _keep_to_budget(self, ctx: Context) -> None:
+        """Project what was measured to the end of the run, and thin what is over budget.
 
         1. Time per phase: what the trainer measured, less what the probes took of it.
         2. Time of the probes: what they took so far, and the calls that are left at the pace of the
-           fastest, since the first call of each also warms up.
-        3. Under 2 seconds in all, nothing is thinned.
+           fastest, since the first call of each also warms up. Likewise their megabytes.
+        3. Under 2 seconds in all, nothing is thinned for its time.
         """
-        cost, timing = ctx.report.cost, self.timing
-        spent = cost.rollout_seconds + cost.learning_seconds - timing.this_phase
-        timing.run_seconds += max(spent, 0.0)
-        timing.phases, timing.this_phase = timing.phases + 1, 0.0
-        left = self.shape.phases - ctx.phase - 1
-        run = timing.run_seconds * (timing.phases + left) / timing.phases
-        projected = {p.name: self._projected(p, ctx.phase, left) for p in self.plan}
-        seconds = sum(timing.seconds.get(name, 0.0) for name in ONCE) + sum(projected.values())
-        share = seconds / run if run else math.inf
-        if share > self.budget.time_frac and seconds >= GRACE_SECONDS and left:
-            self._thin_slowest(projected, share, ctx.phase)
-
-    def _thin_slowest(self, projected: dict[str, float], share: float, phase: int) -> None:
-        """Call the probe that takes most time half as often from now on."""
-        worst = max(
-            (p for p in self.plan if p.every and p.name in self.probes),
-            key=lambda p: projected[p.name],
-            default=None,
-        )
-        if worst is None or worst.every >= self.shape.phases:
+        cost, budget, left = ctx.report.cost, self.budget, self.phases - ctx.phase - 1
+        spent = cost.rollout_seconds + cost.learning_seconds - self._within_phase
+        self._run_seconds.append(max(spent, 0.0))
+        self._within_phase = 0.0
+        if not left:
             return
-        self.plan = [replace(p, every=p.every * 2) if p is worst else p for p in self.plan]
-        self._say(
-            worst.name,
-            f"every {worst.every} phases -> every {worst.every * 2}, because a projected "
-            f"{share:.0%} of the run's time is over time_frac={self.budget.time_frac}.",
-            phase,
-        )
+        phases = len(self._run_seconds)
+        run = sum(self._run_seconds) * (phases + left) / phases
+        projected = self._projected(self.seconds, ctx.phase)
+        seconds = sum(projected.values())
+        share = seconds / run if run else math.inf
+        if share > budget.time_frac and seconds >= GRACE_SECONDS:
+            over = f"{share:.0%} of the run's time is over time_frac={budget.time_frac}"
+            self._thin_largest(ctx, projected, over)
+        projected = self._projected(self.bytes, ctx.phase)
+        megabytes = sum(projected.values()) / MEGABYTE
+        if megabytes > budget.mb:
+            self._thin_largest(ctx, projected, f"{megabytes:.3g} MB is over mb={budget.mb}")
 
-    def _projected(self, planned: Planned, phase: int, left: int) -> float:
-        """Seconds of a probe over the whole run, at its fastest call so far."""
-        gone = not planned.every or planned.name not in self.probes
-        if gone or planned.name not in self.timing.seconds:
-            return self.timing.seconds.get(planned.name, 0.0)
-        due_later = sum(p % planned.every == 0 for p in range(phase + 1, phase + 1 + left))
-        due_later += "run_end" in self.probes[planned.name].events
-        return self.timing.seconds[planned.name] + self.timing.fastest[planned.name] * due_later
+    def _projected(self, taken: Taken, phase: int) -> dict[str, float | int]:
+        """What each takes over the whole run, if every call left takes as little as the least."""
+        return {
+            name: by_phase.total() + min(by_phase.values(), default=0) * self._calls(name, phase)
+            for name, by_phase in taken.items()
+        }
+
+    def _calls(self, name: str, phase: int) -> int:
+        """The phases after this one in which a probe is due, the end of the run included."""
+        if name not in self.plan:
+            return 0
+        due = (self.phases - 1) // self.plan[name] - phase // self.plan[name]
+        return due + ("run_end" in self.probes[name].events)
+
+    def _thin_largest(self, ctx: Context, projected: dict[str, float | int], over: str) -> None:
+        """Call the probe that takes most half as often from now on."""
+        worst = max(self.plan, key=lambda name: projected.get(name, 0.0), default=None)
+        if worst is None or self.plan[worst] >= self.phases:
+            return
+        every = self.plan[worst]
+        self.plan[worst] = 2 * every
+        self._say(
+            ctx, worst, f"every {every} phases -> every {2 * every}, because a projected {over}."
+        )
 
 
 def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
@@ -286,9 +265,7 @@ def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
 def _refuse_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:
     """Keep two probes from writing into one file."""
     owners = [getattr(listener, "__self__", None) for listener in trainer.callbacks.listeners()]
-    taken = {
-        name for owner in owners if isinstance(owner, Attachment) for name in owner.recording()
-    }
+    taken = {name for owner in owners if isinstance(owner, Attachment) for name in owner.plan}
     for probe in probes:
         if probe.name in taken:
             raise ConfigError(

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape, decimals
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
 Method = Literal["mean", "lda"]
@@ -156,14 +156,6 @@ class Direction(Probe):
         if method not in ("mean", "lda"):
             raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
         self.label, self.method, self.sites = label, method, sites
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """Covariances at every site, three times over: labels, shuffled labels, reference."""
-        sites = shape.n_layers + 1
-        passes = 3 if self.method == "lda" else 1
-        flops = sites * shape.eval_tokens * 2 * passes * shape.d_model**2
-        stored = sites * (shape.prefix_len + shape.gen_len) * (shape.d_model * 4 + 100)
-        return ProbeCost(flops=flops, bytes=stored)
 
     def observe(self, seen: Observation) -> Record:
         """Fit on the first two thirds of the sequences, look at the last third."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import final_residuals, read_out
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape, decimals
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
 KINDS = ("k1", "k2", "k3")
@@ -84,12 +84,6 @@ class KLByPosition(Probe):
         self.n = n
         if n < 2:
             raise ConfigError(f"n={n} of {self.name} must be 2 or greater.")
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """A forward of the policy over `n` sequences, and a read-out of the reference's."""
-        seq = shape.prefix_len + shape.gen_len
-        read_out_flops = 2 * self.n * shape.gen_len * shape.d_model * shape.d_vocab
-        return ProbeCost(self.n * seq, read_out_flops, bytes=shape.gen_len * 100)
 
     def observe(self, seen: Observation) -> Record:
         """Average the trainer's exact KL, and estimate it again from sampled tokens."""

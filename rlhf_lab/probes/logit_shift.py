@@ -13,9 +13,7 @@ from rlhf_lab.probes.probe import (
     Check,
     Observation,
     Probe,
-    ProbeCost,
     Record,
-    RunShape,
     decimals,
     encode,
 )
@@ -143,11 +141,6 @@ class LogitShift(Probe):
     ) -> None:
         super().__init__(every, name)
         self.word, self.other, self.pos, self.n = word, other, pos, n
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """Per-head outputs at one position, for both models."""
-        parts = 2 * shape.n_layers * shape.d_model**2
-        return ProbeCost(flops=2 * self.n * parts, bytes=20 * 60 * shape.n_layers)
 
     def settings(self) -> dict:
         """Also the two words."""

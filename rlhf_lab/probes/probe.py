@@ -57,49 +57,6 @@ class Record:
 
 
 @dataclass(frozen=True)
-class ProbeCost:
-    """What one call of a probe costs.
-
-    Args:
-        forward_tokens: tokens that it sends through a model.
-        flops: of its other arithmetic.
-        bytes: that it stores.
-    """
-
-    forward_tokens: float | int = 0
-    flops: float | int = 0
-    bytes: float | int = 0
-
-
-@dataclass(frozen=True)
-class RunShape:
-    """The sizes of a run, from which costs are estimated before it begins."""
-
-    phases: int
-    batch: int
-    prefix_len: int
-    gen_len: int
-    passes: int
-    eval_tokens: int
-    n_layers: int
-    d_model: int
-    d_vocab: int
-    n_parameters: int
-    num_minibatches: int = 1
-
-    @property
-    def phase_tokens(self) -> int:
-        """What a phase costs, in tokens of one forward.
-
-        Decoding token by token is counted as 4 per token, the comparison of policy and reference
-        as 2, forward and backward of each pass as 3 (Kaplan et al. 2020, arXiv 2001.08361,
-        section 2.1: a backward is two forwards).
-        """
-        seq = self.prefix_len + self.gen_len
-        return self.batch * (4 * self.gen_len + 2 * seq + 3 * self.passes * seq)
-
-
-@dataclass(frozen=True)
 class EvalText:
     """The same sequences at every phase.
 
@@ -178,13 +135,6 @@ class Probe:
         check_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """Estimate what one call costs, its forwards over the eval text excepted.
-
-        Those are shared by all probes that look at it, and the suite counts them once.
-        """
-        return ProbeCost()
 
     def observe(self, seen: Observation) -> Record:
         """Look, and say what was found.

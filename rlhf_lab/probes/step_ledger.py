@@ -14,7 +14,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.device import product_dtype
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
 from rlhf_lab.training.objective import penalized_kl, surrogate_shares
@@ -145,13 +145,6 @@ class StepLedger(Probe):
         if step not in ("first", "last"):
             raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
         self.step = step
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """A forward of the policy over the minibatch, a read-out of the reference's residuals."""
-        rows = shape.batch / shape.num_minibatches
-        flops = 2 * rows * shape.gen_len * shape.d_model * shape.d_vocab
-        seq = shape.prefix_len + shape.gen_len
-        return ProbeCost(rows * seq, flops, bytes=rows * (shape.gen_len * 13 * 4 + seq * 10))
 
     def observe(self, seen: Observation) -> Record:
         """Take the step's objective apart, and compare the sum with it."""

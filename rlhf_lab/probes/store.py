@@ -118,6 +118,11 @@ class ProbeStore:
             )
         return load_checkpoint(path)[0]
 
+    def stored_bytes(self, probe: str) -> int:
+        """The size of a probe's records and tensors."""
+        files = [self.run.path / records_file(probe), *self.path.glob(f"tensors/{probe}/*")]
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Drop what these probes stored from this phase on, which is about to be done again."""
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import read_out
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape, decimals
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
 FIELDS = ("advantage", "value", "return", "kl", "log_ratio", "entropy")
@@ -87,12 +87,6 @@ class TextHeatmap(Probe):
             raise ConfigError(f"fields has {unknown[0]!r}; choose from {', '.join(FIELDS)}.")
         if n < 1:
             raise ConfigError(f"n={n} of {self.name} must be 1 or greater.")
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """A read-out of the reference's residuals, and two numbers of four bytes per token."""
-        tokens = self.n * shape.gen_len
-        stored = (len(self.fields) + 2) * 4 + 30
-        return ProbeCost(flops=2 * tokens * shape.d_model * shape.d_vocab, bytes=tokens * stored)
 
     def observe(self, seen: Observation) -> Record:
         """Take the first samples as they are."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape, decimals
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training.capture import capture_activations, text_at
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_mid", "blocks.*.hook_resid_post")
@@ -165,15 +165,6 @@ class ValueLens(Probe):
         self.text, self.keep, self.ridge = text, keep, ridge
         if text == "rollout":
             self.events = ("after_score",)
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """Normal equations at every site, in float64; on rollouts, a forward of its own."""
-        sites = 2 * shape.n_layers + 1
-        seq = shape.prefix_len + shape.gen_len
-        tokens = shape.eval_tokens if self.text == "eval" else shape.batch * seq
-        flops = 2 * sites * (2 * tokens * shape.d_model**2 + shape.d_model**3 / 3)
-        forward = 0 if self.text == "eval" else tokens
-        return ProbeCost(forward, flops, bytes=sites * seq * (self.keep * 4 + 40))
 
     def observe(self, seen: Observation) -> Record:
         """Read values out of every layer."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.probe import Check, Observation, Probe, ProbeCost, Record, RunShape
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
 ENERGY = 0.9
@@ -137,11 +137,6 @@ class WeightDelta(Probe):
     ) -> None:
         super().__init__(every, name)
         self.words = words
-
-    def cost(self, shape: RunShape) -> ProbeCost:
-        """A Gram matrix and its eigenvectors per matrix, in float64."""
-        flops = 4 * shape.n_parameters * shape.d_model + 120 * shape.n_layers * shape.d_model**3
-        return ProbeCost(flops=flops, bytes=600 * (16 * shape.n_layers + 4))
 
     def observe(self, seen: Observation) -> Record:
         """Compare every parameter with the reference's."""

@@ -1,77 +1,156 @@
+"""What probes may cost: measured time and stored megabytes, on clocks and records made by hand."""
+
 import pytest
+import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.budget import Budget, Planned, fit_plan, stored_megabytes, time_share
-from rlhf_lab.probes.probe import ProbeCost, RunShape
+from rlhf_lab.probes import Budget, Check, Probe, Record, Run, attach
+from rlhf_lab.training import RLHFTrainer
 
-# A phase costs 10 * (4 * 5 + 2 * 10 + 3 * 2 * 10) = 1000 tokens, the run 8000.
-SHAPE = RunShape(
-    phases=8,
-    batch=10,
-    prefix_len=5,
-    gen_len=5,
-    passes=2,
-    eval_tokens=200,
-    n_layers=2,
-    d_model=4,
-    d_vocab=8,
-    n_parameters=50,
-)
+FINE = Check.at_most("fine", 0, 0)
 
 
-def test_a_phase_is_counted_in_tokens_of_one_forward():
-    assert SHAPE.phase_tokens == 1000
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_calls_are_due_every_few_phases_and_at_the_end():
-    assert [Planned("p", every, ProbeCost()).calls(8) for every in (1, 3, 8, 20, 0)] == [
-        9,
-        4,
-        2,
-        2,
-        0,
-    ]
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    for module in ("probes.attachment", "training.trainer"):
+        monkeypatch.setattr(f"rlhf_lab.{module}.perf_counter", clock)
+    return clock
 
 
-def test_time_counts_forwards_arithmetic_and_the_shared_forward_once():
-    plan = [
-        Planned("a", 4, ProbeCost(forward_tokens=100)),  # 3 calls * 100 = 300
-        Planned("b", 8, ProbeCost(flops=1000), True),  # 2 calls * 1000 / (2 * 50) = 20
-        Planned("c", 4, ProbeCost(), True),  # 3 shared forwards of 200 = 600, b's among them
-    ]
-    assert time_share(plan, SHAPE) == pytest.approx((300 + 20 + 600) / 8000)
+class Slow(Probe):
+    """Each call takes some seconds."""
+
+    def __init__(self, clock: Clock, seconds: float, name: str, every: int = 1) -> None:
+        super().__init__(every, name)
+        self.clock, self.seconds = clock, seconds
+
+    def observe(self, seen):
+        self.clock.now += self.seconds
+        return Record(checks=[FINE])
 
 
-def test_megabytes_count_every_call():
-    plan = [Planned("a", 4, ProbeCost(bytes=2**20)), Planned("b", 8, ProbeCost(bytes=2**19))]
-    assert stored_megabytes(plan, SHAPE) == 4
+class Large(Probe):
+    """Each call stores some megabytes."""
+
+    def __init__(self, mb: float, name: str = "large", every: int = 1) -> None:
+        super().__init__(every, name)
+        self.values = round(mb * 2**20 / 4)
+
+    def observe(self, seen):
+        return Record(tensors={"x": torch.zeros(self.values)}, checks=[FINE])
 
 
-def test_a_plan_within_budget_is_left_alone():
-    plan = [Planned("a", 1, ProbeCost(forward_tokens=100))]
-    assert fit_plan(plan, SHAPE, Budget(time_frac=0.2)) == (plan, [])
+def phases_of_ten_seconds(trainer: RLHFTrainer, clock: Clock) -> None:
+    """Six for the rollout, and one for each of 4 minibatches."""
+
+    @trainer.on("after_rollout")
+    def sample(ctx):
+        clock.now += 6
+
+    @trainer.on("before_minibatch")
+    def learn(ctx):
+        clock.now += 1
 
 
-def test_the_most_expensive_probe_is_thinned_first():
-    plan = [Planned("cheap", 1, ProbeCost(forward_tokens=10)), Planned("dear", 1, ProbeCost(400))]
-    # 90 + 3600 of 8000; dear every 2: 90 + 2000 = 26 %; every 4: 90 + 1200 = 16 %.
-    fitted, notes = fit_plan(plan, SHAPE, Budget(time_frac=0.2))
-    assert [p.every for p in fitted] == [1, 4]
-    assert [name for name, _ in notes] == ["dear", "dear"]
+@pytest.mark.slow
+def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer, clock):
+    trainer = make_trainer(total_phases=8)
+    phases_of_ten_seconds(trainer, clock)
+    attachment = attach(trainer, Slow(clock, 3, "costly"))
+    # 8 phases of 10 s: every 1 -> 9 calls of 3 s = 34 % of 80 s; every 2 -> 5 calls = 19 %;
+    # every 4 -> 3 calls = 11 %, under 15 %.
+    with pytest.warns(UserWarning, match="costly: every 2 phases -> every 4"):
+        trainer.train()
+    assert attachment.plan == {"costly": 4}
+    run = Run(trainer.run.path)
+    assert run.phases("costly") == [0, 4, 8]
+    first, second = (note["note"] for note in run.notes())
+    assert first.startswith("every 1 phases -> every 2, because a projected 34% of the run's time")
+    assert "19% of the run's time is over time_frac=0.15" in second
 
 
-def test_probes_that_share_a_forward_are_thinned_together():
-    plan = [Planned("a", 1, ProbeCost(), True), Planned("b", 2, ProbeCost(), True)]
-    fitted, _ = fit_plan(plan, SHAPE, Budget(time_frac=0.13))
-    # a decides: 9 * 200 = 22.5 %; together at 2 and 4: 5 * 200 = 12.5 %.
-    assert [p.every for p in fitted] == [2, 4]
+@pytest.mark.slow
+def test_the_most_expensive_probe_is_thinned_first(make_trainer, clock):
+    trainer = make_trainer(total_phases=8)
+    phases_of_ten_seconds(trainer, clock)
+    probes = Slow(clock, 0.1, "cheap"), Slow(clock, 4, "dear")
+    # 9 calls of 0.1 s and of 4 s: 36.9 of 80 s; dear every 2: 0.9 + 20 = 26 %; every 4: 16 %.
+    with pytest.warns(UserWarning, match="dear: every 2 phases -> every 4"):
+        attachment = attach(trainer, *probes, budget=Budget(time_frac=0.2))
+        trainer.train()
+    assert attachment.plan == {"cheap": 1, "dear": 4} and len(attachment.notes) == 2
 
 
-def test_a_probe_that_is_too_dear_even_twice_is_refused_and_no_other():
-    plan = [Planned("dear", 8, ProbeCost(forward_tokens=3000)), Planned("cheap", 1, ProbeCost(10))]
-    fitted, notes = fit_plan(plan, SHAPE, Budget(time_frac=0.2))
-    assert [p.every for p in fitted] == [0, 1]
-    assert len(notes) == 1 and notes[0][0] == "dear" and notes[0][1].startswith("refused")
+@pytest.mark.slow
+def test_probes_within_their_budget_are_left_alone(make_trainer, clock):
+    trainer = make_trainer(total_phases=4)
+    phases_of_ten_seconds(trainer, clock)
+    # 5 calls of 1.9 s are 24 % of 40 s, and of 0.1 MB half a megabyte.
+    budget = Budget(time_frac=0.25, mb=0.51)
+    attachment = attach(trainer, Slow(clock, 1.9, "slow"), Large(0.1), budget=budget)
+    trainer.train()
+    assert attachment.notes == [] and attachment.plan == {"slow": 1, "large": 1}
+
+
+@pytest.mark.slow
+def test_under_two_seconds_in_all_nothing_is_thinned(make_trainer, clock):
+    trainer = make_trainer(total_phases=2)
+    phases_of_ten_seconds(trainer, clock)
+    attachment = attach(trainer, Slow(clock, 0.6, "slow"), budget=Budget(time_frac=0.01))
+    trainer.train()
+    assert attachment.notes == [] and clock.now == pytest.approx(20 + 3 * 0.6)
+
+
+@pytest.mark.slow
+def test_megabytes_count_every_call_and_the_largest_probe_is_thinned(make_trainer):
+    trainer = make_trainer(total_phases=8)
+    probes = Large(0.25), Large(0.01, "small")
+    # 9 calls of 0.26 MB: 2.34; large every 2: 5 x 0.25 + 0.09 = 1.34; every 4: 0.84.
+    with pytest.warns(UserWarning, match="large: every 1 phases -> every 2, because a projected"):
+        attachment = attach(trainer, *probes, budget=Budget(mb=1, time_frac=1000))
+        trainer.train()
+    assert attachment.plan == {"large": 4, "small": 1}
+    run = Run(trainer.run.path)
+    assert run.phases("large") == [0, 4, 8]
+    assert "2.34 MB is over mb=1." in run.notes()[0]["note"]
+    assert "1.34 MB is over mb=1." in run.notes()[1]["note"]
+
+
+@pytest.mark.slow
+def test_a_probe_whose_record_does_not_fit_is_refused_and_no_other(make_trainer):
+    trainer = make_trainer(total_phases=3)
+    attachment = attach(
+        trainer, Large(1.5), Large(0.1, "small"), budget=Budget(mb=1, time_frac=1000)
+    )
+    with pytest.warns(UserWarning, match="large: refused, because its record of 1.5 MB"):
+        trainer.train()
+    assert attachment.plan == {"small": 1} and len(attachment.notes) == 1
+    run = Run(trainer.run.path)
+    assert run.probes() == ["small"] and run.phases("small") == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_counts_what_it_has_stored(make_trainer):
+    """0.7 MB in phases 0 and 1: no room for as much again, though either half alone would fit."""
+    trainer = make_trainer(total_phases=4)
+    attach(trainer, Large(0.35), budget=Budget(mb=10, time_frac=1000))
+    trainer.run_phase(), trainer.run_phase()
+    resumed = RLHFTrainer.resume(trainer.run.path)
+    attachment = attach(resumed, Large(0.35), budget=Budget(mb=1, time_frac=1000))
+    with pytest.warns(UserWarning, match=r"large: refused, .* 0.35 MB and the 0.7 MB"):
+        resumed.train()
+    assert attachment.plan == {} and Run(trainer.run.path).phases("large") == [0, 1]
 
 
 def test_a_budget_of_nothing_is_refused():

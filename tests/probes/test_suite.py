@@ -1,5 +1,4 @@
 import json
-import warnings
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from rlhf_lab.probes import (
     Check,
     KLByPosition,
     Probe,
-    ProbeCost,
     Record,
     Run,
     RunHealth,
@@ -40,11 +38,6 @@ class Broken(Probe):
 
     def observe(self, seen):
         raise ZeroDivisionError("nothing to divide by")
-
-
-class Dear(Counter):
-    def cost(self, shape):
-        return ProbeCost(bytes=2**40)
 
 
 class Unchecked(Probe):
@@ -234,11 +227,13 @@ def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer, unlimite
 @pytest.mark.slow
 def test_the_name_of_a_probe_that_was_refused_is_free(make_trainer, unlimited):
     trainer = make_trainer()
+    attach(trainer, Counter(), budget=Budget(mb=1e-6))
     with pytest.warns(UserWarning, match="counter: refused"):
-        attach(trainer, Dear(), budget=Budget(mb=1))
-    attach(trainer, Dear(), budget=Budget(mb=10**9))
+        trainer.run_phase()
+    assert Run(trainer.run.path).probes() == []
+    attach(trainer, Counter(), budget=unlimited)
     trainer.train()
-    assert Run(trainer.run.path).phases("counter") == [0, 1, 2]
+    assert Run(trainer.run.path).phases("counter") == [1, 2]
 
 
 def test_everything_stored_is_json_lines_or_safetensors(finished):
@@ -277,41 +272,22 @@ def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer):
-    class Costly(Counter):
-        name = "costly"
-
-        def cost(self, shape):
-            return ProbeCost(forward_tokens=0.3 * shape.phase_tokens)
-
-    trainer = make_trainer(total_phases=8)
-    # 8 phases: every 1 -> 9 calls of 0.3 phases = 34 % of 8; every 2 -> 5 calls = 19 %;
-    # every 4 -> 3 calls = 11 %, under 15 %.
-    with pytest.warns(UserWarning, match="costly: every 2 phases -> every 4"):
-        attachment = attach(trainer, Costly())
-    assert [planned.every for planned in attachment.plan] == [4]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train()
-    assert set(Run(trainer.run.path).phases("costly")) <= {0, 4, 8}
-    assert "34% of the run's time" in Run(trainer.run.path).notes()[0]["note"]
-
-
-@pytest.mark.slow
 def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer):
     class Hopeless(Counter):
         name = "hopeless"
-
-        def cost(self, shape):
-            return ProbeCost(bytes=2**40)
+        called = 0
 
         def observe(self, seen):
-            raise AssertionError("it was called all the same")
+            type(self).called += 1
+            if self.called > 1:
+                raise AssertionError("it was called all the same")
+            return Record({"x": "x" * 2**20}, checks=[FINE])
 
     trainer = make_trainer()
+    attachment = attach(trainer, Hopeless(), Counter(), budget=Budget(mb=1, time_frac=1000))
     with pytest.warns(UserWarning, match="hopeless: refused"):
-        attach(trainer, Hopeless(), Counter())
-    trainer.train()
+        trainer.train()
+    assert Hopeless.called == len(attachment.notes) == 1
     assert Run(trainer.run.path).probes() == ["counter"]
 
 
@@ -325,7 +301,7 @@ def test_a_probe_that_turns_out_slow_is_thinned_while_the_run_goes_on(make_train
     attachment = attach(trainer, Counter())
     with pytest.warns(UserWarning, match="counter: every 1 phases -> every 2, because a projected"):
         trainer.train()
-    assert attachment.plan[0].every == 4
+    assert attachment.plan["counter"] == 4
 
 
 @pytest.mark.slow
@@ -335,7 +311,7 @@ def test_the_truth_and_the_reference_run_are_not_charged_to_every_call(
     trainer = make_trainer()
     attachment = attach(trainer, make_default_suite(trainer))
     trainer.train()
-    assert {"reel_truth", "reference"} <= attachment.timing.seconds.keys()
+    assert attachment.seconds["reel_truth"].total() > 0 < attachment.seconds["reference"].total()
 
 
 @pytest.mark.parametrize(
