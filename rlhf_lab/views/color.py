@@ -47,3 +47,8 @@ def contrast(one: Rgb, other: Rgb) -> float:
 def ink_on(background: Rgb) -> Rgb:
     """Black or white: the one with the higher contrast on a background."""
     return max((BLACK, WHITE), key=lambda ink: contrast(ink, background))
+
+
+def rich_style(background: Rgb) -> str:
+    """Legible text on a background, in rich's words."""
+    return "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)

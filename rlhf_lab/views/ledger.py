@@ -14,7 +14,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
-from rlhf_lab.views.color import color_of, ink_on
+from rlhf_lab.views.color import color_of, rich_style
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.html import table as html_table
 from rlhf_lab.views.tokens import largest
@@ -82,10 +82,8 @@ class Ledger:
             column.justify = "right"
         limit = largest(self.entries["share"].flatten())
         for row in self.rows(sequence):
-            background = color_of(row[-1], limit)
-            style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
             *cells, last = _formatted(row)
-            table.add_row(*cells, Text(last, style=style))
+            table.add_row(*cells, Text(last, style=rich_style(color_of(row[-1], limit))))
         return table
 
     def html(self, sequence: int = 0) -> Html:

@@ -1,22 +1,59 @@
 """Plots of the built-in probes' records; every other probe's records as a table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from types import MappingProxyType
 from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
 
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
+from rlhf_lab.views.color import Kind
 from rlhf_lab.views.ledger import stored_ledger
-from rlhf_lab.views.plots import Picture, bars, curves, heatmap
+from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
 SHOWN_SAMPLES = 3
 SHOWN_TOKENS = 60
 SHOWN_RECORDS = 20
+HEALTH_CURVES = (
+    (
+        "reward",
+        {
+            "mean_reward": "mean reward",
+            "gold_reward": "gold reward",
+            "optimal_reward": "exact optimum at beta_eff",
+        },
+    ),
+    (
+        "KL, nats per sequence",
+        {"kl_per_sequence": "policy", "optimal_kl_per_sequence": "exact optimum at beta_eff"},
+    ),
+    ("price of KL and reward spread", {"beta_eff": "beta_eff", "reward_std": "reward std"}),
+    (
+        "learning",
+        {"explained_variance": "explained variance", "clip_fraction": "clip fraction"},
+    ),
+)
+TERMS = MappingProxyType(
+    {
+        "phase": "phase",
+        "step": "step",
+        "clipped_surrogate": "clipped surrogate",
+        "value_loss": "− value loss",
+        "entropy_bonus": "+ entropy bonus",
+        "kl_penalty": "− KL penalty",
+        "objective": "= objective",
+        "kl_coef": "KL coefficient",
+    }
+)
+"""The terms with the signs that they have in the objective."""
 
 
 def short_site(site: str) -> str:
@@ -24,32 +61,27 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
+def series_of(records: Records, names: Mapping[str, str]) -> dict[str, Curve]:
+    """The fields that any record has, over phases, by their labels."""
+    phases = [record["phase"] for record in records]
+    found = {label: [record.get(key) for record in records] for key, label in names.items()}
+    return {
+        label: (phases, values)
+        for label, values in found.items()
+        if any(value is not None for value in values)
+    }
+
+
+def curve_figures(records: Records, groups: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """Side by side, a picture per title of the fields that any record has."""
+    shown = [(title, series_of(records, names)) for title, names in groups]
+    pictures = [curves(series, title) for title, series in shown if series]
+    return f'<div class="figures">{"".join(map(figure, pictures))}</div>'
+
+
 def run_health_html(run: Run, name: str, records: Records) -> str:
     """Reward, KL, the price of KL, and how far a phase may move."""
-    phases = [record["phase"] for record in records]
-
-    def over(names: Mapping[str, str]) -> dict[str, tuple]:
-        found = {label: [r.get(key) for r in records] for key, label in names.items()}
-        return {
-            label: (phases, values)
-            for label, values in found.items()
-            if any(value is not None for value in values)
-        }
-
-    groups = {
-        "reward": {
-            "mean_reward": "mean reward",
-            "gold_reward": "gold reward",
-            "optimal_reward": "exact optimum at beta_eff",
-        },
-        "KL, nats per sequence": {
-            "kl_per_sequence": "policy",
-            "optimal_kl_per_sequence": "exact optimum at beta_eff",
-        },
-        "price of KL and reward spread": {"beta_eff": "beta_eff", "reward_std": "reward std"},
-        "learning": {"explained_variance": "explained variance", "clip_fraction": "clip fraction"},
-    }
-    return figures([curves(over(names), title) for title, names in groups.items()])
+    return curve_figures(records, HEALTH_CURVES)
 
 
 def kl_by_position_html(run: Run, name: str, records: Records) -> str:
@@ -102,8 +134,7 @@ def direction_html(run: Run, name: str, records: Records) -> str:
 
 def logit_shift_html(run: Run, name: str, records: Records) -> str:
     """The parts of the shift in the last phase, and its sum over phases."""
-    settings = {probe["name"]: probe for probe in run.store.read_suite()["probes"]}
-    words = settings.get(name, {})
+    words = _settings(run, name)
     what = f"{words.get('word', 'word')} - {words.get('other', 'other')}"
     last = records[-1]
     title = f"phase {last['phase']}: shift of logit({what}), {last['measured_shift']:+.3f} in all"
@@ -114,8 +145,7 @@ def logit_shift_html(run: Run, name: str, records: Records) -> str:
             f"{last['grammar_log_odds']:+.3f} on this text; the reference misses them by "
             f"{last['reference_error']:.3f} nats on average.</p>"
         )
-    phases = [record["phase"] for record in records]
-    series = {"measured shift": (phases, [record["measured_shift"] for record in records])}
+    series = series_of(records, {"measured_shift": "measured shift"})
     return "".join([*parts, figure(curves(series, f"shift of logit({what})"))])
 
 
@@ -125,8 +155,7 @@ def weight_delta_html(run: Run, name: str, records: Records) -> str:
     keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
     keys += [key for key in ("overlap_unembedding",) if any(key in row for row in rows)]
     table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
-    phases = [record["phase"] for record in records]
-    series = {"norm": (phases, [record["total_norm"] for record in records])}
+    series = series_of(records, {"total_norm": "norm"})
     return table + figure(curves(series, "distance of the weights from the reference"))
 
 
@@ -160,14 +189,23 @@ def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
     label = field.replace("true_", "exact ").replace("_", " ")
     if limit == 0:
         return f"<p>{label} is 0 on every token of these samples.</p>"
-    prefix_len, lines = record["prefix_len"], []
-    for row, tokens in enumerate(record["tokens"][:SHOWN_SAMPLES]):
-        prompt = [0.0] * prefix_len
-        numbers = prompt + tensors[field][row].tolist()
-        counts = [False] * prefix_len + mask[row].tolist()
-        shown = tokens_html(tokens, numbers, label, counts, limit, kind)
-        lines.append(shown.fragment)
+    rows = zip(record["tokens"][:SHOWN_SAMPLES], tensors[field], mask, strict=False)
+    lines = [_sample(*row, label, limit, kind) for row in rows]
     return color_key(label, limit, kind).fragment + "".join(lines)
+
+
+def _sample(
+    tokens: list[str],
+    values: Float[Tensor, " gen"],
+    mask: Bool[Tensor, " gen"],
+    label: str,
+    limit: float,
+    kind: Kind = "diverging",
+) -> str:
+    """A prompt without colours, and the numbers of its generated tokens."""
+    prefix_len = len(tokens) - len(mask)
+    numbers, counts = functional.pad(values, (prefix_len, 0)), functional.pad(mask, (prefix_len, 0))
+    return tokens_html(tokens, numbers, label, counts, limit, kind).fragment
 
 
 def step_ledger_html(run: Run, name: str, records: Records) -> str:
@@ -177,40 +215,19 @@ def step_ledger_html(run: Run, name: str, records: Records) -> str:
     shares = ledger.entries["share"]
     limit = largest(shares.flatten())
     order = shares.abs().sum(1).argsort(descending=True).tolist()
-    lines = []
-    for row in order[:SHOWN_SAMPLES]:
-        numbers = [0.0] * ledger.prefix_len + shares[row].tolist()
-        counts = [False] * ledger.prefix_len + ledger.mask[row].tolist()
-        shown = tokens_html(ledger.tokens[row], numbers, "share", counts, limit)
-        lines.append(shown.fragment)
+    lines = [
+        _sample(ledger.tokens[row], shares[row], ledger.mask[row], "share", limit)
+        for row in order[:SHOWN_SAMPLES]
+    ]
     note = (
         f"<h4>phase {last['phase']}, step {last['step'] + 1} of {last['steps']}: what each token "
         f"adds to the objective</h4><p>The {len(lines)} of {len(order)} sequences that weigh most, "
         f"and sequence {order[0]} in full.</p>"
     )
     key = color_key("share of the objective", limit).fragment
-    return "".join([_terms(records), note, key, *lines, ledger.html(order[0]).fragment])
-
-
-def _terms(records: Records) -> str:
-    """One row per recorded step: the terms, with the signs that they have in the objective."""
-    keys = {
-        "phase": "phase",
-        "step": "step",
-        "clipped_surrogate": "clipped surrogate",
-        "value_loss": "− value loss",
-        "entropy_bonus": "+ entropy bonus",
-        "kl_penalty": "− KL penalty",
-        "objective": "= objective",
-        "kl_coef": "KL coefficient",
-    }
-    rows = [[record[key] + (key == "step") for key in keys] for record in records]
-    return html.table(list(keys.values()), rows, words=())
-
-
-def any_probe(run: Run, name: str, records: Records) -> str:
-    """The plain numbers of records that no picture is known for."""
-    return any_records(records)
+    rows = [[record[term] + (term == "step") for term in TERMS] for record in records]
+    terms = html.table(list(TERMS.values()), rows, words=())
+    return "".join([terms, note, key, *lines, ledger.html(order[0]).fragment])
 
 
 def any_records(records: Records) -> str:
@@ -243,22 +260,22 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: no such probe recorded anything, or its records lack what the picture shows.
     """
-    records = run.records(name)
-    if not records:
-        return "<p>It recorded nothing.</p>"
-    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    records, view = run.records(name), VIEWS.get(_settings(run, name).get("kind"))
+    if view is None or not records:
+        return any_records(records)
     with reading(run.path / records_file(name)):
-        return VIEWS.get(kinds.get(name, ""), any_probe)(run, name, records)
+        return view(run, name, records)
+
+
+def _settings(run: Run, name: str) -> dict[str, Any]:
+    """What the run's store says of a probe."""
+    probes = run.store.read_suite()["probes"]
+    return next((probe for probe in probes if probe["name"] == name), {})
 
 
 def figure(picture: Picture) -> str:
     """A picture as a figure with its caption for those who cannot see it."""
     return f'<figure role="img" aria-label="{escape(picture.alt)}">{picture.html()}</figure>'
-
-
-def figures(pictures: list[Picture]) -> str:
-    """Pictures side by side, as far as a page is wide enough."""
-    return f'<div class="figures">{"".join(map(figure, pictures))}</div>'
 
 
 def _ends(records: Records) -> Records:

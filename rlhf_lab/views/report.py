@@ -10,8 +10,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, beside, reading
 from rlhf_lab.views import html
-from rlhf_lab.views.plots import curves
-from rlhf_lab.views.probe_pictures import any_records, figures, probe_html
+from rlhf_lab.views.probe_pictures import any_records, curve_figures, probe_html
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES = (
@@ -81,16 +80,7 @@ def _curves(run: Run) -> str:
     metrics = run.metrics()
     if not metrics:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
-    phases, parts = [line["phase"] for line in metrics], []
-    for title, names in REPORT_CURVES:
-        series = {
-            label: (phases, [line.get(name) for line in metrics])
-            for name, label in names.items()
-            if any(line.get(name) is not None for line in metrics)
-        }
-        if series:
-            parts.append(curves(series, title))
-    return "<h2>Curves</h2>" + figures(parts)
+    return "<h2>Curves</h2>" + curve_figures(metrics, REPORT_CURVES)
 
 
 def _samples(run: Run) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_lab.views.color import BLUE, ORANGE, blend
+
 BARS = "▁▂▃▄▅▆▇█"
-LOW, HIGH = (213, 94, 0), (0, 114, 178)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -28,8 +29,7 @@ def reward_color(value: float, low: float, high: float) -> str:
     """
     value, low, high = (round(number, 3) for number in (value, low, high))
     share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True))
-    return f"rgb({red},{green},{blue})"
+    return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
 
 
 def sample_table(texts: Sequence[str], rewards: Sequence[float], prompt: str = "") -> Table:

@@ -1,14 +1,14 @@
 """Tokens coloured by any per-token quantity, as static HTML and as terminal text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from jaxtyping import Bool, Float
 from rich.text import Text
 from torch import Tensor
 
-from rlhf_lab.views.color import Kind, Rgb, color_of, ink_on
+from rlhf_lab.views.color import Kind, Rgb, color_of, ink_on, rich_style
 from rlhf_lab.views.html import Html
 
 Numbers = Sequence[float | int] | Float[Tensor, " seq"]
@@ -45,20 +45,14 @@ def tokens_html(
 
     Raises ValueError when tokens, values and mask are not of one length.
     """
-    numbers, counts = _plain(values, mask)
-    _check_lengths(tokens, numbers, counts)
-    limit = largest(values, mask) if limit is None else limit
     spans = []
-    for token, number, real in zip(tokens, numbers, counts, strict=True):
-        shown = escape(_visible(token))
-        if not real:
-            spans.append(f'<span style="{TILE};opacity:.7">{shown}</span>')
-            continue
-        style = TILE
-        if not math.isnan(number):
-            background = color_of(number, limit, kind)
+    for shown, number, background in _tiles(tokens, values, mask, limit, kind):
+        style, title = f"{TILE};opacity:.7", ""
+        if number is not None:
+            style, title = TILE, f' title="{escape(name)} {number:.9g}"'
+        if background is not None:
             style += f";background:{_css(background)};color:{_css(ink_on(background))}"
-        spans.append(f'<span style="{style}" title="{escape(name)} {number:.9g}">{shown}</span>')
+        spans.append(f'<span style="{style}"{title}>{escape(shown)}</span>')
     line = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
     return Html(f'<div style="{line}">{"".join(spans)}</div>')
 
@@ -71,16 +65,10 @@ def tokens_text(
     kind: Kind = "diverging",
 ) -> Text:
     """One text for the terminal, each token coloured by its number; see `tokens_html`."""
-    numbers, counts = _plain(values, mask)
-    _check_lengths(tokens, numbers, counts)
-    limit = largest(values, mask) if limit is None else limit
     text = Text()
-    for token, number, real in zip(tokens, numbers, counts, strict=True):
-        style = "" if real else "dim"
-        if real and not math.isnan(number):
-            background = color_of(number, limit, kind)
-            style = f"rgb{_rich(ink_on(background))} on rgb{_rich(background)}"
-        text.append(_visible(token), style=style)
+    for shown, number, background in _tiles(tokens, values, mask, limit, kind):
+        style = "dim" if number is None else ""
+        text.append(shown, style=style if background is None else rich_style(background))
     return text
 
 
@@ -102,22 +90,27 @@ def _plain(values: Numbers, mask: Flags | None) -> tuple[list[float], list[bool]
     return numbers, mask.tolist() if isinstance(mask, Tensor) else list(mask)
 
 
-def _check_lengths(tokens: Sequence[str], numbers: list[float], counts: list[bool]) -> None:
+def _tiles(
+    tokens: Sequence[str],
+    values: Numbers,
+    mask: Flags | None,
+    limit: float | int | None,
+    kind: Kind,
+) -> Iterator[tuple[str, float | None, Rgb | None]]:
+    """Each token on one line, with its number and colour, if it has them."""
+    numbers, counts = _plain(values, mask)
     if not len(tokens) == len(numbers) == len(counts):
         raise ValueError(
             f"tokens has {len(tokens)} entries, values {len(numbers)}, mask {len(counts)}; "
             "give one of each per token."
         )
-
-
-def _visible(token: str) -> str:
-    """A token on one line, line breaks shown as a sign."""
-    return token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
+    limit = largest(values, mask) if limit is None else limit
+    for token, number, real in zip(tokens, numbers, counts, strict=True):
+        shown = token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
+        colored = real and not math.isnan(number)
+        background = color_of(number, limit, kind) if colored else None
+        yield shown, number if real else None, background
 
 
 def _css(color: Rgb) -> str:
     return "#{:02x}{:02x}{:02x}".format(*color)
-
-
-def _rich(color: Rgb) -> str:
-    return "({},{},{})".format(*color)
