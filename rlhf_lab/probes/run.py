@@ -12,8 +12,9 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore
+from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
+from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.restore import load_policy
 from rlhf_lab.training.run_dir import METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
@@ -80,7 +81,7 @@ class Run:
 
     def probes(self) -> list[str]:
         """The probes that recorded something."""
-        return self.store.probes()
+        return sorted(path.stem for path in self.store.path.glob("records/*.jsonl"))
 
     def records(self, probe: str) -> list[dict[str, Any]]:
         """The records of a probe, in the order of phases.
@@ -88,7 +89,10 @@ class Run:
         Raises:
             RunError: no such probe recorded anything.
         """
-        return self.store.records(probe)
+        if probe not in self.probes():
+            there = ", ".join(self.probes()) or "none"
+            raise RunError(f"{self.path} has no records of probe {probe!r}; there are {there}.")
+        return self.directory.read(records_file(probe))
 
     def phases(self, probe: str) -> list[int]:
         """The phases in which a probe recorded something."""
@@ -98,19 +102,25 @@ class Run:
         """The tensors of one probe in one phase.
 
         Raises:
-            RunError: there are none.
+            RunError: there are none, or the file is corrupt.
         """
-        return self.store.tensors(probe, phase)
+        path = self.store.tensor_path(probe, phase)
+        if not path.is_file():
+            there = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
+            raise RunError(
+                f"{path}, the tensors of probe {probe!r} in phase {phase}, is missing; restore it, "
+                f"or choose a phase that is there ({there or 'none is'})."
+            )
+        return load_checkpoint(path)[0]
 
     def checks(self) -> list[StoredCheck]:
         """Every identity check of every probe and phase, in the order in which they ran."""
-        stored = [
-            {name: check[name] for name in CHECK} for check in self.directory.read(CHECKS, CHECK)
-        ]
-        return [
-            StoredCheck(**check | {"value": math.nan if check["value"] is None else check["value"]})
-            for check in stored
-        ]
+        checks = []
+        for line in self.directory.read(CHECKS, CHECK):
+            fields = {name: line[name] for name in CHECK}
+            fields["value"] = math.nan if line["value"] is None else line["value"]
+            checks.append(StoredCheck(**fields))
+        return checks
 
     def notes(self) -> list[dict[str, Any]]:
         """What was thinned, refused or switched off, and when."""

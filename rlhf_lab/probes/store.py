@@ -3,17 +3,13 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
-from rlhf_lab.errors import RunError
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
-from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_lab.training.checkpoint import save_checkpoint
 from rlhf_lab.training.run_dir import PHASE, Fields, read_object, reading, replacing
 
 FOLDER = "probes"
@@ -84,39 +80,9 @@ class ProbeStore:
         """Store something that was said about a probe."""
         self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": note}])
 
-    def records(self, probe: str) -> list[dict[str, Any]]:
-        """The records of a probe, in the order of phases.
-
-        Raises:
-            RunError: no such probe recorded anything.
-        """
-        if probe not in self.probes():
-            there = ", ".join(self.probes()) or "none"
-            raise RunError(f"{self.run.path} has no records of probe {probe!r}; there are {there}.")
-        return self.run.read(records_file(probe))
-
-    def probes(self) -> list[str]:
-        """The probes that recorded something."""
-        return sorted(path.stem for path in (self.path / "records").glob("*.jsonl"))
-
     def tensor_path(self, probe: str, phase: int) -> Path:
         """The file of one probe's tensors in one phase."""
         return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
-
-    def tensors(self, probe: str, phase: int) -> dict[str, Tensor]:
-        """The tensors of one probe in one phase.
-
-        Raises:
-            RunError: there are none, or the file is corrupt.
-        """
-        path = self.tensor_path(probe, phase)
-        if not path.is_file():
-            there = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
-            raise RunError(
-                f"{path}, the tensors of probe {probe!r} in phase {phase}, is missing; restore it, "
-                f"or choose a phase that is there ({there or 'none is'})."
-            )
-        return load_checkpoint(path)[0]
 
     def stored_bytes(self, probe: str) -> int:
         """The size of a probe's records and tensors."""
@@ -126,23 +92,10 @@ class ProbeStore:
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Drop what these probes stored from this phase on, which is about to be done again."""
 
-        def stays(record: dict[str, Any], probe: str | None = None) -> bool:
-            return record["phase"] < phase or (probe or record["probe"]) not in probes
-
-        self._filter(CHECKS, stays)
-        self._filter(NOTES, stays)
-        for probe in set(probes) & set(self.probes()):
-            self._filter(records_file(probe), lambda r, p=probe: stays(r, p))
+        for file in (CHECKS, NOTES):
+            self.run.keep(file, lambda r: r["phase"] < phase or r["probe"] not in probes)
+        for probe in probes:
+            self.run.keep(records_file(probe), lambda record: record["phase"] < phase)
             for path in self.path.glob(f"tensors/{probe}/phase_*.safetensors"):
                 if int(path.stem.removeprefix("phase_")) >= phase:
                     path.unlink()
-
-    def _filter(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep some lines of a file; a file that is not there stays away."""
-        path = self.run.path / file
-        if not path.exists():
-            return
-        kept = [record for record in self.run.read(file) if stays(record)]
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-        with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")

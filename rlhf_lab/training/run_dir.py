@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -202,10 +202,16 @@ class RunDir:
         """Drop what was logged from this phase on, which is about to be done again."""
         returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
         for file in (METRICS, SAMPLES, *returned):
-            kept = [record for record in self.read(file) if _is_done(record, phase)]
-            lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-            with replacing(self.path / file) as partial:
-                partial.write_text(lines, encoding="utf-8")
+            self.keep(file, lambda record: _is_done(record, phase))
+
+    def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop all other lines of a JSONL file; one that is not there stays away."""
+        if not (self.path / file).exists():
+            return
+        kept = [record for record in self.read(file) if stays(record)]
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+        with replacing(self.path / file) as partial:
+            partial.write_text(lines, encoding="utf-8")
 
 
 def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
