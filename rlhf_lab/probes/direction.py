@@ -159,7 +159,7 @@ class Direction(Probe):
 
     def observe(self, seen: Observation) -> Record:
         """Fit on the first two thirds of the sequences, look at the last third."""
-        labels = seen.need_text(self.name).labels
+        labels = seen.text.labels
         if labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
         cut = 2 * len(labels) // 3
@@ -168,12 +168,20 @@ class Direction(Probe):
         )
         fitted = fit_each_site(ours.x, ours.labels, self.method)
         first = fit_each_site(reference.x, reference.labels, self.method)
-        values = {"sites": list(seen.acts)} | _figures(ours, fitted)
-        cosine = (fitted.direction * first.direction).sum(-1)
-        values["cosine_with_reference"] = decimals(cosine, 4)
-        values |= _controls(ours, self.method)
-        values |= _class_means(project(ours.held, first.direction), ours.held_labels)
-        checks = [_ablation_check(ours.held, fitted.direction)]
+        held, positive = ours.held, ours.held_labels
+        moved = project(held, first.direction)
+        values = {
+            "sites": list(seen.acts),
+            "accuracy": _accuracy(ours, fitted),
+            "auc": decimals(auc(project(held, fitted.direction), positive), 4),
+            "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
+            **_controls(ours, self.method),
+            "positive_projection": decimals(moved[..., positive].mean(-1), 4),
+            "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
+        }
+        left = project(ablate(held.double(), fitted.direction), fitted.direction)
+        miss = left.abs().max().item()
+        checks = [Check.at_most("nothing is left along an ablated direction", miss, 1e-6)]
         if seen.truth is not None:
             bayes, check = _against_bayes(seen, ours, fitted, cut)
             values |= bayes
@@ -199,25 +207,15 @@ def _split(
     return Split(x[:, :, :cut], labels[:cut], x[:, :, cut:], labels[cut:])
 
 
-def _figures(split: Split, fitted: Fitted) -> dict[str, list]:
-    """How well a direction tells the held-out classes apart."""
+def _accuracy(split: Split, fitted: Fitted) -> list:
+    """How often a direction tells the held-out classes apart."""
     along = project(split.held, fitted.direction)
-    return {
-        "accuracy": decimals(accuracy(along, fitted.threshold, split.held_labels), 4),
-        "auc": decimals(auc(along, split.held_labels), 4),
-    }
-
-
-def _ablation_check(
-    held: Float[Tensor, "site seq test d_model"], direction: Float[Tensor, "site seq d_model"]
-) -> Check:
-    left = project(ablate(held.double(), direction), direction).abs().max().item()
-    return Check.at_most("nothing is left along an ablated direction", left, 1e-6)
+    return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)
 
 
 def _controls(split: Split, method: Method) -> dict[str, list]:
     """Accuracies that a probe should beat: of shuffled labels, and of a random direction."""
-    x, labels, held, held_labels = split
+    x, labels = split.x, split.labels
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=generator).to(labels.device)
     shuffled = fit_each_site(x, labels[order], method)
@@ -225,21 +223,9 @@ def _controls(split: Split, method: Method) -> dict[str, list]:
     noise = (noise / noise.norm()).expand(*x.shape[:2], -1).double()
     along = project(x, noise)
     threshold = (along[..., labels].mean(-1) + along[..., ~labels].mean(-1)) / 2
-    by_shuffled = accuracy(project(held, shuffled.direction), shuffled.threshold, held_labels)
-    by_random = accuracy(project(held, noise), threshold, held_labels)
     return {
-        "accuracy_shuffled": decimals(by_shuffled, 4),
-        "accuracy_random": decimals(by_random, 4),
-    }
-
-
-def _class_means(
-    along: Float[Tensor, "site seq test"], labels: Bool[Tensor, " test"]
-) -> dict[str, list]:
-    """Where both classes lie along a direction, on average."""
-    return {
-        "positive_projection": decimals(along[..., labels].mean(-1), 4),
-        "negative_projection": decimals(along[..., ~labels].mean(-1), 4),
+        "accuracy_shuffled": _accuracy(split, shuffled),
+        "accuracy_random": _accuracy(split, Fitted(noise, threshold)),
     }
 
 

@@ -13,13 +13,6 @@ from rlhf_lab.training import Rollout
 KINDS = ("k1", "k2", "k3")
 
 
-def mean_by_position(
-    x: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"]
-) -> Float[Tensor, " gen"]:
-    """The mean over the sequences that have a real token at each position; 0 where none has."""
-    return F.masked_mean(x, mask, dim=0)
-
-
 def estimates_by_position(
     logprobs: Float[Tensor, "batch gen"],
     ref_logprobs: Float[Tensor, "batch gen"],
@@ -96,7 +89,7 @@ class KLByPosition(Probe):
             x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (logits, ref_logits)
         )
         means, variances = estimates_by_position(logprobs, ref_logprobs, mask[:n])
-        by_position = mean_by_position(kl, mask)
+        by_position = F.masked_mean(kl, mask, dim=0)
         values = {"kl": decimals(by_position), "tokens_at": mask.sum(0).tolist()}
         values |= {f"{kind}_mean": decimals(row) for kind, row in zip(KINDS, means, strict=True)}
         values |= {f"{kind}_var": decimals(row) for kind, row in zip(KINDS, variances, strict=True)}

@@ -150,8 +150,10 @@ class LogitShift(Probe):
         """Attribute both models, and subtract."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
-        now = attribute_logits(model, _rows(seen.acts, self.n), word, other)
-        before = attribute_logits(reference, _rows(seen.reference_acts, self.n), word, other)
+        now, before = (
+            attribute_logits(m, {site: act[: self.n] for site, act in acts.items()}, word, other)
+            for m, acts in ((model, seen.acts), (reference, seen.reference_acts))
+        )
         shift = now.rows - before.rows
         measured = now.logit_difference - before.logit_difference
         values = {
@@ -182,10 +184,6 @@ def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise ConfigError(f"{text!r} is not one token of this tokenizer; choose another word.")
     return ids[0]
-
-
-def _rows(acts: dict[str, Tensor], n: int) -> dict[str, Tensor]:
-    return {site: activation[:n] for site, activation in acts.items()}
 
 
 def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, float | None]:

@@ -93,16 +93,6 @@ class Observation:
     text: EvalText | None
     truth: ReelTruth | None
 
-    def need_text(self, probe: str) -> EvalText:
-        """The eval text.
-
-        Raises:
-            ConfigError: the suite has none.
-        """
-        if self.text is None:
-            raise ConfigError(f"{probe} needs eval_tokens; give the suite eval_tokens=.")
-        return self.text
-
 
 class Probe:
     """Looks at a run at named events and returns records; subclasses fill in `observe`.

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_lab.functional import zero_masked
 from rlhf_lab.organism.exact import tilted, token_information
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
@@ -18,7 +19,6 @@ from rlhf_lab.organism.rewards import REWARDS, Reward, gold
 class Optimum(NamedTuple):
     """The best policy at one price of KL: its expected reward, and its KL in nats per sequence."""
 
-    beta: float
     reward: float
     kl_per_sequence: float
 
@@ -60,7 +60,7 @@ class ReelTruth:
     @cached_property
     def state_values(self) -> tuple[Float[np.ndarray, " _"], ...]:
         """The value of every state at every position."""
-        return self.policy.values(self.reward.score(self.graph.final_features()))
+        return self.policy.values(self.final_rewards[0])
 
     @cached_property
     def state_beliefs(self) -> tuple[Float[np.ndarray, " _"], ...]:
@@ -110,12 +110,7 @@ class ReelTruth:
         values, mask = self.values(tokens)
         before, behind = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
         defined = mask[:, prefix_len:]
-        zero = torch.zeros_like(before)
-        return (
-            torch.where(defined, before, zero),
-            torch.where(defined, behind - before, zero),
-            defined,
-        )
+        return zero_masked(before, defined), zero_masked(behind - before, defined), defined
 
     @cached_property
     def information(self) -> Float[Tensor, " seq"]:
@@ -129,8 +124,8 @@ class ReelTruth:
         Raises ValueError for a beta that is not above 0.
         """
         rewards, chances = self.final_rewards
-        best, kl = tilted(chances, rewards, beta)
-        return Optimum(beta, float(best @ rewards), kl)
+from rlhf_lab.functional import zero_masked
+from rlhf_lab.organism.exact import tilted, token_information
 
     def next_word_odds(
         self, tokens: Int[Tensor, "batch seq"], pos: int, word: int, other: int
@@ -156,6 +151,5 @@ class ReelTruth:
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
         """Numbers of states at the states behind every token; none behind the end of a review."""
         within = min(tokens.shape[1], self.grammar.seq_len)
-        found, mask = self.graph.look_up(table, tokens[:, :within])
-        beyond = (0, tokens.shape[1] - within)
-        return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)
+from rlhf_lab.functional import zero_masked
+from rlhf_lab.organism.exact import tilted, token_information

@@ -116,10 +116,9 @@ class TextHeatmap(Probe):
             "kl": rollout.kl,
             "entropy": rollout.entropy,
         }
-        tensors = {name: everything[name][:n].float() for name in self.fields if name in everything}
         if "log_ratio" in self.fields:
-            tensors["log_ratio"] = sampled_log_ratio(rollout, n, seen).float()
-        return tensors
+            everything["log_ratio"] = sampled_log_ratio(rollout, n, seen)
+        return {name: everything[name][:n].float() for name in self.fields}
 
 
 def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:

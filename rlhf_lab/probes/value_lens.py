@@ -179,8 +179,9 @@ class ValueLens(Probe):
         values: dict = {"sites": sites}
         found = _target(seen, self.text)
         if found is not None:
-            target, mask, pooled, slots = found
-            x = residuals if not pooled else residuals[:, :, seen.prefix_len - 1 : -1]
+            target, mask, slots = found
+            pooled = self.text == "rollout"
+            x = residuals[:, :, seen.prefix_len - 1 : -1] if pooled else residuals
             r2, defined = readability(x, target, mask, self.ridge, pooled)
             tensors |= {"r2": r2.float(), "r2_defined": defined}
             values |= {"slots": slots, "r2": decimals(r2, 4), "defined": defined.tolist()}
@@ -196,19 +197,18 @@ class ValueLens(Probe):
         if not isinstance(policy, TransformerWithCritic):
             return {site: seen.acts[site] for site in sites}
         on_eval = self.text == "eval"
-        tokens, mask = (seen.need_text(self.name).tokens, None) if on_eval else text_at(seen.ctx)
+        tokens, mask = (seen.text.tokens, None) if on_eval else text_at(seen.ctx)
         return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
 
 
 def _target(
     seen: Observation, text: str
-) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"], bool, list[str]] | None:
-    """What is to be read, where it is defined, whether positions are pooled, and their names."""
+) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"], list[str]] | None:
+    """What is to be read, where it is defined, and the names of its positions."""
     if text == "rollout":
         rollout = seen.ctx.rollout
-        return rollout.returns, rollout.samples.mask, True, ["all"]
+        return rollout.returns, rollout.samples.mask, ["all"]
     if seen.truth is None:
         return None
-    tokens = seen.need_text("ValueLens").tokens
-    values, mask = seen.truth.values(tokens)
-    return values, mask, False, seen.truth.slot_names(tokens.shape[1])
+    tokens = seen.text.tokens
+    return *seen.truth.values(tokens), seen.truth.slot_names(tokens.shape[1])

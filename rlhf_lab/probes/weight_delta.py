@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
@@ -97,23 +97,14 @@ def describe_delta(
         / max(delta.square().sum().item(), 1e-30),
     }
     if name.endswith(WRITERS) and stable_rank:
-        top = top_output_vector(delta, s, vectors)
+        # The spectrum has the vectors of the shorter side; the residual stream is that of columns.
+        wide = delta.shape[1] > delta.shape[0]
+        top = delta.T @ vectors[:, 0] / s[0] if wide else vectors[:, 0]
         for label, direction in directions.items():
             unit = (direction / direction.norm()).double().to(delta.device)
             row[f"overlap_{label}"] = (top @ unit).abs().item()
             row[f"energy_{label}"] = ((delta @ unit).square().sum() / delta.square().sum()).item()
     return row
-
-
-def top_output_vector(
-    delta: Float[Tensor, "rows d_model"],
-    s: Float[Tensor, " rank"],
-    vectors: Float[Tensor, "side rank"],
-) -> Float[Tensor, " d_model"]:
-    """The direction of the residual stream that a delta writes to most, given its spectrum."""
-    if delta.shape[1] <= delta.shape[0]:
-        return vectors[:, 0]
-    return delta.T @ vectors[:, 0] / s[0]
 
 
 class WeightDelta(Probe):
@@ -143,7 +134,9 @@ class WeightDelta(Probe):
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         directions = {}
         if self.words is not None:
-            directions["unembedding"] = unembedding_difference(reference, *self.words)
+            word, other = (single_token(reference.tokenizer, text) for text in self.words)
+            unembedding = reference.unembed.W_U.detach()
+            directions["unembedding"] = unembedding[:, word] - unembedding[:, other]
         before = dict(reference.named_parameters())
         rows = [
             describe_delta(name, before[name], after, directions)
@@ -155,13 +148,3 @@ class WeightDelta(Probe):
         if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({"total_norm": total, "rows": rows}, checks=checks)
-
-
-def unembedding_difference(
-    model: HookedTransformer, word: str, other: str
-) -> Float[Tensor, " d_model"]:
-    """W_U[:, word] - W_U[:, other]."""
-    from rlhf_lab.probes.logit_shift import single_token
-
-    ids = [single_token(model.tokenizer, text) for text in (word, other)]
-    return model.unembed.W_U[:, ids[0]].detach() - model.unembed.W_U[:, ids[1]].detach()

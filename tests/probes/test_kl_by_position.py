@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import masked_mean
 from rlhf_lab.probes import KLByPosition
 from rlhf_lab.probes.kl_by_position import (
     enumeration_error,
     estimates_by_position,
-    mean_by_position,
 )
 
 
 def test_means_by_position_leave_out_what_is_masked():
     x = torch.tensor([[1.0, 5.0], [3.0, 100.0], [5.0, 100.0]])
     mask = torch.tensor([[True, True], [True, False], [False, False]])
-    assert mean_by_position(x, mask).tolist() == [2.0, 5.0]
+    assert masked_mean(x, mask, dim=0).tolist() == [2.0, 5.0]
 
 
 def test_estimators_have_the_mean_and_variance_of_a_loop():
