@@ -2,7 +2,7 @@
 
 import sys
 from time import monotonic
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,6 +16,10 @@ from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
 from rlhf_lab.views.text import sample_table, sparkline
 
 PANEL_SAMPLES = 5
+DOING = MappingProxyType(
+    {"after_rollout": "scoring", "after_score": "learning", "after_phase": "sampling"}
+)
+"""What comes next at an event."""
 PANEL_CURVES = (
     ("mean_reward", "reward"),
     ("gold_reward", "gold"),
@@ -46,16 +50,11 @@ class RunView:
         self.reports: list[PhaseReport] = []
         self.rollout: Rollout | None = None
         self.doing = "starting"
-        self._steps_done = 0
         self._first_phase = trainer.phase
         self._began = monotonic()
         self._live: Live | None = None
-        trainer.on("run_start")(self._redraw)
-        trainer.on("after_rollout")(self._sampled)
-        trainer.on("after_score")(self._scored)
-        trainer.on("after_step")(self._stepped)
-        trainer.on("after_phase")(self._phase_done)
-        trainer.on("run_end")(self._redraw)
+        for event in (*DOING, "run_start", "after_step", "run_end"):
+            trainer.on(event)(self._at)
 
     def __enter__(self) -> "RunView":
         self._began = monotonic()
@@ -82,37 +81,25 @@ class RunView:
         left = self.trainer.args.total_phases - self._first_phase - done
         return (monotonic() - self._began) / done * left
 
-    def _sampled(self, ctx: Context) -> None:
-        self.doing = "scoring"
-        self._redraw(ctx)
-
-    def _scored(self, ctx: Context) -> None:
-        self.rollout, self._steps_done = ctx.rollout, 0
-        self.doing = "learning"
-        self._redraw(ctx)
-        if self._live is None and ctx.phase == self._first_phase:
-            self._print_samples(f"samples of phase {ctx.phase}, before learning")
-
-    def _stepped(self, ctx: Context) -> None:
-        args = self.trainer.args
-        self._steps_done += 1
-        steps = args.num_minibatches * args.batches_per_learning_phase
-        self.doing = f"learning, step {self._steps_done}/{steps}"
-        self._redraw(ctx)
-
-    def _phase_done(self, ctx: Context) -> None:
-        self.reports.append(ctx.report)
-        self.doing = "sampling"
-        self._redraw(ctx)
-        if self._live is not None:
-            return
-        print_line(self._line(ctx.report), self.console)
-        if ctx.phase + 1 == ctx.args.total_phases:
-            self._print_samples(f"samples of phase {ctx.phase}")
-
-    def _redraw(self, ctx: Context) -> None:
+    def _at(self, ctx: Context) -> None:
+        """Note what is new at an event, and show it."""
+        args = ctx.args
+        self.doing = DOING.get(ctx.event, self.doing)
+        if ctx.event == "after_step":
+            steps = args.num_minibatches * args.batches_per_learning_phase
+            self.doing = f"learning, step {ctx.step + 1}/{steps}"
+        elif ctx.event == "after_score":
+            self.rollout = ctx.rollout
+        elif ctx.event == "after_phase":
+            self.reports.append(ctx.report)
         if self._live is not None:
             self._live.update(self.panel())
+        elif ctx.event == "after_score" and ctx.phase == self._first_phase:
+            self._print_samples(f"samples of phase {ctx.phase}, before learning")
+        elif ctx.event == "after_phase":
+            print_line(self._line(ctx.report), self.console)
+            if ctx.phase + 1 == args.total_phases:
+                self._print_samples(f"samples of phase {ctx.phase}")
 
     def _print_samples(self, title: str) -> None:
         print_line(f"{title}:", self.console)
