@@ -170,12 +170,11 @@ class RunDir:
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
         """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
         path = self.path / file
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         with _writing(path):
             if path.parent != self.path:
                 path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:
-                out.write(lines)
+                out.write(_lines(records))
 
     def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
         """The records of a JSONL file; a last line that was cut off by a crash is left out.
@@ -205,13 +204,16 @@ class RunDir:
             self.keep(file, lambda record: _is_done(record, phase))
 
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop all other lines of a JSONL file; one that is not there stays away."""
-        if not (self.path / file).exists():
-            return
-        kept = [record for record in self.read(file) if stays(record)]
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-        with replacing(self.path / file) as partial:
-            partial.write_text(lines, encoding="utf-8")
+        """Drop the other records of a JSONL file; one that is not there stays away."""
+        if (self.path / file).exists():
+            kept = [record for record in self.read(file) if stays(record)]
+            with replacing(self.path / file) as partial:
+                partial.write_text(_lines(kept), encoding="utf-8")
+
+
+def _lines(records: list[dict[str, Any]]) -> str:
+    """Records as JSON, one on each line."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
