@@ -15,7 +15,6 @@ from rlhf_lab.probes.probe import (
     Probe,
     Record,
     decimals,
-    encode,
 )
 
 SITES = (
@@ -178,9 +177,14 @@ def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     """The id of a text that is one token.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or the tokenizer does not know it and has no token for such words.
     """
-    ids = encode(tokenizer, text)
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:
+        raise ConfigError(
+            f"the tokenizer cannot read {text!r} ({error}); use words of its vocabulary."
+        ) from None
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise ConfigError(f"{text!r} is not one token of this tokenizer; choose another word.")
     return ids[0]

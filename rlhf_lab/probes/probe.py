@@ -6,16 +6,12 @@ from typing import Any, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event
 from rlhf_lab.training.callbacks import check_every
-
-ProbeText = Literal["eval", "rollout"]
-ProbeStep = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
@@ -113,10 +109,10 @@ class Probe:
 
     name: str = "probe"
     events: tuple[Event, ...] = ("after_score", "run_end")
-    text: ProbeText | None = None
+    text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
-    step: ProbeStep | None = None
+    step: Literal["first", "last"] | None = None
     every: int = 1
 
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
@@ -149,17 +145,3 @@ def decimals(x: Float[Tensor, "..."], digits: int = 6) -> Any:
         return round(numbers, digits)
 
     return shorten(x.tolist())
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The token ids of a text, without special tokens.
-
-    Raises:
-        ConfigError: the tokenizer does not know a word and has no token for such words.
-    """
-    try:
-        return tokenizer.encode(text, add_special_tokens=False)
-    except Exception as error:
-        raise ConfigError(
-            f"the tokenizer cannot read {text!r} ({error}); use words of its vocabulary."
-        ) from None

@@ -19,6 +19,7 @@ from rlhf_lab.organism.rewards import REWARDS, Reward, gold
 class Optimum(NamedTuple):
     """The best policy at one price of KL: its expected reward, and its KL in nats per sequence."""
 
+    beta: float
     reward: float
     kl_per_sequence: float
 
@@ -124,8 +125,8 @@ class ReelTruth:
         Raises ValueError for a beta that is not above 0.
         """
         rewards, chances = self.final_rewards
-from rlhf_lab.functional import zero_masked
-from rlhf_lab.organism.exact import tilted, token_information
+        best, kl = tilted(chances, rewards, beta)
+        return Optimum(beta, float(best @ rewards), kl)
 
     def next_word_odds(
         self, tokens: Int[Tensor, "batch seq"], pos: int, word: int, other: int
@@ -151,5 +152,6 @@ from rlhf_lab.organism.exact import tilted, token_information
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
         """Numbers of states at the states behind every token; none behind the end of a review."""
         within = min(tokens.shape[1], self.grammar.seq_len)
-from rlhf_lab.functional import zero_masked
-from rlhf_lab.organism.exact import tilted, token_information
+        found, mask = self.graph.look_up(table, tokens[:, :within])
+        beyond = (0, tokens.shape[1] - within)
+        return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)

@@ -11,13 +11,13 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
+from rlhf_lab.models import Forward, PolicyOutputs, TransformerWithValueHead
 from rlhf_lab.models.device import product_dtype
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import penalized_kl, surrogate_shares
+from rlhf_lab.training.objective import run_policy_on, surrogate_shares
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -48,44 +48,24 @@ def ledger_entries(
     share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
     (with PPO's plain loss; another one has its own first term)
     """
-    kl_coef = _coefficient(args, kl_coef)
-    mask = minibatch.mask
-    out = run_policy(
-        policy,
-        minibatch.tokens,
-        minibatch.prefix_len,
-        args.temperature,
-        attention_mask=minibatch.attention_mask if minibatch.padded else None,
-        support=minibatch.support,
-        reference=reference,
-        ref_residuals=minibatch.ref_residuals,
-        forward=Forward("hooked", product_dtype(args.precision)),
-        want_logits=True,
-    )
+    if kl_coef is None and args.kl_controller != "fixed":
+        raise ConfigError(
+            f"kl_controller={args.kl_controller!r} changes kl_coef as the run goes; "
+            "give kl_coef=ctx.kl_coef."
+        )
+    kl_coef, mask = args.kl_coef if kl_coef is None else kl_coef, minibatch.mask
+    objective = Objective(args, forward=Forward("hooked", product_dtype(args.precision)))
+    out = run_policy_on(minibatch, policy, reference, objective)
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,
-        "kl": penalized_kl(
-            out.logprobs, F.kl_per_token(out.logits, out.ref_logits), minibatch, args
-        ),
+        "kl": _penalized_kl(out, minibatch, objective),
         "entropy": F.entropy_per_token(out.logits),
         "value_loss": _value_losses(out.values, minibatch, args) / mask.sum(),
     }
     bonus = args.ent_coef * entries["entropy"] - kl_coef * entries["kl"]
     entries["share"] = entries["surrogate"] - entries["value_loss"] + bonus / mask.sum()
     return {name: F.zero_masked(column, mask) for name, column in entries.items()}
-
-
-def _coefficient(args: RLHFArgs, kl_coef: float | None) -> float:
-    """The weight of the KL penalty that is in force."""
-    if kl_coef is not None:
-        return kl_coef
-    if args.kl_controller != "fixed":
-        raise ConfigError(
-            f"kl_controller={args.kl_controller!r} changes kl_coef as the run goes; "
-            "give kl_coef=ctx.kl_coef."
-        )
-    return args.kl_coef
 
 
 def _surrogate(
@@ -105,6 +85,18 @@ def _surrogate(
         "whitened": whitened,
         "surrogate": surrogate_shares(logprobs, minibatch, args),
     }
+
+
+def _penalized_kl(
+    out: PolicyOutputs, minibatch: ReplayMinibatch, objective: Objective
+) -> Float[Tensor, "minibatch gen"]:
+    """The KL of each token that the loss pays for: exact, estimated, or 0 if the reward pays."""
+    if objective.penalizes_exact_kl:
+        return F.kl_per_token(out.logits, out.ref_logits)
+    if objective.args.kl_in == "reward":
+        return torch.zeros_like(out.logprobs)
+    kind = objective.args.kl_estimator
+    return F.kl_estimate(out.logprobs, minibatch.ref_logprobs, kind, minibatch.mask)
 
 
 def _value_losses(
@@ -186,6 +178,6 @@ def _objective(seen: Observation) -> float:
     replaceable = {field.name for field in dataclasses.fields(Functions)}
     if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.own_parts):
         return ctx.terms.objective.item()
-    objective = Objective(seen.args)
-    terms = objective_terms(ctx.policy, ctx.reference, ctx.minibatch, objective, ctx.kl_coef)
+    models = ctx.policy, ctx.reference
+    terms = objective_terms(*models, ctx.minibatch, Objective(seen.args), ctx.kl_coef)
     return terms.objective.item()

@@ -10,7 +10,8 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
-from rlhf_lab.probes.probe import EvalText, Probe, encode
+from rlhf_lab.probes.probe import EvalText, Probe
+from rlhf_lab.sampling import tokenize_prompts
 from rlhf_lab.training import RLHFTrainer
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -96,11 +97,9 @@ def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor
     """Token ids of texts of one length, with BOS in front when the run puts it there.
 
     Raises:
-        ConfigError: no text, or texts of different lengths in tokens.
+        ConfigError: no text, an unknown word, or texts of different lengths in tokens.
     """
-    tokenizer = trainer.tokenizer
-    bos = [tokenizer.bos_token_id] if trainer.args.prepend_bos else []
-    rows = [bos + encode(tokenizer, text) for text in texts]
+    rows = tokenize_prompts(trainer.tokenizer, texts, trainer.args.prepend_bos)
     lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1 or lengths[0] == 0:
         raise ConfigError(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -224,17 +223,3 @@ def surrogate_shares(
     if args.loss_aggregation == "sequence_mean":
         weight = weight / mask.sum(1, keepdim=True).clamp(min=1)
     return F.zero_masked(per_token * weight, mask)
-
-
-def penalized_kl(
-    logprobs: Float[Tensor, "minibatch gen"],
-    exact: Float[Tensor, "minibatch gen"],
-    minibatch: ReplayMinibatch,
-    args: RLHFArgs,
-) -> Float[Tensor, "minibatch gen"]:
-    """The KL of each token that the loss pays for: exact, estimated, or 0 if the reward pays."""
-    if args.kl_in == "reward":
-        return torch.zeros_like(exact)
-    if args.kl_estimator == "exact":
-        return exact
-    return F.kl_estimate(logprobs, minibatch.ref_logprobs, args.kl_estimator, minibatch.mask)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, beside, reading
 from rlhf_lab.views import html
@@ -132,21 +133,16 @@ def _probes(run: Run) -> str:
 
 def _checks(run: Run) -> str:
     """Each identity once, with its worst value over the phases."""
-    worst: dict[tuple[str, str], Any] = {}
-    counts: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str], list[StoredCheck]] = {}
     for check in run.checks():
-        key = check.probe, check.name
-        tally = counts.setdefault(key, [0, 0])
-        tally[0] += 1
-        tally[1] += not check.ok
-        if key not in worst or not check.ok or (worst[key].ok and check.value > worst[key].value):
-            worst[key] = check
-    if not worst:
+        found.setdefault((check.probe, check.name), []).append(check)
+    if not found:
         return "<h2>Identity checks</h2><p>None ran.</p>"
-    rows = [
-        [*key, check.value, check.tolerance, counts[key][0], counts[key][1] == 0]
-        for key, check in worst.items()
-    ]
+    rows = []
+    for key, checks in found.items():
+        missed = [check for check in checks if not check.ok]
+        worst = missed[-1] if missed else max(checks, key=lambda check: check.value)
+        rows.append([*key, worst.value, worst.tolerance, len(checks), not missed])
     failed = sum(not row[-1] for row in rows)
     note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
