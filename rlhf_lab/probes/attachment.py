@@ -25,13 +25,7 @@ TRUTH, REFERENCE, EARLIER = "reel_truth", "reference", "earlier"
 
 
 class Attachment:
-    """Some probes on one run; made by `Suite.attach`.
-
-    Args:
-        probes: with names of their own.
-        text: the eval text, for probes that want it.
-        budget: what they may cost.
-        trainer: whose run they look at from now on.
+    """Some probes on one run, within a budget; made by `Suite.attach`.
 
     Attributes:
         plan: the probes that are called, neither refused nor switched off, and every how many

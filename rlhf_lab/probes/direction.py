@@ -96,8 +96,7 @@ def accuracy(
 def auc(projection: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:
     """The chance that a positive sequence projects further than a negative one; ties count half.
 
-    1. Compare every positive with every negative sequence.
-    2. Average: 1 where the positive is further, 1/2 where they are equal (Mann and Whitney 1947).
+    Over all pairs of a positive and a negative sequence (Mann and Whitney 1947).
     """
     positive, negative = projection[..., labels], projection[..., ~labels]
     gap = positive[..., :, None] - negative[..., None, :]

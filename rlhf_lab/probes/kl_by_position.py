@@ -18,10 +18,9 @@ def estimates_by_position(
     ref_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
 ) -> tuple[Float[Tensor, "kind gen"], Float[Tensor, "kind gen"]]:
-    """Mean and variance of k1, k2 and k3 at each position, in nats per token.
+    """Mean and unbiased variance of k1, k2 and k3 at each position, in nats per token.
 
-    1. Estimate the KL of each token from the one that was sampled (see `kl_estimate`).
-    2. Take mean and unbiased variance over the sequences that have that token.
+    Over the sequences that have a real token there; see `kl_estimate`.
     """
     estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
     means = torch.stack([F.masked_mean(e, mask, dim=0) for e in estimates])

@@ -123,11 +123,7 @@ class Probe:
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 
     def observe(self, seen: Observation) -> Record:
-        """Look, and say what was found.
-
-        Raises:
-            NotImplementedError: a subclass that does not say.
-        """
+        """Look, and say what was found."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
 
     def settings(self) -> dict[str, Any]:

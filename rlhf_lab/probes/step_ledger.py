@@ -40,6 +40,9 @@ def ledger_entries(
     3. Give each token its part of the four means; over the real tokens the parts sum to the
        objective.
 
+    Args:
+        kl_coef: the weight of the KL penalty in force, `ctx.kl_coef`; `args.kl_coef` when None.
+
     Raises:
         ConfigError: no kl_coef, although the run changes it as it goes.
 
@@ -116,8 +119,7 @@ class StepLedger(Probe):
     With functions of the caller's own in the objective, it shows what the package's would have
     given.
 
-    Check: the shares of all tokens sum to the objective that the trainer is about to climb (to
-    that of the package's functions, with functions of the caller's own).
+    Check: the shares of all tokens sum to the objective that the trainer is about to climb.
 
     Args:
         step: "first", where every ratio is still 1, or "last", where the clip may bind.

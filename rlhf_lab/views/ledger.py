@@ -15,7 +15,7 @@ from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
 from rlhf_lab.views.color import color_of, rich_style
-from rlhf_lab.views.html import Html
+from rlhf_lab.views.html import Html, formatted
 from rlhf_lab.views.html import table as html_table
 from rlhf_lab.views.tokens import largest
 
@@ -34,8 +34,6 @@ LEDGER_COLUMNS = (
     "value_loss",
     "share",
 )
-
-
 PARTS = ("surrogate", "value_loss", "share")
 
 
@@ -62,16 +60,12 @@ class Ledger:
 
     def rows(self, sequence: int = 0) -> list[list[object]]:
         """One row per real token of a sequence: its text, then its entries."""
-        real = self.mask[sequence].nonzero().flatten().tolist()
-        texts = self.tokens[sequence][self.prefix_len :]
-        return [
-            [texts[t].strip(), *(self._cell(name, sequence, t) for name in LEDGER_COLUMNS)]
-            for t in real
-        ]
-
-    def _cell(self, name: str, sequence: int, t: int) -> object:
-        value = self.entries[name][sequence, t].item()
-        return bool(value) if name == "clipped" else value
+        texts, rows = self.tokens[sequence][self.prefix_len :], []
+        for t in self.mask[sequence].nonzero().flatten().tolist():
+            cells = {name: self.entries[name][sequence, t].item() for name in LEDGER_COLUMNS}
+            cells["clipped"] = bool(cells["clipped"])
+            rows.append([texts[t].strip(), *cells.values()])
+        return rows
 
     def table(self, sequence: int = 0) -> Table:
         """The rows of a sequence for the terminal; shares are coloured by sign and size."""
@@ -109,12 +103,6 @@ def step_ledger(
 
     Call it at before_minibatch or after_loss, before the step is taken. It follows the package's
     own functions: with a caller's own in the trainer, the shares sum to what these would have been.
-
-    Args:
-        kl_coef: the weight of the KL penalty in force, `ctx.kl_coef`; `args.kl_coef` when None.
-
-    Raises:
-        ConfigError: no kl_coef, although the run changes it as it goes.
     """
     entries = ledger_entries(policy, reference, minibatch, args, kl_coef)
     tokenizer = policy.base_model.tokenizer
@@ -147,10 +135,9 @@ def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
 def _formatted(row: list[object]) -> list[str]:
     """A row in words: three decimals, five for the parts of the objective, which are small."""
 
-    def say(name: str, value: object) -> str:
-        if isinstance(value, bool):
-            return "yes" if value else "no"
+    cells = [str(row[0])]
+    for name, value in zip(LEDGER_COLUMNS, row[1:], strict=True):
         digits = 5 if name in PARTS else 3
-        return f"{round(value, digits) + 0.0:.{digits}f}"
-
-    return [str(row[0]), *(say(*pair) for pair in zip(LEDGER_COLUMNS, row[1:], strict=True))]
+        is_flag = isinstance(value, bool)
+        cells.append(formatted(value) if is_flag else f"{round(value, digits) + 0.0:.{digits}f}")
+    return cells

@@ -23,23 +23,10 @@ SHOWN_SAMPLES = 3
 SHOWN_TOKENS = 60
 SHOWN_RECORDS = 20
 HEALTH_CURVES = (
-    (
-        "reward",
-        {
-            "mean_reward": "mean reward",
-            "gold_reward": "gold reward",
-            "optimal_reward": "exact optimum at beta_eff",
-        },
-    ),
-    (
-        "KL, nats per sequence",
-        {"kl_per_sequence": "policy", "optimal_kl_per_sequence": "exact optimum at beta_eff"},
-    ),
-    ("price of KL and reward spread", {"beta_eff": "beta_eff", "reward_std": "reward std"}),
-    (
-        "learning",
-        {"explained_variance": "explained variance", "clip_fraction": "clip fraction"},
-    ),
+    ("reward", ("mean_reward", "gold_reward", "optimal_reward")),
+    ("KL, nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
+    ("price of KL and reward spread", ("beta_eff", "reward_std")),
+    ("learning", ("explained_variance", "clip_fraction")),
 )
 TERMS = MappingProxyType(
     {
@@ -61,18 +48,19 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
-def series_of(records: Records, names: Mapping[str, str]) -> dict[str, Curve]:
+def series_of(records: Records, names: Sequence[str]) -> dict[str, Curve]:
     """The fields that any record has, over phases, by their labels."""
-    phases = [record["phase"] for record in records]
-    found = {label: [record.get(key) for record in records] for key, label in names.items()}
-    return {
-        label: (phases, values)
-        for label, values in found.items()
-        if any(value is not None for value in values)
-    }
+    phases, series = [record["phase"] for record in records], {}
+    for name in names:
+        values = [record.get(name) for record in records]
+        optimal = name.startswith("optimal_")
+        label = "exact optimum at beta_eff" if optimal else name.replace("_", " ")
+        if any(value is not None for value in values):
+            series[label] = (phases, values)
+    return series
 
 
-def curve_figures(records: Records, groups: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+def curve_figures(records: Records, groups: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Side by side, a picture per title of the fields that any record has."""
     shown = [(title, series_of(records, names)) for title, names in groups]
     pictures = [curves(series, title) for title, series in shown if series]
@@ -145,7 +133,7 @@ def logit_shift_html(run: Run, name: str, records: Records) -> str:
             f"{last['grammar_log_odds']:+.3f} on this text; the reference misses them by "
             f"{last['reference_error']:.3f} nats on average.</p>"
         )
-    series = series_of(records, {"measured_shift": "measured shift"})
+    series = series_of(records, ["measured_shift"])
     return "".join([*parts, figure(curves(series, f"shift of logit({what})"))])
 
 
@@ -155,7 +143,7 @@ def weight_delta_html(run: Run, name: str, records: Records) -> str:
     keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
     keys += [key for key in ("overlap_unembedding",) if any(key in row for row in rows)]
     table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
-    series = series_of(records, {"total_norm": "norm"})
+    series = series_of(records, ["total_norm"])
     return table + figure(curves(series, "distance of the weights from the reference"))
 
 

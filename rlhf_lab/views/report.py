@@ -15,11 +15,11 @@ from rlhf_lab.views.probe_pictures import any_records, curve_figures, probe_html
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES = (
-    ("reward", {"mean_reward": "mean reward", "gold_reward": "gold reward"}),
-    ("KL from the reference, nats per sequence", {"kl_per_sequence": "KL"}),
-    ("entropy, nats per token", {"entropy_per_token": "entropy"}),
-    ("variance of the returns that values explain", {"explained_variance": "explained variance"}),
-    ("share of samples that are grammatical", {"grammatical_fraction": "grammatical"}),
+    ("reward", ("mean_reward", "gold_reward")),
+    ("KL from the reference, nats per sequence", ("kl_per_sequence",)),
+    ("entropy, nats per token", ("entropy_per_token",)),
+    ("variance of the returns that values explain", ("explained_variance",)),
+    ("share of samples that are grammatical", ("grammatical_fraction",)),
 )
 REPORT_SAMPLES = 6
 
@@ -27,9 +27,7 @@ REPORT_SAMPLES = 6
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained HTML file about a run, and return its path.
 
-    1. Read everything back from the run's directory; no model is loaded.
-    2. Lay it out: arguments, curves, samples before and after, probes, checks.
-    3. Write it to `report.html` in the run's directory, or to `out`.
+    It goes to `report.html` in the run's directory, or to `out`.
 
     Raises:
         RunError: there is no run, one of its files is damaged, or the page cannot be written.
