@@ -154,7 +154,7 @@ class Direction(Probe):
         super().__init__(every, name or f"direction_{label}")
         if method not in ("mean", "lda"):
             raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
-        self.label, self.method, self.sites = label, method, sites
+        self.method, self.sites = method, sites
 
     def observe(self, seen: Observation) -> Record:
         """Fit on the first two thirds of the sequences, look at the last third."""
@@ -162,11 +162,14 @@ class Direction(Probe):
         if labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
         cut = 2 * len(labels) // 3
-        ours, reference = (
-            _split(acts, list(seen.acts), labels, cut) for acts in (seen.acts, seen.reference_acts)
+        x, reference = (
+            torch.stack([acts[site] for site in seen.acts]).transpose(1, 2)
+            for acts in (seen.acts, seen.reference_acts)
         )
+        labels = labels.to(x.device)
+        ours = Split(x[:, :, :cut], labels[:cut], x[:, :, cut:], labels[cut:])
         fitted = fit_each_site(ours.x, ours.labels, self.method)
-        first = fit_each_site(reference.x, reference.labels, self.method)
+        first = fit_each_site(reference[:, :, :cut], ours.labels, self.method)
         held, positive = ours.held, ours.held_labels
         moved = project(held, first.direction)
         values = {
@@ -195,15 +198,6 @@ class Split(NamedTuple):
     labels: Bool[Tensor, " fit"]
     held: Float[Tensor, "site seq test d_model"]
     held_labels: Bool[Tensor, " test"]
-
-
-def _split(
-    acts: dict[str, Tensor], sites: list[str], labels: Bool[Tensor, " batch"], cut: int
-) -> Split:
-    """The activations of all sites `[site seq batch d_model]`, cut between two sequences."""
-    x = torch.stack([acts[site] for site in sites]).transpose(1, 2)
-    labels = labels.to(x.device)
-    return Split(x[:, :, :cut], labels[:cut], x[:, :, cut:], labels[cut:])
 
 
 def _accuracy(split: Split, fitted: Fitted) -> list:

@@ -84,17 +84,17 @@ def describe_delta(
     s, vectors = spectrum(delta)
     stable_rank, k90 = describe_spectrum(s)
     same, same_bf16 = unchanged_fraction(before, after)
+    norm, energy = delta.norm().item(), delta.square().sum()
     row = {
         "name": name,
-        "norm": delta.norm().item(),
-        "relative": delta.norm().item() / max(before.double().norm().item(), 1e-12),
+        "norm": norm,
+        "relative": norm / max(before.double().norm().item(), 1e-12),
         "stable_rank": stable_rank,
         "k90": k90,
         "unchanged": same,
         "unchanged_bf16": same_bf16,
         "s": [round(value, 8) for value in s[:16].tolist()],
-        "energy_error": abs(s.square().sum() - delta.square().sum()).item()
-        / max(delta.square().sum().item(), 1e-30),
+        "energy_error": abs(s.square().sum() - energy).item() / max(energy.item(), 1e-30),
     }
     if name.endswith(WRITERS) and stable_rank:
         # The spectrum has the vectors of the shorter side; the residual stream is that of columns.
@@ -103,7 +103,7 @@ def describe_delta(
         for label, direction in directions.items():
             unit = (direction / direction.norm()).double().to(delta.device)
             row[f"overlap_{label}"] = (top @ unit).abs().item()
-            row[f"energy_{label}"] = ((delta @ unit).square().sum() / delta.square().sum()).item()
+            row[f"energy_{label}"] = ((delta @ unit).square().sum() / energy).item()
     return row
 
 
