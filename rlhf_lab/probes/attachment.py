@@ -4,6 +4,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 
 from torch import Tensor
@@ -104,7 +105,11 @@ class Attachment:
     def _show(self, ctx: Context, due: list[Probe]) -> None:
         """Run the forwards that the due probes share, and call each of them."""
         began, noted = perf_counter(), self.seconds[REFERENCE].total()
-        shared = {text: self._shared(ctx, due, text) for text in ("eval", "rollout")}
+        shared: dict[str, tuple[Acts, Acts]] = {}
+        for text in ("eval", "rollout"):
+            with suppress(Exception):  # a site that spoils it for all is found out in its own call
+                wanting = [probe for probe in due if probe.text == text]
+                shared[text] = self._activations(ctx, wanting, text)
         reference_seconds = self.seconds[REFERENCE].total() - noted
         forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
@@ -119,21 +124,12 @@ class Attachment:
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
             self._note_time(ctx, probe.name, perf_counter() - began + own_share)
 
-    def _shared(self, ctx: Context, due: list[Probe], text: str) -> tuple[Acts, Acts] | None:
-        """The activations that all due probes want; None when one of them spoils it for all."""
-        try:
-            return self._activations(ctx, [probe for probe in due if probe.text == text], text)
-        except Exception:
-            return None
-
-    def _call(
-        self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts] | None]
-    ) -> Record:
+    def _call(self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]]) -> Record:
         """Show a probe what it wants to see; its record must hold a check."""
         acts, reference_acts = {}, {}
         if probe.text is not None:
             sites = resolve_sites(ctx.policy.base_model, probe.sites)
-            found = shared[probe.text] or self._activations(ctx, [probe], probe.text)
+            found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
             acts, reference_acts = (_at_sites(captured, sites, probe.pos) for captured in found)
         seen = Observation(
             ctx=ctx,
