@@ -6,18 +6,9 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Budget, Check, Probe, Record, Run, attach
 from rlhf_lab.training import RLHFTrainer
+from tests.clock import Clock
 
 FINE = Check.at_most("fine", 0, 0)
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

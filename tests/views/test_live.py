@@ -12,16 +12,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import RunView, live
 from rlhf_lab.views.live import hours_minutes_seconds
-
-
-class Clock:
-    """Time that passes only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture
