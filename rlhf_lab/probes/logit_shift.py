@@ -8,14 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import has_hooks
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.probe import (
-    Check,
-    Observation,
-    Probe,
-    Record,
-    decimals,
-)
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 SITES = (
     "hook_*embed",
@@ -109,11 +104,36 @@ def attribute_logits(
     return Attribution([*names, "norm bias", "b_U"], torch.cat([rows, constants]), difference)
 
 
+@torch.no_grad()
+def attribute_with_hooks(
+    model: HookedTransformer, acts: dict[str, Tensor], word: int, other: int
+) -> Attribution:
+    """`attribute_logits` with one part more: what hooks changed behind the other parts.
+
+    It is the normalized residual along u, times the gain, less the rows of the parts; 0 for a model
+    without hooks, whose rows are to sum to its logits by themselves.
+
+    Args:
+        acts: also at ln_final.hook_normalized.
+    """
+    found = attribute_logits(model, acts, word, other)
+    changed = torch.zeros_like(found.rows[0])
+    if has_hooks(model):
+        u = (model.unembed.W_U[:, word] - model.unembed.W_U[:, other]).double()
+        gain = getattr(model.ln_final, "w", torch.ones_like(u)).double()
+        *_, norm_bias, b_u = found.rows
+        parts = found.rows.sum(0) - norm_bias - b_u
+        changed = acts["ln_final.hook_normalized"].double() @ (gain * u) - parts
+    rows = torch.cat([found.rows, changed[None]])
+    return Attribution([*found.components, "hooks"], rows, found.logit_difference)
+
+
 class LogitShift(Probe):
     """How the logit difference of two words moved away from the reference's, part by part.
 
     It is taken on the eval text behind position `pos`. On Reel the grammar's own log odds of the
-    two words stand beside it.
+    two words stand beside it. While interventions or other hooks are on the policy, one part more
+    is what they changed behind the other parts.
 
     Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
     measured shift.
@@ -126,7 +146,7 @@ class LogitShift(Probe):
 
     name = "logit_shift"
     text = "eval"
-    sites = SITES
+    sites = (*SITES, "ln_final.hook_normalized")
     every = 5
 
     def __init__(
@@ -149,8 +169,9 @@ class LogitShift(Probe):
         """Attribute both models, and subtract."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
+        attribute = attribute_with_hooks if has_hooks(model) else attribute_logits
         now, before = (
-            attribute_logits(m, {site: act[: self.n] for site, act in acts.items()}, word, other)
+            attribute(m, {site: act[: self.n] for site, act in acts.items()}, word, other)
             for m, acts in ((model, seen.acts), (reference, seen.reference_acts))
         )
         shift = now.rows - before.rows

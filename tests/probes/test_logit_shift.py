@@ -117,3 +117,24 @@ def test_the_grammar_s_log_odds_stand_beside_the_reference(finished):
     # The bundled policy knows the verdict's odds: on average within a quarter of a nat per review.
     assert abs(reference - record["grammar_log_odds"]) < 0.25
     assert 0 < record["reference_error"] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "site", ["blocks.0.hook_attn_out", "blocks.1.hook_resid_post", "blocks.0.hook_mlp_out"]
+)
+def test_every_check_holds_while_an_intervention_changes_the_stream(
+    make_trainer, make_default_suite, site
+):
+    """LogitShift has a part more for it: what was changed behind the part that is measured."""
+    trainer = make_trainer()
+    trainer.intervene(site, lambda activation, where: activation * 0.5, name="half")
+    suite = make_default_suite(trainer)
+    attach(trainer, suite)
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert set(run.probes()) == {probe.name for probe in suite.probes}
+    assert [(check.probe, check.name) for check in run.checks() if not check.ok] == []
+    record = run.records("logit_shift")[-1]
+    changed = dict(zip(record["components"], record["policy"], strict=True))["hooks"]
+    assert (abs(changed) > 1e-4) == (site != "blocks.0.hook_mlp_out")
