@@ -2,19 +2,15 @@
 
 import contextlib
 import copy
-import json
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer
 
 ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
@@ -239,69 +235,3 @@ def without_adapters(model: HookedTransformer) -> HookedTransformer:
                 module.register_parameter(name, original)
     view.reset_hooks(including_permanent=True)
     return view.eval()
-
-
-def save_lora(model: HookedTransformer, path: str | Path) -> None:
-    """Write the adapters, and nothing else, as safetensors with rank, alpha and targets.
-
-    Raises:
-        ConfigError: there are none.
-        LoadError: the file cannot be written.
-    """
-    layers = lora_layers(model)
-    if not layers:
-        raise ConfigError("the model has no LoRA adapters to save; call add_lora first.")
-    first = next(iter(layers.values()))
-    targets = list(dict.fromkeys(name.rsplit(".", 1)[1].lstrip("_") for name in layers))
-    header = {"rank": first.rank, "alpha": first.alpha, "targets": targets}
-    tensors = {name: p.detach().cpu().contiguous() for name, p in _parameters(layers).items()}
-    try:
-        save_file(tensors, path, metadata={"lora": json.dumps(header)})
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot write {path} ({error}); choose another place.") from error
-
-
-def load_lora(model: HookedTransformer, path: str | Path) -> None:
-    """Put saved adapters on a model, in place; adapters that it has already take the new values.
-
-    Raises:
-        LoadError: no such file, not one of `save_lora`, or adapters of another model.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["lora"])
-            rank, alpha, targets = (header[field] for field in ("rank", "alpha", "targets"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise LoadError(
-            f"{path} is no file of adapters ({error}); give one that save_lora wrote."
-        ) from None
-    shapes = {}
-    for name, (module, weight_name) in _places(model, targets).items():
-        of_factors = factor_shapes(getattr(module, weight_name).shape, rank, weight_name == "W_O")
-        shapes |= {f"{name}.{p}": shape for p, shape in zip("AB", of_factors, strict=True)}
-    there = lora_layers(model)
-    fits = {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
-    if not fits or (there and _parameters(there).keys() != shapes.keys()):
-        raise LoadError(f"{path} holds adapters of another model or of other targets.")
-    if not there:
-        add_lora(model, rank, alpha, targets)
-    _fill(lora_layers(model), tensors, rank, alpha)
-
-
-def _parameters(layers: dict[str, LoRALinear]) -> dict[str, nn.Parameter]:
-    """A and B of every adapter, by the name of the weight."""
-    return {f"{name}.{p}": getattr(layer, p) for name, layer in layers.items() for p in "AB"}
-
-
-@torch.no_grad()
-def _fill(
-    layers: dict[str, LoRALinear], tensors: dict[str, Tensor], rank: int, alpha: float
-) -> None:
-    """Put values into adapters; the rank has to be the one that they have."""
-    for layer in layers.values():
-        if layer.rank != rank:
-            raise LoadError(f"the adapters have rank {rank}, those of the model {layer.rank}.")
-        layer.alpha, layer.merged = alpha, None
-    for name, parameter in _parameters(layers).items():
-        parameter.copy_(tensors[name])

@@ -5,11 +5,9 @@ import copy
 import einops
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch.func import functional_call
 
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import frozen_copy, load_model
 from rlhf_lab.models.lora import (
     LORA_TARGETS,
@@ -17,17 +15,14 @@ from rlhf_lab.models.lora import (
     adapters_off,
     add_lora,
     effective_weights,
-    load_lora,
     lora_layers,
     merge_lora,
     merged_lora,
-    save_lora,
     unmerge_lora,
     without_adapters,
 )
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
-ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 BY_HAND = {
     "W_Q": "m r, h r d -> h m d",
     "W_K": "m r, h r d -> h m d",
@@ -255,21 +250,6 @@ def test_effective_weights_have_the_plain_names_and_the_changed_values(adapted):
     assert torch.equal(weights["embed.W_E"], before.embed.W_E)
 
 
-@pytest.mark.slow
-def test_adapters_are_saved_alone_and_come_back_bit_for_bit(adapted, model_dir, tmp_path):
-    model, _ = adapted
-    path = tmp_path / "adapters.safetensors"
-    save_lora(model, path)
-    with safe_open(path, framework="pt") as file:
-        assert len(file.keys()) == 2 * len(lora_layers(model))
-    fresh = load_model(str(model_dir))
-    load_lora(fresh, path)
-    assert torch.equal(fresh(TOKENS), model(TOKENS))
-    stir(fresh, seed=5)
-    load_lora(fresh, path)
-    assert torch.equal(fresh(TOKENS), model(TOKENS))
-
-
 def test_the_seed_decides_A_and_no_other_random_state_is_touched(gpt2_dir):
     def factor(seed):
         model = load_model(str(gpt2_dir))
@@ -313,27 +293,6 @@ def test_adapters_on_adapters_and_a_view_without_any_are_refused(gpt2_dir):
     model = load_model(str(gpt2_dir))
     with pytest.raises(ConfigError, match="no LoRA adapters"):
         without_adapters(model)
-    with pytest.raises(ConfigError, match="no LoRA adapters"):
-        save_lora(model, "anywhere")
     add_lora(model, 2, 1.0)
     with pytest.raises(ConfigError, match="already"):
         add_lora(model, 2, 1.0)
-
-
-def test_files_that_do_not_fit_are_refused_and_change_nothing(gpt2_dir, llama_dir, tmp_path):
-    model = load_model(str(gpt2_dir))
-    add_lora(model, 2, 1.0, ATTENTION)
-    save_lora(model, tmp_path / "gpt2")
-    save_file({"x": torch.zeros(1)}, tmp_path / "other")
-    (tmp_path / "text").write_text("no tensors")
-    other = load_model(str(llama_dir))
-    for name in ("gpt2", "other", "text", "missing"):
-        with pytest.raises(LoadError):
-            load_lora(other, tmp_path / name)
-        assert not lora_layers(other)
-    narrow = load_model(str(gpt2_dir))
-    add_lora(narrow, 1, 1.0, ATTENTION)
-    with pytest.raises(LoadError, match="rank 2, those of the model 1"):
-        load_lora(narrow, tmp_path / "gpt2")
-    with pytest.raises(LoadError, match="cannot write"):
-        save_lora(model, tmp_path / "nowhere" / "file")
