@@ -19,9 +19,7 @@ from rlhf_lab.models.lora import (
     add_lora,
     effective_weights,
     lora_layers,
-    merge_lora,
     merged_lora,
-    unmerge_lora,
     without_adapters,
 )
 from rlhf_lab.models.outputs import (
@@ -71,7 +69,6 @@ __all__ = [
     "make_policy",
     "make_reference",
     "make_value_head",
-    "merge_lora",
     "merged_lora",
     "normalized_residuals",
     "policy_outputs",
@@ -83,6 +80,5 @@ __all__ = [
     "same_weights",
     "start_decoding",
     "trainable_copy",
-    "unmerge_lora",
     "without_adapters",
 ]

@@ -184,33 +184,24 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer.enabled = enabled
 
 
-@torch.no_grad()
-def merge_lora(model: nn.Module) -> None:
-    """Work out every changed weight once, in place, for forwards without gradients.
-
-    The frozen weight is kept beside it. With gradients on, the adapters are used as ever, with the
-    same numbers. Merge again after an optimiser step.
-    """
-    for name, layer in lora_layers(model).items():
-        module_name, weight_name = name.rsplit(".", 1)
-        original = model.get_submodule(module_name).parametrizations[weight_name].original
-        layer.merged = original + layer.delta()
-
-
-def unmerge_lora(model: nn.Module) -> None:
-    """Undo `merge_lora`, in place; the frozen weights were never touched."""
-    for layer in lora_layers(model).values():
-        layer.merged = None
-
-
 @contextlib.contextmanager
 def merged_lora(model: nn.Module) -> Iterator[None]:
-    """Merge the adapters for some forwards without gradients, such as sampling a batch."""
-    merge_lora(model)
+    """Work out every changed weight once, for forwards without gradients, such as sampling a batch.
+
+    The frozen weights stay as they are, and with gradients on, the adapters are used as ever, with
+    the same numbers.
+    """
+    layers = lora_layers(model)
     try:
+        with torch.no_grad():
+            for name, layer in layers.items():
+                module_name, weight_name = name.rsplit(".", 1)
+                weight = model.get_submodule(module_name).parametrizations[weight_name].original
+                layer.merged = weight + layer.delta()
         yield
     finally:
-        unmerge_lora(model)
+        for layer in layers.values():
+            layer.merged = None
 
 
 def without_adapters(model: HookedTransformer) -> HookedTransformer:

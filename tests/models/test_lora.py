@@ -16,9 +16,7 @@ from rlhf_lab.models.lora import (
     add_lora,
     effective_weights,
     lora_layers,
-    merge_lora,
     merged_lora,
-    unmerge_lora,
     without_adapters,
 )
 
@@ -192,10 +190,9 @@ def test_merging_changes_no_bit_and_unmerging_gives_every_weight_back(adapted):
     model, before = adapted
     with torch.no_grad():
         live = model(TOKENS)
-        merge_lora(model)
-        assert all(layer.merged is not None for layer in lora_layers(model).values())
-        assert torch.equal(model(TOKENS), live)
-        unmerge_lora(model)
+        with merged_lora(model):
+            assert all(layer.merged is not None for layer in lora_layers(model).values())
+            assert torch.equal(model(TOKENS), live)
         assert all(layer.merged is None for layer in lora_layers(model).values())
         assert torch.equal(model(TOKENS), live)
         with adapters_off(model):
