@@ -4,16 +4,14 @@ from rlhf_lab.models.build import build_policy, load_with_adapters, make_referen
 from rlhf_lab.models.critic import (
     DetachedValueHead,
     TransformerWithCritic,
-    ValueHeadKind,
     init_cache,
     make_policy,
 )
-from rlhf_lab.models.export import export_language_model, export_policy, load_value_head
+from rlhf_lab.models.export import export_language_model, export_policy
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
-    LORA_TARGETS,
     LoRALinear,
     adapters_off,
     add_lora,
@@ -37,20 +35,17 @@ from rlhf_lab.models.reference import (
     frozen_copy,
     normalized_residuals,
     same_weights,
-    trainable_copy,
 )
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
 
 __all__ = [
     "DetachedValueHead",
     "Forward",
-    "LORA_TARGETS",
     "LoRALinear",
     "PolicyOutputs",
     "TransformerWithCritic",
     "TransformerWithValueHead",
     "ValueHead",
-    "ValueHeadKind",
     "adapters_off",
     "add_lora",
     "build_policy",
@@ -63,7 +58,6 @@ __all__ = [
     "has_hooks",
     "init_cache",
     "load_model",
-    "load_value_head",
     "load_with_adapters",
     "lora_layers",
     "make_policy",
@@ -79,6 +73,5 @@ __all__ = [
     "run_policy",
     "same_weights",
     "start_decoding",
-    "trainable_copy",
     "without_adapters",
 ]

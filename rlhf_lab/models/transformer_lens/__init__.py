@@ -4,11 +4,10 @@ Elsewhere only `HookedTransformer`, `HookPoint` and their documented methods app
 weights and hook points are HookedTransformer's, here and in every file that is written.
 """
 
-from rlhf_lab.models.transformer_lens.convert import (
-    SUPPORTED_ARCHITECTURES,
-    from_hugging_face,
-    is_bias,
-)
+from transformer_lens import ActivationCache, HookedTransformer
+from transformer_lens.hook_points import HookPoint
+
+from rlhf_lab.models.transformer_lens.convert import from_hugging_face, is_bias
 from rlhf_lab.models.transformer_lens.kinds import (
     blocks_of,
     is_centered,
@@ -25,9 +24,6 @@ from rlhf_lab.models.transformer_lens.kv_cache import (
     split_cache,
 )
 from rlhf_lab.models.transformer_lens.library import (
-    ActivationCache,
-    HookedTransformer,
-    HookPoint,
     final_logits,
     final_residual,
     has_own_forward,
@@ -40,7 +36,6 @@ __all__ = [
     "HookPoint",
     "HookedTransformer",
     "KVCache",
-    "SUPPORTED_ARCHITECTURES",
     "blocks_of",
     "empty_cache",
     "final_residual",

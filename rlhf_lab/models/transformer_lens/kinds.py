@@ -21,10 +21,11 @@ from transformer_lens.components import (
 )
 from transformer_lens.components.mlps.gated_mlp import GatedMLP
 from transformer_lens.components.mlps.mlp import MLP
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
 from transformer_lens.utilities.typed_module_list import TypedModuleList
 
-from rlhf_lab.models.transformer_lens.library import HookedTransformer, HookPoint
+from rlhf_lab.models.transformer_lens.library import HookedTransformer
 
 NORMS = (LayerNorm, LayerNormPre, RMSNorm, RMSNormPre)
 ROLES: MappingProxyType[str, tuple[type, ...]] = MappingProxyType(

@@ -8,8 +8,6 @@ from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache as KVCache
 
-__all__ = ["KVCache", "empty_cache", "join_caches", "pick_rows", "split_cache"]
-
 
 def empty_cache(cfg: Any, device: torch.device | str, batch_size: int) -> KVCache:
     """A cache without tokens, for a model with this configuration."""

@@ -7,22 +7,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import ActivationCache, HookedTransformer, HookedTransformerConfig
-from transformer_lens.hook_points import HookPoint
+from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models.transformer_lens.kv_cache import KVCache
 
-__all__ = [
-    "ActivationCache",
-    "HookPoint",
-    "HookedTransformer",
-    "final_logits",
-    "final_residual",
-    "has_own_forward",
-    "make_model",
-    "version",
-]
 FORWARD = HookedTransformer.forward
 
 
