@@ -1,8 +1,9 @@
 """Samples: generated tokens with their log-probs, values and masks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,9 +11,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
+SomeRows = TypeVar("SomeRows", bound="Rows")
+
+
+class Rows:
+    """What has a row for each sequence in all its tensors; an index takes some of the rows."""
+
+    def __getitem__(self: SomeRows, rows: Int[Tensor, " rows"]) -> SomeRows:
+        """The same of some of the sequences."""
+        cut = {name: x[rows] for name, x in vars(self).items() if isinstance(x, Tensor | Rows)}
+        return replace(self, **cut)
+
 
 @dataclass(frozen=True)
-class Support:
+class Support(Rows):
     """The tokens that truncation left at each step, kept so that training sees the same set.
 
     The policy that sampled is a distribution over these tokens. Were the set drawn again from the
@@ -27,10 +39,6 @@ class Support:
     tokens: Int[Tensor, "batch gen width"]
     kept: Bool[Tensor, "batch gen width"]
 
-    def __getitem__(self, rows: Int[Tensor, " rows"]) -> "Support":
-        """The support of some of the sequences."""
-        return Support(self.tokens[rows], self.kept[rows])
-
     def restrict(
         self, logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
     ) -> Float[Tensor, "batch seq d_vocab"]:
@@ -43,7 +51,7 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Rows):
     """What the policy wrote, and what was noted while it wrote.
 
     Args:
@@ -103,28 +111,26 @@ def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
     2. Widen each support to the widest, with nothing kept in what is added.
     3. Put everything one below the other.
     """
-    width = max(part.prefix_len for part in parts)
-    short = [width - part.prefix_len for part in parts]
-    tokens = [pad(p.tokens, (n, 0), value=pad_token) for p, n in zip(parts, short, strict=True)]
-    masks = [pad(p.prompt_mask, (n, 0), value=False) for p, n in zip(parts, short, strict=True)]
-    noted = all(part.residuals is not None for part in parts)
+    supports = [part.support for part in parts]
+    residuals = [part.residuals for part in parts]
+    support = None
+    if supports[0] is not None:
+        tokens, kept = ([getattr(s, name) for s in supports] for name in ("tokens", "kept"))
+        support = Support(_widened(tokens), _widened(kept))
     return Samples(
-        tokens=torch.cat(tokens),
-        prompt_mask=torch.cat(masks),
+        tokens=_widened([part.tokens for part in parts], "left", pad_token),
+        prompt_mask=_widened([part.prompt_mask for part in parts], "left"),
         mask=torch.cat([part.mask for part in parts]),
         logprobs=torch.cat([part.logprobs for part in parts]),
         values=torch.cat([part.values for part in parts]),
-        support=_join_supports([part.support for part in parts]),
-        residuals=torch.cat([part.residuals for part in parts]) if noted else None,
+        support=support,
+        residuals=None if any(x is None for x in residuals) else torch.cat(residuals),
     )
 
 
-def _join_supports(parts: Sequence[Support | None]) -> Support | None:
-    """Supports one below the other, as wide as the widest."""
-    if parts[0] is None:
-        return None
-    width = max(part.tokens.shape[-1] for part in parts)
-    added = [(0, width - part.tokens.shape[-1]) for part in parts]
-    tokens = [pad(part.tokens, n) for part, n in zip(parts, added, strict=True)]
-    kept = [pad(part.kept, n, value=False) for part, n in zip(parts, added, strict=True)]
-    return Support(torch.cat(tokens), torch.cat(kept))
+def _widened(parts: Sequence[Tensor], side: str = "right", value: int = 0) -> Tensor:
+    """Tensors one below the other, padded on one side to be as wide as the widest."""
+    width = max(part.shape[-1] for part in parts)
+    gaps = [width - part.shape[-1] for part in parts]
+    sides = [(gap, 0) if side == "left" else (0, gap) for gap in gaps]
+    return torch.cat([pad(x, at, value=value) for x, at in zip(parts, sides, strict=True)])

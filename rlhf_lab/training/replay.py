@@ -1,6 +1,5 @@
 """Replay memory: the rollout of a phase, dealt out in shuffled minibatches."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,12 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.sampling import Support
+from rlhf_lab.samples import Rows, Support
 from rlhf_lab.training.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class ReplayMinibatch:
+class ReplayMinibatch(Rows):
     """Some sequences of a rollout, with what the objective needs of them.
 
     Args:
@@ -40,12 +39,6 @@ class ReplayMinibatch:
     support: Support | None
     ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
     padded: bool = True
-
-    def __getitem__(self, rows: Int[Tensor, " rows"]) -> "ReplayMinibatch":
-        """Some of the sequences."""
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        cut = {n: x[rows] for n, x in parts.items() if isinstance(x, Tensor | Support)}
-        return dataclasses.replace(self, **cut)
 
     @property
     def prefix_len(self) -> int:
