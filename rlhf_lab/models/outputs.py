@@ -22,14 +22,10 @@ from rlhf_lab.functional import (
 )
 from rlhf_lab.models.decode import HookedDecoder
 from rlhf_lab.models.device import autocast
+from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.decoder import PackedDecoder
-from rlhf_lab.models.fast.outputs import (
-    packed_comparison,
-    packed_outputs,
-    packed_reference_logprobs,
-    packed_token_stats,
-)
-from rlhf_lab.models.fast.readout import final_norm, read_state, unembed
+from rlhf_lab.models.fast.outputs import packed_comparison, packed_token_stats
+from rlhf_lab.models.fast.readout import final_norm, read_state, read_token_stats, unembed
 from rlhf_lab.models.forward import Forward, transformer_of, why_not_read
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.recompute import recomputing_blocks
@@ -138,7 +134,9 @@ def policy_outputs(
     """
     forward = forward or Forward()
     if forward.packs(policy):
-        return packed_outputs(policy, tokens, attention_mask, forward.dtype, forward.recompute)
+        model, dtype, recompute = policy.base_model, forward.dtype, forward.recompute
+        residuals = packed_residuals(model, tokens, attention_mask, dtype, recompute)
+        return read_state(policy, residuals, model.W_U.to(dtype or model.W_U.dtype))
     recomputing = recomputing_blocks(policy, forward.recompute)
     with autocast(policy.device, forward.dtype), recomputing:
         return policy(tokens, attention_mask)
@@ -238,11 +236,11 @@ def reference_logprobs(
         tokens, residual = written[rows], ref_residuals[rows]
         support = None if samples.support is None else samples.support[rows]
         if packed:
-            found.append(
-                packed_reference_logprobs(
-                    reference, residual, tokens, support, temperature, forward.dtype
-                )
+            hidden = final_norm(reference, residual)[1]
+            stats = read_token_stats(
+                reference, hidden, tokens, temperature, support, dtype=forward.dtype
             )
+            found.append(stats.logprobs)
             continue
         logits = read_out(reference, residual, forward)
         logits = torch.cat([logits, logits[:, -1:]], dim=1)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.fast.blocks import packed_residuals
-from rlhf_lab.models.fast.readout import final_norm, read_state, read_token_stats
+from rlhf_lab.models.fast.readout import final_norm, read_token_stats
 from rlhf_lab.models.fast.token_stats import TokenStats
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.reference import same_weights
@@ -14,19 +14,6 @@ from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.samples import Samples, Support
 
 TOKENS_AT_ONCE = 8192
-
-
-def packed_outputs(
-    policy: TransformerWithValueHead,
-    tokens: Int[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
-    dtype: torch.dtype | None = None,
-    recompute: bool = False,
-) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-    """Logits and values at every position; see `policy_outputs`."""
-    model = policy.base_model
-    residuals = packed_residuals(model, tokens, attention_mask, dtype, recompute)
-    return read_state(policy, residuals, model.W_U.to(dtype or model.W_U.dtype))
 
 
 def packed_token_stats(
@@ -45,15 +32,9 @@ def packed_token_stats(
     model, padded = policy.base_model, attention_mask is not None
     residual = packed_residuals(model, tokens, attention_mask, dtype, recompute, padded)
     normalized, hidden = final_norm(model, residual[:, prefix_len - 1 : -1])
+    written = tokens[:, prefix_len:]
     stats = read_token_stats(
-        model,
-        reference,
-        hidden,
-        None if reference is None else ref_residuals,
-        tokens[:, prefix_len:],
-        temperature,
-        None if support is None else (support.tokens, support.kept),
-        dtype,
+        model, hidden, written, temperature, support, reference, ref_residuals, dtype
     )
     return stats, policy.value_head(normalized)[..., 0]
 
@@ -90,23 +71,7 @@ def packed_comparison(
         written = samples.tokens[rows][:, samples.prefix_len :]
         hidden = final_norm(model, residual)[1]
         stats = read_token_stats(
-            model, reference, hidden, ref_residual, written, temperature, dtype=dtype
+            model, hidden, written, temperature, None, reference, ref_residual, dtype
         )
         found.append((stats.kl, stats.entropy, ref_residual))
     return tuple(map(torch.cat, zip(*found, strict=True)))
-
-
-def packed_reference_logprobs(
-    reference: HookedTransformer,
-    residuals: Float[Tensor, "batch gen d_model"],
-    tokens: Int[Tensor, "batch gen"],
-    support: Support | None,
-    temperature: float,
-    dtype: torch.dtype | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Log-probability of each generated token under the reference; see `reference_logprobs`."""
-    hidden = final_norm(reference, residuals)[1]
-    pair = None if support is None else (support.tokens, support.kept)
-    return read_token_stats(
-        reference, None, hidden, None, tokens, temperature, pair, dtype
-    ).logprobs

@@ -14,7 +14,8 @@ from rlhf_lab.models.decode import HookedDecoder
 from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.decoder import PackedDecoder
 from rlhf_lab.models.fast.fault import first_difference
-from rlhf_lab.models.fast.outputs import packed_reference_logprobs, packed_token_stats
+from rlhf_lab.models.fast.outputs import packed_token_stats
+from rlhf_lab.models.fast.readout import final_norm, read_token_stats
 from rlhf_lab.models.hooks import has_hooks, without_hooks
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
@@ -138,9 +139,10 @@ def _logprobs(
 
 def _by_packed(policy: TransformerWithValueHead, texts: SampleRows) -> Float[Tensor, "2 rows gen"]:
     """Log-probs and values of the generated tokens in packed form."""
-    samples = texts.samples
-    settings = texts.temperature, texts.attention_mask, samples.support
-    stats, values = packed_token_stats(policy, samples.tokens, samples.prefix_len, *settings)
+    samples, mask = texts.samples, texts.attention_mask
+    stats, values = packed_token_stats(
+        policy, samples.tokens, samples.prefix_len, texts.temperature, mask, samples.support
+    )
     return torch.stack([stats.logprobs.float(), values.float()])
 
 
@@ -159,7 +161,8 @@ def _reference_gap(reference: HookedTransformer, texts: SampleRows) -> float:
     residual = final_residuals(reference, samples.tokens, mask)
     expected = _logprobs(final_logits(reference, residual), texts)
     packed = packed_residuals(reference, samples.tokens, mask)[:, samples.prefix_len - 1 : -1]
-    found = packed_reference_logprobs(reference, packed, written, None, texts.temperature)
+    hidden = final_norm(reference, packed)[1]
+    found = read_token_stats(reference, hidden, written, texts.temperature).logprobs
     return _gap(found, expected, samples.mask).item()
 
 
@@ -170,8 +173,9 @@ def _decoding_gap(policy: TransformerWithValueHead, texts: SampleRows) -> float:
     """
     samples, gaps = texts.samples, []
     written = samples.tokens[:, samples.prefix_len :][:, :DECODED]
-    prompts = samples.tokens[:, : samples.prefix_len], samples.prompt_mask
-    decoders = PackedDecoder(policy, *prompts, written.shape[1]), HookedDecoder(policy, *prompts)
+    prompts, mask = samples.tokens[:, : samples.prefix_len], samples.prompt_mask
+    packed = PackedDecoder(policy, prompts, mask, written.shape[1])
+    decoders = packed, HookedDecoder(policy, prompts, mask)
     for step in range(written.shape[1]):
         if step:
             for decoder in decoders:

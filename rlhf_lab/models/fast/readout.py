@@ -2,13 +2,14 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.fast.token_scan import Readout
 from rlhf_lab.models.fast.token_stats import TokenStats, token_stats_chunked
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.models.value_head import TransformerWithValueHead
+from rlhf_lab.samples import Support
 
 LEAST_ROWS, LOGITS_AT_ONCE = 256, 2**22
 
@@ -55,12 +56,12 @@ def read_state(
 
 def read_token_stats(
     model: HookedTransformer,
-    reference: HookedTransformer | None,
     hidden: Float[Tensor, "batch gen d_model"],
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None,
     tokens: Int[Tensor, "batch gen"],
     temperature: float,
-    support: tuple[Int[Tensor, "batch gen width"], Bool[Tensor, "batch gen width"]] | None = None,
+    support: Support | None = None,
+    reference: HookedTransformer | None = None,
+    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
     dtype: torch.dtype | None = None,
 ) -> TokenStats:
     """Log-probability, entropy and exact KL of each generated token, in chunks of rows.
@@ -68,7 +69,6 @@ def read_token_stats(
     Args:
         hidden: of the policy, after the final norm, at the states before the tokens.
         ref_residuals: of the reference, before it; without a reference there is no KL.
-        support: token ids and which are kept, where sampling was truncated.
         dtype: of the matrix products; the models' own when None.
     """
     ref_readout = None
@@ -79,7 +79,7 @@ def read_token_stats(
         tokens.flatten(),
         ref_readout,
         temperature,
-        None if support is None else tuple(x.flatten(0, 1) for x in support),
+        None if support is None else (support.tokens.flatten(0, 1), support.kept.flatten(0, 1)),
         max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
     )
     return TokenStats(*(None if x is None else x.view(tokens.shape) for x in stats))

@@ -50,7 +50,10 @@ def token_stats_chunked(
 
     d log p(a)/dz = [a] - p,   dH/dz = -p (log p + H),   dKL/dz = p (log p - log q - KL)
     """
-    _check_settings(temperature, chunk_rows)
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
+    if chunk_rows < 1:
+        raise ValueError(f"chunk_rows is {chunk_rows}; give at least 1 row per chunk.")
     _check_readout("policy", policy, tokens, policy)
     learned, fixed = (policy.hidden, policy.W_U, policy.b_U), (None,) * 3
     if reference is not None:
@@ -63,14 +66,6 @@ def token_stats_chunked(
     settings = Settings(temperature, chunk_rows, keep=learns and log_bytes <= keep_bytes)
     support = (None, None) if support is None else support
     return TokenStats(*TokenStatsFunction.apply(*learned, *fixed, tokens, *support, settings))
-
-
-def _check_settings(temperature: float, chunk_rows: int) -> None:
-    """Refuse numbers that are out of range."""
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; give a temperature above 0.")
-    if chunk_rows < 1:
-        raise ValueError(f"chunk_rows is {chunk_rows}; give at least 1 row per chunk.")
 
 
 def _check_readout(
