@@ -15,6 +15,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.models import Forward, TransformerWithValueHead, start_decoding
 from rlhf_lab.models.decode import State
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.samples import Samples, Support, join_samples
 
@@ -224,13 +225,9 @@ def pad_prompts(
     prompts: Sequence[Sequence[int]], pad_token: int, device: torch.device
 ) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
     """Prompts as one tensor, padded on the left, and the mask that is False on the padding."""
-    lengths = [len(prompt) for prompt in prompts]
-    if not lengths or min(lengths) == 0:
+    if not len(prompts) or not all(map(len, prompts)):
         raise ConfigError("a prompt is empty; give it some text or set prepend_bos=True.")
-    width = max(lengths)
-    rows = [[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[False] * (width - n) + [True] * n for n in lengths]
-    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
+    return pad_rows(prompts, device, pad_token, "left")
 
 
 @torch.no_grad()

@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def pad_rows(
-    rows: Sequence[Sequence[int]], device: torch.device
+    rows: Sequence[Sequence[int]], device: torch.device, value: int = 0, side: str = "right"
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Token rows of any lengths as one tensor, padded on the right, and the mask of real tokens."""
-    width = max(map(len, rows))
-    tokens = [[*row] + [0] * (width - len(row)) for row in rows]
-    mask = [[True] * len(row) + [False] * (width - len(row)) for row in rows]
-    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+    """Token rows of any lengths as one tensor, padded on one side, and the mask of real tokens."""
+    lengths = [len(row) for row in rows]
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if side == "left" else real
+    flat = torch.tensor([token for row in rows for token in row], dtype=torch.long)
+    tokens = torch.full(real.shape, value).masked_scatter(real, flat)
+    return tokens.to(device), real.to(device)
 
 
 def rotate_padding(
-    x: Shaped[Tensor, "batch seq *rest"],
-    attention_mask: Bool[Tensor, "batch seq"],
-    to: str,
+    x: Shaped[Tensor, "batch seq *rest"], attention_mask: Bool[Tensor, "batch seq"], to: str
 ) -> Shaped[Tensor, "batch seq *rest"]:
     """Move each row's left padding to its right end, or back to its left, by rotating it.
 
