@@ -79,22 +79,28 @@ class SamplingSpec:
 
     def filter(self, logits: Float[Tensor, "*batch d_vocab"]) -> Float[Tensor, "*batch d_vocab"]:
         """Logits at this temperature, with -inf at every token that top-k or top-p removes."""
-        logits = logits / self.temperature
-        if self.top_k is not None:
-            logits = top_k_filter(logits, self.top_k)
-        if self.top_p is not None:
-            logits = top_p_filter(logits, self.top_p)
-        return logits
+        kept, tokens = self.candidates(logits)
+        if tokens is None:
+            return kept
+        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
 
-    def candidates(self, logits: Float[Tensor, "batch d_vocab"]) -> "Candidates":
-        """What `filter` leaves, likeliest first, without the vocabulary around it."""
+    def candidates(self, logits: Float[Tensor, "*batch d_vocab"]) -> "Candidates":
+        """What `filter` leaves, likeliest first, without the vocabulary around it.
+
+        1. Take the k largest logits; of equal ones, exactly k stay in all (Fan et al. 2018, arXiv
+           1805.04833).
+        2. Of these, keep a token while the probability before it is below p: the token that crosses
+           p stays (Holtzman et al. 2020).
+        """
         logits = logits / self.temperature
         if not self.truncates:
             return Candidates(logits, None)
         d_vocab = logits.shape[-1]
         values, tokens = logits.topk(min(self.top_k or d_vocab, d_vocab), dim=-1)
         if self.top_p is not None:
-            values = keep_nucleus(values, self.top_p)
+            probs = values.softmax(-1)
+            before = probs.cumsum(-1) - probs
+            values = values.masked_fill(before >= self.top_p, -torch.inf)
         return Candidates(values, tokens)
 
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
@@ -134,40 +140,6 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tu
     return tuple(found)
 
 
-def top_k_filter(
-    logits: Float[Tensor, "*batch d_vocab"], k: int
-) -> Float[Tensor, "*batch d_vocab"]:
-    """Set all but the k largest logits to -inf (Fan et al. 2018, arXiv 1805.04833).
-
-    1. Find the k largest entries of each row; of equal ones, exactly k stay in all.
-    2. Copy these into a row of -inf.
-    """
-    values, indices = logits.topk(min(k, logits.shape[-1]), dim=-1)
-    return torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
-
-
-def top_p_filter(
-    logits: Float[Tensor, "*batch d_vocab"], p: float
-) -> Float[Tensor, "*batch d_vocab"]:
-    """Set to -inf all but the smallest set of tokens whose probability reaches p (Holtzman et al.
-    2020).
-
-    1. Sort the probabilities, largest first.
-    2. Keep a token while the probability before it is below p: the token that crosses p stays.
-    """
-    values, indices = logits.sort(dim=-1, descending=True)
-    return torch.full_like(logits, -torch.inf).scatter(-1, indices, keep_nucleus(values, p))
-
-
-def keep_nucleus(
-    descending: Float[Tensor, "*batch width"], p: float
-) -> Float[Tensor, "*batch width"]:
-    """Set sorted logits to -inf from the token on before which the probability reaches p."""
-    probs = descending.softmax(-1)
-    before = probs.cumsum(-1) - probs
-    return descending.masked_fill(before >= p, -torch.inf)
-
-
 class Candidates(NamedTuple):
     """The tokens that may be drawn next.
 
@@ -176,8 +148,8 @@ class Candidates(NamedTuple):
         tokens: their ids; None when they are the whole vocabulary in its order.
     """
 
-    logits: Float[Tensor, "batch width"]
-    tokens: Int[Tensor, "batch width"] | None
+    logits: Float[Tensor, "*batch width"]
+    tokens: Int[Tensor, "*batch width"] | None
 
     def draw(
         self, generator: torch.Generator | None

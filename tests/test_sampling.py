@@ -19,8 +19,6 @@ from rlhf_lab.sampling import (
     pad_prompts,
     sample,
     tokenize_prompts,
-    top_k_filter,
-    top_p_filter,
 )
 
 VALUE_HOOK = "ln_final.hook_normalized"
@@ -415,18 +413,18 @@ def test_rows_of_a_support_are_chosen_by_index():
 def test_top_k_keeps_the_k_largest():
     logits = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, -2.0, -3.0]])
     expected = torch.tensor([[-INF, 4.0, -INF, 3.0], [0.0, -1.0, -INF, -INF]])
-    assert torch.equal(top_k_filter(logits, 2), expected)
+    assert torch.equal(SamplingSpec(1, top_k=2).filter(logits), expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_of_equal_logits_top_k_keeps_exactly_k(k):
-    assert top_k_filter(torch.zeros(2, 5), k).isfinite().sum(-1).tolist() == [k, k]
+    assert SamplingSpec(1, top_k=k).filter(torch.zeros(2, 5)).isfinite().sum(-1).tolist() == [k, k]
 
 
 @pytest.mark.parametrize("k", [4, 5, 1000])
 def test_top_k_of_the_whole_vocabulary_or_more_keeps_all(k):
     logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
-    assert torch.equal(top_k_filter(logits, k), logits)
+    assert torch.equal(SamplingSpec(1, top_k=k).filter(logits), logits)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +442,7 @@ def test_top_k_of_the_whole_vocabulary_or_more_keeps_all(k):
 def test_top_p_keeps_the_smallest_set_that_reaches_p(p, kept):
     """Probabilities .1 .4 .2 .3: sorted .4 .3 .2 .1, reached .4 .7 .9 1.0."""
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log() + 5
-    filtered = top_p_filter(logits, p)
+    filtered = SamplingSpec(1, top_p=p).filter(logits)
     assert filtered.isfinite()[0].tolist() == kept
     assert torch.equal(filtered[filtered.isfinite()], logits[filtered.isfinite()])
 
@@ -452,20 +450,20 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(p, kept):
 def test_top_p_stops_at_the_token_that_reaches_p_exactly():
     """Probabilities 1/2, 1/4, 1/8, 1/8 are exact in binary: 3/4 is reached by the first two."""
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log2() * math.log(2)
-    assert top_p_filter(logits, 0.75).isfinite().sum() == 2
+    assert SamplingSpec(1, top_p=0.75).filter(logits).isfinite().sum() == 2
 
 
 def test_top_p_treats_each_row_by_itself():
     """Probabilities .9 .05 .05 reach .6 with one token; .4 .3 .3 with two."""
     logits = torch.tensor([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]).log()
-    assert top_p_filter(logits, 0.6).isfinite().sum(-1).tolist() == [1, 2]
+    assert SamplingSpec(1, top_p=0.6).filter(logits).isfinite().sum(-1).tolist() == [1, 2]
 
 
 def test_the_filters_keep_leading_axes():
     logits = torch.randn(2, 3, 5, generator=seeded())
-    for filtered in (top_k_filter(logits, 2), top_p_filter(logits, 0.5)):
-        assert filtered.shape == (2, 3, 5)
-    assert top_k_filter(logits[0, 0], 2).isfinite().sum() == 2
+    for spec in (SamplingSpec(1, top_k=2), SamplingSpec(1, top_p=0.5)):
+        assert spec.filter(logits).shape == (2, 3, 5)
+    assert SamplingSpec(1, top_k=2).filter(logits[0, 0]).isfinite().sum() == 2
 
 
 def test_the_spec_divides_by_the_temperature_and_then_truncates():
