@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from rlhf_lab.models.hooks import hooked_parts
 from rlhf_lab.models.transformer_lens import HookedTransformer, odd_part
@@ -44,24 +43,8 @@ def _any(value: Any) -> bool:
     return True
 
 
-def _never(value: Any) -> bool:
-    return False
-
-
-def _flag(value: Any) -> bool:
-    return value is True or value is False
-
-
-def _no(value: Any) -> bool:
-    return value is False
-
-
-def _none(value: Any) -> bool:
-    return value is None
-
-
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and value is not True and value is not False
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _number_or_none(value: Any) -> bool:
@@ -73,10 +56,12 @@ def _off(value: Any) -> bool:
     return value is None or (_number(value) and value <= 0)
 
 
-def _one_of(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value.__hash__ is not None and value in values
+def _one_of(*known: Any) -> Callable[[Any], bool]:
+    """One of these values and of its type: True is not 1."""
+    return lambda value: any(type(value) is type(each) and value == each for each in known)
 
 
+_flag, _no, _none = _one_of(True, False), _one_of(False), _one_of(None)
 KNOWN_VALUES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
     {
         # names, and how the weights came about
@@ -90,7 +75,7 @@ KNOWN_VALUES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
         **dict.fromkeys(("d_model", "d_head", "n_layers", "n_ctx", "n_heads"), _number),
         **dict.fromkeys(("d_mlp", "d_vocab", "d_vocab_out"), _number),
         "n_key_value_heads": _number_or_none,
-        "n_devices": lambda value: value == 1,
+        "n_devices": _one_of(1),
         "dtype": _one_of(torch.float32, torch.float64, torch.bfloat16, torch.float16),
         # what the packed form reads where it lies: scales, rotary tables, the modules themselves
         **dict.fromkeys(("eps", "attn_scale", "rotary_base", "rotary_scaling_factor"), _number),
@@ -131,8 +116,6 @@ KNOWN_VALUES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
 Each was held against the hooked modules, in values and gradients. A field that is not here, or
 another value, sends the model to the modules.
 """
-
-
 _KNOWN: WeakKeyDictionary[HookedTransformer, dict[str, Any]] = WeakKeyDictionary()
 """The configurations that were found to be known, as they were then."""
 
@@ -143,7 +126,7 @@ def why_unknown(model: HookedTransformer) -> str | None:
     # numbers, names and flags do not change in place: the same objects are the same settings
     if settings.keys() != known.keys() or not all(map(is_, settings.values(), known.values())):
         for field, value in settings.items():
-            if not KNOWN_VALUES.get(field, _never)(value):
+            if field not in KNOWN_VALUES or not KNOWN_VALUES[field](value):
                 return f"the packed form does not know cfg.{field}={value!r}"
         _KNOWN[model] = dict(settings)
     odd = odd_part(model)
@@ -160,9 +143,8 @@ def why_not_passed(model: HookedTransformer) -> str | None:
         return None
     passed = {model.hook_embed}
     passed.update(block.get_submodule(name) for block in model.blocks for name in PASSED)
-    return next((_where(model, part) for part in hooked if part not in passed), None)
-
-
-def _where(model: nn.Module, part: nn.Module) -> str:
-    name = next(name for name, module in model.named_modules() if module is part)
+    odd = next((part for part in hooked if part not in passed), None)
+    if odd is None:
+        return None
+    name = next(name for name, module in model.named_modules() if module is odd)
     return f"a hook is on {name or 'the model'}, which the packed form does not pass"

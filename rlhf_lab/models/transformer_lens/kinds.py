@@ -141,7 +141,8 @@ def odd_part(model: HookedTransformer) -> str | None:
                 continue
             odd = _oddity(model, name, part)
             if odd is not None:
-                return f"{_full_name(model, part)} {odd}"
+                full = next(name for name, module in model.named_modules() if module is part)
+                return f"{full} {odd}"
             if part._modules:
                 parents.append(part)
     return None
@@ -171,7 +172,3 @@ def _oddity(model: HookedTransformer, name: str, part: nn.Module) -> str | None:
 def _own_method(part: nn.Module) -> str:
     own = min(name for name in part.__dict__ if callable(getattr(type(part), name, None)))
     return f"has a {own} of its own"
-
-
-def _full_name(model: nn.Module, part: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is part)
