@@ -8,14 +8,11 @@ they do not apply. The commands `train` and `resume` and the benchmarks ask for 
 import ctypes
 import platform
 import statistics
-from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from timeit import timeit
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
@@ -64,12 +61,8 @@ def tune_cpu(d_model: int) -> Tuning:
     return Tuning(kept, "BLAS", matmul_error())
 
 
-def tune_for(policy: TransformerWithValueHead, wanted: bool = True) -> Tuning | None:
-    """`tune_cpu` for a policy that is on the CPU; nothing elsewhere, or where it is not wanted.
-
-    Args:
-        wanted: `RLHFArgs.tune_cpu`.
-    """
+def tune_for(policy: TransformerWithValueHead, wanted: bool) -> Tuning | None:
+    """`tune_cpu` for a policy on the CPU; nothing elsewhere, or if `RLHFArgs.tune_cpu` is False."""
     if not wanted or policy.device.type != "cpu":
         return None
     return tune_cpu(policy.base_model.cfg.d_model)
@@ -103,33 +96,21 @@ def processor_vendor() -> str:
 
 def matmul_error(size: int = 384) -> float:
     """The relative error of a float32 matrix product against float64."""
-    a, b = _operands(size)
+    a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
     return ((a @ b).double() - exact).norm().item() / exact.norm().item()
 
 
 def route_speedup(size: int = 768, repeats: int = 9) -> float:
     """How many times as fast oneDNN multiplies as the default BLAS, in turn, by medians."""
-    a, b = _operands(size)
+    a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
     before, times = current_route(), {route: [] for route in ROUTES}
     try:
         for _ in range(repeats):
             for route, seconds in times.items():
                 set_route(route)
-                seconds.append(_seconds(lambda: a @ b))
+                seconds.append(timeit(lambda: a @ b, number=1))
     finally:
         set_route(before)
     medians = {route: statistics.median(seconds) for route, seconds in times.items()}
     return medians["BLAS"] / medians["oneDNN"]
-
-
-def _operands(size: int) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
-    return a, b
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = perf_counter()
-    run()
-    return perf_counter() - began
