@@ -1,7 +1,7 @@
 """Kinds of module: the components of a TransformerLens model, and what in one was changed."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import MappingProxyType
 
 import torch
@@ -80,22 +80,18 @@ def make_room_for(model: HookedTransformer, n_positions: int) -> None:
             block.attn._extend_rotary_embeddings(min(n_positions, model.cfg.n_ctx))
 
 
-def _written_by_transformer_lens() -> tuple[tuple[Callable, type, str, object], ...]:
-    """Each function of the classes above and their bases, as it was when this was imported.
+BASES = dict.fromkeys(base for kind in CLASSES for base in kind.__mro__)
+FUNCTIONS = tuple(
+    (vars(base).get, base, name, function)
+    for base in BASES
+    if base.__module__.startswith("transformer_lens")
+    for name, function in vars(base).items()
+    if inspect.isfunction(function)
+)
+"""Each function of these classes and their bases, as it was when this was imported.
 
-    With the base's look-up of a name, the base, and the function's name.
-    """
-    bases = dict.fromkeys(base for kind in CLASSES for base in kind.__mro__)
-    return tuple(
-        (vars(base).get, base, name, function)
-        for base in bases
-        if base.__module__.startswith("transformer_lens")
-        for name, function in vars(base).items()
-        if inspect.isfunction(function)
-    )
-
-
-FUNCTIONS = _written_by_transformer_lens()
+With the base's look-up of a name, the base, and the function's name.
+"""
 FORWARDS = MappingProxyType({kind: kind.forward for kind in CLASSES})
 METHODS = MappingProxyType(
     {
