@@ -14,16 +14,11 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.critic import TransformerWithCritic
-from rlhf_lab.models.load import (
-    from_files,
-    model_from_files,
-    quiet,
-    tokenizer_from_files,
-)
+from rlhf_lab.models.load import from_files, model_from_files, quiet, tokenizer_from_files
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 
@@ -54,14 +49,12 @@ def export_policy(
     """
     out = Path(out)
     with new_directory(out) as partial:
-        write_language_model(policy.base_model, base_model, partial)
+        gap = _write_and_compare(policy.base_model, base_model, partial, out)
         tensors = {name: p.detach().cpu() for name, p in policy.value_head.state_dict().items()}
         save_file(tensors, partial / VALUE_HEAD_FILE)
-        gap = largest_difference(policy.base_model, partial)
         if isinstance(policy, TransformerWithCritic):
-            write_language_model(policy.critic, base_model, partial / CRITIC_DIRECTORY)
-            gap = max(gap, largest_difference(policy.critic, partial / CRITIC_DIRECTORY))
-        _refuse_difference(gap, out)
+            critic = partial / CRITIC_DIRECTORY
+            gap = max(gap, _write_and_compare(policy.critic, base_model, critic, out))
     return out, gap
 
 
@@ -77,21 +70,22 @@ def export_language_model(
     """
     out = Path(out)
     with new_directory(out) as partial:
-        write_language_model(model, base_model, partial)
+        gap = _write_and_compare(model, base_model, partial, out)
         written = json.dumps(notes, indent=2) + "\n"
         (partial / TUNING_FILE).write_text(written, encoding="utf-8")
-        gap = largest_difference(model, partial)
-        _refuse_difference(gap, out)
     return out, gap
 
 
-def _refuse_difference(gap: float, out: Path) -> None:
-    """Refuse a written model whose log-probs are not those of the model it came from."""
+def _write_and_compare(model: HookedTransformer, base_model: str, place: Path, out: Path) -> float:
+    """Write a model on its way to `out`; refuse it if plain transformers gives other log-probs."""
+    write_language_model(model, base_model, place)
+    gap = largest_difference(model, place)
     if not gap <= TOLERANCE:
         raise LoadError(
             f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
             f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
         )
+    return gap
 
 
 def refuse_occupied(out: Path) -> None:
@@ -127,7 +121,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 def write_language_model(model: HookedTransformer, base_model: str, out: Path) -> None:
     """Write weights, configuration and tokenizer of a model that was loaded from `base_model`."""
     original = model_from_files(AutoModelForCausalLM, base_model, "language model")
-    tokenizer: PreTrainedTokenizerBase = tokenizer_from_files(base_model)
+    tokenizer = tokenizer_from_files(base_model)
     with quiet(on_disk=True):
         to_hugging_face(model, original).save_pretrained(out)
     tokenizer.save_pretrained(out)
