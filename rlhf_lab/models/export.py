@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.load import from_files, model_from_files, quiet, tokenizer_from_files
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias, key_value_weights
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -212,13 +212,12 @@ def _llama_weights(model: HookedTransformer) -> dict[str, Tensor]:
     }
     for layer, block in enumerate(model.blocks):
         attn, mlp = block.attn, block.mlp
-        grouped = "_" if hasattr(attn, "_W_K") else ""
-        columns = {"q": "W_Q", "k": f"{grouped}W_K", "v": f"{grouped}W_V"}
+        W_K, W_V, *_ = key_value_weights(attn)
         of_block = {
             f"self_attn.{letter}_proj": einops.rearrange(
-                getattr(attn, name), "head d_model d_head -> (head d_head) d_model"
+                W, "head d_model d_head -> (head d_head) d_model"
             )
-            for letter, name in columns.items()
+            for letter, W in {"q": attn.W_Q, "k": W_K, "v": W_V}.items()
         }
         of_block |= {
             "self_attn.o_proj": attn.W_O.flatten(0, 1).T,
