@@ -14,8 +14,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer
 
 ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
-MLP_TARGETS = ("W_in", "W_out", "W_gate")
-LORA_TARGETS = ATTENTION_TARGETS + MLP_TARGETS
+LORA_TARGETS = (*ATTENTION_TARGETS, "W_in", "W_out", "W_gate")
 MARK = ".parametrizations."
 
 
@@ -108,38 +107,37 @@ def add_lora(
     _check_sizes(places, rank, alpha)
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for module, name in places.values():
+    for module, name in places:
         adapter = LoRALinear(getattr(module, name), rank, alpha, generator, name == "W_O")
         parametrize.register_parametrization(module, name, adapter)
 
 
-def _places(model: HookedTransformer, targets: Sequence[str]) -> dict[str, tuple[nn.Module, str]]:
-    """The weights that the targets stand for: full name, then module and name in it."""
+def _places(model: HookedTransformer, targets: Sequence[str]) -> list[tuple[nn.Module, str]]:
+    """The weights that the targets stand for: module, and name in it."""
     unknown = [target for target in targets if target not in LORA_TARGETS]
     if unknown or not targets:
         raise ConfigError(
             f"lora_targets={tuple(targets)} has {repr(unknown[0]) if unknown else 'nothing'}; "
             f"choose from {', '.join(LORA_TARGETS)}."
         )
-    places = {}
-    for layer, block in enumerate(model.blocks):
+    places = []
+    for block in model.blocks:
         for target in dict.fromkeys(targets):
-            part = "attn" if target in ATTENTION_TARGETS else "mlp"
-            module = getattr(block, part)
+            module = block.attn if target in ATTENTION_TARGETS else block.mlp
             name = f"_{target}" if hasattr(module, f"_{target}") else target
             if not hasattr(module, name):
                 raise ConfigError(
                     f"lora_targets={tuple(targets)} has {target!r}, which this model does not "
                     "have; leave it out."
                 )
-            places[f"blocks.{layer}.{part}.{name}"] = module, name
+            places.append((module, name))
     return places
 
 
-def _check_sizes(places: dict[str, tuple[nn.Module, str]], rank: int, alpha: float) -> None:
+def _check_sizes(places: list[tuple[nn.Module, str]], rank: int, alpha: float) -> None:
     if not alpha > 0:
         raise ConfigError(f"lora_alpha={alpha} is out of range; it must be greater than 0.")
-    for module, name in places.values():
+    for module, name in places:
         shapes = factor_shapes(getattr(module, name).shape, 1, name == "W_O")
         smaller = min(map(math.prod, shapes))
         if not 1 <= rank <= smaller:
