@@ -61,7 +61,9 @@ class TransformerWithCritic(TransformerWithValueHead):
 
         A `past_kv_cache` holds the layers of both models; it comes from `init_cache`.
         """
-        own, critics = self._split(past_kv_cache)
+        own = critics = None
+        if past_kv_cache is not None:
+            own, critics = split_cache(past_kv_cache, self.base_model.cfg.n_layers)
 
         def run(
             tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None
@@ -76,18 +78,6 @@ class TransformerWithCritic(TransformerWithValueHead):
         outputs = run(input_ids, attention_mask)
         past_kv_cache.previous_attention_mask = own.previous_attention_mask
         return outputs
-
-    def _split(self, cache: KVCache | None) -> tuple[KVCache | None, KVCache | None]:
-        """The policy's part of a cache and the critic's."""
-        if cache is None:
-            return None, None
-        n_layers = self.base_model.cfg.n_layers
-        if len(cache.entries) != 2 * n_layers:
-            raise ValueError(
-                f"past_kv_cache has {len(cache.entries)} layers for a policy and a critic of "
-                f"{n_layers} each; make it with init_cache(policy, batch_size)."
-            )
-        return split_cache(cache, n_layers)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "TransformerWithCritic":
         """Move or cast everything, the critic's configuration included."""

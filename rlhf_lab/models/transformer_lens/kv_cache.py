@@ -20,10 +20,15 @@ def join_caches(first: KVCache, second: KVCache) -> KVCache:
 
 
 def split_cache(cache: KVCache, n_layers: int) -> tuple[KVCache, KVCache]:
-    """The parts of a cache that `join_caches` made: the first `n_layers` layers, and the others.
+    """The parts of a cache that `join_caches` made for two models of so many layers each.
 
     Each part notes the mask of the tokens that it is fed on its own.
     """
+    if len(cache.entries) != 2 * n_layers:
+        raise ValueError(
+            f"past_kv_cache has {len(cache.entries)} layers for a policy and a critic of "
+            f"{n_layers} each; make it with init_cache(policy, batch_size)."
+        )
     first, second = cache.entries[:n_layers], cache.entries[n_layers:]
     return dataclasses.replace(cache, entries=first), dataclasses.replace(cache, entries=second)
 
