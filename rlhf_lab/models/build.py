@@ -23,10 +23,7 @@ def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> Transfor
 
 
 def load_with_adapters(
-    base_model: str,
-    adapters: AdapterArgs,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
+    base_model: str, adapters: AdapterArgs, device: str | torch.device = "cpu", seed: int = 0
 ) -> HookedTransformer:
     """A model to train: all its weights when the adapters' rank is 0, else adapters alone.
 

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import (
-    ActivationCache,
-    HookedTransformer,
-    HookPoint,
-    KVCache,
-)
+from rlhf_lab.models.transformer_lens import ActivationCache, HookedTransformer, HookPoint, KVCache
 
 VALUE_HOOK = "ln_final.hook_normalized"
 NamedHook = tuple[str, Callable[..., Tensor | None]]

@@ -142,9 +142,7 @@ def _pass_hook_point(
 
 
 def _mlp(
-    packed: PackedBlock,
-    x: Float[Tensor, "n d_model"],
-    at: Callable[[str, Tensor], Tensor],
+    packed: PackedBlock, x: Float[Tensor, "n d_model"], at: Callable[[str, Tensor], Tensor]
 ) -> Float[Tensor, "n d_model"]:
     if packed.W_gate is None:
         post = packed.activation(at("mlp.hook_pre", _linear(x, packed.W_in, packed.b_in)))
@@ -197,19 +195,16 @@ def packed_residuals(
     """
     if recompute:
         refuse_hooked_blocks(model)
-    run = partial(_pack_and_run_all, model, dtype or model.cfg.dtype, recompute)
+
+    def run(tokens: Tensor) -> tuple[Tensor]:
+        make_room_for(model, tokens.shape[1])
+        residual = embed(model, tokens, slice(0, tokens.shape[1]))
+        for block in model.blocks:
+            run_one = partial(_pack_and_run, block, dtype or model.cfg.dtype)
+            residual = run_again(run_one, residual) if recompute else run_one(residual)
+        return (residual,)
+
     return run_left_padded(run, tokens, attention_mask, padded)[0]
-
-
-def _pack_and_run_all(
-    model: HookedTransformer, dtype: torch.dtype, recompute: bool, tokens: Int[Tensor, "batch seq"]
-) -> tuple[Float[Tensor, "batch seq d_model"]]:
-    make_room_for(model, tokens.shape[1])
-    residual = embed(model, tokens, slice(0, tokens.shape[1]))
-    for block in model.blocks:
-        run_one = partial(_pack_and_run, block, dtype)
-        residual = run_again(run_one, residual) if recompute else run_one(residual)
-    return (residual,)
 
 
 def _pack_and_run(

@@ -37,10 +37,9 @@ class PackedDecoder:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.policy, self.model = policy, policy.base_model
-        self.dtype = dtype or self.model.cfg.dtype
         make_room_for(self.model, prompts.shape[1] + gen_len)
         self.blocks = pack(self.model, dtype)
-        self.W_U = self.model.W_U.to(self.dtype)
+        self.W_U = self.model.W_U.to(dtype or self.model.cfg.dtype)
         self.length = prompts.shape[1]
         self.n_real = prompt_mask.sum(1, keepdim=True)
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)

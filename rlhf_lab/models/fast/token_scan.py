@@ -92,13 +92,6 @@ class TokenStatsFunction(torch.autograd.Function):
         return *grads.result(), *(None,) * 7
 
 
-def _keep_where_positive(
-    x: Float[Tensor, "rows d_vocab"], probs: Float[Tensor, "rows d_vocab"]
-) -> None:
-    """Put 0 into x where a probability is 0, and leave the rest, in one pass over memory."""
-    torch.ops.aten.threshold_backward.grad_input(x, probs, 0.0, grad_input=x)
-
-
 class _RowWeights(NamedTuple):
     """What a row's logits' gradient is made of: p (constant - entropy log p + kl ratio), and more.
 
@@ -153,7 +146,9 @@ class _Scan:
         logs.policy.clamp_(min=LOG_OF_ZERO)
         probs = self.read_probs(logs)
         if logs.ratio is not None:
-            _keep_where_positive(logs.ratio, probs)
+            # 0 where a probability is 0, and the rest as it is, in one pass over memory
+            ratio = logs.ratio
+            torch.ops.aten.threshold_backward.grad_input(ratio, probs, 0.0, grad_input=ratio)
         return probs
 
     def read_out(self, readout: Readout, rows: slice, out: Float[Tensor, "chunk d_vocab"]) -> None:
