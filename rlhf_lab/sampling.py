@@ -61,10 +61,7 @@ class SamplingSpec:
     def from_args(
         cls, args: RLHFArgs, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> "SamplingSpec":
-        """The spec that a run's arguments describe.
-
-        Args:
-            tokenizer: the policy's, which `args.stop_tokens` are looked up in.
+        """The spec that a run's arguments describe; their stop tokens are the tokenizer's.
 
         Raises:
             ConfigError: stop tokens that are not one token each.
@@ -141,11 +138,10 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tu
 
 
 class Candidates(NamedTuple):
-    """The tokens that may be drawn next.
+    """The tokens that may be drawn next, and their logits at the temperature.
 
-    Args:
-        logits: at the temperature, -inf where truncation removed a token.
-        tokens: their ids; None when they are the whole vocabulary in its order.
+    Logits are -inf where truncation removed a token; `tokens` is None where they are those of the
+    whole vocabulary in its order.
     """
 
     logits: Float[Tensor, "*batch width"]
@@ -324,11 +320,7 @@ def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]
 
 
 def check_context(model: HookedTransformer, prefix_len: int, gen_len: int) -> None:
-    """Refuse prompts and responses that are together longer than the model's context.
-
-    Raises:
-        ConfigError: they are.
-    """
+    """Raise ConfigError if prompts and responses are together longer than the model's context."""
     n_ctx = model.cfg.n_ctx
     if prefix_len + gen_len > n_ctx:
         room = n_ctx - prefix_len

@@ -16,10 +16,7 @@ from rlhf_lab.models.value_head import TransformerWithValueHead
 class State(NamedTuple):
     """What the policy thinks before it writes its next token.
 
-    Args:
-        logits: over the whole vocabulary.
-        value: the value head's estimate of the state.
-        residual: after the last block; None where the modules ran, which do not show it.
+    `residual` is that after the last block; None where the modules ran, which do not show it.
     """
 
     logits: Float[Tensor, "batch d_vocab"]

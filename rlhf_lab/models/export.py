@@ -89,11 +89,7 @@ def _write_and_compare(model: HookedTransformer, base_model: str, place: Path, o
 
 
 def refuse_occupied(out: Path) -> None:
-    """Say so if a model's directory cannot be made here.
-
-    Raises:
-        LoadError: a file is there, or a directory with something in it.
-    """
+    """Raise LoadError where a file is, or a directory with something in it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise LoadError(f"{out} is there already; name a new directory.")
 

@@ -151,11 +151,7 @@ def load_model(
 
 @torch.no_grad()
 def _check_same_logits(model: HookedTransformer, hf_model: PreTrainedModel, name: str) -> None:
-    """Refuse a conversion that lost something (biases, a rope scaling): its logits differ.
-
-    Raises:
-        LoadError: they do.
-    """
+    """Refuse a conversion that lost something (biases, a rope scaling): its logits differ."""
     n = min(8, model.cfg.n_ctx)
     tokens = torch.arange(n)[None] % model.cfg.d_vocab
     was_training = hf_model.training

@@ -85,7 +85,6 @@ def run_policy(
         prefix_len: prompt tokens per row, padding and BOS included.
         attention_mask: False on padding to the left of a prompt; None where there is none.
         support: the tokens that truncated sampling left, if it was on.
-        reference: what the KL is taken from; no KL without one.
         ref_residuals: of the reference, at the states before the generated tokens.
         logprobs: `(logits, tokens, prefix_len, temperature)`.
         want_logits: give logits even where the models run packed. They are given anyway to a

@@ -27,7 +27,6 @@ def rotate_padding(
     Padding that is on the right already stays there.
 
     Args:
-        x: any per-position tensor.
         attention_mask: False on padding, as the rows stand before it is moved.
         to: "left" or "right".
     """
@@ -52,6 +51,7 @@ def run_left_padded(
     through the backward pass of its softmax.
 
     Args:
+        attention_mask: False on padding to the left of a prompt.
         padded: whether the mask hides anything, where that is known; otherwise it is looked at,
             for which a GPU has to stop.
     """

@@ -23,11 +23,7 @@ def run_again(function: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
 
 
 def refuse_hooked_blocks(module: nn.Module) -> None:
-    """Refuse hooks that would fire once more when the backward pass runs their block again.
-
-    Raises:
-        ConfigError: a hook is attached within a block of the transformer.
-    """
+    """Raise ConfigError for a hook within a block: it would fire again in the backward pass."""
     for name, block in blocks_of(module):
         if has_hooks(block):
             raise ConfigError(
@@ -40,9 +36,6 @@ def refuse_hooked_blocks(module: nn.Module) -> None:
 @contextmanager
 def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
     """Let the hooked blocks of a module keep their inputs only, in forwards made in here.
-
-    Args:
-        on: False leaves everything as it is.
 
     Raises:
         ConfigError: a hook is attached within a block, now or when it is run again.

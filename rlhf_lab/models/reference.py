@@ -47,12 +47,9 @@ def trainable_copy(model: HookedTransformer) -> HookedTransformer:
 
 
 def refuse_lent_forwards(model: HookedTransformer) -> None:
-    """Refuse to copy a model some part of which runs a function that reaches the original's parts.
+    """Raise ConfigError for a model some part of which runs a function that reaches other parts.
 
     A deep copy keeps functions as they are: the copy's part would go on calling the original's.
-
-    Raises:
-        ConfigError: there is such a part.
     """
     for name, part in model.named_modules():
         if _reaches_modules(vars(part).get("forward")):
@@ -86,9 +83,8 @@ def final_residuals(
     logits.
 
     Args:
-        attention_mask: False on padding to the left of a prompt.
+        attention_mask, padded: see `run_left_padded`.
         dtype: of the matrix products; the model's own when None.
-        padded: see `run_left_padded`.
 
     Raises:
         ConfigError: the model has a forward of its own, which need not read its logits from there.

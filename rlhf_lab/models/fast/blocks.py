@@ -51,9 +51,8 @@ class PackedBlock(NamedTuple):
 def pack(model: HookedTransformer, dtype: torch.dtype | None = None) -> list[PackedBlock]:
     """Lay out the weights of all blocks; gradients flow back to the model's own parameters.
 
-    Args:
-        dtype: what the matrix products are done in; norms, attention's softmax and the residual
-            stream stay as they are.
+    `dtype` is that of matrix products; norms, attention's softmax and the residual stream keep
+    theirs.
     """
     return [_pack_block(block, dtype or model.cfg.dtype) for block in model.blocks]
 
@@ -179,16 +178,13 @@ def packed_residuals(
     recompute: bool = False,
     padded: bool | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """The residual stream after the last block, as `final_residuals` has it.
+    """The residual stream after the last block; arguments are those of `final_residuals`.
 
     Only the hook points of `PASSED` are passed, and that of the embedding.
 
     Args:
-        attention_mask: False on padding to the left of a prompt.
-        dtype: of the matrix products; the model's own when None.
         recompute: keep only the residuals between blocks for the backward pass; everything within
             a block, its packed matrices included, is made there again.
-        padded: see `run_left_padded`.
 
     Raises:
         ConfigError: `recompute`, and a hook within a block, which would fire twice.

@@ -23,7 +23,6 @@ class PackedDecoder:
     moved to the right end of it, where a mask hides the gap.
 
     Args:
-        policy: one that `start_decoding` would pack.
         gen_len: how many tokens will be fed at most.
         dtype: of matrix products and cache; the model's own when None.
     """

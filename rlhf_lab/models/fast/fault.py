@@ -21,11 +21,8 @@ def first_difference(
     """The first part of the policy that the packed form and the modules disagree about, in words.
 
     The parts are embedding, attention and MLP of each block, final norm, unembedding, value head,
-    and the policy's forward, which puts them together.
-
-    Args:
-        mask: False on padding to the left of a prompt; None where there is none.
-        tolerance: of a difference, as a share of the largest entry where that is above 1.
+    and the policy's forward, which puts them together. `tolerance` is of a difference, as a share
+    of the largest entry where that is above 1.
     """
     model = policy.base_model
     if has_own_forward(model):

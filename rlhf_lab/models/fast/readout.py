@@ -35,7 +35,10 @@ def unembed(
     hidden: Float[Tensor, "*batch d_model"],
     W_U: Float[Tensor, "d_model d_vocab"] | None = None,
 ) -> Float[Tensor, "*batch d_vocab"]:
-    """hidden @ W_U + b_U, without the copy of W_U that the hooked module makes at every call."""
+    """hidden @ W_U + b_U, without the copy of W_U that the hooked module makes at every call.
+
+    `W_U` is the model's own when None, or the same in another dtype.
+    """
     W_U = model.W_U if W_U is None else W_U
     return F.linear(hidden.to(W_U.dtype), W_U.T, model.b_U.to(W_U.dtype))
 
@@ -45,11 +48,7 @@ def read_state(
     residual: Float[Tensor, "batch seq d_model"],
     W_U: Float[Tensor, "d_model d_vocab"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-    """Logits and value estimates of last residuals: what the policy's forward does at its end.
-
-    Args:
-        W_U: the unembedding, perhaps in another dtype; the model's own when None.
-    """
+    """Logits and value estimates of last residuals: what the policy's forward does at its end."""
     normalized, hidden = final_norm(policy.base_model, residual)
     return unembed(policy.base_model, hidden, W_U), policy.value_head(normalized)[..., 0]
 
@@ -66,10 +65,8 @@ def read_token_stats(
 ) -> TokenStats:
     """Log-probability, entropy and exact KL of each generated token, in chunks of rows.
 
-    Args:
-        hidden: of the policy, after the final norm, at the states before the tokens.
-        ref_residuals: of the reference, before it; without a reference there is no KL.
-        dtype: of the matrix products; the models' own when None.
+    `hidden` is the policy's, after the final norm, at the states before the tokens; `ref_residuals`
+    are the reference's, before it. Without a reference there is no KL.
     """
     ref_readout = None
     if reference is not None:

@@ -68,11 +68,7 @@ def key_value_weights(attn: nn.Module) -> tuple[torch.Tensor, ...]:
 
 
 def make_room_for(model: HookedTransformer, n_positions: int) -> None:
-    """Let the rotary tables reach so many positions; TransformerLens begins with 2048 of them.
-
-    Args:
-        n_positions: at most the model's context.
-    """
+    """Let the rotary tables reach so many positions; TransformerLens begins with 2048 of them."""
     if model.cfg.positional_embedding_type != "rotary":
         return
     for block in model.blocks:

@@ -66,8 +66,5 @@ def final_logits(
 
 
 def has_own_forward(model: HookedTransformer) -> bool:
-    """Whether the model's forward is another than TransformerLens's.
-
-    Its logits need not be those of its last residual then.
-    """
+    """Whether the model has a forward of its own, whose logits need not be its last residual's."""
     return "forward" in vars(model) or type(model).forward is not FORWARD
