@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -44,7 +45,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
     if blocks:
         refuse_hooked_blocks(module)
     for block in blocks:
-        block.forward = _recomputing(block)
+        block.forward = partial(run_again, partial(_run_unhooked, block, block.forward))
     try:
         yield
     finally:
@@ -52,12 +53,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
             del block.forward
 
 
-def _recomputing(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward, run now and in the backward pass, each time without hooks within."""
-    forward = block.forward
-
-    def run(*inputs: Any, **more: Any) -> Any:
-        refuse_hooked_blocks(block)
-        return forward(*inputs, **more)
-
-    return lambda *inputs, **more: run_again(run, *inputs, **more)
+def _run_unhooked(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+    """Call a block's forward, now or in the backward pass, if no hook is within."""
+    refuse_hooked_blocks(block)
+    return forward(*inputs, **more)

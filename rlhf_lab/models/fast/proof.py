@@ -1,13 +1,11 @@
 """The proof of the packed form: held against the modules, on rows that the policy itself wrote."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lab.functional import generated_logits, generated_values
 from rlhf_lab.models.decode import HookedDecoder
@@ -78,7 +76,8 @@ def prove(
     texts = SampleRows(rows, rows.attention_mask if samples.is_padded else None, temperature)
     heard, own_dtype = has_hooks(policy), policy.base_model.cfg.dtype
     exact, noting = _rounding(own_dtype), _rounding(dtype or own_dtype)
-    with _silently(policy, reference), torch.no_grad():
+    cuda = [policy.device] if policy.device.type == "cuda" else []
+    with without_hooks(policy, reference), torch.random.fork_rng(devices=cuda), torch.no_grad():
         modules, packed = _by_modules(policy, texts), _by_packed(policy, texts)
         gaps = [_gap(packed, modules, rows.mask)]
         if not heard:
@@ -99,15 +98,6 @@ def prove(
         else:
             fault = None
     return Proof(max(gap, *decode_gap, 0.0), fault)
-
-
-@contextlib.contextmanager
-def _silently(*modules: nn.Module) -> Iterator[None]:
-    """Without hooks, and with the global random state as it was afterwards."""
-    device = next(modules[0].parameters()).device
-    cuda = [device] if device.type == "cuda" else []
-    with without_hooks(*modules), torch.random.fork_rng(devices=cuda):
-        yield
 
 
 def _rounding(dtype: torch.dtype) -> float:
