@@ -1,7 +1,6 @@
 """The critic: shared with the policy, a detached value head, or a separate transformer."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import einops
 import torch
@@ -19,8 +18,6 @@ from rlhf_lab.models.transformer_lens import (
     split_cache,
 )
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
-
-ValueHeadKind = Literal["shared", "detached", "separate"]
 
 
 class DetachedValueHead(ValueHead):

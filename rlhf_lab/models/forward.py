@@ -19,7 +19,6 @@ from rlhf_lab.models.transformer_lens import HookedTransformer, has_own_forward
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.samples import Samples
 
-ForwardMode = Literal["auto", "hooked", "packed"]
 OWN = {kind: kind.forward for kind in (TransformerWithValueHead, TransformerWithCritic)}
 """The forwards of the package's policies, as they were when it was imported."""
 
@@ -42,7 +41,7 @@ class Forward:
         said: the sentences that were said already.
     """
 
-    mode: ForwardMode = "auto"
+    mode: Literal["auto", "hooked", "packed"] = "auto"
     dtype: torch.dtype | None = None
     recompute: bool = False
     fault: str | None = None

@@ -104,7 +104,15 @@ def add_lora(
     if lora_layers(model):
         raise ConfigError("the model has LoRA adapters already; load it afresh to change them.")
     places = _places(model, targets)
-    _check_sizes(places, rank, alpha)
+    if not alpha > 0:
+        raise ConfigError(f"lora_alpha={alpha} is out of range; it must be greater than 0.")
+    for module, name in places:
+        shapes = factor_shapes(getattr(module, name).shape, 1, name == "W_O")
+        smaller = min(map(math.prod, shapes))
+        if not 1 <= rank <= smaller:
+            raise ConfigError(
+                f"lora_rank={rank} does not fit {name.lstrip('_')}; choose from 1 to {smaller}."
+            )
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for module, name in places:
@@ -132,18 +140,6 @@ def _places(model: HookedTransformer, targets: Sequence[str]) -> list[tuple[nn.M
                 )
             places.append((module, name))
     return places
-
-
-def _check_sizes(places: list[tuple[nn.Module, str]], rank: int, alpha: float) -> None:
-    if not alpha > 0:
-        raise ConfigError(f"lora_alpha={alpha} is out of range; it must be greater than 0.")
-    for module, name in places:
-        shapes = factor_shapes(getattr(module, name).shape, 1, name == "W_O")
-        smaller = min(map(math.prod, shapes))
-        if not 1 <= rank <= smaller:
-            raise ConfigError(
-                f"lora_rank={rank} does not fit {name.lstrip('_')}; choose from 1 to {smaller}."
-            )
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:

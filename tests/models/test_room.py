@@ -4,11 +4,12 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from rlhf_lab.models.transformer_lens import make_model, version
+from rlhf_lab.models.transformer_lens import make_model
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "rlhf_lab" / "models" / "transformer_lens"
@@ -41,7 +42,7 @@ def test_a_model_is_made_without_a_warning():
 
 
 def test_the_version_is_the_one_that_is_installed():
-    assert version().split(".")[0] == "3"
+    assert version("transformer_lens").split(".")[0] == "3"
 
 
 @pytest.mark.process

@@ -28,7 +28,6 @@ from rlhf_lab.models.transformer_lens.library import (
     final_residual,
     has_own_forward,
     make_model,
-    version,
 )
 
 __all__ = [
@@ -52,5 +51,4 @@ __all__ = [
     "make_room_for",
     "pick_rows",
     "split_cache",
-    "version",
 ]

@@ -10,7 +10,6 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.models.transformer_lens.library import HookedTransformer, construct
 
 SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", "LlamaForCausalLM")
-WITHOUT_BIASES = ("LlamaForCausalLM",)
 
 
 def from_hugging_face(
@@ -18,11 +17,9 @@ def from_hugging_face(
 ) -> HookedTransformer:
     """Convert a causal language model, without folding or centring anything.
 
-    1. Write the configuration to a directory with a neutral name, because TransformerLens reads the
-       architecture from a directory, and guesses it from names such as "llama" or "gemma" anywhere
-       in the path.
-    2. Convert configuration and weights.
-    3. Freeze the biases that the conversion adds to a Llama, so that it stays one.
+    The configuration goes through a directory with a neutral name, because TransformerLens reads
+    the architecture from a directory, and guesses it from names such as "llama" or "gemma" anywhere
+    in the path. The biases that the conversion adds to a Llama are frozen, so that it stays one.
 
     Raises:
         LoadError: the architecture is not supported.
@@ -54,7 +51,7 @@ def from_hugging_face(
         center_unembed=False,
         fold_value_biases=False,
     )
-    if architecture in WITHOUT_BIASES:
+    if architecture == "LlamaForCausalLM":
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not is_bias(name))
     return model

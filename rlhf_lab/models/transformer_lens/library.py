@@ -1,6 +1,5 @@
 """The hooked transformer and its hook points, as the installed TransformerLens has them."""
 
-import importlib.metadata
 import warnings
 from typing import Any
 
@@ -13,11 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.models.transformer_lens.kv_cache import KVCache
 
 FORWARD = HookedTransformer.forward
-
-
-def version() -> str:
-    """The version of the installed TransformerLens."""
-    return importlib.metadata.version("transformer_lens")
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -> HookedTransformer:
