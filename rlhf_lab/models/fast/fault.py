@@ -33,21 +33,18 @@ def first_difference(
         for site in ("hook_resid_pre", "hook_attn_out", "hook_mlp_out")
         if f"blocks.{layer}.{site}" in model.hook_dict
     ]
+    end = f"blocks.{len(model.blocks)}.hook_resid_pre"  # what one more block would read
     heard: list[dict[str, Tensor]] = []
-    ends = []
     for run in (packed_residuals, final_residuals):
         heard.append({})
         keep = lambda x, hook, to=heard[-1]: to.update({hook.name: x})
         with model.hooks(fwd_hooks=[(site, keep) for site in sites]):
-            ends.append(run(model, tokens, mask))
-    for site in sites:
+            heard[-1][end] = run(model, tokens, mask)
+    for site in (*sites, end):
         packed, modules = (found.get(site) for found in heard)
         if packed is None or modules is None or _differ(packed, modules, tolerance):
             return _in_words(site, heard)
-    last = len(model.blocks) - 1
-    if _differ(*ends, tolerance):
-        return f"block {last}"
-    part = _difference_at_the_end(model, ends[1], tolerance)
+    part = _difference_at_the_end(model, heard[1][end], tolerance)
     if part is not None:
         return part
     values: list[Tensor] = []
@@ -67,11 +64,8 @@ def _difference_at_the_end(
     normalized, hidden = final_norm(model, residual)
     with model.hooks(fwd_hooks=[(VALUE_HOOK, lambda x, hook: heard.append(x))]):
         expected = model.ln_final(residual)
-    if (
-        not heard
-        or _differ(normalized, heard[0], tolerance)
-        or _differ(hidden, expected, tolerance)
-    ):
+    same = bool(heard) and not _differ(normalized, heard[0], tolerance)
+    if not same or _differ(hidden, expected, tolerance):
         return "the final norm"
     if _differ(unembed(model, hidden), final_logits(model, residual), tolerance):
         return "the unembedding"
