@@ -43,10 +43,12 @@ class Support(Rows):
         self, logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
     ) -> Float[Tensor, "batch seq d_vocab"]:
         """Logits with -inf outside the support, at the states before the generated tokens."""
-        inside = torch.zeros_like(logits[:, prefix_len - 1 : -1], dtype=torch.bool)
-        inside = inside.scatter(-1, self.tokens, self.kept)
+        batch, _, d_vocab = logits.shape
+        # what is not kept goes beyond the vocabulary, since it may name a token that is kept
+        tokens = self.tokens.masked_fill(~self.kept, d_vocab)
+        outside = logits.new_ones(batch, tokens.shape[1], d_vocab + 1, dtype=torch.bool)
         removed = torch.zeros_like(logits, dtype=torch.bool)
-        removed[:, prefix_len - 1 : -1] = ~inside
+        removed[:, prefix_len - 1 : -1] = outside.scatter(-1, tokens, False)[..., :-1]
         return logits.masked_fill(removed, -torch.inf)
 
 

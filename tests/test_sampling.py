@@ -1,6 +1,7 @@
 """Tests the sampler against full forward passes without cache or padding, fed the same noise."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
     Support,
+    join_samples,
     pad_prompts,
     sample,
     tokenize_prompts,
@@ -408,6 +410,17 @@ def test_rows_of_a_support_are_chosen_by_index():
     chosen = Support(tokens, kept)[torch.tensor([2, 0])]
     assert torch.equal(chosen.tokens, torch.stack([tokens[2], tokens[0]]))
     assert torch.equal(chosen.kept, torch.stack([kept[2], kept[0]]))
+
+
+def test_what_widens_a_support_takes_no_token_away():
+    """Token 0, with which the narrower of two supports is filled up, is kept in it."""
+    narrow = Support(torch.tensor([[[0, 2]]]), torch.tensor([[[True, True]]]))
+    wide = Support(torch.tensor([[[3, 1, 0]]]), torch.tensor([[[True, True, True]]]))
+    plain = samples_of(tokens=[[1, 0]], prompt_mask=[[1]], mask=[[1]])
+    parts = [dataclasses.replace(plain, support=support) for support in (narrow, wide)]
+    restricted = join_samples(parts, 0).support.restrict(torch.zeros(2, 2, 4), 1)
+    expected = torch.tensor([[True, False, True, False], [True, True, False, True]])
+    assert torch.equal(restricted[:, 0].isfinite(), expected)
 
 
 def test_top_k_keeps_the_k_largest():
