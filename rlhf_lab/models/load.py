@@ -61,7 +61,7 @@ def from_files(loader: type, name: str, what: str, **options: object) -> object:
             if on_disk
             else f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
         )
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LoadError(f"no {what} {name!r}: looked in {where} ({reason})") from error
 
 
@@ -142,7 +142,7 @@ def load_model(
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
     except (AssertionError, AttributeError, KeyError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
     _check_same_logits(model, hf_model, name)
     model.cfg.model_name = name

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,19 +15,6 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
 LORA_TARGETS = (*ATTENTION_TARGETS, "W_in", "W_out", "W_gate")
 MARK = ".parametrizations."
-
-
-def factor_shapes(
-    shape: Sequence[int], rank: int, inputs_by_head: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of A and B, so that A @ B broadcasts to the shape of the weight.
-
-    The axis of heads, where there is one, goes with the inputs (W_O) or with the outputs.
-    """
-    *heads, rows, cols = shape
-    if inputs_by_head:
-        return (*heads, rows, rank), (rank, cols)
-    return (rows, rank), (*heads, rank, cols)
 
 
 class LoRALinear(nn.Module):
@@ -59,7 +45,11 @@ class LoRALinear(nn.Module):
         inputs_by_head: bool = False,
     ) -> None:
         super().__init__()
-        shape_A, shape_B = factor_shapes(weight.shape, rank, inputs_by_head)
+        *heads, rows, cols = weight.shape
+        if inputs_by_head:
+            shape_A, shape_B = (*heads, rows, rank), (rank, cols)
+        else:
+            shape_A, shape_B = (rows, rank), (*heads, rank, cols)
         noise = torch.randn(shape_A, generator=generator)
         noise = noise / noise[..., 0].numel() ** 0.5
         self.A = nn.Parameter(noise.to(weight))
@@ -107,8 +97,9 @@ def add_lora(
     if not alpha > 0:
         raise ConfigError(f"lora_alpha={alpha} is out of range; it must be greater than 0.")
     for module, name in places:
-        shapes = factor_shapes(getattr(module, name).shape, 1, name == "W_O")
-        smaller = min(map(math.prod, shapes))
+        weight = getattr(module, name)
+        one_side = weight.shape[-1 if name == "W_O" else -2]
+        smaller = min(one_side, weight.numel() // one_side)
         if not 1 <= rank <= smaller:
             raise ConfigError(
                 f"lora_rank={rank} does not fit {name.lstrip('_')}; choose from 1 to {smaller}."
