@@ -44,7 +44,8 @@ class PackedDecoder:
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         padded = not bool(prompt_mask.all())
         last, caches = self._read(tokens, mask, padded)
-        self.caches = [tuple(_with_room(x, row_of, gen_len) for x in cache) for cache in caches]
+        room = (0, 0, 0, gen_len)
+        self.caches = [tuple(F.pad(x[row_of], room) for x in cache) for cache in caches]
         written = torch.ones(len(prompts), gen_len, dtype=torch.bool, device=prompts.device)
         self.mask = torch.cat([prompt_mask, written], 1)[:, None, None] if padded else None
         self.state = self._see(last[row_of])
@@ -97,16 +98,6 @@ class PackedDecoder:
     def _see(self, residual: Float[Tensor, "batch 1 d_model"]) -> State:
         logits, values = read_state(self.policy, residual, self.W_U)
         return State(logits[:, 0], values[:, 0], residual[:, 0])
-
-
-def _with_room(
-    x: Float[Tensor, "distinct kv_head prefix d_head"], row_of: Int[Tensor, " batch"], gen_len: int
-) -> Float[Tensor, "batch kv_head length d_head"]:
-    """Keys or values of every row's prompt, and as much room as will be written."""
-    _, heads, prefix, d_head = x.shape
-    room = x.new_empty(len(row_of), heads, prefix + gen_len, d_head)
-    room[:, :, :prefix] = x[row_of]
-    return room
 
 
 def _to_left(
