@@ -81,8 +81,10 @@ class SamplingSpec:
             return kept
         return torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
 
-    def candidates(self, logits: Float[Tensor, "*batch d_vocab"]) -> "Candidates":
-        """What `filter` leaves, likeliest first, without the vocabulary around it.
+    def candidates(
+        self, logits: Float[Tensor, "*batch d_vocab"]
+    ) -> tuple[Float[Tensor, "*batch width"], Int[Tensor, "*batch width"] | None]:
+        """What `filter` leaves, likeliest first, and its token ids; None for the whole vocabulary.
 
         1. Take the k largest logits; of equal ones, exactly k stay in all (Fan et al. 2018, arXiv
            1805.04833).
@@ -91,14 +93,14 @@ class SamplingSpec:
         """
         logits = logits / self.temperature
         if not self.truncates:
-            return Candidates(logits, None)
+            return logits, None
         d_vocab = logits.shape[-1]
         values, tokens = logits.topk(min(self.top_k or d_vocab, d_vocab), dim=-1)
         if self.top_p is not None:
             probs = values.softmax(-1)
             before = probs.cumsum(-1) - probs
             values = values.masked_fill(before >= self.top_p, -torch.inf)
-        return Candidates(values, tokens)
+        return values, tokens
 
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         """All token ids that end a sequence."""
@@ -135,33 +137,6 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tu
             )
         found.append(token)
     return tuple(found)
-
-
-class Candidates(NamedTuple):
-    """The tokens that may be drawn next, and their logits at the temperature.
-
-    Logits are -inf where truncation removed a token; `tokens` is None where they are those of the
-    whole vocabulary in its order.
-    """
-
-    logits: Float[Tensor, "*batch width"]
-    tokens: Int[Tensor, "*batch width"] | None
-
-    def draw(
-        self, generator: torch.Generator | None
-    ) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """One token per row, and its log-probability.
-
-        1. Divide each probability by exponential noise of its own, and take the largest: token v
-           wins with probability p(v). It is what `torch.multinomial` does, without its checks, for
-           which a GPU would have to stop.
-        2. Read the log-probability of the winner.
-        """
-        noise = torch.empty_like(self.logits).exponential_(generator=generator)
-        place = (self.logits.softmax(-1) / noise).argmax(-1, keepdim=True)
-        logprob = self.logits.log_softmax(-1).gather(-1, place)
-        token = place if self.tokens is None else self.tokens.gather(-1, place)
-        return token[:, 0], logprob[:, 0]
 
 
 def tokenize_prompts(
@@ -289,11 +264,20 @@ class _Step(NamedTuple):
 
     @classmethod
     def take(cls, state: State, spec: SamplingSpec, generator: torch.Generator | None) -> "_Step":
-        candidates = spec.candidates(state.logits.float())
-        token, logprob = candidates.draw(generator)
-        kept = candidates.logits.isfinite() if spec.truncates else None
-        value = state.value.float()
-        return cls(token, logprob, value, state.residual, candidates.tokens, kept)
+        """Draw a token per row.
+
+        1. Divide each probability by exponential noise of its own, and take the largest: token v
+           wins with probability p(v). It is what `torch.multinomial` does, without its checks, for
+           which a GPU would have to stop.
+        2. Read the log-probability of the winner.
+        """
+        logits, tokens = spec.candidates(state.logits.float())
+        noise = torch.empty_like(logits).exponential_(generator=generator)
+        place = (logits.softmax(-1) / noise).argmax(-1, keepdim=True)
+        logprob = logits.log_softmax(-1).gather(-1, place)[:, 0]
+        token = (place if tokens is None else tokens.gather(-1, place))[:, 0]
+        kept = logits.isfinite() if spec.truncates else None
+        return cls(token, logprob, state.value.float(), state.residual, tokens, kept)
 
 
 def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
