@@ -59,11 +59,10 @@ class HookedDecoder:
         pick_rows(self.cache, row_of)
         self.state = State(*(None if part is None else part[row_of] for part in state))
 
-    def feed(self, token: Int[Tensor, " batch"]) -> State:
-        """The state of every row after one more token."""
+    def feed(self, token: Int[Tensor, " batch"]) -> None:
+        """Go on to the state of every row after one more token."""
         token = token[:, None]
         self.state = self._run(token, torch.ones_like(token, dtype=torch.bool))
-        return self.state
 
     def _run(self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> State:
         with autocast(self.policy.device, self.dtype):

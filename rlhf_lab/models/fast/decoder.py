@@ -50,15 +50,14 @@ class PackedDecoder:
         self.mask = torch.cat([prompt_mask, written], 1)[:, None, None] if padded else None
         self.state = self._see(last[row_of])
 
-    def feed(self, token: Int[Tensor, " batch"]) -> State:
-        """The state of every row after one more token."""
+    def feed(self, token: Int[Tensor, " batch"]) -> None:
+        """Go on to the state of every row after one more token."""
         residual = embed(self.model, token[:, None], self.n_real)
         for packed, cache in zip(self.blocks, self.caches, strict=True):
             residual = run_block(packed, residual, partial(self._attend, packed.attend, cache))
         self.length += 1
         self.n_real = self.n_real + 1
         self.state = self._see(residual)
-        return self.state
 
     def _read(
         self,
