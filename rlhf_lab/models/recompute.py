@@ -44,6 +44,7 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
     blocks = [block for _, block in blocks_of(module)] if on else []
     if blocks:
         refuse_hooked_blocks(module)
+    replaced = {block: vars(block)["forward"] for block in blocks if "forward" in vars(block)}
     for block in blocks:
         block.forward = partial(run_again, partial(_run_unhooked, block, block.forward))
     try:
@@ -51,6 +52,8 @@ def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
     finally:
         for block in blocks:
             del block.forward
+        for block, forward in replaced.items():
+            block.forward = forward
 
 
 def _run_unhooked(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:

@@ -142,3 +142,7 @@ def test_the_blocks_are_left_as_they_were(make_trainer):
     with recomputing_blocks(model):
         assert "forward" in vars(model.blocks[0])
     assert "forward" not in vars(model.blocks[0])
+    model.blocks[0].forward = forward = lambda x, **more: 2 * x
+    with recomputing_blocks(model):
+        assert vars(model.blocks[0])["forward"] is not forward
+    assert vars(model.blocks[0])["forward"] is forward
