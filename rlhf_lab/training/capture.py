@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooks import TABLES
-from rlhf_lab.models.padding import rotate_padding
+from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
-from rlhf_lab.training.callbacks import Context, Event
+from rlhf_lab.training.callbacks import Context, Event, Listener
 
 OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
+SQUARE = ("hook_pattern", "hook_attn_scores")  # a position of the query and one of the key
 ROWS_AT_ONCE = 64
 
 
@@ -74,84 +76,67 @@ def capture_activations(
             f"pos={pos} lies outside sequences of {tokens.shape[1]} tokens; "
             f"choose from {-tokens.shape[1]} to {tokens.shape[1] - 1}."
         )
-    device = next(policy.parameters()).device
     mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
-    parts = [
-        _run_once(policy, rows.to(device), row_mask.to(device), sites, pos)
-        for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True)
-    ]
-    return {site: torch.cat([part[site] for part in parts]) for site in sites}
+    square = next((site for site in sites if site.endswith(SQUARE)), None)
+    if square is not None and not (pos is None and bool(mask.all())):
+        raise ConfigError(
+            f"the site {square!r} has no single position axis; capture it with pos=None and "
+            "without padding."
+        )
+    device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
+    parts = []
+    for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True):
+        found = run_left_padded(run, rows.to(device), row_mask.to(device))
+        parts.append(found if pos is None else [activation[:, pos] for activation in found])
+    return dict(zip(sites, map(torch.cat, zip(*parts, strict=True)), strict=True))
 
 
-def _run_once(
+def _activations(
     policy: TransformerWithValueHead | HookedTransformer,
-    tokens: Int[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
     sites: list[str],
-    pos: int | None,
-) -> dict[str, Tensor]:
-    """One forward; padding is moved to the right for it, and back in what was captured."""
+    tokens: Int[Tensor, "batch seq"],
+) -> tuple[Tensor, ...]:
+    """What each site has in one forward."""
     kept: dict[str, Tensor] = {}
-    padded = not bool(mask.all())
 
     def keep(activation: Tensor, hook: HookPoint) -> None:
         kept[hook.name] = activation.detach()
 
-    run_tokens = rotate_padding(tokens, mask, "right") if padded else tokens
-    hooks = [(site, keep) for site in sites if site not in OUTPUTS]
-    with policy.hooks(fwd_hooks=hooks):
+    with policy.hooks(fwd_hooks=[(site, keep) for site in sites if site not in OUTPUTS]):
         if isinstance(policy, HookedTransformer):
-            outputs = {"logits": policy(run_tokens, attention_mask=torch.ones_like(run_tokens))}
+            kept["logits"] = policy(tokens, attention_mask=torch.ones_like(tokens))
         else:
-            outputs = dict(zip(OUTPUTS, policy(run_tokens), strict=True))
-    kept |= {name: outputs[name] for name in sites if name in outputs}
-    return {site: _place(site, kept.get(site), mask if padded else None, pos) for site in sites}
-
-
-def _place(
-    site: str, activation: Tensor | None, mask: Bool[Tensor, "batch seq"] | None, pos: int | None
-) -> Tensor:
-    """An activation at the positions of its tokens, or at one of them."""
-    if activation is None:
-        raise ConfigError(
-            f"the site {site!r} did not fire; it is switched off in this model's cfg, so choose "
-            "another site."
-        )
-    per_position = site in OUTPUTS or not site.endswith(("hook_pattern", "hook_attn_scores"))
-    if not per_position:
-        if pos is not None or mask is not None:
+            kept |= zip(OUTPUTS, policy(tokens), strict=True)
+    for site in sites:
+        if site not in kept:
             raise ConfigError(
-                f"the site {site!r} has no single position axis; capture it with pos=None and "
-                "without padding."
+                f"the site {site!r} did not fire; it is switched off in this model's cfg, so "
+                "choose another site."
             )
-        return activation
-    if mask is not None:
-        activation = rotate_padding(activation, mask, "left")
-    return activation if pos is None else activation[:, pos]
+    return tuple(kept[site] for site in sites)
 
 
 @contextlib.contextmanager
-def undisturbed(*modules: nn.Module, keep_gradients: bool = False) -> Iterator[None]:
+def undisturbed(*modules: nn.Module) -> Iterator[None]:
     """Let code look at modules, and put everything that it may have touched back afterwards.
 
     1. Note the global random states, the train/eval flags, the hooks and the gradients.
-    2. Take the gradients away, or, with `keep_gradients`, lend out copies of them.
-    3. Run the code without gradient tracking.
-    4. Put back what was noted, whether the code raised or not.
+    2. Run the code without gradients and without gradient tracking.
+    3. Put back what was noted, whether the code raised or not.
 
     Raises:
         ConfigError: the code added a hook that stays, or removed one.
     """
     flags = [(module, module.training) for top in modules for module in top.modules()]
-    hooks = [(name, _NotedHooks(part)) for top in modules for name, part in top.named_modules()]
+    parts = [(name, part) for top in modules for name, part in top.named_modules()]
+    hooks = [(name, part, _hooks_of(part)) for name, part in parts]
     try:
-        with borrowed_gradients(*modules, lend=keep_gradients):
-            with _forked_random(modules), torch.no_grad():
-                yield
+        with borrowed_gradients(*modules, lend=False), _forked_random(modules), torch.no_grad():
+            yield
     finally:
         for module, training in flags:
             module.training = training
-        changed = [name for name, noted in hooks if noted.put_back()]
+        changed = [name for name, *hooked in hooks if _put_back_hooks(*hooked)]
     if changed:
         raise ConfigError(
             f"the hooks of {changed[0] or 'the model'} were changed while activations were "
@@ -208,29 +193,22 @@ def _keep_graph(function: Callable[..., Any], place: int, *inputs: Any, **more: 
     return function(*inputs, **more)
 
 
-class _NotedHooks:
-    """The hooks of a module as they were."""
+def _hooks_of(module: nn.Module) -> dict[str, Any]:
+    """The hooks of a module as they are: torch's tables, and what TransformerLens notes of them."""
+    names = (*TABLES, "fwd_hooks", "bwd_hooks", "context_level")
+    return {name: copy(getattr(module, name)) for name in names if hasattr(module, name)}
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.tables = {name: dict(getattr(module, name)) for name in TABLES}
-        names = ("fwd_hooks", "bwd_hooks") if isinstance(module, HookPoint) else ()
-        self.lists = {name: list(getattr(module, name)) for name in names}
-        self.level = getattr(module, "context_level", None)
 
-    def put_back(self) -> bool:
-        """Let the module have these hooks again, and say whether it had others."""
-        module = self.module
-        differed = any(dict(getattr(module, name)) != noted for name, noted in self.tables.items())
-        for name, noted in self.tables.items():
-            there = getattr(module, name)
-            there.clear()
-            there.update(noted)
-        for name, handles in self.lists.items():
-            setattr(module, name, handles)
-        if self.level is not None:
-            module.context_level = self.level
-        return differed
+def _put_back_hooks(module: nn.Module, noted: dict[str, Any]) -> bool:
+    """Let a module have these hooks again, and say whether it had others."""
+    differed = any(getattr(module, table) != noted[table] for table in TABLES)
+    for name, value in noted.items():
+        if name in TABLES:  # in place: the handles of hooks refer to the table
+            getattr(module, name).clear()
+            getattr(module, name).update(value)
+        else:
+            setattr(module, name, value)
+    return differed
 
 
 @contextlib.contextmanager
@@ -254,11 +232,12 @@ def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch
 
 
 def capturing(
-    function: Callable[[Context, Any], Any],
+    policy: TransformerWithValueHead,
     hook_names: str | Sequence[str],
     pos: int | None,
+    at: Event,
     tokens: Int[Tensor, "batch seq"] | None,
-) -> Callable[[Context], Any]:
+) -> Callable[[Callable[[Context, Any], Any]], Listener]:
     """Turn `function(ctx, acts)` into a callback that captures its activations first.
 
     The activations come from a forward made for nothing else, never from sampling: over the
@@ -268,31 +247,24 @@ def capturing(
     Args:
         hook_names: such as "blocks.1.hook_resid_post" or "blocks.*.hook_mlp_out", "logits" or
             "values".
-    """
-    names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
-    only_one = isinstance(hook_names, str) and "*" not in hook_names
-
-    def listen(ctx: Context) -> Any:
-        with undisturbed(ctx.policy, ctx.reference):
-            text, mask = text_at(ctx) if tokens is None else (tokens, None)
-            acts = capture_activations(ctx.policy, text, names, pos, mask)
-            return function(ctx, acts[names[0]] if only_one else acts)
-
-    listen.__name__ = getattr(function, "__name__", "capture")
-    return listen
-
-
-def check_request(
-    policy: TransformerWithValueHead,
-    hook_names: str | Sequence[str],
-    at: Event,
-    tokens: Int[Tensor, "batch seq"] | None,
-) -> None:
-    """Refuse a capture that could never work.
 
     Raises:
         ConfigError: an unknown site, or an event that has no text of its own.
     """
-    resolve_sites(policy, [hook_names] if isinstance(hook_names, str) else hook_names)
+    names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
+    only_one = isinstance(hook_names, str) and "*" not in hook_names
+    resolve_sites(policy, names)
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")
+
+    def callback(function: Callable[[Context, Any], Any]) -> Listener:
+        def listen(ctx: Context) -> Any:
+            with undisturbed(ctx.policy, ctx.reference):
+                text, mask = text_at(ctx) if tokens is None else (tokens, None)
+                acts = capture_activations(ctx.policy, text, names, pos, mask)
+                return function(ctx, acts[names[0]] if only_one else acts)
+
+        listen.__name__ = getattr(function, "__name__", "capture")
+        return listen
+
+    return callback

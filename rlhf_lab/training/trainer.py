@@ -18,7 +18,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import refuse_hooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
-from rlhf_lab.training.capture import capturing, check_request, gradients_put_back
+from rlhf_lab.training.capture import capturing, gradients_put_back
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.parts import Parts
@@ -82,10 +82,10 @@ class RLHFTrainer(Parts):
         tokens: Int[Tensor, "batch seq"] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated `function(ctx, acts)` to look at activations; see `capturing`."""
-        check_request(self.policy, hook_names, at, tokens)
+        callback = capturing(self.policy, hook_names, pos, at, tokens)
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.on(at, every)(capturing(function, hook_names, pos, tokens))
+            self.on(at, every)(callback(function))
             return function
 
         return register

@@ -6,7 +6,12 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.training.capture import capture_activations, resolve_sites, undisturbed
+from rlhf_lab.training.capture import (
+    borrowed_gradients,
+    capture_activations,
+    resolve_sites,
+    undisturbed,
+)
 
 POST = "blocks.1.hook_resid_post"
 
@@ -166,10 +171,10 @@ def test_undisturbed_puts_everything_back(reel_policy, raises):
     model.embed.W_E.grad = None
 
 
-def test_undisturbed_lends_copies_of_gradients_when_asked(reel_policy):
+def test_copies_of_gradients_are_lent_when_asked(reel_policy):
     weight = reel_policy.base_model.embed.W_E
     weight.grad = torch.ones_like(weight)
-    with undisturbed(reel_policy, keep_gradients=True):
+    with borrowed_gradients(reel_policy, lend=True):
         assert bool((weight.grad == 1).all())
         weight.grad.zero_()
     assert bool((weight.grad == 1).all())
