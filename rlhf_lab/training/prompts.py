@@ -32,16 +32,6 @@ def load_prompts(source: str | Path, column: str = "prompt", words: int | None =
     return [" ".join(text.split()[:words]) for text in texts]
 
 
-def load_labels(args: RLHFArgs) -> list[str]:
-    """The text in `args.labels_column` of each row that has a prompt.
-
-    Raises:
-        LoadError: see `load_prompts`.
-    """
-    rows = read_rows(args.prompts, "prompts", lines_as=args.prompts_column)
-    return [row.text(args.labels_column) for row in rows]
-
-
 def choose_prompts(args: RLHFArgs, given: Sequence[str] | None) -> list[str]:
     """The texts to continue: those handed in, those of `args.prompts`, or the prefix alone.
 
@@ -65,17 +55,13 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
     """Which prompts come at places `start` to `start + count` of a run's endless order.
 
     1. Each time round, all prompts come once, in an order of that round's own.
-    2. A place tells its round and its rank in it, so that nothing has to be remembered.
+    2. A place tells its round, so that nothing has to be remembered.
     """
-    orders: dict[int, list[int]] = {}
-    dealt = []
-    for place in range(start, start + count):
-        turn, rank = divmod(place, n_prompts)
-        if turn not in orders:
-            generator = phase_generator(seed, turn, "prompts")
-            orders[turn] = torch.randperm(n_prompts, generator=generator).tolist()
-        dealt.append(orders[turn][rank])
-    return dealt
+    first, skipped = divmod(start, n_prompts)
+    rounds = range(first, (start + count - 1) // n_prompts + 1)
+    generators = [phase_generator(seed, turn, "prompts") for turn in rounds]
+    orders = [torch.randperm(n_prompts, generator=generator) for generator in generators]
+    return torch.cat(orders)[skipped : skipped + count].tolist()
 
 
 class Prompts:
@@ -98,12 +84,15 @@ class Prompts:
         self, args: RLHFArgs, given: Sequence[str] | None, model: HookedTransformer
     ) -> None:
         self.args, self.texts = args, choose_prompts(args, given)
-        self.labels = None if args.labels_column is None else load_labels(args)
-        if self.labels is not None and given is not None:
-            raise ConfigError(
-                f"labels_column={args.labels_column!r} is a column of the file of prompts, but "
-                "prompts were handed in; leave one of them out."
-            )
+        self.labels = None
+        if args.labels_column is not None:
+            if given is not None:
+                raise ConfigError(
+                    f"labels_column={args.labels_column!r} is a column of the file of prompts, "
+                    "but prompts were handed in; leave one of them out."
+                )
+            rows = read_rows(args.prompts, "prompts", lines_as=args.prompts_column)
+            self.labels = [row.text(args.labels_column) for row in rows]
         self.tokens = tokenize_prompts(model.tokenizer, self.texts, args.prepend_bos)
         if not all(self.tokens):
             raise ConfigError(
