@@ -129,11 +129,6 @@ class StepInBackward:
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._stepping(index))
 
-    @classmethod
-    def if_asked(cls, args: RLHFArgs, optimizer: Optimizer) -> "StepInBackward | None":
-        """One for a run with `optimizer_in_backward`; None for others."""
-        return cls(optimizer) if args.optimizer_in_backward else None
-
     def climb(self, objective: Float[Tensor, ""], sound: Bool[Tensor, ""]) -> Float[Tensor, ""]:
         """Go back from the objective, stepping on the way; return the norm of the whole gradient.
 

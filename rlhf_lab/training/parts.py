@@ -89,7 +89,8 @@ class Parts:
         self.rewards.try_on(self.prompts.tokens, self.prompts.texts, self.prompts.labels)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
         add_critic(self.optimizer, self.policy)
-        self.step_in_backward = StepInBackward.if_asked(args, self.optimizer)
+        in_backward = args.optimizer_in_backward
+        self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
 
     @property
@@ -122,20 +123,11 @@ class Parts:
         generator: torch.Generator,
         spec: SamplingSpec | None = None,
     ) -> Samples:
-        """Let the policy continue prompts; by this phase's sampling spec when none is given."""
-        spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
-        return self.sample_by(spec, prompts, generator)
-
-    def sample_by(
-        self,
-        spec: SamplingSpec,
-        prompts: Sequence[Sequence[int]],
-        generator: torch.Generator,
-    ) -> Samples:
-        """Let the policy continue prompts as a sampling spec says.
+        """Let the policy continue prompts; by this phase's sampling spec when none is given.
 
         The packed form, where it runs, is held against the modules on what it wrote; see `Forward`.
         """
+        spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
         at_once, state = self.args.generation_batch_size, generator.get_state()
 
         def draw() -> Samples:
@@ -148,4 +140,4 @@ class Parts:
     def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
         """The likeliest token at every step, behind each prompt."""
         spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
-        return self.sample_by(spec, prompts, torch.Generator(self.device))
+        return self.sample(prompts, torch.Generator(self.device), spec)
