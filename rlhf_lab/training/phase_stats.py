@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 StepVerdict = Literal["step", "skip", "stop"]
+TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 KL_TOLERANCE = 1.5
 RATIO_TOLERANCE = MappingProxyType({"fp32": 1e-3, "bf16": 0.25})
 
@@ -33,8 +34,7 @@ class PhaseStats:
 
     def __init__(self, trainer: "RLHFTrainer") -> None:
         self.trainer, self.args = trainer, trainer.args
-        self._names: tuple[str, ...] = ()
-        self._rows: list[Float[Tensor, " numbers"]] = []
+        self._steps: list[dict[str, Float[Tensor, ""]]] = []
         self._first_ratio: Float[Tensor, ""] | None = None
         self._skipped = 0
 
@@ -50,9 +50,16 @@ class PhaseStats:
         self, terms: "ObjectiveTerms", minibatch: ReplayMinibatch, grad_norm: Float[Tensor, ""]
     ) -> None:
         """Take in a minibatch on which a step was taken."""
-        stats = minibatch_stats(terms, minibatch, grad_norm, self.args)
-        self._names = tuple(stats)
-        self._rows.append(torch.stack(list(stats.values())))
+        new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
+        with torch.no_grad():
+            self._steps.append(
+                {
+                    **{name: getattr(terms, name).detach() for name in TERMS},
+                    "clip_fraction": clipped_share(new, minibatch, self.args),
+                    "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
+                    "grad_norm": grad_norm.detach(),
+                }
+            )
 
     def learning_stats(self, memory: ReplayMemory) -> LearningStats:
         """The means over all steps of the phase, read from the device in one go.
@@ -60,10 +67,10 @@ class PhaseStats:
         Raises:
             RunError: something was not finite, or there was no step.
         """
-        numbers = torch.cat([*self._rows, self._first_ratio.reshape(1)]).tolist()
-        width, first_ratio = len(self._names), numbers.pop()
-        rows = [numbers[i * width : (i + 1) * width] for i in range(len(self._rows))]
-        stats = [dict(zip(self._names, row, strict=True)) for row in rows]
+        noted = [number for of_step in self._steps for number in of_step.values()]
+        first_ratio, *numbers = torch.stack([self._first_ratio, *noted]).tolist()
+        read = iter(numbers)
+        stats = [{name: next(read) for name in of_step} for of_step in self._steps]
         self._warn_if_off_policy(first_ratio)
         for of_step in stats:
             self._refuse_non_finite("objective", of_step["objective"])
@@ -153,24 +160,3 @@ def furthest_ratio(terms: "ObjectiveTerms", minibatch: ReplayMinibatch) -> Float
     ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs).flatten()
     distance = (ratio - 1).abs().masked_fill(~minibatch.mask.flatten(), -1.0)
     return ratio.gather(0, distance.argmax(0, keepdim=True))[0]
-
-
-@torch.no_grad()
-def minibatch_stats(
-    terms: "ObjectiveTerms",
-    minibatch: ReplayMinibatch,
-    grad_norm: Float[Tensor, ""],
-    args: RLHFArgs,
-) -> dict[str, Float[Tensor, ""]]:
-    """The numbers of one minibatch that `LearningStats` averages, still on the device."""
-    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
-    return {
-        "objective": terms.objective.detach(),
-        "clipped_surrogate": terms.clipped_surrogate.detach(),
-        "value_loss": terms.value_loss.detach(),
-        "entropy_bonus": terms.entropy_bonus.detach(),
-        "kl_penalty": terms.kl_penalty.detach(),
-        "clip_fraction": clipped_share(new, minibatch, args),
-        "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
-        "grad_norm": grad_norm.detach(),
-    }
