@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -149,42 +148,34 @@ def policy_objective(args: RLHFArgs, functions: Functions) -> PolicyObjective:
     2. Let the chosen function give each token its part, and aggregate as `args.loss_aggregation`
        says.
     """
-    chosen: PolicyObjective = functions.clipped_surrogate
-    if not functions.clips_plainly(args):
-        chosen = partial(_aggregated_objective, args, functions)
-    if args.max_log_ratio is None:
-        return chosen
+    is_plain = functions.clips_plainly(args)
+    if is_plain and args.max_log_ratio is None:
+        return functions.clipped_surrogate
 
-    def limited(logprobs: Tensor, old_logprobs: Tensor, *rest: object) -> Float[Tensor, ""]:
-        return chosen(limit_log_ratio(logprobs, old_logprobs, args), old_logprobs, *rest)
+    def chosen(
+        logprobs: Float[Tensor, "minibatch gen"],
+        old_logprobs: Float[Tensor, "minibatch gen"],
+        advantages: Float[Tensor, "minibatch gen"],
+        clip_coef: float,
+        mask: Bool[Tensor, "minibatch gen"],
+        normalize: bool,
+    ) -> Float[Tensor, ""]:
+        known = limit_log_ratio(logprobs, old_logprobs, args), old_logprobs, advantages
+        if is_plain:
+            return functions.clipped_surrogate(*known, clip_coef, mask, normalize)
+        return F.calc_policy_objective(
+            functions.policy_loss or args.policy_loss,
+            *known,
+            mask,
+            clip_coef=clip_coef,
+            clip_coef_high=args.clip_coef_high,
+            dual_clip=args.dual_clip,
+            normalize=normalize,
+            aggregation=args.loss_aggregation,
+            denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
+        )
 
-    return limited
-
-
-def _aggregated_objective(
-    args: RLHFArgs,
-    functions: Functions,
-    logprobs: Float[Tensor, "minibatch gen"],
-    old_logprobs: Float[Tensor, "minibatch gen"],
-    advantages: Float[Tensor, "minibatch gen"],
-    clip_coef: float,
-    mask: Bool[Tensor, "minibatch gen"],
-    normalize: bool,
-) -> Float[Tensor, ""]:
-    """The loss that `args.policy_loss` or the caller names, aggregated as the settings say."""
-    return F.calc_policy_objective(
-        functions.policy_loss or args.policy_loss,
-        logprobs,
-        old_logprobs,
-        advantages,
-        mask,
-        clip_coef=clip_coef,
-        clip_coef_high=args.clip_coef_high,
-        dual_clip=args.dual_clip,
-        normalize=normalize,
-        aggregation=args.loss_aggregation,
-        denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
-    )
+    return chosen
 
 
 def limit_log_ratio(
