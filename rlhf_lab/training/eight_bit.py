@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim import AdamW, Optimizer
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.training.extras import import_extra
 
 
 def with_8bit_moments(optimizer: AdamW) -> Optimizer:
@@ -23,7 +23,10 @@ def with_8bit_moments(optimizer: AdamW) -> Optimizer:
     """
     taken = ("params", "lr", "weight_decay", "betas", "eps")
     groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
-    eight_bit = _import_bitsandbytes().optim.AdamW8bit(groups)
+    package = import_extra(
+        "bitsandbytes", "optimizer='adamw_8bit'", "eightbit", ", or set optimizer='adamw'"
+    )
+    eight_bit = package.optim.AdamW8bit(groups)
     eight_bit.register_step_pre_hook(_turn_gradients_around)
     eight_bit.register_step_post_hook(_turn_gradients_around)
     return eight_bit
@@ -36,14 +39,3 @@ def _turn_gradients_around(optimizer: Optimizer, *inputs: Any) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:
         torch._foreach_neg_(gradients)
-
-
-def _import_bitsandbytes() -> Any:
-    try:
-        import bitsandbytes
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "optimizer='adamw_8bit' needs the package bitsandbytes, which is not installed; "
-            "pip install 'rlhf_lab[eightbit]', or set optimizer='adamw'."
-        ) from None
-    return bitsandbytes
