@@ -14,7 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
-from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
+from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Recorder:
         self.seconds = 0.0
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.start)
-        callbacks.record("run_start", self.save_first, last=True)
+        callbacks.record("run_start", self.save_due, last=True)
         callbacks.record("after_score", self.save_best)
         callbacks.record("after_phase", self.log)
         # Weights are saved when all other callbacks have seen the phase, so that a run that is
@@ -66,11 +66,6 @@ class Recorder:
     def start(self, ctx: Context) -> None:
         """Note that the run is running."""
         self.write_info(status="running")
-
-    def save_first(self, ctx: Context) -> None:
-        """Save the weights that a new run starts from."""
-        if ctx.phase == 0:
-            self._save_weights_and_state(0)
 
     def write_info(self, **changes: Any) -> None:
         """Bring run.json up to date, with these changes."""
@@ -107,19 +102,14 @@ class Recorder:
 
     def log_samples(self, rollout: Rollout) -> None:
         """What the policy wrote after so many learning phases as are done."""
-        rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
-        golds = [None] * len(rewards) if gold is None else gold.tolist()
-        rows = zip(rollout.texts, rewards, golds, strict=True)
-        names = ("text", "reward", "gold_reward")
         phase = {"phase": self.trainer.phase}
-        self.run.append(SAMPLES, [phase | dict(zip(names, row, strict=True)) for row in rows])
+        self.run.append(SAMPLES, [phase | line for line in sample_lines(rollout)])
 
     def save_due(self, ctx: Context) -> None:
-        """Save what is due when a phase is over."""
-        self._save_weights_and_state(ctx.phase + 1)
-
-    def _save_weights_and_state(self, phase: int) -> None:
         """Weights after 0, 1, 2, 4, 8, ... phases; the state every `save_every`, and at the end."""
+        if ctx.event == "run_start" and ctx.phase:
+            return  # a run that goes on has this checkpoint
+        phase = ctx.phase + (ctx.event == "after_phase")
         trainer, weights = self.trainer, checkpoint.weights(self.trainer.policy)
         if phase & (phase - 1) == 0:
             self._save(f"phase_{phase:06d}", weights, phase)
@@ -155,9 +145,7 @@ class Recorder:
         elif self.run.read_info()["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self.log_samples(rollouts[0])
-            final = mean_of_batches([summarize(rollout) for rollout in rollouts])
-            final["samples"] = len(rollouts) * trainer.args.batch_size
-            self.write_info(status="finished", final=final)
+            self.write_info(status="finished", final=mean_of_batches(rollouts))
 
     def restore(self, run: RunDir) -> None:
         """Put the trainer where the run in this directory was last saved.

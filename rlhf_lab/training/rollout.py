@@ -1,6 +1,6 @@
 """A rollout: one batch of samples with everything that was computed about it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
+
+SAMPLE_COLUMNS = ("text", "reward", "gold_reward")
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,25 @@ def summarize(rollout: Rollout) -> RolloutStats:
     )
 
 
-def mean_of_batches(stats: Sequence[RolloutStats]) -> dict[str, float | int | None]:
-    """What is asked of a policy, averaged over batches; None where it is not known."""
-    names = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence")
-    columns = {name: [getattr(of_batch, name) for of_batch in stats] for name in names}
-    return {
-        name: None if None in values else sum(values) / len(values)
-        for name, values in columns.items()
-    }
+def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None]:
+    """What is asked of a policy, averaged over batches, and the number of samples.
+
+    None stands where something is not known.
+    """
+    batches = [(summarize(rollout), len(rollout.texts)) for rollout in rollouts]
+    means: dict[str, float | int | None] = {}
+    for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
+        values = [getattr(stats, name) for stats, _ in batches]
+        means[name] = None if None in values else sum(values) / len(values)
+    return means | {"samples": sum(size for _, size in batches)}
+
+
+def sample_lines(rollout: Rollout) -> list[dict[str, Any]]:
+    """What samples.jsonl has of each sequence; the gold reward is None where no truth is known."""
+    rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
+    golds = [None] * len(rewards) if gold is None else gold.tolist()
+    rows = zip(rollout.texts, rewards, golds, strict=True)
+    return [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in rows]
 
 
 def _mean(x: Tensor | None) -> float | None:

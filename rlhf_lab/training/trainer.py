@@ -221,8 +221,7 @@ class RLHFTrainer(Parts):
 
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
-        stats = [summarize(rollout) for rollout in self.fresh_rollouts()]
-        return {**mean_of_batches(stats), "samples": len(stats) * self.args.batch_size}
+        return mean_of_batches(self.fresh_rollouts())
 
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""

@@ -12,8 +12,9 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.callbacks import Callbacks
 from rlhf_lab.training.extras import import_extra
+from rlhf_lab.training.rollout import SAMPLE_COLUMNS
 from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.training.sinks.sink import COLUMNS, Entry, Sink, entries_so_far
+from rlhf_lab.training.sinks.sink import Entry, Sink, entries_so_far
 
 MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "&<>|*_`~#[]()!\\-+\n"}
 
@@ -102,7 +103,7 @@ class WandbSink(Sink):
     def send(self, entry: Entry) -> None:
         """Send one phase; trackio writes it within a second."""
         rows = [list(row) for row in entry.samples]
-        table = self._module.Table(columns=list(COLUMNS), data=rows)
+        table = self._module.Table(columns=list(SAMPLE_COLUMNS), data=rows)
         self._run.log({**entry.scalars, "samples": table}, step=entry.phase)
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class TensorBoardSink(Sink):
         """Write one phase to disk."""
         for name, value in entry.scalars.items():
             self._writer.add_scalar(name, value, entry.phase)
-        self._writer.add_text("samples", _table(COLUMNS, entry.samples), entry.phase)
+        self._writer.add_text("samples", _table(SAMPLE_COLUMNS, entry.samples), entry.phase)
         self._writer.flush()
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training.callbacks import Callbacks, Context
+from rlhf_lab.training.rollout import SAMPLE_COLUMNS, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 
-COLUMNS = ("text", "reward", "gold_reward")
 N_SAMPLES = 16
 
 
@@ -32,17 +32,8 @@ class Entry:
         """From a line of metrics.jsonl, and the lines of samples.jsonl that belong to it."""
         costs = {f"cost/{name}": value for name, value in line["cost"].items()}
         metrics = {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
-        rows = [tuple(sample[column] for column in COLUMNS) for sample in samples[:N_SAMPLES]]
+        rows = [tuple(sample[name] for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]]
         return cls(line["phase"], metrics | costs, rows)
-
-    @classmethod
-    def of_phase(cls, ctx: Context) -> "Entry":
-        """Of the phase that has just ended."""
-        texts, rewards, gold = ctx.rollout.texts, ctx.rollout.raw_rewards, ctx.rollout.gold_rewards
-        golds = [None] * len(texts) if gold is None else gold.tolist()
-        rows = zip(texts, rewards.tolist(), golds, strict=True)
-        samples = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-        return cls.of(ctx.report.to_dict(), samples)
 
 
 def entries_so_far(run: RunDir) -> list[Entry]:
@@ -93,7 +84,7 @@ class Sink:
         if self._state != "open":
             return
         if ctx.event == "after_phase":
-            self.send(Entry.of_phase(ctx))
+            self.send(Entry.of(ctx.report.to_dict(), sample_lines(ctx.rollout)))
         if ctx.event == "run_end":
             self._state = "closed"
             self.close()
