@@ -36,7 +36,7 @@ class Scores:
     rewards: Float[Tensor, " batch"]
     gold_rewards: Float[Tensor, " batch"] | None
     grammatical: Bool[Tensor, " batch"] | None
-    reward_moments: F.RunningMoments | None
+    reward_moments: F.RunningMoments | None = None
 
 
 @dataclass(eq=False)

@@ -5,28 +5,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
+from rlhf_lab.rewards.pipeline import Scores
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
 
 SAMPLE_COLUMNS = ("text", "reward", "gold_reward")
 
 
-@dataclass(frozen=True)
-class Rollout:
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Scores):
     """One batch of samples with everything that was computed about it before learning.
 
     Args:
         samples: tokens, masks, log-probabilities and values, as the sampler noted them.
-        texts: what the reward function read.
-        raw_rewards: as the reward function returned them.
-        rewards: what the advantages were computed from: raw rewards after penalties, scaling,
-            clipping and standardising, each if so asked.
-        gold_rewards: the known truth beside the reward, where there is one (Reel).
-        grammatical: whether each text parses, where that is known (Reel).
         kl: exact KL of the policy from the reference, in nats per token.
         entropy: of the policy, in nats per token.
         ref_residuals: the reference's final residual at the states before each generated token.
@@ -34,22 +29,17 @@ class Rollout:
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
-        reward_moments: of all rewards of the run, these included, if rewards are scaled by them.
+        texts, raw_rewards, rewards, gold_rewards, grammatical, reward_moments: see `Scores`; the
+            advantages were computed from `rewards`.
     """
 
     samples: Samples
-    texts: list[str]
-    raw_rewards: Float[Tensor, " batch"]
-    rewards: Float[Tensor, " batch"]
-    gold_rewards: Float[Tensor, " batch"] | None
-    grammatical: Bool[Tensor, " batch"] | None
     kl: Float[Tensor, "batch gen"]
     entropy: Float[Tensor, "batch gen"]
     ref_residuals: Float[Tensor, "batch gen d_model"]
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
-    reward_moments: F.RunningMoments | None = None
 
     def to_tensordict(
         self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
