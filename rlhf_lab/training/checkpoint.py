@@ -48,14 +48,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        written, checksum = header["notes"], int(header["crc32"])
+        if int(header["crc32"]) != _checksum(tensors, header["notes"]):
+            raise ValueError("checksum differs")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise RunError(
             f"{path} is corrupt ({error}); use another checkpoint or a backup."
         ) from None
-    if checksum != _checksum(tensors, written):
-        raise RunError(f"{path} is corrupt (checksum differs); use another checkpoint or a backup.")
-    return tensors, json.loads(written)
+    return tensors, json.loads(header["notes"])
 
 
 def read_notes(path: Path) -> dict[str, Any]:
