@@ -56,7 +56,13 @@ def plain(value: Any, place: str) -> Any:
                 raise ConfigError(f"{place} has the key {key!r}; write keys as str.")
         return {key: plain(entry, f"{place}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        return plain(_as_lists(value, place), place)
+        size = math.prod(value.shape)
+        if size > MOST_NUMBERS:
+            raise ConfigError(
+                f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}; return their mean or "
+                "norm."
+            )
+        return plain(value.tolist(), place)
     if isinstance(value, list | tuple):
         return [plain(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
     if isinstance(value, float):
@@ -67,13 +73,3 @@ def plain(value: Any, place: str) -> Any:
         f"{place} is a {type(value).__name__}, which cannot be stored; return numbers, words, "
         "tensors, and lists or dicts of these."
     )
-
-
-def _as_lists(array: Tensor | np.ndarray | np.generic, place: str) -> Any:
-    """The numbers of a small array."""
-    size = math.prod(array.shape)
-    if size > MOST_NUMBERS:
-        raise ConfigError(
-            f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}; return their mean or norm."
-        )
-    return array.tolist()
