@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -35,39 +34,22 @@ class Where(NamedTuple):
 InterventionFn = Callable[[Tensor, Where], Tensor | None]
 
 
-@dataclass(frozen=True)
-class Intervention:
-    """A function that changes an activation, returning the new one or changing it in place.
-
-    Args:
-        name: what a resumed run asks for it by.
-        site: a hook name of the policy; wildcards allowed.
-        during: the events in which it acts.
-    """
-
-    name: str
-    site: str
-    during: tuple[Stage, ...]
-    fn: InterventionFn
-
-    def record(self) -> dict[str, Any]:
-        """What run.json has of it."""
-        return {"name": self.name, "site": self.site, "during": list(self.during)}
-
-
 class Interventions:
     """The interventions of one policy, which act as permanent hooks on it.
 
     Args:
         policy: whose activations are changed; the reference is left as it is.
         phase: says which phase it is.
+
+    Attributes:
+        records: name, site and events of each, as in run.json.
     """
 
     def __init__(
         self, policy: TransformerWithValueHead, phase: Callable[[], int] = lambda: 0
     ) -> None:
         self.policy, self.phase = policy, phase
-        self.all: list[Intervention] = []
+        self.records: list[dict[str, Any]] = []
         self._event: Stage = "rollout"
 
     def add(
@@ -76,8 +58,12 @@ class Interventions:
         fn: InterventionFn,
         during: tuple[Stage, ...] = STAGES,
         name: str | None = None,
-    ) -> Intervention:
+    ) -> None:
         """Let `fn(activation, where)` change an activation from now on.
+
+        Args:
+            fn: returns the new activation, or changes it in place.
+            name: what a resumed run asks for it by; the function's own when None.
 
         Raises:
             ConfigError: an unknown site or event, an output as site, or a name that is taken.
@@ -85,26 +71,22 @@ class Interventions:
         name = name or name_of(fn)
         if not during or not set(during) <= set(STAGES):
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
-        if any(name == other.name for other in self.all):
+        if any(name == other["name"] for other in self.records):
             raise ConfigError(f"name={name!r} is that of another intervention; choose another.")
         points = self.policy.hook_dict
         sites = resolve_sites(self.policy, [site])
         if not set(sites) <= points.keys():
             raise ConfigError(f"site={site!r} is an output; choose a hook point of the model.")
-        added = Intervention(name, site, tuple(during), fn)
+
+        def act(activation: Tensor, hook: HookPoint) -> Tensor | None:
+            if self._event not in during:
+                return None
+            return fn(activation, Where(self.phase(), self._event, hook.name))
+
         for each in sites:
             # Permanent, so that a listener's reset_hooks() does not take it off in silence.
-            points[each].add_hook(self._hook(added, each), is_permanent=True)
-        self.all.append(added)
-        return added
-
-    def _hook(self, intervention: Intervention, site: str) -> Callable[..., Tensor | None]:
-        def act(activation: Tensor, hook: HookPoint) -> Tensor | None:
-            if self._event not in intervention.during:
-                return None
-            return intervention.fn(activation, Where(self.phase(), self._event, site))
-
-        return act
+            points[each].add_hook(act, is_permanent=True)
+        self.records.append({"name": name, "site": site, "during": list(during)})
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
@@ -118,11 +100,7 @@ class Interventions:
     @property
     def differ(self) -> list[str]:
         """The names of those that act while the policy writes or while it learns, but not both."""
-        return [each.name for each in self.all if len(set(each.during)) < len(STAGES)]
-
-    def records(self) -> list[dict[str, Any]]:
-        """What run.json has of all of them."""
-        return [each.record() for each in self.all]
+        return [each["name"] for each in self.records if set(each["during"]) != set(STAGES)]
 
     def put_back(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
@@ -149,5 +127,5 @@ class Interventions:
                     f"{run} has no intervention {name!r}; there are {', '.join(names) or 'none'}."
                 )
         for record in records:
-            during = tuple(record["during"])
-            self.add(record["site"], given[record["name"]], during, record["name"])
+            name = record["name"]
+            self.add(record["site"], given[name], tuple(record["during"]), name)

@@ -77,7 +77,7 @@ class Recorder:
             "versions": versions | {name: version(name) for name in _PACKAGES},
             "device": str(trainer.device),
             "own_parts": trainer.own_parts,
-            "interventions": trainer.interventions.records(),
+            "interventions": trainer.interventions.records,
             "phases_done": trainer.phase,
         }
         self.run.write_info(info | changes)
