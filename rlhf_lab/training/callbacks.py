@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.listener_output import name_of, store_returned
+from rlhf_lab.training.listener_output import name_of, plain
+from rlhf_lab.training.run_dir import RETURNED
 
 Event = Literal[
     "run_start",
@@ -166,7 +167,7 @@ class Callbacks:
                 )
 
     def _store(self, ctx: Context, name: str, returned: Any) -> None:
-        """Store a dict, if there is one and a place for it."""
+        """Add a line to `returned/NAME.jsonl`: where a dict was returned, then the dict."""
         run = ctx.__dict__.get("run")
         if run is None or not isinstance(returned, dict):
             return
@@ -175,4 +176,7 @@ class Callbacks:
             where["step"] = ctx.step
         if ctx.event == "checkpoint":
             where["checkpoint"] = ctx.checkpoint.stem
-        store_returned(run, name, where, returned)
+        for key in where:
+            if key in returned:
+                raise ConfigError(f"the dict has a key {key!r}, which each record has; rename it.")
+        run.append(f"{RETURNED}/{name}.jsonl", [where | plain(returned, "the dict")])

@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.run_dir import RETURNED, RunDir
 
 MOST_NUMBERS = 100_000
 
@@ -21,24 +20,6 @@ def name_of(function: Callable[..., Any]) -> str:
     function = getattr(function, "func", function)
     name = getattr(function, "__name__", type(function).__name__)
     return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
-
-
-def store_returned(
-    run: RunDir, name: str, where: dict[str, Any], returned: Mapping[Any, Any]
-) -> None:
-    """Add a line to `returned/NAME.jsonl`: where it was returned, then what.
-
-    Args:
-        where: phase, event, the step of the phase if it is within one, at a checkpoint its name.
-
-    Raises:
-        ConfigError: something that JSON does not have, or a name that `where` has.
-        RunError: the file cannot be written.
-    """
-    for key in where:
-        if key in returned:
-            raise ConfigError(f"the dict has a key {key!r}, which each record has; rename it.")
-    run.append(f"{RETURNED}/{name}.jsonl", [where | plain(returned, "the dict")])
 
 
 def plain(value: Any, place: str) -> Any:
