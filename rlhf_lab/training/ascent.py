@@ -136,6 +136,4 @@ def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":
         values = [getattr(part, name).detach() for part in parts]
         return torch.cat(values) if values[0].ndim else sum(values)
 
-    return type(parts[0])(
-        **{field.name: joined(field.name) for field in dataclasses.fields(parts[0])}
-    )
+    return type(parts[0])(**{name: joined(name) for name in vars(parts[0])})

@@ -109,22 +109,16 @@ class PhaseReport:
 
     def __getattr__(self, name: str) -> Any:
         for part in ("rollout", "learning", "cost"):
-            stats = self.__dict__.get(part)
-            if stats is not None and name in {f.name for f in dataclasses.fields(stats)}:
-                return getattr(stats, name)
+            if hasattr(self.__dict__.get(part), name):
+                return getattr(self.__dict__[part], name)
         raise AttributeError(f"PhaseReport has no {name!r}; see `report.to_dict()`.")
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values: metrics flat, costs apart."""
-        return {
-            "phase": self.phase,
-            **dataclasses.asdict(self.rollout),
-            **dataclasses.asdict(self.learning),
-            "base_lr": self.base_lr,
-            "head_lr": self.head_lr,
-            "kl_coef": self.kl_coef,
-            "cost": dataclasses.asdict(self.cost),
-        }
+        flat: dict[str, Any] = {}
+        for name, value in dataclasses.asdict(self).items():
+            flat |= value if name in ("rollout", "learning") else {name: value}
+        return flat
 
 
 def peak_memory_bytes(device: torch.device) -> int:
