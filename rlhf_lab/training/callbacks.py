@@ -38,11 +38,7 @@ WHERE_IT_IS = MappingProxyType(
 
 
 def check_every(every: Any, of: str = "") -> None:
-    """Refuse what cannot count phases.
-
-    Raises:
-        ConfigError: not a whole number, or below 1; `of` says whose it is.
-    """
+    """Refuse, with a ConfigError, what is no whole number from 1 on; `of` says whose it is."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
@@ -73,12 +69,9 @@ Listener = Callable[[Context], Any]
 
 
 class Registration(NamedTuple):
-    """One callable at one event.
+    """One callable at one event, called in every `every`-th phase; after others if it is `last`.
 
-    Args:
-        every: it is called in every `every`-th phase.
-        name: what its returned dicts are stored under; None for the trainer's own.
-        last: it is called after those that are not.
+    What it returns is stored under its `name`, unless that is None, as the recorder's is.
     """
 
     every: int
@@ -118,11 +111,7 @@ class Callbacks:
         return register
 
     def record(self, event: Event, listener: Listener, last: bool = False) -> None:
-        """Register the recorder, whose errors end the run: what it cannot write is lost.
-
-        Args:
-            last: after all others, rather than before those that are registered later.
-        """
+        """Register the recorder, whose errors end the run: what it cannot write is lost."""
         self._add(event, Registration(1, None, listener, last))
 
     def _add(self, event: Event, new: Registration) -> None:

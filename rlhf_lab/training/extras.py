@@ -9,12 +9,8 @@ from rlhf_lab.errors import ConfigError
 def import_extra(module: str, asked_by: str, extra: str, instead: str = "") -> ModuleType:
     """A module of a package that comes with an extra.
 
-    Args:
-        asked_by: the setting or call that needs it, for the complaint.
-        instead: what else can be done, for the end of the complaint.
-
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed; `asked_by` says what needs it, `instead` what else helps.
     """
     try:
         return importlib.import_module(module)

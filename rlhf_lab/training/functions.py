@@ -126,11 +126,7 @@ class Functions:
     ) -> Float[Tensor, "batch gen"]:
         """Advantages by the caller's estimator, or by the one that `args.advantages` names.
 
-        Args:
-            token_rewards: of each token; the reward at the last real one and nothing elsewhere,
-                when None.
-            group: a number that the answers to one prompt share.
-            greedy_rewards: what the greedy answer to each row's prompt earns.
+        Without `token_rewards`, the last real token has the reward; see `ppo.assign_credit`.
         """
         if token_rewards is None:
             token_rewards = F.token_rewards(rewards, mask)

@@ -45,9 +45,7 @@ class Interventions:
         records: name, site and events of each, as in run.json.
     """
 
-    def __init__(
-        self, policy: TransformerWithValueHead, phase: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, policy: TransformerWithValueHead, phase: Callable[[], int]) -> None:
         self.policy, self.phase = policy, phase
         self.records: list[dict[str, Any]] = []
         self._event: Stage = "rollout"
@@ -105,11 +103,7 @@ class Interventions:
     def put_back(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
     ) -> None:
-        """Add the interventions of a recorded run again, whose functions are not stored.
-
-        Args:
-            given: a function for each name.
-            run: the run's directory, for the error message.
+        """Add the interventions of a recorded run again, with a function for each name.
 
         Raises:
             ConfigError: a function is missing, or one is given that the run does not have.

@@ -20,11 +20,7 @@ class KLController(Protocol):
 
 @dataclass
 class FixedKLController:
-    """The same coefficient throughout.
-
-    Args:
-        kl_coef: the coefficient.
-    """
+    """The same coefficient throughout."""
 
     kl_coef: float
 

@@ -25,11 +25,9 @@ def name_of(function: Callable[..., Any]) -> str:
 def plain(value: Any, place: str) -> Any:
     """A value as JSON has it: tensors and arrays as lists, numbers that are not finite as None.
 
-    Args:
-        place: where the value stands, for the complaint.
-
     Raises:
-        ConfigError: something that JSON does not have, or a tensor of over 100,000 numbers.
+        ConfigError: something that JSON does not have, or a tensor of over 100,000 numbers; `place`
+            says where it stands.
     """
     if isinstance(value, Mapping):
         for key in value:

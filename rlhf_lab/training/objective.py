@@ -35,7 +35,7 @@ class Objective:
         clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`: the
             policy's objective. For the plain settings it is the function itself, such as
             `functional.calc_clipped_surrogate_objective`.
-        value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
+        value_loss: see `Functions`.
         kl_estimator: what estimates the KL from sampled tokens; None where it is the exact one.
     """
 

@@ -15,10 +15,8 @@ def phase_generator(
     """The random numbers of one purpose in one phase, from nothing but the seed.
 
     No random state runs through a training run, so a phase can be repeated from its weights alone,
-    and nothing that draws random numbers on the side changes it.
-
-    Args:
-        call: which use of the purpose in this phase it is, if there are several.
+    and nothing that draws random numbers on the side changes it. `call` numbers the uses of one
+    purpose in a phase.
     """
     entropy = np.random.SeedSequence([seed, phase, STREAMS.index(stream), *[call] * (call > 0)])
     state = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))

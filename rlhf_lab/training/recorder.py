@@ -26,11 +26,8 @@ _PACKAGES = ("torch", "transformer_lens", "transformers")
 class Recorder:
     """Writes what a run produces to its directory, as a callback like any other.
 
-    Its errors end the run, other callbacks' do not: what it could not write would be lost.
-
-    Args:
-        trainer: whose run it records.
-        out: the run's directory; `runs/PRESET-seedN`, numbered on, when None.
+    Its errors end the run, other callbacks' do not: what it could not write would be lost. The
+    directory is `runs/PRESET-seedN`, numbered on, when `out` is None.
 
     Attributes:
         run: the directory; None before the run starts.

@@ -53,9 +53,6 @@ class WandbSink(Sink):
 
     Trackio has wandb's API, and writes to a local database that `trackio show` reads, in a folder
     of the user's or in TRACKIO_DIR; no server is started.
-
-    Args:
-        module: the package, wandb or trackio.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -117,9 +114,6 @@ class TensorBoardSink(Sink):
 
     Scalars keep their names and are of single precision, as TensorBoard stores them; the samples
     are a table under Text.
-
-    Args:
-        module: torch.utils.tensorboard.
     """
 
     def __init__(self, module: ModuleType) -> None:
