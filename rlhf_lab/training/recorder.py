@@ -41,7 +41,6 @@ class Recorder:
         self.best: dict[str, float] | None = None
         self.seconds = 0.0
         callbacks = trainer.callbacks
-        callbacks.record("run_start", self.start)
         callbacks.record("run_start", self.save_due, last=True)
         callbacks.record("after_score", self.save_best)
         callbacks.record("after_phase", self.log)
@@ -51,7 +50,10 @@ class Recorder:
         callbacks.record("run_end", self.finish)
 
     def open(self) -> None:
-        """Make the directory of a new run; drop from an old one what is about to be done again."""
+        """Make the directory of a new run, or drop from an old one what is about to be done again.
+
+        run.json says then that the run is running.
+        """
         if self.run is not None:
             self.run.rewind(self.trainer.phase)
         elif self.out is None:
@@ -59,9 +61,6 @@ class Recorder:
             self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
         else:
             self.run = RunDir.create(self.out)
-
-    def start(self, ctx: Context) -> None:
-        """Note that the run is running."""
         self.write_info(status="running")
 
     def write_info(self, **changes: Any) -> None:
