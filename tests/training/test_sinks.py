@@ -95,7 +95,7 @@ def test_tensorboard_shows_the_samples_as_they_stand(make_trainer):
 
 def test_marks_of_markdown_in_a_text_are_shown_and_not_read():
     pytest.importorskip("tensorboard")
-    from rlhf_lab.training.sinks.loggers import _table
+    from rlhf_lab.training.sinks import _table
 
     text = "a|b\n*c* <i>d</i> _e_ `f`"
     table = _table(("text", "reward"), [(text, 0.5), ("plain", None)])
