@@ -37,8 +37,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_checkpoint` wrote.
 
     Raises:
-        RunError: there is no such file, it is not a checkpoint, or its contents changed since it
-        was written.
+        RunError: there is no such file, or it is not as it was written.
     """
     if not path.is_file():
         found = sorted(p.stem for p in path.parent.glob("*.safetensors"))

@@ -66,15 +66,14 @@ class Functions:
                 arguments than that part is called with.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
+        for name, function in given.items():
             if name not in names:
                 raise ConfigError(
                     f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
                 )
-        for name, arguments in CALLED_WITH.items():
-            if name in given:
+            if name in CALLED_WITH:
                 try:
-                    F.check_order(given[name], arguments.split(), name)
+                    F.check_order(function, CALLED_WITH[name].split(), name)
                 except ValueError as error:
                     raise ConfigError(str(error)) from error
         return cls(**given)

@@ -32,10 +32,8 @@ class Objective:
         forward: how the models are run; as the settings say when None.
 
     Attributes:
-        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`: the
-            policy's objective. For the plain settings it is the function itself, such as
-            `functional.calc_clipped_surrogate_objective`.
-        value_loss: see `Functions`.
+        clipped_surrogate, value_loss: called as those of `Functions`. The first is the policy's
+            objective; for the plain settings, the very function of these.
         kl_estimator: what estimates the KL from sampled tokens; None where it is the exact one.
     """
 

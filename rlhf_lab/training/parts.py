@@ -38,6 +38,7 @@ class Parts:
 
     Attributes:
         own_parts: the names of the parts that were handed in.
+        tokenizer: the policy's.
         forward: how the models are run.
         objective: the terms of the objective with the settings bound to them.
         rewards: everything that is done to a reward.
@@ -70,6 +71,7 @@ class Parts:
         self.forward = Forward.from_args(args)
         self.forward.packs(self.policy, self.reference)
         self.objective = Objective(args, self.functions, self.forward)
+        self.tokenizer = self.policy.base_model.tokenizer
         if self.tokenizer is None:
             raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
@@ -92,11 +94,6 @@ class Parts:
         in_backward = args.optimizer_in_backward
         self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return self.policy.base_model.tokenizer
 
     @property
     def prompt(self) -> list[int]:

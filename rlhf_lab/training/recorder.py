@@ -118,15 +118,11 @@ class Recorder:
         """Save a checkpoint with its notes, and tell the callbacks."""
         trainer = self.trainer
         path = self.run.checkpoints / f"{name}.safetensors"
-        scheduler = {
-            key: value
-            for key, value in trainer.scheduler.state_dict().items()
-            if key in ("last_epoch", "_step_count", "_last_lr")
-        }
+        state = trainer.scheduler.state_dict()
         notes = {
             "phase": phase,
             "best": self.best,
-            "scheduler": scheduler,
+            "scheduler": {name: state[name] for name in ("last_epoch", "_step_count", "_last_lr")},
             "kl_coef": trainer.kl_controller.kl_coef,
             "reward_moments": dataclasses.asdict(trainer.rewards.moments),
         }
