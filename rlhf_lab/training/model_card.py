@@ -107,9 +107,10 @@ def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") ->
     columns = {f"phase {line['phase']}": line for line in (*lines[:1], *lines[-1:])}
     if info.get("final") and learned == info["phases_done"]:
         columns["after training"] = info["final"]
-    base_model = None if "policy" in own else args.base_model
     prompts = Path(args.prompts).name if args.prompts else None
     notes = args.to_dict() | {
+        "base_model": None if "policy" in own else args.base_model,
+        "method": args.policy_loss,
         "prompts": "handed in" if "prompts" in own else prompts,
         "prefix": None if "prompts" in own or prompts else args.prefix,
         "device": info["device"],
@@ -117,14 +118,12 @@ def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") ->
     }
     return _write(
         run.path if out is None else out,
-        base_model,
         "rlhf_lab" if out is None else "transformers",
-        args.policy_loss,
         notes,
         summary=f"A policy after {learned} learning phase{'' if learned == 1 else 's'} of "
-        f"reinforcement learning from {_base(base_model)}, paid by {_reward(args, own, info)}. "
-        f"The run asked for {args.total_phases} phases of {args.batch_size} sequences, "
-        f"with seed {args.seed}.",
+        f"reinforcement learning from {_base(notes['base_model'])}, paid by "
+        f"{_reward(args, own, info)}. The run asked for {args.total_phases} phases of "
+        f"{args.batch_size} sequences, with seed {args.seed}.",
         figures=_figures(columns),
         loading=LOAD_EXPORT if out else LOAD_OWN if "policy" in own else LOAD_RUN,
         source="run.json",
@@ -147,9 +146,7 @@ def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str])
     }[notes["method"]]
     return _write(
         out,
-        notes["base_model"],
         "transformers",
-        notes["method"],
         notes,
         summary=f"A language model made from {_base(notes['base_model'])} by {how}.",
         figures="\n".join(f"- {line}" for line in found),
@@ -158,16 +155,9 @@ def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str])
     )
 
 
-def _write(
-    directory: Path,
-    base_model: str | None,
-    library: str,
-    method: str,
-    notes: Mapping[str, Any],
-    **words: str,
-) -> Path:
+def _write(directory: Path, library: str, notes: Mapping[str, Any], **words: str) -> Path:
     """Fill in the template, unless a README.md is there that this package did not write."""
-    path = directory / "README.md"
+    path, base_model = directory / "README.md", notes["base_model"]
     if path.exists() and SIGNED.encode() not in path.read_bytes():
         return path
     is_bundled = base_model in BUNDLED
@@ -177,7 +167,7 @@ def _write(
         pipeline_tag="text-generation",
         base_model=locate(base_model)[0] if is_on_hub else None,
         license="mit" if is_bundled else "unknown",
-        tags=["rlhf", "reinforcement-learning", "rlhf_lab", method],
+        tags=["rlhf", "reinforcement-learning", "rlhf_lab", notes["method"]],
     )
     known = {name: notes[name] for name in SETTINGS if notes.get(name) is not None}
     settings = [(name, f"`{v}`" if isinstance(v, str) else str(v)) for name, v in known.items()]
