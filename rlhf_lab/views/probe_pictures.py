@@ -28,7 +28,7 @@ HEALTH_CURVES = (
     ("price of KL and reward spread", ("beta_eff", "reward_std")),
     ("learning", ("explained_variance", "clip_fraction")),
 )
-TERMS = MappingProxyType(
+STEP_COLUMNS = MappingProxyType(
     {
         "phase": "phase",
         "step": "step",
@@ -213,8 +213,8 @@ def step_ledger_html(run: Run, name: str, records: Records) -> str:
         f"and sequence {order[0]} in full.</p>"
     )
     key = color_key("share of the objective", limit).fragment
-    rows = [[record[term] + (term == "step") for term in TERMS] for record in records]
-    terms = html.table(list(TERMS.values()), rows, words=())
+    rows = [[record[term] + (term == "step") for term in STEP_COLUMNS] for record in records]
+    terms = html.table(list(STEP_COLUMNS.values()), rows, words=())
     return "".join([terms, note, key, *lines, ledger.html(order[0]).fragment])
 
 
