@@ -15,6 +15,7 @@ from rlhf_lab.models.transformer_lens import (
     KVCache,
     empty_cache,
     join_caches,
+    share_mask,
     split_cache,
 )
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
@@ -73,7 +74,7 @@ class TransformerWithCritic(TransformerWithValueHead):
         if past_kv_cache is None:
             return run_left_padded(run, input_ids, attention_mask)
         outputs = run(input_ids, attention_mask)
-        past_kv_cache.previous_attention_mask = own.previous_attention_mask
+        share_mask(past_kv_cache, own)
         return outputs
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "TransformerWithCritic":
@@ -85,7 +86,7 @@ class TransformerWithCritic(TransformerWithValueHead):
 
 
 def init_cache(policy: TransformerWithValueHead, batch_size: int) -> KVCache:
-    """An empty key-value cache for a policy: its layers, then the critic's if it has one."""
+    """An empty KV cache for a policy: its layers, then the critic's if it has one."""
     cache = empty_cache(policy.base_model.cfg, policy.device, batch_size)
     if isinstance(policy, TransformerWithCritic):
         more = empty_cache(policy.critic.cfg, policy.device, batch_size)

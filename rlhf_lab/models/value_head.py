@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import ActivationCache, HookedTransformer, HookPoint, KVCache
+from rlhf_lab.models.transformer_lens import (
+    ActivationCache,
+    HookedTransformer,
+    HookPoint,
+    KVCache,
+    hook_level,
+)
 
 VALUE_HOOK = "ln_final.hook_normalized"
 NamedHook = tuple[str, Callable[..., Tensor | None]]
@@ -165,7 +171,7 @@ class TransformerWithValueHead(nn.Module):
                 own[direction].append((name, function))
         of_model = [[h for h in hooks if h[0] not in points] for hooks in own.values()]
         with self.base_model.hooks(*of_model):
-            level = self.base_model.context_level
+            level = hook_level(self.base_model)
             try:
                 for direction, hooks in own.items():
                     for name, function in hooks:

@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooks import TABLES
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
+from rlhf_lab.models.transformer_lens import HOOK_STATE, HookedTransformer, HookPoint
 from rlhf_lab.training.callbacks import Context, Event, Listener
 
 OUTPUTS = ("logits", "values")
@@ -195,7 +195,7 @@ def _keep_graph(function: Callable[..., Any], place: int, *inputs: Any, **more: 
 
 def _hooks_of(module: nn.Module) -> dict[str, Any]:
     """The hooks of a module as they are: torch's tables, and what TransformerLens notes of them."""
-    names = (*TABLES, "fwd_hooks", "bwd_hooks", "context_level")
+    names = (*TABLES, *HOOK_STATE)
     return {name: copy(getattr(module, name)) for name in names if hasattr(module, name)}
 
 

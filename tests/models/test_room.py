@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -33,6 +34,20 @@ def test_only_the_room_imports_transformer_lens():
     assert len(files) > 200
     importing = {path for path in files if "transformer_lens" in imported_modules(path)}
     assert importing and all(path.is_relative_to(ROOM) for path in importing)
+
+
+INTERNALS = re.compile(
+    r"\b(_W_[KV]|_b_[KV]|context_level|previous_attention_mask|past_(keys|values)|rotary_(cos|sin)"
+    r"|rotate_every_two|_extend_rotary_embeddings|load_and_process_state_dict)\b"
+)
+
+
+def test_no_internal_name_of_the_library_stands_outside_the_room():
+    files = [f for f in (ROOT / "rlhf_lab").rglob("*.py") if not f.is_relative_to(ROOM)]
+    found = {f.name: INTERNALS.findall(f.read_text("utf-8")) for f in files}
+    assert {name: internals for name, internals in found.items() if internals} == {}
+    inside = "".join(f.read_text("utf-8") for f in ROOM.glob("*.py"))
+    assert len(set(INTERNALS.findall(inside))) > 5
 
 
 @pytest.mark.filterwarnings("error")

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.models.fast.cpu_tuning import current_route
+from rlhf_lab.models.transformer_lens import rotate
 
 SHORT = 512
 
@@ -71,17 +72,3 @@ def _attend_by_products(
     later = q.new_full((seq, seq), -torch.inf).triu(1).expand(batch * heads, -1, -1)
     scores = torch.baddbmm(later, q, k.mT, alpha=attend.scale)
     return (scores.softmax(-1) @ v).view(batch, heads, seq, -1)
-
-
-def rotate(
-    attn: nn.Module,
-    x: Float[Tensor, "batch head seq d_head"],
-    positions: slice | Int[Tensor, "batch seq"],
-) -> Float[Tensor, "batch head seq d_head"]:
-    """Turn queries or keys by their positions (Su et al. 2021, RoPE), with the module's tables."""
-    cos, sin = attn.rotary_cos[positions], attn.rotary_sin[positions]
-    if cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]
-    turning, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    turned = turning * cos + attn.rotate_every_two(turning) * sin
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)

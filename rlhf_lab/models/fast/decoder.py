@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.decode import State, distinct_rows
-from rlhf_lab.models.fast.attention import Attend, Qkv, attend_causally, rotate
+from rlhf_lab.models.fast.attention import Attend, Qkv, attend_causally
 from rlhf_lab.models.fast.blocks import embed, pack, run_block
 from rlhf_lab.models.fast.readout import read_state
 from rlhf_lab.models.padding import rotate_padding
-from rlhf_lab.models.transformer_lens import make_room_for
+from rlhf_lab.models.transformer_lens import make_room_for, rotate
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
 

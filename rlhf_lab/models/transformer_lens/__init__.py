@@ -13,7 +13,6 @@ from rlhf_lab.models.transformer_lens.kinds import (
     is_centered,
     is_gated,
     key_value_weights,
-    make_room_for,
     odd_part,
 )
 from rlhf_lab.models.transformer_lens.kv_cache import (
@@ -21,34 +20,42 @@ from rlhf_lab.models.transformer_lens.kv_cache import (
     empty_cache,
     join_caches,
     pick_rows,
+    share_mask,
     split_cache,
 )
 from rlhf_lab.models.transformer_lens.library import (
+    HOOK_STATE,
     final_logits,
     final_residual,
     has_own_forward,
+    hook_level,
     make_model,
 )
+from rlhf_lab.models.transformer_lens.rotary import make_room_for, rotate
 
 __all__ = [
     "ActivationCache",
+    "HOOK_STATE",
     "HookPoint",
     "HookedTransformer",
     "KVCache",
     "blocks_of",
     "empty_cache",
+    "final_logits",
     "final_residual",
     "from_hugging_face",
-    "odd_part",
+    "has_own_forward",
+    "hook_level",
     "is_bias",
     "is_centered",
     "is_gated",
     "join_caches",
     "key_value_weights",
-    "final_logits",
-    "has_own_forward",
     "make_model",
     "make_room_for",
+    "odd_part",
     "pick_rows",
+    "rotate",
+    "share_mask",
     "split_cache",
 ]

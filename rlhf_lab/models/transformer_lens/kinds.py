@@ -67,15 +67,6 @@ def key_value_weights(attn: nn.Module) -> tuple[torch.Tensor, ...]:
     return tuple(getattr(attn, f"{own}{name}") for name in ("W_K", "W_V", "b_K", "b_V"))
 
 
-def make_room_for(model: HookedTransformer, n_positions: int) -> None:
-    """Let the rotary tables reach so many positions; TransformerLens begins with 2048 of them."""
-    if model.cfg.positional_embedding_type != "rotary":
-        return
-    for block in model.blocks:
-        if len(block.attn.rotary_cos) < n_positions:
-            block.attn._extend_rotary_embeddings(min(n_positions, model.cfg.n_ctx))
-
-
 BASES = dict.fromkeys(base for kind in CLASSES for base in kind.__mro__)
 FUNCTIONS = tuple(
     (vars(base).get, base, name, function)

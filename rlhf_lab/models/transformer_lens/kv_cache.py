@@ -33,6 +33,11 @@ def split_cache(cache: KVCache, n_layers: int) -> tuple[KVCache, KVCache]:
     return dataclasses.replace(cache, entries=first), dataclasses.replace(cache, entries=second)
 
 
+def share_mask(cache: KVCache, part: KVCache) -> None:
+    """Let a cache of two models know the mask of the tokens that a part of it was fed."""
+    cache.previous_attention_mask = part.previous_attention_mask
+
+
 def pick_rows(cache: KVCache, rows: Int[Tensor, " batch"]) -> None:
     """Let row i of a cache be what row `rows[i]` was, in place."""
     for entry in cache.entries:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.models.transformer_lens.kv_cache import KVCache
 
 FORWARD = HookedTransformer.forward
+HOOK_STATE = ("fwd_hooks", "bwd_hooks", "context_level")
+"""What the library notes of hooks, on a hook point or on the model, beside torch's own tables."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -> HookedTransformer:
@@ -62,3 +64,8 @@ def final_logits(
 def has_own_forward(model: HookedTransformer) -> bool:
     """Whether the model has a forward of its own, whose logits need not be its last residual's."""
     return "forward" in vars(model) or type(model).forward is not FORWARD
+
+
+def hook_level(model: HookedTransformer) -> int:
+    """How many contexts of hooks the model is within; a hook with this level ends with them."""
+    return model.context_level
