@@ -95,11 +95,6 @@ class Interventions:
         finally:
             self._event = before
 
-    @property
-    def differ(self) -> list[str]:
-        """The names of those that act while the policy writes or while it learns, but not both."""
-        return [each["name"] for each in self.records if set(each["during"]) != set(STAGES)]
-
     def put_back(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
     ) -> None:

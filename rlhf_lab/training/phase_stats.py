@@ -102,7 +102,10 @@ class PhaseStats:
         causes = [f"own part {part}" for part in own if part in ("policy", "logprobs")]
         if next(policy.parameters()).dtype != torch.float32:
             causes.append("a policy in half precision")
-        causes += [f"the intervention {name!r}" for name in self.trainer.interventions.differ]
+        # one that acts during both may still tell them apart, by the event that it is told
+        causes += [
+            f"the intervention {each['name']!r}" for each in self.trainer.interventions.records
+        ]
         if any(point.fwd_hooks for point in policy.base_model.hook_dict.values()):
             causes.append(
                 "a hook on base_model that acts differently on one token than on a sequence"

@@ -77,6 +77,34 @@ def test_an_edit_in_place_and_a_returned_tensor_are_the_same_run(make_trainer, m
 
 
 @pytest.mark.slow
+def test_one_that_tells_the_events_apart_is_named_when_the_ratio_is_off(make_trainer):
+    trainer = make_trainer()
+    trainer.intervene(SITE, lambda x, where: x / 2 if where.event == "rollout" else x, name="half")
+    with pytest.warns(UserWarning, match="not the policy that sampled.*the intervention 'half'"):
+        trainer.run_phase()
+
+
+@pytest.mark.slow
+def test_an_intervention_in_the_value_head_is_told_and_moves_the_values(make_trainer):
+    trainer, told = make_trainer(), []
+
+    def shift(value: Tensor, where: Any) -> Tensor:
+        told.append(where.site)
+        return value + 1
+
+    site = "value_head.hook_value"
+    trainer.intervene(site, shift)
+    values = trainer.rollout_phase().samples.values
+    assert set(told) == {site}
+    assert values.mean() == pytest.approx(1, abs=0.5)
+    assert make_trainer().rollout_phase().samples.values.abs().max() < 0.5
+    packed = make_trainer(forward="packed")
+    packed.intervene(site, shift)
+    with pytest.raises(ConfigError, match="a hook is on the policy or its value head"):
+        packed.run_phase()
+
+
+@pytest.mark.slow
 def test_wildcards_name_several_sites_and_it_is_written_in_run_json(make_trainer):
     trainer = make_trainer()
     trainer.intervene("blocks.*.hook_mlp_out", halve, during=("learning", "rollout"))
