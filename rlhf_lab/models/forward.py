@@ -54,13 +54,16 @@ class Forward:
         """How a run with these settings goes through its models."""
         return cls(args.forward, product_dtype(args.precision), args.activation_checkpointing)
 
-    def packs(self, *models: nn.Module) -> bool:
+    def packs(self, *models: nn.Module, also: str | None = None) -> bool:
         """Whether all of these, policies or bare transformers, run packed as they are now.
+
+        Args:
+            also: another reason not to, of what they are to run on.
 
         Raises:
             ConfigError: mode="packed", and one of them does not.
         """
-        why = self.why_hooked(*models)
+        why = self.why_hooked(*models) or also
         if why is None:
             return True
         if self.mode == "packed":

@@ -1,7 +1,7 @@
 """Outputs of a policy: log-probs, values, entropy, KL; the one fork between hooked and packed.
 
 Each function runs the hooked modules and the readable functions, or, where `Forward.packs` says so,
-the packed form of `models/fast/`. No other file of the package asks.
+the packed form of `models/fast/`. What it says is decided in `models/forward.py`.
 """
 
 from collections.abc import Callable
@@ -33,6 +33,9 @@ from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.samples import Samples, Support
+
+PADDED = "while decoding, hooks are to see the padding of unequal prompts on the left"
+"""Why the modules decode, where the packed form would run but for the padding."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +264,8 @@ def start_decoding(
     modules have it and the packed form does not.
     """
     forward = forward or Forward()
-    as_modules = has_hooks(policy.base_model) and not bool(prompt_mask.all())
-    if not as_modules and forward.packs(policy):
+    padded = has_hooks(policy.base_model) and not bool(prompt_mask.all())
+    if forward.packs(policy, also=PADDED if padded else None):
         return PackedDecoder(policy, prompts, prompt_mask, gen_len, forward.dtype)
     reads_fast = why_not_read(policy) is None and forward.reads_fast(policy.base_model)
     read = partial(read_state, policy) if reads_fast else None
