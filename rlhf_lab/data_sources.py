@@ -22,7 +22,7 @@ MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
 
 class Row(NamedTuple):
-    """One row, and how to name it in a complaint."""
+    """A row of data and where it stands, for error messages."""
 
     fields: Any
     where: str
@@ -68,7 +68,7 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     3. Anything else: a file; .jsonl and .csv have columns, other files a text per line.
 
     Args:
-        field: the argument that has this name, for complaints.
+        field: the argument that has this name, for error messages.
         lines_as: the column that the lines of a plain text file go to; None refuses such files.
 
     Raises:

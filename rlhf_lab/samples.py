@@ -48,6 +48,7 @@ class Support(Rows):
         tokens = self.tokens.masked_fill(~self.kept, d_vocab)
         outside = logits.new_ones(batch, tokens.shape[1], d_vocab + 1, dtype=torch.bool)
         removed = torch.zeros_like(logits, dtype=torch.bool)
+        # from the state before the first generated token to that before the last
         removed[:, prefix_len - 1 : -1] = outside.scatter(-1, tokens, False)[..., :-1]
         return logits.masked_fill(removed, -torch.inf)
 

@@ -181,7 +181,7 @@ def sample(
     generator: torch.Generator | None = None,
     forward: Forward | None = None,
 ) -> Samples:
-    """Let the policy continue each prompt, with a key-value cache.
+    """Let the policy continue each prompt, with a KV cache.
 
     1. Run each distinct prompt once and copy its keys and values to all rows that start with it.
     2. Truncate the last logits by the spec, draw a token, note its log-probability, and the
@@ -237,7 +237,7 @@ def sample_in_parts(
     forward: Forward | None = None,
     part_size: int | None = None,
 ) -> Samples:
-    """`sample`, with the key-value cache of `part_size` sequences only; of all when None.
+    """`sample`, with the KV cache of `part_size` sequences only; of all when None.
 
     The noise is drawn part after part, so that another size gives other samples of the same
     distribution.

@@ -190,7 +190,7 @@ predictions.compare("eight equal rewards become", equal_rewards, found)
 from rlhf_lab.functional import get_logprobs  # exercise
 
 # %% [markdown]
-# The sampler noted its log-probabilities token by token, with a key-value cache. You have computed
+# The sampler noted its log-probabilities token by token, with a KV cache. You have computed
 # them in one go, from finished sequences. The policy has not taken a step in between. Are they the
 # same? ("equal" means up to rounding.)
 

@@ -98,6 +98,7 @@ def _state_before_generation(prefix_len: int, seq: int) -> int:
             f"prefix_len is {prefix_len} but the sequences have {seq} tokens; give a prefix_len of "
             "at least 1 (the BOS token) that leaves at least one generated token."
         )
+    # the first generated token stands at prefix_len, and is drawn in the state before it
     return prefix_len - 1
 
 

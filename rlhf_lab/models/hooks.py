@@ -1,4 +1,8 @@
-"""Hook detection: find the submodules that have hooks, and run without these for a while."""
+"""Hook detection: find the submodules that have hooks, and run without these for a while.
+
+Elsewhere: the value head's hook in value_head.py, reading in training/capture.py, changing
+activations in training/interventions.py, the hook points of the packed form in fast/known.py.
+"""
 
 import contextlib
 from collections import OrderedDict

@@ -197,6 +197,7 @@ def compare_with_reference(
         return ReferenceComparison(
             *packed_comparison(model, reference, samples, temperature, chunk_size, forward.dtype)
         )
+    # each token is drawn in the state before it; behind the last one nothing is drawn
     states, found = slice(samples.prefix_len - 1, -1), []
     for rows in torch.arange(len(samples.tokens), device=samples.tokens.device).split(chunk_size):
         texts = samples.tokens[rows], samples.attention_mask[rows]

@@ -1,4 +1,4 @@
-"""Reading a stored run: its metrics, samples and probe records, without its trainer."""
+"""Reading a stored run, which `RunDir` wrote: metrics, samples, probe records; no trainer."""
 
 import math
 from collections.abc import Mapping

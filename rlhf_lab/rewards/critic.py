@@ -22,7 +22,7 @@ def with_critic_from(
     Raises:
         LoadError: no reward model is there.
         ConfigError: it reads other tokens than the policy, or has another number of layers, which
-        the key-value cache that both share does not allow.
+        the KV cache that both share does not allow.
 
     Source: the value model of Stiennon et al. 2020, "Learning to summarize from human feedback".
     """

@@ -1,4 +1,4 @@
-"""AdamW whose two moments take a byte per weight instead of four, by the bitsandbytes package."""
+"""8-bit AdamW: two moments of a byte per weight instead of four, by the bitsandbytes package."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def with_8bit_moments(optimizer: AdamW) -> Optimizer:
     """An optimiser of the same parameters and settings that quantises its moments block by block.
 
     1. Take the groups, with their learning rates and weight decays, over into bitsandbytes' AdamW.
-    2. Turn the gradients around for the time of its step, since it can only minimise.
+    2. Negate the gradients for the time of its step, since it can only minimise.
 
     Tensors of fewer than 4096 numbers keep moments of 32 bits.
 
@@ -27,13 +27,13 @@ def with_8bit_moments(optimizer: AdamW) -> Optimizer:
         "bitsandbytes", "optimizer='adamw_8bit'", "eightbit", ", or set optimizer='adamw'"
     )
     eight_bit = package.optim.AdamW8bit(groups)
-    eight_bit.register_step_pre_hook(_turn_gradients_around)
-    eight_bit.register_step_post_hook(_turn_gradients_around)
+    eight_bit.register_step_pre_hook(_negate_gradients)
+    eight_bit.register_step_post_hook(_negate_gradients)
     return eight_bit
 
 
 @torch.no_grad()
-def _turn_gradients_around(optimizer: Optimizer, *inputs: Any) -> None:
+def _negate_gradients(optimizer: Optimizer, *inputs: Any) -> None:
     """Negate all gradients, in place."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]

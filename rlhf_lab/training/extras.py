@@ -1,4 +1,4 @@
-"""Packages that only one setting needs, imported when it is asked for."""
+"""Optional imports: packages that one setting needs, imported when it is used."""
 
 import importlib
 from types import ModuleType

@@ -71,6 +71,8 @@ class Functions:
                 raise ConfigError(
                     f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
                 )
+            if not callable(function) and function is not None:
+                raise ConfigError(f"{name}={function!r} is no function; see `Functions` for it.")
             if name in CALLED_WITH:
                 try:
                     F.check_order(function, CALLED_WITH[name].split(), name)

@@ -1,4 +1,4 @@
-"""What sets the weight of the KL penalty: a constant, or a controller with a target."""
+"""KL controllers: the weight of the KL penalty, constant or adapted to a target KL."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

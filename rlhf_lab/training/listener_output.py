@@ -1,4 +1,4 @@
-"""What functions on events return: a dict becomes a JSON line in the run's directory."""
+"""Return values of callbacks: a dict becomes a JSON line in the run's directory."""
 
 import math
 from collections.abc import Callable, Mapping

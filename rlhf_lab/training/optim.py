@@ -29,6 +29,7 @@ def get_optimizer(
         {"params": list(policy.base_model.parameters()), "lr": base_lr},
         {"params": list(policy.value_head.parameters()), "lr": head_lr},
     ]
+    # torch lowers a loss by default; an objective is to be raised
     return AdamW(groups, maximize=True, weight_decay=weight_decay, fused=True)
 
 
@@ -104,6 +105,7 @@ def step_if(sound: Bool[Tensor, ""], optimizer: Optimizer) -> None:
     the host need not wait; for any other optimiser the host looks.
     """
     if isinstance(optimizer, AdamW) and sound.device.type in ("cpu", "cuda"):
+        # read by the fused kernel on its device: 1 leaves weights and moments as they are
         optimizer.found_inf = (~sound).float()
         try:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Random numbers of one purpose each, from the run's seed and the number of the phase."""
+"""Random streams: a generator for each purpose, seeded by the run's seed and the phase."""
 
 from typing import Literal, get_args
 

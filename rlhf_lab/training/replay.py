@@ -25,7 +25,7 @@ class ReplayMinibatch(Rows):
         ref_residuals: see `Rollout`; the reference's logits are read out from them.
         support: the tokens that truncated sampling left, if it was on.
         ref_logprobs: see `Rollout`.
-        padded: whether the attention mask hides anything; True may be said where nobody knows.
+        padded: whether the attention mask hides anything; True where unknown.
     """
 
     tokens: Int[Tensor, "minibatch seq"]

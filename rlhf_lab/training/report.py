@@ -1,4 +1,4 @@
-"""What one phase did, in numbers whose names say their units."""
+"""The report of a phase, in numbers whose names say their units; views/report.py draws a run's."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -53,8 +53,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise RunError(
-            f"{path} does not hold what a run writes there ({type(error).__name__}: {error}); mend "
-            "or restore it."
+            f"{path} does not hold what a run writes there ({type(error).__name__}: {error}); "
+            "correct or restore it."
         ) from error
 
 

@@ -36,7 +36,7 @@ def _forward_cases() -> tuple[Case, ...]:
         Case("one token", {"input_ids": tokens(2, 1)}),
         Case("left padding", {"input_ids": tokens(2, 5), "attention_mask": padded}),
         Case("other hooks attached", {"input_ids": tokens(2, 4), "listen": True}),
-        Case("with a key-value cache", {"input_ids": tokens(2, 5), "cached": 3}),
+        Case("with a KV cache", {"input_ids": tokens(2, 5), "cached": 3}),
     )
 
 
