@@ -176,11 +176,7 @@ def mean_of_updates(updates: list[dict[str, Tensor]]) -> dict[str, float | Tenso
 
 def _spread(name: str, x: Tensor, infix: str) -> dict[str, Tensor]:
     """Mean, deviation and all values, under TRL's three names."""
-    return {
-        f"{name}{infix}mean": x.mean(),
-        f"{name}{infix}std": F.masked_std(x),
-        f"{name}_dist": x,
-    }
+    return {f"{name}{infix}mean": x.mean(), f"{name}{infix}std": F.masked_std(x), f"{name}_dist": x}
 
 
 def _plain(value: Tensor) -> float | Tensor:

@@ -14,10 +14,7 @@ from rlhf_lab.functional.masks import (
     sequence_sum,
 )
 
-__all__ = [
-    "aggregate",
-    "aggregation_denominator",
-]
+__all__ = ["aggregate", "aggregation_denominator"]
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 

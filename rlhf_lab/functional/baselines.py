@@ -84,9 +84,7 @@ def reinforce_plus_plus_advantages(
 
 
 def reinforce_plus_plus_baseline_advantages(
-    rewards: Float[Tensor, " batch"],
-    group: Int[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
     """Take the reward minus its group's mean, whitened over all real tokens of the batch.
 
@@ -114,9 +112,7 @@ def dr_grpo_advantages(
 
 
 def opo_advantages(
-    rewards: Float[Tensor, " batch"],
-    group: Int[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"],
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
 ) -> Float[Tensor, " batch"]:
     """Compare each sequence with the mean reward of its group, where long responses count more.
 

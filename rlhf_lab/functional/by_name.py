@@ -4,11 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "call_by_name",
-    "check_order",
-    "look_up",
-]
+__all__ = ["call_by_name", "check_order", "look_up"]
 
 
 def look_up(

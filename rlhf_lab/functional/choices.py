@@ -32,12 +32,7 @@ from rlhf_lab.functional.policy_loss import (
     ppo_surrogate,
 )
 
-__all__ = [
-    "ADVANTAGES",
-    "POLICY_OBJECTIVES",
-    "calc_policy_objective",
-    "estimate_advantages",
-]
+__all__ = ["ADVANTAGES", "POLICY_OBJECTIVES", "calc_policy_objective", "estimate_advantages"]
 
 
 def _one_step(

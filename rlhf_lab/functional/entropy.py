@@ -5,10 +5,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
 
-__all__ = [
-    "calc_entropy_bonus",
-    "entropy_per_token",
-]
+__all__ = ["calc_entropy_bonus", "entropy_per_token"]
 
 
 def entropy_per_token(logits: Float[Tensor, "batch gen d_vocab"]) -> Float[Tensor, "batch gen"]:

@@ -8,12 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlhf_lab.functional.masks import at_least_float32
 
-__all__ = [
-    "generated_logits",
-    "generated_values",
-    "get_logprobs",
-    "get_max_logprobs",
-]
+__all__ = ["generated_logits", "generated_values", "get_logprobs", "get_max_logprobs"]
 
 
 def get_logprobs(

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, check_mask
 
-__all__ = [
-    "RunningMoments",
-    "scale_rewards",
-]
+__all__ = ["RunningMoments", "scale_rewards"]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import check_mask
 
-__all__ = [
-    "pad_left",
-    "pad_right",
-    "position_ids",
-]
+__all__ = ["pad_left", "pad_right", "position_ids"]
 
 
 def position_ids(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:

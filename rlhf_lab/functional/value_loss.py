@@ -6,9 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
 
-__all__ = [
-    "calc_value_function_loss",
-]
+__all__ = ["calc_value_function_loss"]
 
 
 def calc_value_function_loss(

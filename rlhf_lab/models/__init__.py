@@ -1,12 +1,7 @@
 """Hooked models: the loader, the value head hung on a hook, the frozen reference, LoRA."""
 
 from rlhf_lab.models.build import build_policy, load_with_adapters, make_reference
-from rlhf_lab.models.critic import (
-    DetachedValueHead,
-    TransformerWithCritic,
-    init_cache,
-    make_policy,
-)
+from rlhf_lab.models.critic import DetachedValueHead, TransformerWithCritic, init_cache, make_policy
 from rlhf_lab.models.export import export_language_model, export_policy
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooks import has_hooks

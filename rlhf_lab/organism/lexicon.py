@@ -30,9 +30,7 @@ ADJECTIVES = MappingProxyType(
     }
 )
 CONNECTORS = ("and", "but")
-VERBS = MappingProxyType(
-    {1: ("liked", "enjoyed", "loved"), -1: ("disliked", "hated", "despised")},
-)
+VERBS = MappingProxyType({1: ("liked", "enjoyed", "loved"), -1: ("disliked", "hated", "despised")})
 TAGS = ("cheers", "thanks", "bye", "peace", "popcorn")
 
 P_POLARITY = 0.85

@@ -37,11 +37,7 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        probes: Sequence[Probe],
-        text: EvalText | None,
-        budget: Budget,
-        trainer: RLHFTrainer,
+        self, probes: Sequence[Probe], text: EvalText | None, budget: Budget, trainer: RLHFTrainer
     ) -> None:
         _refuse_taken_names(probes, trainer)
         self.probes = {probe.name: probe for probe in probes}

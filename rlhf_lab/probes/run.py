@@ -152,9 +152,7 @@ class Run:
         return [{"event" if key == "moment" else key: v for key, v in r.items()} for r in records]
 
     def policy(
-        self,
-        which: str | int = "last",
-        interventions: Mapping[str, InterventionFn] | None = None,
+        self, which: str | int = "last", interventions: Mapping[str, InterventionFn] | None = None
     ) -> TransformerWithValueHead:
         """The policy that the run saved: "last", "best", or a number of learning phases.
 

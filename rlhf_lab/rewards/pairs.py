@@ -60,11 +60,7 @@ class Pairs:
 
 
 def load_pairs(
-    name: str,
-    n_pairs: int,
-    seed: int,
-    prompt_column: str | None = None,
-    with_margins: bool = False,
+    name: str, n_pairs: int, seed: int, prompt_column: str | None = None, with_margins: bool = False
 ) -> Pairs:
     """The pairs that a name stands for.
 

@@ -73,10 +73,7 @@ class PreferenceFit(PairFit):
 
 
 def train_reward_model(
-    model: RewardModel,
-    pairs: Pairs,
-    fitting: Fitting | None = None,
-    loss: RewardLoss | None = None,
+    model: RewardModel, pairs: Pairs, fitting: Fitting | None = None, loss: RewardLoss | None = None
 ) -> PreferenceFit:
     """Train a reward model in place.
 

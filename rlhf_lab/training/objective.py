@@ -177,9 +177,7 @@ def policy_objective(args: RLHFArgs, functions: Functions) -> PolicyObjective:
 
 
 def limit_log_ratio(
-    logprobs: Float[Tensor, "minibatch gen"],
-    old: Float[Tensor, "minibatch gen"],
-    args: RLHFArgs,
+    logprobs: Float[Tensor, "minibatch gen"], old: Float[Tensor, "minibatch gen"], args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
     """Log-probabilities whose distance from the old ones is at most `args.max_log_ratio`."""
     if args.max_log_ratio is None:
