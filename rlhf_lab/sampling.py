@@ -139,6 +139,13 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tu
     return tuple(found)
 
 
+def top_k_filter(
+    logits: Float[Tensor, "*batch d_vocab"], k: int
+) -> Float[Tensor, "*batch d_vocab"]:
+    """Set all but the k largest logits to -inf (Fan et al. 2018, arXiv 1805.04833)."""
+    return SamplingSpec(1, top_k=k).filter(logits)
+
+
 def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], prepend_bos: bool
 ) -> list[list[int]]:

@@ -21,6 +21,7 @@ from rlhf_lab.sampling import (
     pad_prompts,
     sample,
     tokenize_prompts,
+    top_k_filter,
 )
 
 VALUE_HOOK = "ln_final.hook_normalized"
@@ -426,18 +427,18 @@ def test_what_widens_a_support_takes_no_token_away():
 def test_top_k_keeps_the_k_largest():
     logits = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, -2.0, -3.0]])
     expected = torch.tensor([[-INF, 4.0, -INF, 3.0], [0.0, -1.0, -INF, -INF]])
-    assert torch.equal(SamplingSpec(1, top_k=2).filter(logits), expected)
+    assert torch.equal(top_k_filter(logits, 2), expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_of_equal_logits_top_k_keeps_exactly_k(k):
-    assert SamplingSpec(1, top_k=k).filter(torch.zeros(2, 5)).isfinite().sum(-1).tolist() == [k, k]
+    assert top_k_filter(torch.zeros(2, 5), k).isfinite().sum(-1).tolist() == [k, k]
 
 
 @pytest.mark.parametrize("k", [4, 5, 1000])
 def test_top_k_of_the_whole_vocabulary_or_more_keeps_all(k):
     logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
-    assert torch.equal(SamplingSpec(1, top_k=k).filter(logits), logits)
+    assert torch.equal(top_k_filter(logits, k), logits)
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ class Exercise:
 def exercise_from(file: str) -> Callable[..., Exercise]:
     """A maker of exercises whose words stand in a TOML file of `course/exercises`.
 
-    The file holds the name of the lesson and, by the reference's name, difficulty, minutes, hints
-    and slips. A slip `says` its words itself, or names a `phrase` of phrases.toml.
+    The file holds the name of the lesson and, by the reference's name, all of an `Exercise` that is
+    numbers and words. A slip `says` its words itself, or names a `phrase` of phrases.toml.
 
     Returns a function of the reference and whatever of an `Exercise` is Python, by name.
     """
@@ -89,12 +89,12 @@ def exercise_from(file: str) -> Callable[..., Exercise]:
 
     def exercise(reference: Answer, **python: Any) -> Exercise:
         words = dict(written[reference.__name__])
-        slips = tuple(
+        words["slips"] = [
             Slip(slip.get("says") or phrases[slip["phrase"]], slip["edits"])
-            for slip in words.pop("slips")
-        )
-        hints = tuple(words.pop("hints"))
-        return Exercise(written["lesson"], reference, hints=hints, slips=slips, **words, **python)
+            for slip in words["slips"]
+        ]
+        lists = {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
+        return Exercise(written["lesson"], reference, **words | lists, **python)
 
     return exercise
 

@@ -14,13 +14,11 @@ EXERCISES = (
             filtered(entropy_per_token, "logits"),
             half_precision(entropy_per_token, "logits"),
         ),
-        gradients=("logits",),
     ),
     _exercise(
         calc_entropy_bonus,
         cases=lambda: standard_cases(
             calc_entropy_bonus, large={"logits": 1e3}, spoil=("logits",), ent_coef=0.4
         ),
-        gradients=("logits",),
     ),
 )

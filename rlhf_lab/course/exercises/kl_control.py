@@ -33,11 +33,4 @@ def _observe_controller(build: Callable[..., Any], arguments: Mapping[str, Any])
 
 _exercise = exercise_from("kl_control.toml")
 
-EXERCISES = (
-    _exercise(
-        AdaptiveKLController,
-        cases=_controller_cases,
-        methods=("update",),
-        observe=_observe_controller,
-    ),
-)
+EXERCISES = (_exercise(AdaptiveKLController, cases=_controller_cases, observe=_observe_controller),)

@@ -36,5 +36,5 @@ _exercise = exercise_from("logprobs.toml")
 
 EXERCISES = (
     _exercise(normalize_reward, cases=_normalize_cases),
-    _exercise(get_logprobs, cases=_logprob_cases, gradients=("logits",)),
+    _exercise(get_logprobs, cases=_logprob_cases),
 )

@@ -41,8 +41,7 @@ EXERCISES = (
             *standard_cases(policy_ratio, large={"logprobs": 200.0}),
             half_precision(policy_ratio, "logprobs", "old_logprobs"),
         ),
-        gradients=("logprobs",),
     ),
-    _exercise(calc_clipped_surrogate_objective, cases=_surrogate_cases, gradients=("logprobs",)),
-    _exercise(calc_value_function_loss, cases=_value_loss_cases, gradients=("values",)),
+    _exercise(calc_clipped_surrogate_objective, cases=_surrogate_cases),
+    _exercise(calc_value_function_loss, cases=_value_loss_cases),
 )

@@ -51,7 +51,10 @@ def _scale_cases() -> tuple[Case, ...]:
         "no decay": (3, 6, 1.0),
         "warm-up until the last phase": (4, 5, 0.1),
     }
-    names = ("warmup_steps", "total_phases", "final_scale")
+    return _cases_of(shapes, "warmup_steps", "total_phases", "final_scale")
+
+
+def _cases_of(shapes: Mapping[str, tuple[float, ...]], *names: str) -> tuple[Case, ...]:
     return tuple(Case(label, dict(zip(names, s, strict=True))) for label, s in shapes.items())
 
 
@@ -75,11 +78,8 @@ def _observe_schedule(make: Callable[..., Any], arguments: Mapping[str, Any]) ->
     optimizer, scheduler = make(args, policy)
     facts = _settings(optimizer, policy)
     for phase in range(args.total_phases):
-        lrs = _settings(optimizer, policy)
-        for part in ("transformer", "value head"):
-            facts[f"phase {phase}: learning rate of the {part}"] = lrs[
-                f"learning rate of the {part}"
-            ]
+        now = _settings(optimizer, policy).items()
+        facts |= {f"phase {phase}: {name}": fact for name, fact in now if "learning rate" in name}
         optimizer.step()
         scheduler.step()
     return facts
@@ -92,8 +92,7 @@ def _memory_cases() -> tuple[Case, ...]:
         "one minibatch": (6, 1, 2),
         "one sequence each": (6, 6, 2),
     }
-    names = ("batch", "num_minibatches", "passes")
-    return tuple(Case(label, dict(zip(names, s, strict=True))) for label, s in shapes.items())
+    return _cases_of(shapes, "batch", "num_minibatches", "passes")
 
 
 def _observe_memory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +126,5 @@ EXERCISES = (
     _exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
     _exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
     _exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
-    _exercise(
-        ReplayMemory, cases=_memory_cases, methods=("get_minibatches",), observe=_observe_memory
-    ),
+    _exercise(ReplayMemory, cases=_memory_cases, observe=_observe_memory),
 )

@@ -14,7 +14,6 @@ from rlhf_lab.models.transformer_lens import HookedTransformer, make_model
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
-CONTEXT = 12
 TOY_VOCABULARY = 11
 
 
@@ -25,7 +24,7 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTran
         model = make_model(
             n_layers=1,
             d_model=8,
-            n_ctx=CONTEXT,
+            n_ctx=12,
             d_head=4,
             n_heads=2,
             d_mlp=16,
@@ -68,9 +67,9 @@ def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2) -> Rollout:
 
 def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
     """A trainer of a few short texts whose policy has already left its reference, for one seed."""
-    settings = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
-    base = {"preset": "reel", "device": "cpu", "forward": "hooked", "warmup_steps": 1}
-    args = RLHFArgs(**base | settings | fields)
+    sizes = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
+    run = {"preset": "reel", "device": "cpu", "forward": "hooked", "warmup_steps": 1}
+    args = RLHFArgs(**run | sizes | fields)
     policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)
     trainer = RLHFTrainer(args, policy=policy, reward_fn=_letters)
     generator = torch.Generator().manual_seed(0)

@@ -108,12 +108,7 @@ def _ridge_cases() -> tuple[Case, ...]:
 _exercise = exercise_from("value_head.toml")
 
 EXERCISES = (
-    _exercise(
-        TransformerWithValueHead,
-        cases=_forward_cases,
-        methods=("forward",),
-        observe=_observe_forward,
-    ),
-    _exercise(generated_values, cases=_value_cases, gradients=("values",)),
+    _exercise(TransformerWithValueHead, cases=_forward_cases, observe=_observe_forward),
+    _exercise(generated_values, cases=_value_cases),
     _exercise(fit_ridge, cases=_ridge_cases),
 )

@@ -85,12 +85,7 @@ def _ablate_cases() -> tuple[Case, ...]:
 _exercise = exercise_from("watch.toml")
 
 EXERCISES = (
-    _exercise(
-        normalize_residual,
-        cases=_residual_cases,
-        gradients=("residual",),
-        observe=_observe_normalized,
-    ),
+    _exercise(normalize_residual, cases=_residual_cases, observe=_observe_normalized),
     _exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
-    _exercise(ablate, cases=_ablate_cases, gradients=("x",)),
+    _exercise(ablate, cases=_ablate_cases),
 )
