@@ -129,6 +129,7 @@ def calc_clipped_surrogate_objective(
     ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
+    # the minimum of `ppo_surrogate`, written out where a reader of the loop comes to look for it
     clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     return masked_mean(surrogate, mask, denominator=denominator)

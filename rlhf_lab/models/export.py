@@ -180,7 +180,7 @@ def _gpt2_weights(model: HookedTransformer) -> dict[str, Tensor]:
                 dim=1,
             ),
             "attn.c_attn.bias": torch.cat([b.flatten() for b in (attn.b_Q, attn.b_K, attn.b_V)]),
-            "attn.c_proj.weight": attn.W_O.flatten(0, 1),
+            "attn.c_proj.weight": einops.rearrange(attn.W_O, "head d_head m -> (head d_head) m"),
             "attn.c_proj.bias": attn.b_O,
             "ln_2.weight": block.ln2.w,
             "ln_2.bias": block.ln2.b,
@@ -216,7 +216,7 @@ def _llama_weights(model: HookedTransformer) -> dict[str, Tensor]:
             for letter, W in {"q": attn.W_Q, "k": W_K, "v": W_V}.items()
         }
         of_block |= {
-            "self_attn.o_proj": attn.W_O.flatten(0, 1).T,
+            "self_attn.o_proj": einops.rearrange(attn.W_O, "head d_head m -> m (head d_head)"),
             "input_layernorm": block.ln1.w,
             "post_attention_layernorm": block.ln2.w,
             "mlp.up_proj": mlp.W_in.T,

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import einops
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -95,7 +96,7 @@ def tune_on_pairs(
     def logprobs(of: HookedTransformer, rows: Int[np.ndarray, " pair"]) -> Float[Tensor, "2 pair"]:
         """What a model says of each chosen and each rejected text."""
         texts = [encoded[i] for i in [*rows, *(rows + len(pairs))]]
-        return text_logprobs(of, texts).view(2, -1)
+        return einops.rearrange(text_logprobs(of, texts), "(side pair) -> side pair", side=2)
 
     def batch_loss(rows: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
         with torch.no_grad():

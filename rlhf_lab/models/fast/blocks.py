@@ -117,6 +117,7 @@ def run_block(
     """
     batch, seq, _ = residual.shape
     at = partial(_pass_hook_point, packed.heard, (batch, seq))
+    # views in place of einops, whose look-up counts here: this runs per block and decoded token
     x = at("hook_resid_pre", residual.flatten(0, 1))
     heads = _linear(packed.norm1(x), packed.W_qkv, packed.b_qkv)
     heads = heads.view(batch * seq, -1, packed.attend.d_head)
