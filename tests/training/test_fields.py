@@ -560,7 +560,8 @@ def test_optimizer_names_the_bits_of_the_moments(monkeypatch):
             made.append([len(group["params"]) for group in groups])
             super().__init__(groups)
 
-    fake = types.SimpleNamespace(optim=types.SimpleNamespace(AdamW8bit=AdamW8bit))
+    fake = types.ModuleType("bitsandbytes")
+    fake.optim = types.SimpleNamespace(AdamW8bit=AdamW8bit)
     monkeypatch.setitem(sys.modules, "bitsandbytes", fake)
     assert type(RLHFTrainer(RLHFArgs(**BASE)).optimizer) is torch.optim.AdamW and not made
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"optimizer": "adamw_8bit"})))

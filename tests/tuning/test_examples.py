@@ -16,7 +16,7 @@ def nano():
 
 def test_reel_texts_are_whole_reviews_and_come_from_the_seed():
     examples = load_examples("reel", 20, 3)
-    assert all(Grammar().parse(text) for text in examples.texts) and len(examples) == 20
+    assert all(Grammar().is_review(text) for text in examples.texts) and len(examples) == 20
     assert examples.prompts == [""] * 20
     assert load_examples("reel", 20, 3) == examples != load_examples("reel", 20, 4)
 
