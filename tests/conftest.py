@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,14 @@ def refuse_process(*arguments: Any, **options: Any) -> None:
 def one_thread() -> None:
     """Tiny models lose more to waiting for threads than they gain, above all on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_type_checks() -> Iterator[None]:
+    """jaxtyping checks no call: for whole runs whose paths are checked in tests of their own."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session", autouse=True)

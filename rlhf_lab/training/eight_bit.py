@@ -1,4 +1,4 @@
-"""8-bit AdamW: two moments of a byte per weight instead of four, by the bitsandbytes package."""
+"""AdamW in 8 bits: its two moments take a byte per weight instead of four, by bitsandbytes."""
 
 from typing import Any
 

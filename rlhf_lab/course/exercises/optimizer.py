@@ -54,7 +54,7 @@ def _scale_cases() -> tuple[Case, ...]:
     return _cases_of(shapes, "warmup_steps", "total_phases", "final_scale")
 
 
-def _cases_of(shapes: Mapping[str, tuple[float, ...]], *names: str) -> tuple[Case, ...]:
+def _cases_of(shapes: Mapping[str, tuple[int | float, ...]], *names: str) -> tuple[Case, ...]:
     return tuple(Case(label, dict(zip(names, s, strict=True))) for label, s in shapes.items())
 
 
