@@ -11,6 +11,8 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Context, Event
 
+pytestmark = pytest.mark.usefixtures("without_type_checks")
+
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 
 

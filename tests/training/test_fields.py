@@ -21,6 +21,8 @@ from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import Objective, ReplayMemory, RLHFTrainer, Rollout, objective_terms
 
+pytestmark = pytest.mark.usefixtures("without_type_checks")
+
 BASE = {
     "preset": "reel",
     "seed": 1,

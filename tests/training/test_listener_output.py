@@ -12,6 +12,8 @@ from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.listener_output import MOST_NUMBERS, name_of, plain
 
+pytestmark = pytest.mark.usefixtures("without_type_checks")
+
 
 def reward_and_kl(ctx):
     return {"reward": ctx.rollout.raw_rewards.mean(), "kl": ctx.rollout.kl[0, :2]}
