@@ -105,7 +105,7 @@ def load_sampling(setup: Setup) -> Callable[[Clock], None]:
     policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
     tune_for(policy, args.tune_cpu)
     prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
-    generator = torch.Generator(setup["device"]).manual_seed(setup["seed"])
+    generator = torch.Generator().manual_seed(setup["seed"])
     spec = SamplingSpec.from_args(args)
 
     def phase(clock: Clock) -> None:

@@ -115,7 +115,7 @@ def write_samples(
         prompt = args.prefix if args else ""
     tokenizer = policy.base_model.tokenizer
     prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True) * n
-    samples = sample(policy, prompts, spec, torch.Generator(place).manual_seed(seed))
+    samples = sample(policy, prompts, spec, torch.Generator().manual_seed(seed))
     texts = samples.texts(tokenizer)
     if args:
         rewards = score_texts(load_reward(args, place), texts).tolist()

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import response_mask, truncate_at_stop
+from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models import Forward, TransformerWithValueHead, start_decoding
 from rlhf_lab.models.decode import State
 from rlhf_lab.models.padding import pad_rows
@@ -180,7 +182,35 @@ def pad_prompts(
     return pad_rows(prompts, device, pad_token, "left")
 
 
-@torch.no_grad()
+def sampling_noise(
+    n_rows: int, gen_len: int, generator: torch.Generator | None = None
+) -> Float[Tensor, "gen batch"]:
+    """A uniform number in [0, 1) for each row and step: all the randomness of sampling.
+
+    They are drawn at once, on the generator's device (the CPU when None), so that a row's noise is
+    the same on every device and however a batch is cut into parts.
+    """
+    device = "cpu" if generator is None else generator.device
+    return torch.rand(gen_len, n_rows, generator=generator, device=device)
+
+
+def draw_token(
+    logprobs: Float[Tensor, "batch width"], noise: Float[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
+    """Draw from a distribution per row by its inverse CDF (Devroye 1986, section III.2).
+
+    1. Add up the probabilities from the first token to each.
+    2. Take the first token at which the sum is greater than the noise times the whole sum: token v
+       has a share p(v) of the noise, and none if its probability is 0.
+
+    Returns:
+        The place of each row's token on the last axis.
+    """
+    reached = logprobs.exp().cumsum(-1)
+    threshold = noise[:, None] * reached[:, -1:]
+    return torch.searchsorted(reached, threshold, right=True)[:, 0]
+
+
 def sample(
     policy: TransformerWithValueHead,
     prompts: Sequence[Sequence[int]],
@@ -190,22 +220,58 @@ def sample(
 ) -> Samples:
     """Let the policy continue each prompt, with a KV cache.
 
-    1. Run each distinct prompt once and copy its keys and values to all rows that start with it.
-    2. Truncate the last logits by the spec, draw a token, note its log-probability, and the
+    1. Draw all the noise: a uniform number per row and step.
+    2. Run each distinct prompt once and copy its keys and values to all rows that start with it.
+    3. Truncate the last logits by the spec, draw a token, note its log-probability, and the
        state's value and last residual.
-    3. Feed the token, and repeat from 2, until all is written or every row has stopped.
-    4. Blank what came after a stop token.
+    4. Feed the token, and repeat from 3, until all is written or every row has stopped.
+    5. Blank what came after a stop token.
 
     Args:
         prompts: token ids (see `tokenize_prompts`), of any lengths.
-        generator: the source of all randomness, on the policy's device; torch's global one when
-            None.
+        generator: the source of all randomness; torch's global one when None. On the CPU, it gives
+            the same noise on every device.
         forward: how to go through the policy.
 
     Raises:
         ConfigError: an empty prompt, or prompt and response together longer than the model's
         context.
     """
+    noise = sampling_noise(len(prompts), spec.gen_len, generator)
+    return _sample(policy, prompts, spec, noise, forward)
+
+
+def sample_in_parts(
+    policy: TransformerWithValueHead,
+    prompts: Sequence[Sequence[int]],
+    spec: SamplingSpec,
+    generator: torch.Generator | None = None,
+    forward: Forward | None = None,
+    part_size: int | None = None,
+) -> Samples:
+    """`sample`, with the KV cache of `part_size` sequences only; of all when None.
+
+    Each row has the noise that it has in `sample`, and so the same tokens, but where rounding
+    decides.
+    """
+    if part_size is None or part_size >= len(prompts):
+        return sample(policy, prompts, spec, generator, forward)
+    noise = sampling_noise(len(prompts), spec.gen_len, generator)
+    cuts = [slice(start, start + part_size) for start in range(0, len(prompts), part_size)]
+    parts = [_sample(policy, prompts[cut], spec, noise[:, cut], forward) for cut in cuts]
+    tokenizer = policy.base_model.tokenizer
+    return join_samples(parts, _pad_token(tokenizer, spec.stops(tokenizer)))
+
+
+@torch.no_grad()
+def _sample(
+    policy: TransformerWithValueHead,
+    prompts: Sequence[Sequence[int]],
+    spec: SamplingSpec,
+    noise: Float[Tensor, "gen batch"],
+    forward: Forward | None,
+) -> Samples:
+    """`sample`, with noise that is drawn already."""
     tokenizer = policy.base_model.tokenizer
     stops = spec.stops(tokenizer)
     pad_token = _pad_token(tokenizer, stops)
@@ -216,13 +282,14 @@ def sample(
     stop_ids = prompt_tokens.new_tensor(stops)
     stopped = torch.zeros(len(prompts), dtype=torch.bool, device=policy.device)
     steps: list[_Step] = []
-    while True:
-        steps.append(_Step.take(decoder.state, spec, generator))
+    for noise_of_step in noise.to(policy.device):
+        if steps:
+            decoder.feed(steps[-1].token)
+        steps.append(_Step.take(decoder.state, spec, noise_of_step))
         if stops:
             stopped = stopped | torch.isin(steps[-1].token, stop_ids)
-        if len(steps) == spec.gen_len or (stops and bool(stopped.all())):
-            break
-        decoder.feed(steps[-1].token)
+            if len(steps) < spec.gen_len and bool(stopped.all()):
+                break
 
     generated = truncate_at_stop(_columns(steps, "token", spec.gen_len), stops, pad_token)
     return Samples(
@@ -236,27 +303,9 @@ def sample(
     )
 
 
-def sample_in_parts(
-    policy: TransformerWithValueHead,
-    prompts: Sequence[Sequence[int]],
-    spec: SamplingSpec,
-    generator: torch.Generator | None = None,
-    forward: Forward | None = None,
-    part_size: int | None = None,
-) -> Samples:
-    """`sample`, with the KV cache of `part_size` sequences only; of all when None.
-
-    The noise is drawn part after part, so that another size gives other samples of the same
-    distribution.
-    """
-    if part_size is None or part_size >= len(prompts):
-        return sample(policy, prompts, spec, generator, forward)
-    parts = [
-        sample(policy, prompts[start : start + part_size], spec, generator, forward)
-        for start in range(0, len(prompts), part_size)
-    ]
-    tokenizer = policy.base_model.tokenizer
-    return join_samples(parts, _pad_token(tokenizer, spec.stops(tokenizer)))
+WIDEST_KEPT = 1024
+"""Candidates above which a step keeps no more than the widest nucleus has: finding that out waits
+for the device, and keeping the whole vocabulary of all steps would take gigabytes."""
 
 
 class _Step(NamedTuple):
@@ -270,21 +319,31 @@ class _Step(NamedTuple):
     kept: Bool[Tensor, "batch width"] | None
 
     @classmethod
-    def take(cls, state: State, spec: SamplingSpec, generator: torch.Generator | None) -> "_Step":
-        """Draw a token per row.
-
-        1. Divide each probability by exponential noise of its own, and take the largest: token v
-           wins with probability p(v). It is what `torch.multinomial` does, without its checks, for
-           which a GPU would have to stop.
-        2. Read the log-probability of the winner.
+    def take(cls, state: State, spec: SamplingSpec, noise: Float[Tensor, " batch"]) -> "_Step":
+        """Draw a token per row, and read its log-probability; in float32, or in float64 if the
+        policy is.
         """
-        logits, tokens = spec.candidates(state.logits.float())
-        noise = torch.empty_like(logits).exponential_(generator=generator)
-        place = (logits.softmax(-1) / noise).argmax(-1, keepdim=True)
-        logprob = logits.log_softmax(-1).gather(-1, place)[:, 0]
-        token = (place if tokens is None else tokens.gather(-1, place))[:, 0]
-        kept = logits.isfinite() if spec.truncates else None
-        return cls(token, logprob, state.value.float(), state.residual, tokens, kept)
+        logits, tokens = spec.candidates(at_least_float32(state.logits))
+        logprobs = logits.log_softmax(-1)
+        place, kept = draw_token(logprobs, noise), None
+        if spec.truncates:
+            kept = logits.isfinite()
+            n_kept = kept.sum(-1)
+            # what top-p removed stands last, where sums that a GPU adds up in another order can
+            # still rise by a rounding
+            place = place.minimum(n_kept - 1)
+            if kept.shape[-1] > WIDEST_KEPT:
+                width = int(n_kept.max())
+                tokens, kept = tokens[:, :width].clone(), kept[:, :width].clone()
+        logprob = logprobs.gather(-1, place[:, None])[:, 0]
+        token = place if tokens is None else tokens.gather(-1, place[:, None])[:, 0]
+        value = at_least_float32(state.value)
+        return cls(token, logprob, value, state.residual, tokens, kept)
+
+    def widened(self, width: int) -> "_Step":
+        """The same with candidates of this width, of which no more are kept."""
+        gap = (0, width - self.kept.shape[-1])
+        return self._replace(candidates=pad(self.candidates, gap), kept=pad(self.kept, gap))
 
 
 def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
@@ -298,6 +357,8 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
 
 def _gather_support(steps: list[_Step], gen_len: int) -> Support:
     """The kept tokens of all steps, as wide as the widest step."""
+    widest = max(step.kept.shape[-1] for step in steps)
+    steps = [step.widened(widest) for step in steps]
     kept = _columns(steps, "kept", gen_len)
     width = int(kept.sum(-1).max()) if kept.shape[-1] > 1 else 1
     return Support(_columns(steps, "candidates", gen_len)[..., :width], kept[..., :width])

@@ -96,7 +96,7 @@ n_texts = 256 if on_reel else 32
 
 def write(policy, n: int = n_texts, seed: int = 0):
     """Let a policy write n texts."""
-    generator = torch.Generator(trainer.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     prompts, spec = [trainer.prompt] * n, trainer.sampling_spec
     return sample(policy, prompts, spec, generator, trainer.forward)
 

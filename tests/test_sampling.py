@@ -12,14 +12,19 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.decode import State
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
     Support,
+    _Step,
+    draw_token,
     join_samples,
     pad_prompts,
     sample,
+    sample_in_parts,
+    sampling_noise,
     tokenize_prompts,
     top_k_filter,
 )
@@ -55,9 +60,7 @@ def sample_uncached(policy, prompts, spec, generator):
     model, stops = policy.base_model, spec.stops(policy.base_model.tokenizer)
     rows = [list(prompt) for prompt in prompts]
     tokens, mask, logprobs, values = ([[] for _ in rows] for _ in range(4))
-    for _ in range(spec.gen_len):
-        width = spec.top_k or model.cfg.d_vocab
-        probs, names = torch.zeros(len(rows), width), []
+    for noise in torch.rand(spec.gen_len, len(rows), generator=generator).tolist():
         for i, row in enumerate(rows):
             tokens_so_far = torch.tensor([row])
             logits, cache = model.run_with_cache(
@@ -68,16 +71,13 @@ def sample_uncached(policy, prompts, spec, generator):
             scaled = logits[0, -1] / spec.temperature
             kept = allowed_tokens(scaled.tolist(), spec.top_k, spec.top_p)
             kept = kept if spec.truncates else sorted(kept)
-            probs[i, : len(kept)] = scaled[kept].softmax(-1)
-            names.append(kept)
+            probs = scaled[kept].softmax(-1).tolist()
+            place = next(j for j in range(len(kept)) if sum(probs[: j + 1]) > noise[i])
             values[i].append(policy.value_head(cache[VALUE_HOOK])[0, -1, 0].item())
-        drawn = torch.multinomial(probs, 1, generator=generator)[:, 0].tolist()
-        for i, place in enumerate(drawn):
-            token = names[i][place]
             mask[i].append(not any(t in stops for t in tokens[i]))
-            tokens[i].append(token)
-            logprobs[i].append(math.log(probs[i, place]))
-            rows[i].append(token)
+            tokens[i].append(kept[place])
+            logprobs[i].append(math.log(probs[place]))
+            row.append(kept[place])
     return tokens, mask, logprobs, values
 
 
@@ -252,6 +252,88 @@ def test_tokens_are_drawn_as_often_as_the_model_says(gpt2):
     probs = (gpt2(torch.tensor([[4, 9, 13]]))[0][0, -1].double() / 1.5).softmax(-1).detach()
     assert (probs > 0.01).sum() > 3
     assert ((counts - n * probs).abs() <= 5 * (n * probs * (1 - probs)).sqrt() + 1).all()
+
+
+def test_draws_by_hand():
+    """Probabilities .1 .4 0 .3 .2 reach .1, .5, .5, .8 and 1."""
+    logprobs = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2]).log().expand(7, 5)
+    noise = torch.tensor([0.0, 0.0999, 0.1001, 0.4999, 0.5001, 0.7999, 0.8001])
+    assert draw_token(logprobs, noise).tolist() == [0, 0, 1, 1, 3, 3, 4]
+
+
+def test_noise_at_the_edge_of_a_probability_goes_to_the_next_token():
+    """1/4, 1/4, 0, 1/2 are exact in binary: a share [0, 1/4), a share [1/4, 1/2), one [1/2, 1)."""
+    logprobs = torch.tensor([0.25, 0.25, 0.0, 0.5]).log2().mul(math.log(2)).expand(3, 4).double()
+    exact = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)
+    assert draw_token(logprobs, exact).tolist() == [0, 1, 3]
+
+
+def test_noise_is_the_share_of_the_whole_sum_that_rounding_left():
+    """Half the probabilities, as a sum of many rounded ones may fall short: the same tokens."""
+    probs = torch.tensor([[0.1, 0.4, 0.3, 0.2]]).expand(50, 4)
+    noise = torch.linspace(0.005, 0.995, 50)
+    assert torch.equal(draw_token(probs.log(), noise), draw_token((probs / 2).log(), noise))
+
+
+@pytest.mark.parametrize("d_vocab", [1, 2, 72, 50_257])
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_a_token_of_probability_0_is_never_drawn(d_vocab, end):
+    """The least and the greatest noise there is, where the first or the last tokens are excluded.
+
+    The sums that the product with the greatest noise could round up to differ from row to row.
+    """
+    logits = torch.randn(200, d_vocab, generator=seeded())
+    excluded = slice(0, d_vocab // 2) if end == "first" else slice(d_vocab - d_vocab // 2, d_vocab)
+    logits[:, excluded] = -INF
+    for noise in (0.0, 1 - 2**-24):
+        drawn = draw_token(logits.log_softmax(-1), torch.full((200,), noise))
+        assert logits.gather(-1, drawn[:, None]).isfinite().all()
+
+
+def test_the_greatest_noise_stays_below_every_sum_when_multiplied():
+    """The float32 below 1 is 1 - 2**-24; one part in 2**24 is never rounded away."""
+    sums = torch.rand(1_000_000, generator=seeded()) * 2 + 2**-20
+    assert ((1 - 2**-24) * sums < sums).all()
+    noise = sampling_noise(3, 100_000, seeded())
+    assert noise.shape == (100_000, 3) and 0 <= noise.min() and noise.max() <= 1 - 2**-24
+
+
+def test_a_row_has_the_same_noise_however_the_batch_is_cut(policy):
+    spec, prompts = SamplingSpec(8, temperature=1.5), UNEQUAL * 2
+    whole = sample(policy, prompts, spec, seeded(3))
+    for part_size in (1, 2, 3, 5, 7, 8, 9):
+        cut = sample_in_parts(policy, prompts, spec, seeded(3), part_size=part_size)
+        assert torch.equal(cut.tokens, whole.tokens)
+        torch.testing.assert_close(cut.logprobs, whole.logprobs, atol=1e-5, rtol=0)
+
+
+def test_the_generator_advances_by_the_size_alone(gpt2):
+    """Truncation, stop tokens and early ends draw no more and no less."""
+    states = []
+    for settings in ({}, {"top_k": 2}, {"stop_tokens": (0, 1, 2, 3)}, {"temperature": 9.0}):
+        generator = seeded(4)
+        sample(gpt2, UNEQUAL, SamplingSpec(6, **settings), generator)
+        states.append(generator.get_state())
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_the_nucleus_is_cut_to_its_width_where_the_vocabulary_is_wide():
+    """At 50,257 tokens, a step would otherwise keep 9 bytes of each until all are written."""
+    logits = torch.randn(3, 50_257, generator=seeded())
+    logits[:, :5] += 20
+    state = State(logits, torch.zeros(3), None)
+    step = _Step.take(state, SamplingSpec(1, top_p=0.9), torch.rand(3, generator=seeded()))
+    assert step.candidates.shape == step.kept.shape
+    assert step.kept.shape[1] == step.kept.sum(-1).max() <= 5
+
+
+def test_a_float64_policy_is_noted_in_float64(gpt2):
+    found = sample(gpt2.double(), UNEQUAL, SamplingSpec(4, top_k=9), seeded())
+    logits, values = gpt2(found.tokens, attention_mask=found.attention_mask)
+    restricted = found.support.restrict(logits, found.prefix_len)
+    logprobs = get_logprobs(restricted, found.tokens, found.prefix_len)
+    torch.testing.assert_close(found.logprobs, logprobs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.values, values[:, 4:-1], atol=1e-12, rtol=0)
 
 
 def test_samples_carry_no_gradient_and_can_be_trained_on(policy):

@@ -38,8 +38,7 @@ def generate(trainer: "RLHFTrainer", prompts: Texts) -> list[str] | list[Int[Ten
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     rows = as_tokens(tokenizer, prompts, "prompts", args.prepend_bos)
-    place = (args.seed, trainer.phase, "generate", trainer.device)
-    generator = phase_generator(*place, call=trainer.generated)
+    generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
     trainer.generated += 1
     samples = trainer.sample(rows, generator)
     written = samples.tokens[:, samples.prefix_len :]

@@ -266,7 +266,7 @@ class SpeedArgs:
     memory, more time, the same gradient. Hooks within a block would fire twice and are refused.
     """
     generation_batch_size: int | None = None
-    """Sequences sampled at a time, which saves memory but draws other samples; all when None."""
+    """Sequences sampled at a time, which saves memory and draws the same samples; all when None."""
     optimizer_in_backward: bool = False
     """Step each weight as soon as its gradient is there, so that gradients are never all in memory;
     needs max_grad_norm=None and no micro_batch_size. No gradient is left for after_backward.

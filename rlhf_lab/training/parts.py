@@ -137,4 +137,4 @@ class Parts:
     def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
         """The likeliest token at every step, behind each prompt."""
         spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
-        return self.sample(prompts, torch.Generator(self.device), spec)
+        return self.sample(prompts, torch.Generator(), spec)

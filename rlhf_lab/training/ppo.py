@@ -45,7 +45,7 @@ def rollout_phase(trainer: "RLHFTrainer") -> Rollout:
     1. Let the policy continue this phase's prompts, with the phase's "sampling" random numbers.
     2. Score the samples (`score_samples`).
     """
-    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", trainer.device)
+    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling")
     samples = trainer.sample(trainer.next_prompts(), generator)
     trainer.emit("after_rollout", samples=samples)
     rollout = score_samples(trainer, samples)

@@ -225,7 +225,7 @@ class RLHFTrainer(Parts):
 
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""
-        generator = phase_generator(self.args.seed, self.phase, "evaluation", self.device)
+        generator = phase_generator(self.args.seed, self.phase, "evaluation")
         for batch in range(EVALUATION_BATCHES):
             samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)
             yield ppo.score_samples(self, samples)

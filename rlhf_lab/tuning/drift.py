@@ -95,7 +95,7 @@ class DriftMeter:
 
     def _write(self) -> Samples:
         policy = TransformerWithValueHead(self.model)
-        generator = torch.Generator(policy.device).manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
         return sample_in_parts(
             policy, self.prompts, self.spec, generator, part_size=self.batch_size
         )

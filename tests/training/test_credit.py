@@ -138,7 +138,7 @@ def test_a_registered_estimator_handed_in_is_the_same_as_its_name(make_trainer):
 def test_returns_are_rewards_to_go_where_the_estimator_knows_no_values(make_trainer, name):
     """At gamma 1 and a reward at the end, that is the reward at every real token."""
     rollout = make_trainer(
-        advantages=name, gen_len=26, temperature=20.0, **GROUPS_OF_TWO
+        advantages=name, gen_len=26, temperature=20.0, stop_tokens="and", **GROUPS_OF_TWO
     ).rollout_phase()
     mask = rollout.samples.mask
     if "values" in inspect.signature(F.ADVANTAGES[name]).parameters:

@@ -138,6 +138,7 @@ def test_kl_in_the_reward_is_taken_off_each_token(make_trainer, estimator):
             advantages="reinforce",
             gen_len=26,
             temperature=20.0,
+            stop_tokens="and",
         )
     )
     rollout = trainer.rollout_phase()

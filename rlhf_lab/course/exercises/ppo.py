@@ -41,8 +41,8 @@ def _credit_cases() -> tuple[Case, ...]:
 
 def _samples_of(trainer: RLHFTrainer) -> Samples:
     """What the trainer's policy writes in its phase."""
-    place = (trainer.args.seed, trainer.phase, "sampling", trainer.device)
-    return trainer.sample(trainer.next_prompts(), phase_generator(*place))
+    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling")
+    return trainer.sample(trainer.next_prompts(), generator)
 
 
 def _observe_rollout(roll_out: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
