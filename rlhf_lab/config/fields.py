@@ -48,7 +48,9 @@ class ModelArgs:
     """The model before training, and where its values come from."""
 
     base_model: str = "gpt2-medium"
-    """The policy before training: a bundled name (reel-nano), a local directory or a hub id."""
+    """The policy before training: a bundled name (reel-nano, reel-nano-b, reel-nano-c), a
+    local directory or a hub id.
+    """
     value_head: Literal["shared", "detached", "separate"] = "shared"
     """Where the value loss reaches: the policy's transformer too, the value head alone, or a
     critic, which is a second transformer that learns values only.

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-BUNDLED = ("reel-nano", "reel-sentiment")
+LANGUAGE_MODELS = ("reel-nano", "reel-nano-b", "reel-nano-c")
+"""One recipe and three seeds, to see what of a finding replicates."""
+BUNDLED = (*LANGUAGE_MODELS, "reel-sentiment")
 
 
 def weights_dir(name: str) -> Path:

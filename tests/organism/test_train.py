@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
-from rlhf_lab.organism import Grammar, weights_dir
+from rlhf_lab.organism import BUNDLED, Grammar
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from tools.reel.train import (
-    AHEAD,
-    LookingAhead,
+    LANGUAGE_MODEL_SEEDS,
     Trained,
     language_model_config,
     language_model_loss,
@@ -25,7 +24,7 @@ LOADERS = {"writer": GPT2LMHeadModel, "classifier": AutoModelForSequenceClassifi
 
 
 def run(kind, directory, steps=20, seed=0):
-    return TRAINERS[kind](directory, steps=steps, batch_size=16, seed=seed, show_progress=False)
+    return TRAINERS[kind](directory, steps=steps, batch_size=16, seed=seed, title=None)
 
 
 @pytest.fixture(scope="module", params=list(TRAINERS))
@@ -55,7 +54,7 @@ def test_language_model_starts_near_chance_and_learns_the_template(tmp_path):
 @pytest.mark.slow
 def test_classifier_starts_near_chance_and_learns_the_words(tmp_path):
     # Chance is log 2 = .693 nats.
-    losses = train_classifier(tmp_path, Grammar(n_clauses=1), 60, 32, show_progress=False).losses
+    losses = train_classifier(tmp_path, Grammar(n_clauses=1), 60, 32, title=None).losses
     assert 0.5 < losses[0] < 1.2
     assert losses[-10:].mean() < 0.8 * losses[:10].mean()
 
@@ -95,7 +94,7 @@ def test_the_number_of_threads_changes_no_weight_and_comes_back(tmp_path):
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            trained = train_language_model(tmp_path, steps=2, show_progress=False)
+            trained = train_language_model(tmp_path, steps=2, title=None)
             assert torch.get_num_threads() == count
             weights.append(list(trained.model.state_dict().values()))
     finally:
@@ -103,30 +102,21 @@ def test_the_number_of_threads_changes_no_weight_and_comes_back(tmp_path):
     assert all(torch.equal(one, two) for one, two in zip(*weights, strict=True))
 
 
-def test_the_writer_looks_ahead_in_training_and_is_saved_without_the_heads(tmp_path):
-    rng = np.random.default_rng(0)
-    learner = LookingAhead(GPT2LMHeadModel(language_model_config()))
+def test_the_loss_is_the_mean_surprise_of_the_next_word():
+    model = GPT2LMHeadModel(language_model_config())
     tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
-    log_probs = learner.writer(tokens).logits.log_softmax(-1)
-    # hidden_states: the embedding, then what stands behind each block, the last one normalised.
-    _, first, last = learner.writer.transformer(tokens, output_hidden_states=True).hidden_states
-    behind = {0: learner.writer.transformer.h[1].ln_1(first), 1: last}
-    expected = 0.0
-    for review in range(3):
-        for t in range(tokens.shape[1]):
-            guesses = [(log_probs[review, t], 1, 1.0)]
-            for head, (distance, block, weight) in zip(learner.heads, AHEAD, strict=True):
-                guesses.append((head(behind[block][review, t]), distance, weight))
-            for logits, distance, weight in guesses:
-                if t + distance < tokens.shape[1]:
-                    surprise = -logits.log_softmax(-1)[tokens[review, t + distance]]
-                    expected += weight * surprise / 3 / (tokens.shape[1] - distance)
-    loss = language_model_loss(learner, Grammar(), 3, rng)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    log_probs = model(tokens).logits.log_softmax(-1)
+    surprises = [
+        -log_probs[review, t, tokens[review, t + 1]].item()
+        for review in range(3)
+        for t in range(tokens.shape[1] - 1)
+    ]
+    loss = language_model_loss(model, Grammar(), 3, np.random.default_rng(0))
+    assert loss.item() == pytest.approx(sum(surprises) / len(surprises), rel=1e-5)
 
-    train_language_model(tmp_path, steps=1, show_progress=False)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert set(saved) == set(load_file(weights_dir("reel-nano") / "model.safetensors"))
+
+def test_the_three_seeds_are_the_first_three():
+    assert list(LANGUAGE_MODEL_SEEDS.items()) == list(zip(LANGUAGE_MODELS, range(3), strict=True))
 
 
 def test_bad_numbers_are_refused(tmp_path):
@@ -136,17 +126,17 @@ def test_bad_numbers_are_refused(tmp_path):
         train_classifier(tmp_path, batch_size=-1)
 
 
-def test_rebuild_trains_both_into_their_folders(tmp_path, monkeypatch):
+def test_rebuild_trains_each_into_its_folder_from_its_seed(tmp_path, monkeypatch):
     calls = []
 
-    def stand_in(name):
-        def train(directory, show_progress):
-            calls.append((name, directory.name))
-            return Trained(torch.nn.Linear(1, 1), directory, torch.zeros(1))
-
-        return train
+    def stand_in(directory, **settings):
+        calls.append((directory.name, settings))
+        return Trained(torch.nn.Linear(1, 1), directory, torch.zeros(1))
 
     for name in ("train_language_model", "train_classifier"):
-        monkeypatch.setattr(f"tools.reel.train.{name}", stand_in(name))
-    assert set(rebuild(tmp_path)) == {"reel-nano", "reel-sentiment"}
-    assert calls == [("train_language_model", "reel-nano"), ("train_classifier", "reel-sentiment")]
+        monkeypatch.setattr(f"tools.reel.train.{name}", stand_in)
+    assert set(rebuild(tmp_path)) == set(BUNDLED)
+    of_language_models = [
+        (name, {"seed": seed, "title": name}) for seed, name in enumerate(LANGUAGE_MODELS)
+    ]
+    assert calls == [*of_language_models, ("reel-sentiment", {})]

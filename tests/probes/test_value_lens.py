@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.probes import ValueLens
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
@@ -107,64 +108,28 @@ def test_too_few_sequences_are_refused():
 
 
 @pytest.mark.slow
-def test_the_bundled_policy_holds_the_exact_value_where_the_next_word_asks_for_it(model, truth):
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_bundled_policy_holds_the_exact_value_where_the_next_word_asks_for_it(name, truth):
     """Behind "i" comes the verb. At "ADJ 3", the stop and "i" the value is the same number."""
     tokens, _ = truth.reviews(900, seed=11)
-    acts = capture_activations(model, tokens, RESIDUAL_SITES)
+    acts = capture_activations(load_model(name), tokens, RESIDUAL_SITES)
     values, mask = truth.values(tokens)
     r2, defined = readability(torch.stack(list(acts.values())), values, mask, 1e-4)
     last, before_verb = r2[-1], truth.grammar.slot("VERB") - 1
     at_the_adjective, at_the_stop = (truth.grammar.slot("ADJ", 2), before_verb - 1)
     assert truth.slot_names(tokens.shape[1])[at_the_stop] == "STOP"
-    assert last[before_verb] > 0.97
-    assert last[at_the_adjective] < last[before_verb] - 0.04
-    assert last[at_the_stop] < last[at_the_adjective] - 0.04
+    assert last[before_verb] > 0.9
+    assert last[at_the_adjective] < last[before_verb] - 0.1
+    assert last[at_the_stop] < last[before_verb] - 0.1
     assert r2[0, before_verb] < 0.05
     # Nothing is known before the first adjective.
     assert defined[0].tolist() == [False] * 9 + [True] * 20
 
 
 @pytest.mark.slow
-def test_the_exact_value_is_readable_at_the_connectors_and_clearly_less_at_the_adjective(
-    model, truth
-):
-    """In the best layer, slot by slot at the last adjective; and by one reading for all of a kind.
-
-    At the first two it is not behind: after one clause or two the exact value is linear in the sum
-    of the votes, so that a state which counts them gives it whole. After three it is not.
-    """
-    tokens, _ = truth.reviews(2000, seed=7)
-    values, mask = truth.values(tokens)
-    cache = capture_activations(model, tokens, RESIDUAL_SITES)
-    acts, slots = torch.stack(list(cache.values())), truth.slot_names(tokens.shape[1])
-
-    r2, _ = readability(acts, values, mask)
-    best = dict(zip(slots, r2.amax(0).tolist(), strict=True))
-    connectors = min(best["CONN 2"], best["CONN 3"])
-    assert connectors >= 0.95
-    assert best["ADJ 3"] < 0.95
-    assert best["ADJ 3"] < connectors - 0.04
-
-    behind_block_0 = dict(
-        zip(slots, r2[list(cache).index("blocks.0.hook_resid_post")].tolist(), strict=True)
-    )
-    assert behind_block_0["CONN 2"] >= 0.95
-    assert behind_block_0["ADJ 2"] < behind_block_0["CONN 2"] - 0.1
-
-    def best_of_one_reading(*names: str) -> float:
-        at = [slots.index(name) for name in names]
-        return readability(acts[:, :, at], values[:, at], mask[:, at], pooled=True)[0].max().item()
-
-    of_both_connectors = best_of_one_reading("CONN 2", "CONN 3")
-    assert of_both_connectors >= 0.95
-    assert best_of_one_reading("ADJ 2", "ADJ 3") < of_both_connectors - 0.07
-
-
-@pytest.mark.slow
-def test_the_last_adjective_counts_the_votes_and_the_word_before_the_verb_has_weighed_them(
-    model, truth
-):
-    """What the value is beyond the best linear function of the votes is there behind the last MLP.
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_the_word_before_the_verb_counts_the_votes_and_its_mlp_weighs_them(name, truth):
+    """What the value is beyond the best linear function of the votes is made by the last MLP there.
 
     Three votes of odds 17 to 3 each: 3 positive ones give 17^3 / (17^3 + 3^3) = .9945, 2 of 3 give
     .85. The best linear function explains .938 of that.
@@ -182,7 +147,7 @@ def test_the_last_adjective_counts_the_votes_and_the_word_before_the_verb_has_we
     beyond = value - slope * votes - intercept
     assert 1 - beyond.var() / value.var() == pytest.approx(0.938, abs=0.003)
 
-    acts = capture_activations(model, tokens, RESIDUAL_SITES)
+    acts = capture_activations(load_model(name), tokens, RESIDUAL_SITES)
     sites = ("blocks.1.hook_resid_mid", "blocks.1.hook_resid_post")
     x = torch.stack([acts[site][:, [adjective, before_verb]] for site in sites])
     everywhere = mask[:, [adjective, before_verb]]
@@ -192,9 +157,9 @@ def test_the_last_adjective_counts_the_votes_and_the_word_before_the_verb_has_we
         return readability(x, both, everywhere)[0]
 
     counted, weighed = read(votes), read(beyond)
-    assert counted.min() > 0.95
-    assert weighed[0].max() < 0.5 and weighed[1, 0] < 0.5
-    assert weighed[1, 1] > 0.9
+    assert counted[:, 1].min() > 0.95 and counted[:, 0].max() < 0.95
+    assert weighed[:, 0].max() < 0.2
+    assert weighed[1, 1] > weighed[0, 1] + 0.1
 
 
 def test_a_run_stores_the_lens_and_what_can_be_read(finished):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
-from rlhf_lab.organism.bundled import BUNDLED, weights_dir
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, weights_dir
 from rlhf_lab.organism.exact import (
     frontier,
     optimal_policy,
@@ -94,24 +94,33 @@ def frontier_checks(reference: GraphPolicy) -> list[Check]:
     ]
 
 
-def model_checks(reference: GraphPolicy, n_reviews: int, seed: int) -> list[Check]:
-    """Check the bundled models against the grammar."""
-    nano, sentiment = (weights_dir(name) for name in BUNDLED)
-    model = GPT2LMHeadModel.from_pretrained(str(nano), local_files_only=True).eval()
+def language_model_checks(
+    name: str, reference: GraphPolicy, n_reviews: int, seed: int
+) -> list[Check]:
+    """Check a bundled language model against the grammar."""
+    directory = str(weights_dir(name))
+    model = GPT2LMHeadModel.from_pretrained(directory, local_files_only=True).eval()
     reviews = reference.graph.grammar.sample(n_reviews, np.random.default_rng(seed))
     kl = language_model_kl(model, reference, torch.from_numpy(reviews.tokens))
     share = grammatical_share(model, reference, n_reviews, seed)
-    classifier = AutoModelForSequenceClassification.from_pretrained(
-        str(sentiment), local_files_only=True
-    ).eval()
-    texts = reviews.texts()
-    predicted = positive_probability(classifier, sentiment, texts)
-    figures = classifier_figures(predicted, texts, reference)
     upper = kl.mean + 2 * kl.standard_error
     return [
-        _at_most("reel-nano: KL(grammar || model), nats per review", kl.mean, KL_BOUND),
-        _at_most("reel-nano: that KL + 2 standard errors", upper, KL_BOUND),
-        _at_least("reel-nano: grammatical share of samples", share, GRAMMATICAL_BOUND),
+        _at_most(f"{name}: KL(grammar || model), nats per review", kl.mean, KL_BOUND),
+        _at_most(f"{name}: that KL + 2 standard errors", upper, KL_BOUND),
+        _at_least(f"{name}: grammatical share of samples", share, GRAMMATICAL_BOUND),
+    ]
+
+
+def classifier_checks(reference: GraphPolicy, n_reviews: int, seed: int) -> list[Check]:
+    """Check the bundled classifier against the exact posterior."""
+    directory = weights_dir("reel-sentiment")
+    classifier = AutoModelForSequenceClassification.from_pretrained(
+        str(directory), local_files_only=True
+    ).eval()
+    texts = reference.graph.grammar.sample(n_reviews, np.random.default_rng(seed)).texts()
+    predicted = positive_probability(classifier, directory, texts)
+    figures = classifier_figures(predicted, texts, reference)
+    return [
         _at_least(
             "reel-sentiment: accuracy on fresh reviews",
             figures.accuracy,
@@ -132,8 +141,7 @@ def run_checks(n_reviews: int = 4000, seed: int = 1234) -> list[Check]:
     if n_reviews < 20:
         raise ValueError(f"n_reviews is {n_reviews}; give 20 or more for a standard error.")
     reference = grammar_policy(build_graph(Grammar()))
-    return [
-        *identity_checks(reference, n_reviews // 20, seed),
-        *frontier_checks(reference),
-        *model_checks(reference, n_reviews, seed),
-    ]
+    checks = identity_checks(reference, n_reviews // 20, seed) + frontier_checks(reference)
+    for name in LANGUAGE_MODELS:
+        checks += language_model_checks(name, reference, n_reviews, seed)
+    return checks + classifier_checks(reference, n_reviews, seed)
