@@ -1,6 +1,7 @@
-"""Device selection by name, with a refusal where the device is missing."""
+"""Device selection by name, and exact arithmetic where a device has no float64."""
 
 import torch
+from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 
@@ -26,6 +27,21 @@ def pick_device(name: str = "auto") -> torch.device:
             f"device={name!r} is not there: this machine has {torch.cuda.device_count()} of them."
         )
     return device
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether there is float64, and all of linear algebra; MPS also lacks `torch.linalg.eigh`."""
+    return device.type in ("cpu", "cuda")
+
+
+def where_exact(x: Tensor) -> Tensor:
+    """x itself where its device has float64; else its copy on the CPU."""
+    return x if has_float64(x.device) else x.cpu()
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float64: on its own device, or on the CPU where the device has none."""
+    return where_exact(x).double()
 
 
 def product_dtype(precision: str) -> torch.dtype | None:

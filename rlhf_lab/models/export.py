@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.critic import TransformerWithCritic
+from rlhf_lab.models.device import exact
 from rlhf_lab.models.load import from_files, model_from_files, quiet, tokenizer_from_files
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias, key_value_weights
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
@@ -248,7 +249,7 @@ def fold_unembedding_bias(
     """
     if not gain.all():
         raise LoadError("ln_final.w has a gain of 0, so the unembedding's bias has no place.")
-    gain, bias, W_U, b_U = (x.detach().double() for x in (gain, bias, W_U, b_U))
+    gain, bias, W_U, b_U = (exact(x.detach()) for x in (gain, bias, W_U, b_U))
     u = 1 / gain
     shift = u * (1 - bias @ u / (u @ u))
     c = (b_U - shift @ W_U) / (u @ u)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.device import autocast
+from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.lora import effective_weights
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import (
@@ -29,6 +29,12 @@ def frozen_copy(model: HookedTransformer) -> HookedTransformer:
     reference = copy.deepcopy(model)
     reference.reset_hooks(including_permanent=True)
     return reference.requires_grad_(False).eval()
+
+
+def model_where_exact(model: HookedTransformer) -> HookedTransformer:
+    """The model itself where its device has float64; else a copy on the CPU, hooks included."""
+    device = next(model.parameters()).device
+    return model if has_float64(device) else copy.deepcopy(model).to("cpu", print_details=False)
 
 
 def trainable_copy(model: HookedTransformer) -> HookedTransformer:

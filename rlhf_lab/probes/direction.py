@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
@@ -70,7 +71,7 @@ def project(
     x: Float[Tensor, "*site n d_model"], direction: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site n"]:
     """The length of each activation along a direction."""
-    return (x @ direction.to(x.dtype)[..., None])[..., 0].double()
+    return exact((x @ direction.to(x)[..., None])[..., 0])
 
 
 def ablate(
@@ -163,7 +164,7 @@ class Direction(Probe):
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
         cut = 2 * len(labels) // 3
         x, reference = (
-            torch.stack([acts[site] for site in seen.acts]).transpose(1, 2)
+            where_exact(torch.stack([acts[site] for site in seen.acts]).transpose(1, 2))
             for acts in (seen.acts, seen.reference_acts)
         )
         labels = labels.to(x.device)

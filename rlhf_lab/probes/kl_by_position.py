@@ -7,6 +7,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import final_residuals, read_out
+from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
@@ -40,13 +41,13 @@ def enumeration_error(
 
     Source: Schulman, "Approximating KL Divergence", 2020.
     """
-    logprobs = logits.double().log_softmax(-1)
-    ref_logprobs = ref_logits.double().log_softmax(-1)
-    exact = F.kl_per_token(logits, ref_logits).double()
+    logprobs = exact(logits).log_softmax(-1)
+    ref_logprobs = exact(ref_logits).log_softmax(-1)
+    kl, mask = exact(F.kl_per_token(logits, ref_logits)), where_exact(mask)
     log_ratio = logprobs - ref_logprobs
     per_token = {"k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}
     return {
-        kind: ((logprobs.exp() * k).sum(-1) - exact)[mask].abs().max().item()
+        kind: ((logprobs.exp() * k).sum(-1) - kl)[mask].abs().max().item()
         for kind, k in per_token.items()
     }
 

@@ -9,6 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
+from rlhf_lab.models.device import where_exact
+from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
@@ -171,7 +173,12 @@ class LogitShift(Probe):
         word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
         attribute = attribute_with_hooks if has_hooks(model) else attribute_logits
         now, before = (
-            attribute(m, {site: act[: self.n] for site, act in acts.items()}, word, other)
+            attribute(
+                model_where_exact(m),
+                {site: where_exact(act[: self.n]) for site, act in acts.items()},
+                word,
+                other,
+            )
             for m, acts in ((model, seen.acts), (reference, seen.reference_acts))
         )
         shift = now.rows - before.rows

@@ -12,7 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, PolicyOutputs, TransformerWithValueHead
-from rlhf_lab.models.device import product_dtype
+from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
@@ -162,7 +162,7 @@ class StepLedger(Probe):
 
 def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:
     """The terms of the objective, each summed over the tokens."""
-    sums = {name: column.double().sum().item() for name, column in entries.items()}
+    sums = {name: exact(column).sum().item() for name, column in entries.items()}
     return {
         "real_tokens": n,
         "clipped_surrogate": sums["surrogate"],

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import read_out
+from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
@@ -33,13 +34,15 @@ def telescoping_error(
     sum_t gamma^t (A_t - gamma lam A_{t+1}) = gamma^(T-1) r - V(s_0)
     (Schulman et al. 2016, arXiv 1506.02438, equations 11 and 16)
     """
-    advantages = F.zero_masked(advantages.double(), mask)
+    advantages, values, rewards = exact(advantages), exact(values), exact(rewards)
+    mask = where_exact(mask)
+    advantages = F.zero_masked(advantages, mask)
     ahead = torch.cat([advantages[:, 1:], torch.zeros_like(advantages[:, :1])], dim=1)
     deltas = F.zero_masked(advantages - gamma * lam * ahead, mask)
     steps = torch.arange(mask.shape[1], device=mask.device)
     total = (deltas * gamma**steps).sum(1)
     last = mask.sum(1) - 1
-    expected = rewards.double() * gamma ** last.double() - values[:, 0].double()
+    expected = rewards * gamma ** last.double() - values[:, 0]
     return (total - expected)[last >= 0].abs().max().item()
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training.capture import capture_activations, text_at
@@ -84,11 +85,11 @@ def r_squared(
     R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2, over the rows where the mask is True; it
     is below 0 for a prediction that is worse than the mean.
     """
-    y, weight = y.double(), mask.double()
+    y, weight = exact(y), exact(mask)
     count = weight.sum(-1)
     mean = (y * weight).sum(-1, keepdim=True) / count.clamp(min=1)[..., None]
     total = ((y - mean).square() * weight).sum(-1)
-    error = ((y - predicted.double()).square() * weight).sum(-1)
+    error = ((y - exact(predicted)).square() * weight).sum(-1)
     defined = (count >= 2) & (total > 1e-8 * count.clamp(min=1))
     return torch.where(defined, 1 - error / torch.where(defined, total, 1.0), 0.0), defined
 
@@ -115,8 +116,9 @@ def readability(
     if batch < 6:
         raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")
     cut = 2 * batch // 3
+    target, mask = where_exact(target), where_exact(mask)
     found = []
-    for x in residuals:
+    for x in map(where_exact, residuals):
         parts = [(x[rows], target[rows], mask[rows]) for rows in (slice(cut), slice(cut, None))]
         flat = [
             [z.flatten(0, 1)[None] if pooled else z.transpose(0, 1) for z in part] for part in parts

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights
+from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
@@ -42,7 +43,7 @@ def spectrum(
     singular values below 1e-8 of the largest are lost to rounding, and come out as such.
     A matrix of zeros has singular values 0, and nothing is computed.
     """
-    matrix = matrix.double()
+    matrix = exact(matrix)
     if not matrix.any():
         side = min(matrix.shape)
         return matrix.new_zeros(side), torch.eye(side, dtype=matrix.dtype, device=matrix.device)
@@ -80,6 +81,7 @@ def describe_delta(
     3. Where the matrix writes into the residual stream, the cosine of the delta's first singular
        vector on that side with each direction, and the share of the delta's energy along it.
     """
+    before, after = where_exact(before), where_exact(after)
     delta = as_matrix(name, after.double() - before.double())
     s, vectors = spectrum(delta)
     stable_rank, k90 = describe_spectrum(s)
@@ -101,7 +103,7 @@ def describe_delta(
         wide = delta.shape[1] > delta.shape[0]
         top = delta.T @ vectors[:, 0] / s[0] if wide else vectors[:, 0]
         for label, direction in directions.items():
-            unit = (direction / direction.norm()).double().to(delta.device)
+            unit = exact(direction / direction.norm())
             row[f"overlap_{label}"] = (top @ unit).abs().item()
             row[f"energy_{label}"] = ((delta @ unit).square().sum() / energy).item()
     return row

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, Fitting, RewardLoss
 from rlhf_lab.functional import bradley_terry_loss, preference_accuracy
+from rlhf_lab.models.device import exact
 from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.rewards.pairs import Pairs
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
@@ -115,7 +116,7 @@ def train_reward_model(
         held_out_pairs=len(test),
         first_loss=first,
         last_loss=last,
-        accuracy=preference_accuracy(chosen.double(), rejected.double()).item(),
+        accuracy=preference_accuracy(exact(chosen), exact(rejected)).item(),
         bayes_accuracy=test.bayes_accuracy(),
         gold_accuracy=test.gold_accuracy(),
         mean_score=scores.mean().item(),

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts
 from rlhf_lab.functional import dpo_loss, implicit_rewards, preference_accuracy, sequence_sum
 from rlhf_lab.models import make_reference
+from rlhf_lab.models.device import exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.rewards import Pairs, RewardFn
 from rlhf_lab.rewards.preference_fit import PairFit
@@ -117,7 +118,7 @@ def tune_on_pairs(
         held_out_pairs=len(test),
         first_loss=first,
         last_loss=last,
-        accuracy=preference_accuracy(chosen.double(), rejected.double()).item(),
+        accuracy=preference_accuracy(exact(chosen), exact(rejected)).item(),
         bayes_accuracy=test.bayes_accuracy(),
         gold_accuracy=test.gold_accuracy(),
         chosen_reward=chosen.mean().item(),
