@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from rlhf_lab import model_commands
 from rlhf_lab.config import AdapterArgs, RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts, RewardLoss
-from rlhf_lab.models import load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.reference import model_where_exact
@@ -247,6 +248,18 @@ def assert_same_files(expected: Path, found: Path) -> None:
             assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
         elif file.suffix in (".json", ".jsonl"):
             assert (expected / file).read_text() == (found / file).read_text(), file
+
+
+@pytest.mark.parametrize("device", ["mps", "auto"])
+def test_bf16_is_refused_where_causal_attention_is_wrong_in_it(tmp_path, device):
+    """Also of a policy that is in half precision itself."""
+    with RefusingDevice():
+        with pytest.raises(ConfigError, match="precision='bf16' on device='mps'.*use fp32"):
+            RLHFTrainer(RLHFArgs(**SMALL, device=device, precision="bf16"), out=tmp_path / "run")
+        policy = TransformerWithValueHead(load_model("reel-nano")).to(torch.bfloat16)
+        with pytest.raises(ConfigError, match="a policy in torch.bfloat16 on device='mps'"):
+            RLHFTrainer(RLHFArgs(**SMALL, device=device), policy=policy, out=tmp_path / "run")
+    RLHFTrainer(RLHFArgs(**SMALL, precision="bf16", device="cpu"), out=tmp_path / "run")
 
 
 def test_exact_arithmetic_stays_on_the_cpu_and_goes_there_from_mps():

@@ -256,7 +256,8 @@ class SpeedArgs:
     that, and refuse elsewhere (packed).
     """
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32."""
+    """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32; bf16
+    is refused on MPS."""
     tune_cpu: bool = True
     """Let `train` keep freed memory and take the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None

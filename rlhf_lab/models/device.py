@@ -1,4 +1,4 @@
-"""Device selection by name, and exact arithmetic where a device has no float64."""
+"""Device selection by name, and what MPS lacks: float64, and right attention in half precision."""
 
 import torch
 from torch import Tensor
@@ -47,6 +47,19 @@ def exact(x: Tensor) -> Tensor:
 def product_dtype(precision: str) -> torch.dtype | None:
     """What matrix products are done in: bfloat16 for "bf16", the model's own dtype (None) else."""
     return torch.bfloat16 if precision == "bf16" else None
+
+
+def refuse_half_precision(device: torch.device, dtype: torch.dtype | None, what: str) -> None:
+    """Refuse products in half precision on MPS, where causal attention is wrong in it.
+
+    Raises:
+        ConfigError: they are asked for there, by `what`.
+    """
+    if device.type == "mps" and dtype in (torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"{what} on device='mps' lets tokens attend to later ones (pytorch issue 195910); "
+            "use fp32, or device='cpu'."
+        )
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -9,7 +9,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
-from rlhf_lab.models.device import pick_device
+from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
@@ -66,7 +66,11 @@ class Parts:
         self.functions = Functions.choose(functions)
         self.functions.check(args)
         self.device = pick_device(args.device)
+        asked = f"precision={args.precision!r}"
+        refuse_half_precision(self.device, product_dtype(args.precision), asked)
         self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
+        dtype = next(self.policy.parameters()).dtype
+        refuse_half_precision(self.device, dtype, f"a policy in {dtype}")
         self.reference = reference or make_reference(self.policy.base_model)
         self.forward = Forward.from_args(args)
         self.forward.packs(self.policy, self.reference)
