@@ -3,7 +3,7 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 import torch
@@ -11,13 +11,13 @@ from huggingface_hub import HfApi
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.device_gaps import COMPARISONS, Compared
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.fast.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer
 
 PACKAGES = ("rlhf_lab", "torch", "transformer_lens", "transformers", "numpy", "wandb")
-LOGIT_TOLERANCE = 1e-3
 
 
 # what was looked at, what was found, and whether that is well; None where it is for information
@@ -70,7 +70,7 @@ def _bundled() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    """Compare the logits and values of every accelerator with the CPU's, once."""
+    """Compare every accelerator with the CPU in what training runs there."""
     others = [
         *(f"cuda:{i}" for i in range(torch.cuda.device_count())),
         *(["mps"] if torch.backends.mps.is_available() else []),
@@ -78,20 +78,19 @@ def _devices() -> Iterator[Finding]:
     if not others:
         yield "device", "cpu; there is no other to compare with it", None
     for name in others:
-        gap = device_gap(name)
-        found = f"logits and values differ from the CPU's by at most {gap:.1e}"
-        yield name, found, gap < LOGIT_TOLERANCE
+        yield from dict.fromkeys(_compared(name, compare) for compare in COMPARISONS)
 
 
-def device_gap(device: str) -> float:
-    """The largest gap of logits or values between a device and the CPU, on the bundled policy."""
-    policy = TransformerWithValueHead(load_model("reel-nano")).eval()
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(policy.base_model.cfg.d_vocab, (8, 29), generator=generator)
-    with torch.no_grad():
-        on_cpu = policy(tokens)
-        there = policy.to(device)(tokens.to(device))
-    return max((a - b.cpu()).abs().max().item() for a, b in zip(on_cpu, there, strict=True))
+def _compared(device: str, compare: Callable[[str], Compared]) -> Finding:
+    """One comparison of a device with the CPU; what training refuses there is not wrong."""
+    try:
+        found = compare(device)
+    except ConfigError as refusal:
+        return device, str(refusal), None
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        return device, f"{compare.__name__} failed: {reason}", False
+    return device, f"{found.what} by at most {found.gap:.1e}", found.ok
 
 
 def _hub() -> Finding:
