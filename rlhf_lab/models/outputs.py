@@ -26,6 +26,7 @@ from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.decoder import PackedDecoder
 from rlhf_lab.models.fast.outputs import packed_comparison, packed_token_stats
 from rlhf_lab.models.fast.readout import final_norm, read_state, read_token_stats, unembed
+from rlhf_lab.models.fast.static_decoder import StaticDecoder, cuda_graph
 from rlhf_lab.models.forward import Forward, transformer_of, why_not_read
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.recompute import recomputing_blocks
@@ -267,7 +268,9 @@ def start_decoding(
     forward = forward or Forward()
     padded = has_hooks(policy.base_model) and not bool(prompt_mask.all())
     if forward.packs(policy, also=PADDED if padded else None):
-        return PackedDecoder(policy, prompts, prompt_mask, gen_len, forward.dtype)
+        texts = policy, prompts, prompt_mask, gen_len, forward.dtype
+        on_cuda = policy.device.type == "cuda"
+        return StaticDecoder(*texts, capture=cuda_graph) if on_cuda else PackedDecoder(*texts)
     reads_fast = why_not_read(policy) is None and forward.reads_fast(policy.base_model)
     read = partial(read_state, policy) if reads_fast else None
     return HookedDecoder(policy, prompts, prompt_mask, forward.dtype, read)

@@ -52,12 +52,17 @@ class PackedDecoder:
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
         """Go on to the state of every row after one more token."""
-        residual = embed(self.model, token[:, None], self.n_real)
-        for packed, cache in zip(self.blocks, self.caches, strict=True):
-            residual = run_block(packed, residual, partial(self._attend, packed.attend, cache))
+        residual = self._through_blocks(token)
         self.length += 1
         self.n_real = self.n_real + 1
         self.state = self._see(residual)
+
+    def _through_blocks(self, token: Int[Tensor, " batch"]) -> Float[Tensor, "batch 1 d_model"]:
+        """The last residual of one more token, whose keys and values go into the cache."""
+        residual = embed(self.model, token[:, None], self.n_real)
+        for packed, cache in zip(self.blocks, self.caches, strict=True):
+            residual = run_block(packed, residual, partial(self._attend, packed.attend, cache))
+        return residual
 
     def _read(
         self,
