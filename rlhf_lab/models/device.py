@@ -42,6 +42,11 @@ def where_exact(x: Tensor) -> Tensor:
 def exact(x: Tensor) -> Tensor:
     """x in float64: on its own device, or on the CPU where the device has none."""
     return where_exact(x).double()
+def total_memory(device: torch.device) -> int | None:
+    """Bytes of memory of a GPU; None for a device that shares the host's."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def product_dtype(precision: str) -> torch.dtype | None:

@@ -5,13 +5,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.models.device import total_memory
 from rlhf_lab.models.fast.token_scan import Readout
 from rlhf_lab.models.fast.token_stats import TokenStats, token_stats_chunked
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.samples import Support
 
-LEAST_ROWS, LOGITS_AT_ONCE = 256, 2**22
+LEAST_ROWS, LOGITS_AT_ONCE, BYTES_KEPT = 256, 2**22, 2**29
+"""Of the read-out without a memory of its own: rows and logits per chunk, bytes for the backward
+pass."""
 
 
 def final_norm(
@@ -77,9 +80,26 @@ def read_token_stats(
         ref_readout,
         temperature,
         None if support is None else (support.tokens.flatten(0, 1), support.kept.flatten(0, 1)),
-        max(LEAST_ROWS, LOGITS_AT_ONCE // model.cfg.d_vocab),
+        *chunk_sizes(model.cfg.d_vocab, total_memory(hidden.device)),
     )
     return TokenStats(*(None if x is None else x.view(tokens.shape) for x in stats))
+
+
+def chunk_sizes(d_vocab: int, memory: int | None) -> tuple[int, int]:
+    """Rows per chunk of the read-out, and bytes of logarithms that are kept for the backward pass.
+
+    A device with memory of its own gives a 256th of it to a chunk of logits (of which the read-out
+    has about four at a time), and a 16th to what is kept. Both follow from the device alone, not
+    from what is free, so that the same seed gives the same run.
+
+    Args:
+        memory: bytes that the device has; None on the CPU.
+    """
+    at_once, kept = LOGITS_AT_ONCE, BYTES_KEPT
+    if memory is not None:
+        float32 = 4
+        at_once, kept = max(at_once, memory // 256 // float32), max(kept, memory // 16)
+    return max(LEAST_ROWS, at_once // d_vocab), kept
 
 
 def _readout(
