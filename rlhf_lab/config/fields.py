@@ -255,9 +255,10 @@ class SpeedArgs:
     gives the same numbers, where it is known to be right and proves it each phase (auto), or only
     that, and refuse elsewhere (packed).
     """
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32; bf16
-    is refused on MPS."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32. tf32
+    is for CUDA GPUs from Ampere on; bf16 is refused on MPS.
+    """
     tune_cpu: bool = True
     """Let `train` keep freed memory and take the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import nn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.critic import TransformerWithCritic
-from rlhf_lab.models.device import product_dtype
+from rlhf_lab.models.device import float32_products, product_dtype
 from rlhf_lab.models.fast.known import why_not_passed, why_unknown
 from rlhf_lab.models.fast.proof import prove
 from rlhf_lab.models.hooks import has_hooks, is_hooked
@@ -32,6 +33,7 @@ class Forward:
             packed form, or refuses; "auto" the packed form where it is known to be right and passes
             every hook, and the modules elsewhere, with one sentence that says why.
         dtype: of the matrix products; the models' own when None.
+        tf32: let CUDA multiply float32 matrices in TF32, within `products`.
         recompute: keep only what goes from block to block for the backward pass, and run each
             block again there.
         fault: what a proof found wrong with the packed form; from then on the modules run.
@@ -43,6 +45,7 @@ class Forward:
 
     mode: Literal["auto", "hooked", "packed"] = "auto"
     dtype: torch.dtype | None = None
+    tf32: bool = field(default=False, kw_only=True)
     recompute: bool = False
     fault: str | None = None
     gap: float | None = None
@@ -52,7 +55,12 @@ class Forward:
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
         """How a run with these settings goes through its models."""
-        return cls(args.forward, product_dtype(args.precision), args.activation_checkpointing)
+        precision, recompute = args.precision, args.activation_checkpointing
+        return cls(args.forward, product_dtype(precision), recompute, tf32=precision == "tf32")
+
+    def products(self) -> AbstractContextManager[None]:
+        """Within, matrices are multiplied in TF32 if that is asked for; else as before."""
+        return float32_products("tf32") if self.tf32 else nullcontext()
 
     def packs(self, *models: nn.Module, also: str | None = None) -> bool:
         """Whether all of these, policies or bare transformers, run packed as they are now.
@@ -95,7 +103,14 @@ class Forward:
         plain = why_not_read(policy) is None
         reader = policy if plain else TransformerWithValueHead(model, policy.value_head)
         proof = prove(
-            reader, reference, samples, temperature, self.dtype, not self.proved, own_values=plain
+            reader,
+            reference,
+            samples,
+            temperature,
+            self.dtype,
+            not self.proved,
+            own_values=plain,
+            tf32=self.tf32,
         )
         self.gap, self.proved = proof.gap, True
         if proof.fault is None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.training import PhaseReport, Rollout
-from rlhf_lab.training.phase_stats import RATIO_TOLERANCE
 
 COPIED = (
     "mean_reward",
@@ -21,7 +21,7 @@ COPIED = (
     "grad_norm",
     "ratio_first_minibatch",
 )
-RATIO_GAP = MappingProxyType({"fp32": 1e-4, "bf16": RATIO_TOLERANCE["bf16"]})
+RATIO_GAP = MappingProxyType(LOGPROB_ROUNDING | {"fp32": 1e-4})
 """How far rounding may take the first ratio from 1: sampling and learning batch differently."""
 
 

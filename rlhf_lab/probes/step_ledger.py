@@ -19,7 +19,7 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
 from rlhf_lab.training.objective import run_policy_on, surrogate_shares
 
-SHARES_GAP = MappingProxyType({"fp32": 1e-5, "bf16": 5e-3})
+SHARES_GAP = MappingProxyType({"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
 BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
 Entries = dict[str, Float[Tensor, "minibatch gen"]]

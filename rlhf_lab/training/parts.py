@@ -9,7 +9,12 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
-from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision
+from rlhf_lab.models.device import (
+    pick_device,
+    product_dtype,
+    refuse_half_precision,
+    refuse_tf32,
+)
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
@@ -68,6 +73,7 @@ class Parts:
         self.device = pick_device(args.device)
         asked = f"precision={args.precision!r}"
         refuse_half_precision(self.device, product_dtype(args.precision), asked)
+        refuse_tf32(self.device, args.precision)
         self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
         dtype = next(self.policy.parameters()).dtype
         refuse_half_precision(self.device, dtype, f"a policy in {dtype}")

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
+from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 StepVerdict = Literal["step", "skip", "stop"]
 TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 KL_TOLERANCE = 1.5
-RATIO_TOLERANCE = MappingProxyType({"fp32": 1e-3, "bf16": 0.25})
 
 
 class PhaseStats:
@@ -96,7 +95,7 @@ class PhaseStats:
             )
 
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if math.isnan(ratio) or abs(ratio - 1) <= RATIO_TOLERANCE[self.args.precision]:
+        if math.isnan(ratio) or abs(ratio - 1) <= LOGPROB_ROUNDING[self.args.precision]:
             return
         own, policy = self.trainer.own_parts, self.trainer.policy
         causes = [f"own part {part}" for part in own if part in ("policy", "logprobs")]

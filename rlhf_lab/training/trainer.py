@@ -131,11 +131,12 @@ class RLHFTrainer(Parts):
 
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute all that learning needs; see `ppo`."""
-        return ppo.rollout_phase(self)
+        with self.forward.products():
+            return ppo.rollout_phase(self)
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`."""
-        with self.interventions.learning():
+        with self.interventions.learning(), self.forward.products():
             return ppo.learning_phase(self, rollout)
 
     def run_phase(self) -> PhaseReport:
@@ -145,7 +146,7 @@ class RLHFTrainer(Parts):
     def run_phase_on(self, roll_out: Callable[[], Rollout]) -> PhaseReport:
         """One phase whose rollout is made by `roll_out`, logged and saved."""
         self.start()
-        with self._recorded():
+        with self._recorded(), self.forward.products():
             began, saving = perf_counter(), self.recorder.seconds
             rollout = roll_out()
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)

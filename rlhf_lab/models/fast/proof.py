@@ -1,5 +1,6 @@
 """The proof of the packed form: held against the modules, on rows that the policy itself wrote."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.functional import generated_logits, generated_values
 from rlhf_lab.models.decode import HookedDecoder
+from rlhf_lab.models.device import LOGPROB_ROUNDING, float32_products
 from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.decoder import PackedDecoder
 from rlhf_lab.models.fast.fault import first_difference
@@ -53,6 +55,7 @@ def prove(
     dtype: torch.dtype | None = None,
     first: bool = False,
     own_values: bool = True,
+    tf32: bool = False,
 ) -> Proof:
     """Hold the packed form against the modules on two rows of a phase's own samples.
 
@@ -69,15 +72,18 @@ def prove(
         dtype: of the matrix products when the samples were made.
         first: whether to take step 3.
         own_values: whether the values that were noted are this policy's.
+        tf32: whether products were in TF32 when the samples were made; they are not here.
     """
     # the first and the last: of different prompts, if there are several
     ends = torch.tensor([0, len(samples.mask) - 1][: len(samples.mask)])
     rows = samples[ends.to(samples.mask.device)]
     texts = SampleRows(rows, rows.attention_mask if samples.is_padded else None, temperature)
     heard, own_dtype = has_hooks(policy), policy.base_model.cfg.dtype
-    exact, noting = _rounding(own_dtype), _rounding(dtype or own_dtype)
+    exact, noting = _rounding(own_dtype), _rounding(dtype or own_dtype, tf32)
     cuda = [policy.device] if policy.device.type == "cuda" else []
-    with without_hooks(policy, reference), torch.random.fork_rng(devices=cuda), torch.no_grad():
+    products = float32_products("fp32") if tf32 else nullcontext()
+    undisturbed = without_hooks(policy, reference), torch.random.fork_rng(devices=cuda)
+    with undisturbed[0], undisturbed[1], torch.no_grad(), products:
         modules, packed = _by_modules(policy, texts), _by_packed(policy, texts)
         gaps = [_gap(packed, modules, rows.mask)]
         if not heard:
@@ -100,12 +106,14 @@ def prove(
     return Proof(max(gap, *decode_gap, 0.0), fault)
 
 
-def _rounding(dtype: torch.dtype) -> float:
+def _rounding(dtype: torch.dtype, tf32: bool = False) -> float:
     """How far rounding may take a log-probability, in nats, or a value, by the products' format.
 
     Measured: see `docs/performance.md`.
     """
-    return 0.25 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if dtype in (torch.bfloat16, torch.float16):
+        return LOGPROB_ROUNDING["bf16"]
+    return LOGPROB_ROUNDING["tf32" if tf32 else "fp32"]
 
 
 def _by_modules(policy: TransformerWithValueHead, texts: SampleRows) -> Float[Tensor, "2 rows gen"]:
