@@ -26,8 +26,8 @@ from rlhf_lab.sampling import (
     sample_in_parts,
     sampling_noise,
     tokenize_prompts,
-    top_k_filter,
 )
+from rlhf_lab.sampling_spec import top_k_filter
 
 VALUE_HOOK = "ln_final.hook_normalized"
 INF = math.inf
