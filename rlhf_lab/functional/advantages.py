@@ -7,6 +7,7 @@ from torch import Tensor
 from rlhf_lab.functional.masks import (
     at_least_float32,
     check_mask,
+    check_same_shape,
     last_token_mask,
     masked_mean,
     masked_std,
@@ -41,7 +42,8 @@ def compute_advantages(
     5. Put 0 where the mask is False.
 
     `values` holds V of the state before each generated token (see `generated_values`); `rewards`
-    has one number per sequence, or one per token. Raises ValueError unless gamma lies in [0, 1].
+    has one number per sequence, or one per token. Raises ValueError unless gamma lies in [0, 1],
+    and for unequal shapes. No sequence, or no token, gives an empty result.
 
     A_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, GAE, arXiv 1506.02438, equation
     11: lambda = 0). With a reward only at the end and gamma = 1 that is V(s_{t+1}) - V(s_t), and
@@ -51,6 +53,9 @@ def compute_advantages(
         raise ValueError(f"gamma is {gamma}; give a number from 0 to 1.")
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     paid = token_rewards(rewards, mask) if rewards.ndim == 1 else rewards
+    check_same_shape(values=values, rewards=paid, mask=mask)
+    if not values.numel():
+        return at_least_float32(values)
     values = at_least_float32(values)
     next_value, advantages = torch.zeros_like(values[:, 0]), []
     for value, reward, real in zip(values.T.flip(0), paid.T.flip(0), mask.T.flip(0), strict=True):
@@ -75,13 +80,17 @@ def compute_gae(
        are carried to the real token before it.
     5. Put 0 where the mask is False.
 
-    Raises ValueError unless gamma and lam lie in [0, 1].
+    Raises ValueError unless gamma and lam lie in [0, 1], and for unequal shapes. No sequence, or no
+    token, gives an empty result.
 
     A_t = sum_k (gamma * lam)^k delta_{t+k}   (Schulman et al. 2016, arXiv 1506.02438, equation 16)
     """
     for name, value in (("gamma", gamma), ("lam", lam)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name} is {value}; give a number from 0 to 1.")
+    check_same_shape(values=values, token_rewards=token_rewards, mask=mask)
+    if not values.numel():
+        return at_least_float32(values)
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     values = at_least_float32(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0])
@@ -107,6 +116,7 @@ def compute_returns(
 
     R_t = A_t + V(s_t)
     """
+    check_same_shape(advantages=advantages, values=values, mask=mask)
     return zero_masked(at_least_float32(advantages) + at_least_float32(values), mask)
 
 
@@ -127,6 +137,7 @@ def explained_variance(
     EV = 1 - Var(R - V) / Var(R)
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    check_same_shape(values=values, returns=returns, mask=mask)
     check_mask(values, mask)  # other numbers would be indices: rows 0 and 1, for a mask of 0 and 1
     values, returns = at_least_float32(values)[mask], at_least_float32(returns)[mask]
     if returns.numel() < 2 or returns.min() == returns.max():
@@ -153,6 +164,8 @@ def token_rewards(
     """
     if kl_per_token is None and kl_coef != 0:
         raise ValueError(f"kl_coef is {kl_coef} but kl_per_token is missing; give both or neither.")
+    check_same_shape(mask.shape[:1], rewards=rewards)
+    check_same_shape(mask=mask, kl_per_token=kl_per_token)
     score = torch.where(last_token_mask(mask), at_least_float32(rewards)[:, None], 0.0)
     if kl_per_token is None:
         return score
@@ -172,6 +185,7 @@ def informative_groups(
     themselves: what rounding leaves of the mean would be divided by a standard deviation of the
     same size.
     """
+    check_same_shape(rewards=rewards, group=group)
     same = group[:, None] == group[None, :]
     return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
 

@@ -10,6 +10,7 @@ from rlhf_lab.functional.masks import (
     Denominator,
     at_least_float32,
     check_mask,
+    check_same_shape,
     masked_mean,
     sequence_sum,
 )
@@ -46,6 +47,7 @@ def aggregate(
     if denominator is None:
         denominator = aggregation_denominator(mask, aggregation)
     check_mask(x, mask)
+    check_same_shape(x=x, mask=mask)
     if aggregation == "sequence_mean":
         per_sequence = masked_mean(x, mask, dim=-1)
     elif aggregation in ("token_mean", "constant"):

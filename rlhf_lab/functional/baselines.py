@@ -5,7 +5,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.functional.advantages import compute_gae, grpo_advantages, informative_groups
-from rlhf_lab.functional.masks import at_least_float32, check_mask, whiten, zero_masked
+from rlhf_lab.functional.masks import (
+    at_least_float32,
+    check_mask,
+    check_same_shape,
+    whiten,
+    zero_masked,
+)
 
 __all__ = [
     "dr_grpo_advantages",
@@ -62,6 +68,7 @@ def remax_advantages(
 
     A_t = sum_k r_{t+k} - r(greedy)   (Li et al. 2023, ReMax, arXiv 2310.10505)
     """
+    check_same_shape(token_rewards.shape[:1], greedy_rewards=greedy_rewards)
     baseline = at_least_float32(greedy_rewards)[:, None]
     return zero_masked(rewards_to_go(token_rewards, 1.0, mask) - baseline, mask)
 
@@ -94,6 +101,7 @@ def reinforce_plus_plus_baseline_advantages(
 
     A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
     """
+    check_same_shape(mask.shape[:1], rewards=rewards, group=group)
     centered = grpo_advantages(at_least_float32(rewards), group, normalize_std=False)
     return whiten(centered[:, None].expand(mask.shape), mask)
 
@@ -125,6 +133,7 @@ def opo_advantages(
     A_i = r_i - sum_j l_j r_j / sum_j l_j   (Hao et al. 2025, OPO, arXiv 2505.23585)
     """
     check_mask(mask, mask)
+    check_same_shape(mask.shape[:1], rewards=rewards, group=group)
     rewards = at_least_float32(rewards)
     same = (group[:, None] == group[None, :]).to(rewards.dtype)
     lengths = mask.sum(dim=-1).to(rewards.dtype)

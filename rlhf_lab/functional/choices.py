@@ -24,7 +24,13 @@ from rlhf_lab.functional.baselines import (
     rewards_to_go,
 )
 from rlhf_lab.functional.by_name import call_by_name, look_up
-from rlhf_lab.functional.masks import Denominator, sequence_sum, whiten, zero_masked
+from rlhf_lab.functional.masks import (
+    Denominator,
+    check_same_shape,
+    sequence_sum,
+    whiten,
+    zero_masked,
+)
 from rlhf_lab.functional.policy_loss import (
     cispo_surrogate,
     gspo_surrogate,
@@ -95,6 +101,8 @@ def estimate_advantages(
     result that is neither [batch] nor [batch gen].
     """
     function = look_up(estimator, ADVANTAGES, "advantages")
+    check_same_shape(mask=mask, token_rewards=token_rewards, values=values)
+    check_same_shape(mask.shape[:1], group=group, greedy_rewards=greedy_rewards)
     available = {
         "values": values,
         "rewards": sequence_sum(token_rewards, mask),

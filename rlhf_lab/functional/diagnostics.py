@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, masked_mean, zero_masked
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape, masked_mean, zero_masked
 from rlhf_lab.functional.policy_loss import policy_ratio
 
 __all__ = [
@@ -49,6 +49,7 @@ def clip_fraction_low(
     """
     ratio = policy_ratio(logprobs, old_logprobs)
     outside = ratio < 1 - clip_coef
+    check_same_shape(logprobs=logprobs, advantages=advantages)
     if advantages is not None:
         outside = outside & (advantages < 0)
     return masked_mean(outside.to(ratio.dtype), mask)
@@ -72,6 +73,7 @@ def clip_fraction_high(
     """
     ratio = policy_ratio(logprobs, old_logprobs)
     outside = ratio > 1 + clip_coef
+    check_same_shape(logprobs=logprobs, advantages=advantages)
     if advantages is not None:
         outside = outside & (advantages > 0)
     return masked_mean(outside.to(ratio.dtype), mask)
@@ -95,6 +97,7 @@ def value_clip_fraction(
     """
     if clip < 0:
         raise ValueError(f"clip is {clip}; give a number of at least 0.")
+    check_same_shape(values=values, returns=returns, old_values=old_values)
     values, returns, old_values = map(at_least_float32, (values, returns, old_values))
     moved = values - old_values
     held = old_values + moved.clamp(-clip, clip)
@@ -144,6 +147,7 @@ def effective_sample_size(
 
     ESS = (sum w)^2 / sum w^2   (Kong 1992)
     """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     logprobs, old_logprobs = zero_masked(logprobs, mask), zero_masked(old_logprobs, mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)
     if mask is not None:

@@ -13,6 +13,7 @@ from rlhf_lab.functional.by_name import call_by_name, look_up
 from rlhf_lab.functional.masks import (
     Denominator,
     at_least_float32,
+    check_same_shape,
     masked_mean,
     sequence_sum,
     zero_masked,
@@ -110,6 +111,7 @@ def kl_estimate(
 
     Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
     """
+    check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     logprobs, ref_logprobs = zero_masked(logprobs, mask), zero_masked(ref_logprobs, mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(ref_logprobs)
     if kind == "k1":
@@ -131,6 +133,7 @@ def kl_absolute(
 
     In nats per token, never negative. At d = 0 its gradient is 0.
     """
+    check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     return (at_least_float32(logprobs) - at_least_float32(ref_logprobs)).abs()
 
 

@@ -50,6 +50,29 @@ def check_mask(x: Tensor, mask: Tensor | None) -> None:
         )
 
 
+def check_same_shape(shape: Sequence[int] | None = None, /, **tensors: Tensor | None) -> None:
+    """Refuse tensors of unequal shapes, which torch would broadcast to a wrong number in silence.
+
+    1. Leave out those that are None.
+    2. Compare each shape with `shape`, or with that of the first one if that is None.
+
+    Looks at shapes alone, so that no device has to be waited for. Raises ValueError naming both
+    shapes.
+    """
+    first = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if shape is None:
+            shape, first = x.shape, name
+        elif x.shape != torch.Size(shape):
+            other = "the batch asks for" if first is None else f"{first} has"
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)} where {other} {tuple(shape)}; give both the "
+                "same shape, or one would be broadcast over the other."
+            )
+
+
 def zero_masked(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."] | None) -> Float[Tensor, "..."]:
     """Replace x by 0 wherever the mask is False, in value and in gradient.
 
@@ -223,6 +246,7 @@ def finished_mask(
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.4 (overlong filtering)
     """
     check_mask(mask, mask)
+    check_same_shape(mask.shape[:1], finished=finished)
     return mask & finished[:, None]
 
 
@@ -249,6 +273,7 @@ def sequence_sum(
 
     A row without a real token sums to 0.0. Raises ValueError if the mask has another shape than x.
     """
+    check_same_shape(x=x, mask=mask)
     return zero_masked(at_least_float32(x), mask).sum(dim=-1)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from rlhf_lab.functional.masks import (
     Denominator,
     at_least_float32,
+    check_same_shape,
     masked_mean,
     whiten,
     zero_masked,
@@ -40,6 +41,7 @@ def policy_ratio(
 
     r_t = pi(a_t | s_t) / pi_old(a_t | s_t)   (Schulman et al. 2017, section 3)
     """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
     log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
@@ -88,6 +90,7 @@ def ppo_surrogate(
     clip max(that, c A) where A < 0   (Ye et al. 2020, arXiv 1912.09729)
     """
     low, high = _clip_range(clip_coef, clip_coef_high)
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     logprobs, old_logprobs, advantages = _blank(mask, logprobs, old_logprobs, advantages)
     ratio = policy_ratio(logprobs, old_logprobs)
     surrogate = torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)
@@ -126,6 +129,7 @@ def calc_clipped_surrogate_objective(
     """
     if clip_coef < 0:
         raise ValueError(f"clip_coef is {clip_coef}; give a number of at least 0, such as 0.2.")
+    check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
@@ -158,6 +162,7 @@ def gspo_surrogate(
     2507.18071, section 4.3)
     """
     low, high = _clip_range(clip_coef, clip_coef_high)
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     whole = _mean_log_ratio(logprobs, old_logprobs, mask).detach()[:, None]
     logprobs, advantages = _blank(mask, logprobs, advantages)
     ratio = (whole + (logprobs - logprobs.detach())).clamp(max=MAX_LOG_RATIO).exp()
@@ -183,6 +188,7 @@ def cispo_surrogate(
     sg[clip(r, 1 - e_low, 1 + e_high)] A log pi   (MiniMax 2025, CISPO, arXiv 2506.13585)
     """
     low, high = _clip_range(clip_coef, clip_coef_high)
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     logprobs, old_logprobs, advantages = _blank(mask, logprobs, old_logprobs, advantages)
     weight = policy_ratio(logprobs, old_logprobs).detach().clip(low, high)
     return weight * advantages * logprobs
@@ -203,6 +209,7 @@ def policy_gradient_surrogate(
 
     A log pi   (Williams 1992; Sutton et al. 1999)
     """
+    check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     logprobs, advantages = _blank(mask, logprobs, advantages)
     return advantages * logprobs
 
@@ -226,6 +233,7 @@ def truncated_importance_weights(
     """
     if not cap > 0:
         raise ValueError(f"cap is {cap}; give a number above 0, such as 2.")
+    check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
     logprobs, sampler_logprobs = _blank(mask, logprobs, sampler_logprobs)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
     return zero_masked(weights, mask)
@@ -237,6 +245,7 @@ def _mean_log_ratio(
     mask: Bool[Tensor, "batch gen"] | None,
 ) -> Float[Tensor, " batch"]:
     """The mean over the real tokens of log(pi / pi_old), for each sequence."""
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     logprobs, old_logprobs = _blank(mask, logprobs, old_logprobs)
     return masked_mean(logprobs - old_logprobs, mask, dim=-1)
 

@@ -7,7 +7,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlhf_lab.functional.aggregation import aggregate
-from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
+from rlhf_lab.functional.masks import (
+    Denominator,
+    at_least_float32,
+    check_same_shape,
+    masked_mean,
+    zero_masked,
+)
 
 __all__ = [
     "bradley_terry_loss",
@@ -46,6 +52,9 @@ def bradley_terry_loss(
             f"center_coef is {center_coef}; give a number of at least 0, such as 0.01."
         )
     _refuse_no_pairs(chosen)
+    check_same_shape(chosen=chosen, rejected=rejected)
+    if isinstance(margin, Tensor) and margin.ndim:
+        check_same_shape(chosen=chosen, margin=margin)
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     loss = -logsigmoid(chosen - rejected - margin)
     if center_coef:
@@ -66,6 +75,12 @@ def divergence_mask(
 
     What the pair has in common, the prompt above all, is left out; equal responses leave nothing.
     """
+    check_same_shape(
+        chosen_tokens=chosen_tokens,
+        rejected_tokens=rejected_tokens,
+        chosen_mask=chosen_mask,
+        rejected_mask=rejected_mask,
+    )
     either = chosen_mask | rejected_mask
     differ = either & ((chosen_tokens != rejected_tokens) | (chosen_mask != rejected_mask))
     return either & (differ.long().cumsum(dim=-1) > 0)
@@ -87,6 +102,7 @@ def bradley_terry_token_loss(
 
     loss = mean_i mean_t -log sigmoid(r_chosen,it - r_rejected,it)
     """
+    check_same_shape(chosen=chosen, rejected=rejected, mask=mask)
     chosen, rejected = zero_masked(chosen, mask), zero_masked(rejected, mask)
     loss = -logsigmoid(at_least_float32(chosen) - at_least_float32(rejected))
     return aggregate(loss, mask, "sequence_mean")
@@ -103,6 +119,7 @@ def preference_accuracy(
     Raises ValueError if there is no pair.
     """
     _refuse_no_pairs(chosen)
+    check_same_shape(chosen=chosen, rejected=rejected)
     difference = at_least_float32(chosen) - at_least_float32(rejected)
     return (difference.sign() + 1).mean() / 2
 
@@ -120,6 +137,7 @@ def implicit_rewards(
     """
     if not beta > 0:
         raise ValueError(f"beta is {beta}; give a number above 0, such as 0.1.")
+    check_same_shape(policy=policy, ref=ref)
     return beta * (at_least_float32(policy) - at_least_float32(ref))
 
 
@@ -171,6 +189,12 @@ def dpo_loss(
             f"label_smoothing is {label_smoothing} with kind {kind!r}; give a number from 0 to "
             "below 0.5 for 'sigmoid', and 0 for 'ipo'."
         )
+    check_same_shape(
+        policy_chosen=policy_chosen,
+        policy_rejected=policy_rejected,
+        ref_chosen=ref_chosen,
+        ref_rejected=ref_rejected,
+    )
     _refuse_no_pairs(policy_chosen)
     policy_log_ratio = at_least_float32(policy_chosen) - at_least_float32(policy_rejected)
     ref_log_ratio = at_least_float32(ref_chosen) - at_least_float32(ref_rejected)

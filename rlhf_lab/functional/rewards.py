@@ -4,7 +4,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, check_mask, masked_mean, masked_std
+from rlhf_lab.functional.masks import (
+    at_least_float32,
+    check_mask,
+    check_same_shape,
+    masked_mean,
+    masked_std,
+)
 
 __all__ = [
     "clip_rewards",
@@ -53,6 +59,7 @@ def rewards_over_labels(
 
     r_i = r(x_i, y_i) - r(x_i, label_i)
     """
+    check_same_shape(rewards=rewards, label_rewards=label_rewards)
     return at_least_float32(rewards) - at_least_float32(label_rewards)
 
 
@@ -73,6 +80,7 @@ def flawed_responses(
         raise ValueError(
             f"min_response_length is {min_response_length}; give a number of at least 0."
         )
+    check_same_shape(mask.shape[:1], finished=finished)
     too_short = mask.sum(dim=-1) < min_response_length
     return too_short if finished is None else too_short | ~finished
 
@@ -94,6 +102,7 @@ def penalize_responses(
     """
     if not reward_penalty < 0:
         raise ValueError(f"reward_penalty is {reward_penalty}; give a number below 0, such as -3.")
+    check_same_shape(rewards=rewards, flawed=flawed)
     rewards = at_least_float32(rewards)
     return torch.where(flawed, reward_penalty if replace else rewards + reward_penalty, rewards)
 

@@ -4,7 +4,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import Denominator, at_least_float32, masked_mean, zero_masked
+from rlhf_lab.functional.masks import (
+    Denominator,
+    at_least_float32,
+    check_same_shape,
+    masked_mean,
+    zero_masked,
+)
 
 __all__ = ["calc_value_function_loss"]
 
@@ -33,6 +39,7 @@ def calc_value_function_loss(
     vf_coef / 2 * mean_t (V(s_t) - R_t)^2   (Schulman et al. 2017, equation 9), and with clip
     vf_coef / 2 * mean_t max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)   (PPO2's code)
     """
+    check_same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
     values = zero_masked(at_least_float32(values), mask)
     returns = zero_masked(at_least_float32(returns), mask)
     squared_error = (values - returns).square()
