@@ -1,12 +1,14 @@
 """RLHF you can see inside: train, probe and learn, on a hooked transformer with a value head."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhf_lab.config import RLHFArgs
+    from rlhf_lab.shape_checks import check_shapes
     from rlhf_lab.training.trainer import RLHFTrainer
 
-__all__ = ["RLHFArgs", "RLHFTrainer"]
+__all__ = ["RLHFArgs", "RLHFTrainer", "check_shapes"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +21,14 @@ def __getattr__(name: str) -> Any:
         from rlhf_lab.training.trainer import RLHFTrainer
 
         return RLHFTrainer
+    if name == "check_shapes":
+        from rlhf_lab.shape_checks import check_shapes
+
+        return check_shapes
     raise AttributeError(f"module 'rlhf_lab' has no attribute {name!r}")
+
+
+if os.environ.get("RLHF_LAB_CHECK_SHAPES") == "1":
+    from rlhf_lab.shape_checks import check_shapes
+
+    check_shapes()

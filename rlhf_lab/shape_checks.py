@@ -1,0 +1,60 @@
+"""Shape checks for users: jaxtyping and beartype on every function of the package."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+from beartype import beartype
+from jaxtyping import install_import_hook
+
+from rlhf_lab.errors import ConfigError
+
+NEEDED_FIRST = {"rlhf_lab", "rlhf_lab.errors", "rlhf_lab.shape_checks"}
+"""The modules that are there before any check can be: they take no tensor."""
+
+_hooks: list[Any] = []
+
+
+def check_shapes() -> None:
+    """Check the shapes and types of what every function of the package takes and returns.
+
+    1. Install jaxtyping's import hook for the package, with beartype.
+    2. Leave the checker's own frames out of the traceback, which begins with function and argument.
+
+    To be called before the rest of the package is imported, as the first line of a notebook; again
+    it does nothing. The environment variable RLHF_LAB_CHECK_SHAPES=1 calls it when the package is
+    imported. A wrong shape then raises `jaxtyping.TypeCheckError`, which names the function, the
+    parameter, what was given and what was expected. It costs time at each call: leave it out of
+    long runs.
+
+    Raises ConfigError if a module of the package has been imported without the checks.
+    """
+    if _hooks:
+        return
+    known = sorted(name for name in sys.modules if name.startswith("rlhf_lab."))
+    unchecked = [name for name in known if name not in NEEDED_FIRST]
+    if unchecked:
+        raise ConfigError(
+            f"check_shapes() comes too late for {unchecked[0]}, which is imported already; restart "
+            "Python, and call it before any other import from rlhf_lab."
+        )
+    jaxtyping.config.update("jaxtyping_remove_typechecker_stack", True)
+    _hooks.append(install_import_hook("rlhf_lab", "rlhf_lab.shape_checks.check_once"))
+
+
+_checkers: dict[tuple[object, ...], Callable[..., Any]] = {}
+
+
+def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`beartype`, which a function within another one is not compiled for at every definition.
+
+    What jaxtyping hands in has the function's signature and no body, so that the checker of one
+    definition is that of all.
+    """
+    if "<locals>" not in fn.__qualname__:
+        return beartype(fn)
+    key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(fn.__annotations__)
+    if key not in _checkers:
+        _checkers[key] = beartype(fn)
+    return _checkers[key]
