@@ -31,6 +31,10 @@
 # %%
 # %load_ext jaxtyping
 # %jaxtyping.typechecker beartype.beartype
+import rlhf_lab
+
+rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+
 import tempfile
 from pathlib import Path
 
