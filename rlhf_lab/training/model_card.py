@@ -1,5 +1,6 @@
 """The model card: a README.md beside saved weights, which says what was noted of their training."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,6 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.load import locate
 from rlhf_lab.organism.bundled import BUNDLED
-from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint import read_notes
 from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
 
@@ -84,10 +84,12 @@ UNKNOWN_LICENSE = (
 )
 
 
-def keep_run_card(ctx: Context) -> None:
-    """Bring the card in a run's directory up to date, when its state is saved and when it ends."""
-    if ctx.event == "run_end" or ctx.checkpoint.stem == "last":
-        write_run_card(ctx.run)
+def keep_run_card(run: RunDir) -> None:
+    """Bring the card in a run's directory up to date; that it could not be is only a warning."""
+    try:
+        write_run_card(run)
+    except Exception as error:
+        warnings.warn(f"the model card was not written: {error}", stacklevel=2)
 
 
 def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +15,13 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
+from rlhf_lab.training.checkpoint_writer import (
+    CheckpointWriter,
+    Snapshot,
+    copied_to_host,
+    wait_for_writers,
+)
+from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 
@@ -29,9 +37,15 @@ class Recorder:
     Its errors end the run, other callbacks' do not: what it could not write would be lost. The
     directory is `runs/PRESET-seedN`, numbered on, when `out` is None.
 
+    Checkpoints are written in the background. The best weights wait in memory for the next save,
+    and are whole before the `last` that tells of them: a run that is killed before goes on from an
+    older `last`, and comes to the same best again. Where a callback listens for checkpoints, the
+    run waits for each, so that the callback sees the weights that are in the file.
+
     Attributes:
         run: the directory; None before the run starts.
         best: phase and mean reward of the best checkpoint.
+        writer: what writes checkpoints; `writer.wait()` returns when they are on the disk.
         seconds: how long saving within rollout phases took.
     """
 
@@ -39,6 +53,7 @@ class Recorder:
         self.trainer, self.out = trainer, out
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None
+        self.writer, self._waiting = CheckpointWriter(), list[Snapshot]()
         self.seconds = 0.0
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.save_due, last=True)
@@ -79,14 +94,17 @@ class Recorder:
         self.run.write_info(info | changes)
 
     def save_best(self, ctx: Context) -> None:
-        """Save the weights if they wrote the best batch so far, before they learn from it."""
+        """Keep the weights if they wrote the best batch so far, before they learn from it."""
         if ctx.run is None:  # a rollout phase that is run on its own
             return
         began = perf_counter()
         mean_reward = ctx.rollout.raw_rewards.mean().item()
         if self.best is None or mean_reward > self.best["mean_reward"]:
             self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
-            self._save("best", checkpoint.weights(self.trainer.policy), ctx.phase)
+            weights = copied_to_host(checkpoint.weights(self.trainer.policy))
+            self._waiting = [self._snapshot("best", weights, ctx.phase)]
+            if self.trainer.callbacks.hears("checkpoint"):
+                self._save([])
         self.seconds += perf_counter() - began
 
     def log(self, ctx: Context) -> None:
@@ -106,18 +124,49 @@ class Recorder:
         if ctx.event == "run_start" and ctx.phase:
             return  # a run that goes on has this checkpoint
         phase = ctx.phase + (ctx.event == "after_phase")
-        trainer, weights = self.trainer, checkpoint.weights(self.trainer.policy)
-        if phase & (phase - 1) == 0:
-            self._save(f"phase_{phase:06d}", weights, phase)
-        is_end = phase == trainer.args.total_phases or trainer.stop_requested
-        if is_end or phase % trainer.args.save_every == 0:
-            state = weights | checkpoint.optimizer_tensors(trainer.optimizer)
-            self._save("last", state, phase)
+        trainer, args = self.trainer, self.trainer.args
+        is_end = phase == args.total_phases or trainer.stop_requested
+        is_due = is_end or phase % args.save_every == 0
+        numbered = phase & (phase - 1) == 0
+        if not (is_due or numbered):
+            return
+        self.writer.wait()  # before copying, so that one copy of the state is in memory at a time
+        weights = checkpoint.weights(trainer.policy)
+        moments = checkpoint.optimizer_tensors(trainer.optimizer) if is_due else {}
+        state, due = copied_to_host(weights | moments), []
+        if numbered:
+            due.append(
+                self._snapshot(f"phase_{phase:06d}", {name: state[name] for name in weights}, phase)
+            )
+        if is_due:
+            due.append(self._snapshot("last", state, phase, self._keep_card))
+        self._save(due)
 
-    def _save(self, name: str, tensors: dict[str, torch.Tensor], phase: int) -> None:
-        """Save a checkpoint with its notes, and tell the callbacks."""
+    def _save(self, due: list[Snapshot]) -> None:
+        """Write in the background, the best first; or at once, and tell the callbacks."""
+        due, self._waiting = self._waiting + due, []
+        if not self.trainer.callbacks.hears("checkpoint"):
+            self.writer.save(due)
+            return
+        for snapshot in due:
+            self.writer.save([snapshot])
+            self.writer.wait()
+            phase = snapshot.notes["phase"]
+            self.trainer.emit("checkpoint", phase=phase, checkpoint=snapshot.path)
+
+    def _keep_card(self) -> None:
+        """Bring the card up to date once `last` is whole, in the writer's thread."""
+        keep_run_card(self.run)
+
+    def _snapshot(
+        self,
+        name: str,
+        tensors: dict[str, torch.Tensor],
+        phase: int,
+        then: Callable[[], None] | None = None,
+    ) -> Snapshot:
+        """A checkpoint with its notes, of copies in host memory."""
         trainer = self.trainer
-        path = self.run.checkpoints / f"{name}.safetensors"
         state = trainer.scheduler.state_dict()
         notes = {
             "phase": phase,
@@ -126,18 +175,19 @@ class Recorder:
             "kl_coef": trainer.kl_controller.kl_coef,
             "reward_moments": dataclasses.asdict(trainer.rewards.moments),
         }
-        checkpoint.save_checkpoint(path, tensors, notes)
-        trainer.emit("checkpoint", phase=phase, checkpoint=path)
+        return Snapshot(self.run.checkpoints / f"{name}.safetensors", tensors, notes, then)
 
     def finish(self, ctx: Context) -> None:
         """Note how the run ended; measure the policy that was learned, and log what it writes."""
         trainer = self.trainer
+        self.writer.wait()
         if trainer.phase < trainer.args.total_phases:
             self.write_info(status="stopped")
         elif self.run.read_info()["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self.log_samples(rollouts[0])
             self.write_info(status="finished", final=mean_of_batches(rollouts))
+        keep_run_card(self.run)
 
     def restore(self, run: RunDir) -> None:
         """Put the trainer where the run in this directory was last saved.
@@ -146,6 +196,7 @@ class Recorder:
             RunError: the checkpoint is corrupt, or of another model.
         """
         self.run = run
+        wait_for_writers(run.checkpoints)
         path = run.checkpoints / "last.safetensors"
         if not path.exists():
             return

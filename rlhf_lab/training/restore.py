@@ -10,6 +10,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
+from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.run_dir import RunDir
 
@@ -41,6 +42,7 @@ def load_policy(
         )
     args = RLHFArgs.from_dict(info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
+    wait_for_writers(run.checkpoints)
     tensors, notes = load_checkpoint(file)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)

@@ -198,7 +198,12 @@ class RunDir:
         ]
 
     def rewind(self, phase: int) -> None:
-        """Drop what was logged from this phase on, which is about to be done again."""
+        """Drop what was logged from this phase on, which is about to be done again.
+
+        A checkpoint that was being written when the run was killed goes, too.
+        """
+        for partial in self.checkpoints.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
         returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
         for file in (METRICS, SAMPLES, *returned):
             self.keep(file, lambda record: _is_done(record, phase))

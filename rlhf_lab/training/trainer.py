@@ -20,7 +20,6 @@ from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import capturing, gradients_put_back
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
-from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder, resume_trainer
@@ -60,8 +59,6 @@ class RLHFTrainer(Parts):
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
         attach_sinks(args, self.callbacks)
-        for event in ("checkpoint", "run_end"):
-            self.callbacks.on(event)(keep_run_card)
         self._started = self._recording = False
 
     @property
@@ -184,6 +181,9 @@ class RLHFTrainer(Parts):
         self._recording = True
         try:
             yield
+        except BaseException:
+            self.recorder.writer.wait_to_end()
+            raise
         finally:
             self._recording = False
 

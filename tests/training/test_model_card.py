@@ -165,6 +165,7 @@ def test_a_policy_of_the_callers_own_is_named_and_loaded_into(make_trainer, monk
 def test_scores_that_were_handed_in_are_no_reward_of_the_arguments(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     trainer.step(["this movie"] * 8, ["was good"] * 8, [float(i) for i in range(8)])
+    trainer.recorder.writer.wait()
     text = card(trainer.run.path)
     assert "paid by scores that were handed in" in text and "classifier" not in text
 

@@ -283,6 +283,7 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted, resume):
 def first_phases(trainer: RLHFTrainer, phases: int) -> Path:
     for _ in range(phases):
         trainer.run_phase()
+    trainer.recorder.writer.wait()
     return trainer.run.path
 
 
