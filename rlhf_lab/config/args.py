@@ -13,6 +13,8 @@ from rlhf_lab.errors import ConfigError
 
 EARLIER_NAMES = MappingProxyType({"penalise_no_eos": "penalize_no_eos"})
 """What fields were called in the run.json of earlier runs, and are called now."""
+EARLIER_VALUES = MappingProxyType({"keep_checkpoints": None})
+"""What earlier runs did in which a field was not yet, whatever their preset says of it now."""
 
 
 def _preset_first(cls: type) -> type:
@@ -48,4 +50,5 @@ class RLHFArgs(AllFields):
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "RLHFArgs":
         """The inverse of `to_dict`, also of an earlier version's; unknown fields are refused."""
-        return cls(**{EARLIER_NAMES.get(name, name): value for name, value in fields.items()})
+        named = {EARLIER_NAMES.get(name, name): value for name, value in fields.items()}
+        return cls(**(EARLIER_VALUES | named))

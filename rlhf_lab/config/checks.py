@@ -35,7 +35,7 @@ RANGES = (
     (
         AT_LEAST_0,
         "seed base_lr head_lr weight_decay warmup_steps vf_coef ent_coef kl_coef "
-        "min_response_length overlong_buffer lora_rank",
+        "min_response_length overlong_buffer lora_rank keep_checkpoints",
     ),
     (
         AT_LEAST_1,

@@ -33,6 +33,10 @@ class RunArgs:
     """Phases in the run; one phase is one rollout phase and one learning phase."""
     save_every: int = 1
     """Phases between saves of the full training state, from which a killed run goes on."""
+    keep_checkpoints: int | None = None
+    """Keep so many of the weights after 1, 2, 4, 8, ... phases, the newest, besides those of phase
+    0, the best and the last; and leave what phase 0 loaded where it was loaded from. All when None.
+    """
     wandb_mode: Literal["disabled", "online", "offline"] = "disabled"
     """Mirror metrics and samples to Weights & Biases."""
     wandb_project_name: str = "rlhf_transformers"

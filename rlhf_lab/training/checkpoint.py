@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     written = json.dumps(notes)
-    header = {"notes": written, "crc32": str(_checksum(tensors, written))}
+    header = {"notes": written, "crc32": str(checksum(tensors, written))}
     with replacing(path) as partial:
         try:
             save_file(tensors, partial, metadata=header)
@@ -47,7 +48,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if int(header["crc32"]) != _checksum(tensors, header["notes"]):
+        if int(header["crc32"]) != checksum(tensors, header["notes"]):
             raise ValueError("checksum differs")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise RunError(
@@ -119,8 +120,8 @@ def load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def _checksum(tensors: dict[str, Tensor], notes: str) -> int:
-    """CRC-32 over the notes, then names and bytes in the order of names."""
+def checksum(tensors: Mapping[str, Tensor], notes: str = "") -> int:
+    """CRC-32 over the notes, then names and bytes, in host memory, in the order of names."""
     crc = zlib.crc32(notes.encode())
     for name in sorted(tensors):
         raw = tensors[name].reshape(-1).view(torch.uint8).numpy()

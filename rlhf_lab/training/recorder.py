@@ -2,6 +2,7 @@
 
 import dataclasses
 import platform
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,13 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
+from rlhf_lab.training.checkpoint_space import (
+    is_numbered,
+    loaded_weights,
+    most_bytes,
+    remove_outdated,
+    shortage,
+)
 from rlhf_lab.training.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
@@ -69,14 +77,23 @@ class Recorder:
 
         run.json says then that the run is running.
         """
+        args = self.trainer.args
         if self.run is not None:
             self.run.rewind(self.trainer.phase)
+            remove_outdated(self.run.checkpoints, args.keep_checkpoints, self.trainer.phase)
         elif self.out is None:
-            args = self.trainer.args
             self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
         else:
             self.run = RunDir.create(self.out)
+        lacking = shortage(self.run, self.most_bytes())
+        if lacking:
+            warnings.warn(lacking, stacklevel=2)
         self.write_info(status="running")
+
+    def most_bytes(self) -> int:
+        """The most that the run's checkpoints take on the disk, the one being written included."""
+        trainer = self.trainer
+        return most_bytes(trainer.args, trainer.policy, "policy" in trainer.own_parts)
 
     def write_info(self, **changes: Any) -> None:
         """Bring run.json up to date, with these changes."""
@@ -127,7 +144,7 @@ class Recorder:
         trainer, args = self.trainer, self.trainer.args
         is_end = phase == args.total_phases or trainer.stop_requested
         is_due = is_end or phase % args.save_every == 0
-        numbered = phase & (phase - 1) == 0
+        numbered = is_numbered(phase, args.keep_checkpoints)
         if not (is_due or numbered):
             return
         self.writer.wait()  # before copying, so that one copy of the state is in memory at a time
@@ -135,11 +152,9 @@ class Recorder:
         moments = checkpoint.optimizer_tensors(trainer.optimizer) if is_due else {}
         state, due = copied_to_host(weights | moments), []
         if numbered:
-            due.append(
-                self._snapshot(f"phase_{phase:06d}", {name: state[name] for name in weights}, phase)
-            )
+            due.append(self._numbered({name: state[name] for name in weights}, phase))
         if is_due:
-            due.append(self._snapshot("last", state, phase, self._keep_card))
+            due.append(self._snapshot("last", state, phase, lambda: self._saved(phase)))
         self._save(due)
 
     def _save(self, due: list[Snapshot]) -> None:
@@ -154,9 +169,21 @@ class Recorder:
             phase = snapshot.notes["phase"]
             self.trainer.emit("checkpoint", phase=phase, checkpoint=snapshot.path)
 
-    def _keep_card(self) -> None:
-        """Bring the card up to date once `last` is whole, in the writer's thread."""
+    def _saved(self, phase: int) -> None:
+        """What follows once `last` is whole, in the writer's thread."""
+        remove_outdated(self.run.checkpoints, self.trainer.args.keep_checkpoints, phase)
         keep_run_card(self.run)
+
+    def _numbered(self, weights: dict[str, torch.Tensor], phase: int) -> Snapshot:
+        """The checkpoint of a phase; with a bound on the disk, phase 0's leaves out what it can."""
+        trainer, left = self.trainer, {}
+        if phase == 0:
+            left = loaded_weights(trainer.args, "policy" in trainer.own_parts, weights)
+        kept = {name: tensor for name, tensor in weights.items() if name not in left}
+        snapshot = self._snapshot(f"phase_{phase:06d}", kept, phase)
+        if left:
+            snapshot.notes["as_loaded"] = checkpoint.checksum(left)
+        return snapshot
 
     def _snapshot(
         self,

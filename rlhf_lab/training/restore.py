@@ -10,6 +10,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
+from rlhf_lab.training.checkpoint_space import refuse_removed, with_loaded
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.run_dir import RunDir
@@ -26,7 +27,7 @@ def load_policy(
     Args:
         path: the run's directory.
         which: "last", "best", or the number of learning phases behind the weights (0, 1, 2, 4, 8,
-            ...).
+            ..., those that `keep_checkpoints` keeps).
         interventions: the functions of the run's interventions by name, if it had any; they act
             as they did while the policy wrote.
 
@@ -43,9 +44,10 @@ def load_policy(
     args = RLHFArgs.from_dict(info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     wait_for_writers(run.checkpoints)
+    refuse_removed(which, args, file)
     tensors, notes = load_checkpoint(file)
     policy = load_policy_and_critic(args, device)
-    load_weights(policy, tensors, file)
+    load_weights(policy, with_loaded(policy, tensors, notes, file), file)
     acting = Interventions(policy, lambda: notes["phase"])
     acting.put_back(info.get("interventions", []), interventions, run.path)
     return policy, args

@@ -10,6 +10,7 @@ from rich.console import Console
 from rlhf_lab.console import INTERRUPTED, print_line
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer, RunDir
+from rlhf_lab.training.checkpoint_space import in_words
 from rlhf_lab.views.live import RunView
 
 
@@ -32,6 +33,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         trainer.request_stop()
         print_line("finishing this phase, then saving; Ctrl-C again stops at once", console)
 
+    most = in_words(trainer.recorder.most_bytes())
+    print_line(f"checkpoints take up to {most} on the disk", console)
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with RunView(trainer, console):

@@ -295,6 +295,7 @@ RUN = {
     "warmup_steps": 1,
     "gen_len": 8,
     "save_every": 2,
+    "keep_checkpoints": 1,
 }
 
 
@@ -322,6 +323,7 @@ def test_a_run_that_is_killed_while_it_writes_in_the_background_ends_as_one_that
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (uninterrupted / "checkpoints").iterdir()}
     assert {path.name for path in (out / "checkpoints").iterdir()} == names
+    assert names == {f"{n}.safetensors" for n in ("phase_000000", "phase_000004", "best", "last")}
     for name in names:
         ours, theirs = (load_file(run / "checkpoints" / name) for run in (out, uninterrupted))
         assert ours.keys() == theirs.keys()

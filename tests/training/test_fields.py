@@ -97,6 +97,7 @@ BASE = {
     "reward_penalty": -3.0,
     "overlong_buffer": 0,
     "save_every": 1,
+    "keep_checkpoints": None,
 }
 
 CHANGED: dict[str, Any] = {
@@ -181,6 +182,7 @@ ELSEWHERE = {
     "wandb_entity",
     "loggers",
     "save_every",
+    "keep_checkpoints",
 }
 """Fields with a test of their own below."""
 
@@ -695,6 +697,15 @@ def test_save_every_says_how_often_the_state_is_saved(tmp_path):
         )
         trainer.train()
     assert saved == {1: [0, 1, 2, 3], 2: [0, 2, 3]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep, stay", [(None, [0, 1, 2, 4]), (1, [0, 4]), (0, [0])])
+def test_keep_checkpoints_is_how_many_numbered_ones_stay(tmp_path, keep, stay):
+    trainer = phases_only(tmp_path / "run", total_phases=4, keep_checkpoints=keep)
+    trainer.recorder.writer.wait()
+    there = {path.stem for path in trainer.run.checkpoints.iterdir()}
+    assert there == {"last", "best", *(f"phase_{number:06d}" for number in stay)}
 
 
 @pytest.fixture

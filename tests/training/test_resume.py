@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,6 +247,7 @@ def test_ctrl_c_finishes_the_phase_saves_and_says_how_to_go_on(killed_and_resume
         stopped.stdout
     )
     assert "finishing this phase" in stopped.stdout
+    assert re.match(r"loading .*\ncheckpoints take up to \d+\.\d MB on the disk\n", stopped.stdout)
     assert "phase 3/5" in stopped.stdout and "phase 4/5" not in stopped.stdout
     assert "Traceback" not in stopped.stderr
     assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
