@@ -128,7 +128,7 @@ def update_stats(
     values, returns = F.zero_masked(terms.values, mask), F.zero_masked(minibatch.returns, mask)
     advantages = minibatch.advantages
     if args.normalize_advantages:
-        advantages = F.whiten(advantages, mask)
+        advantages = minibatch.whitened_advantages()
     low, high = args.clip_coef, args.clip_coef_high or args.clip_coef
     clipped_low = F.clip_fraction_low(new, old, low, mask, advantages)
     value_clipped = values.new_zeros(())

@@ -21,6 +21,8 @@ __all__ = [
     "reinforce_plus_plus_baseline_advantages",
     "remax_advantages",
     "rewards_to_go",
+    "teaching_groups",
+    "whiten_over_groups",
 ]
 
 
@@ -98,12 +100,17 @@ def reinforce_plus_plus_baseline_advantages(
     1. Subtract the mean reward of the group that answers the same prompt.
     2. Give that to every token of the sequence.
     3. Whiten over the real tokens of the whole batch, where GRPO would divide group by group.
+    4. Put the groups with equal rewards back to exactly 0.0: where responses differ in length the
+       batch's mean is not 0, and would move them by what other prompts earned.
 
-    A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262; without the
+    last step there)
     """
     check_same_shape(mask.shape[:1], rewards=rewards, group=group)
-    centered = grpo_advantages(at_least_float32(rewards), group, normalize_std=False)
-    return whiten(centered[:, None].expand(mask.shape), mask)
+    rewards = at_least_float32(rewards)
+    centered = grpo_advantages(rewards, group, normalize_std=False)
+    whitened = whiten(centered[:, None].expand(mask.shape), mask)
+    return whitened.masked_fill(~informative_groups(rewards, group)[:, None], 0.0)
 
 
 def dr_grpo_advantages(
@@ -140,3 +147,39 @@ def opo_advantages(
     tokens = same @ lengths
     advantages = rewards - same @ (lengths * rewards) / tokens.clamp(min=1)
     return advantages.masked_fill(~informative_groups(rewards, group) & (tokens > 0), 0.0)
+
+
+def teaching_groups(
+    advantages: Float[Tensor, "batch gen"], group: Int[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences of whose group at least one advantage is other than 0.
+
+    1. Find the sequences that have such an advantage.
+    2. Keep all that are in one group with one of them.
+
+    A sequence that earned just its group's mean counts with its group. With a reward alone they are
+    the `informative_groups`; where rewards pay for the KL, equal scores still teach.
+    """
+    same = group[:, None] == group[None, :]
+    return (same & (advantages != 0).any(dim=-1)[None, :]).any(dim=-1)
+
+
+def whiten_over_groups(
+    advantages: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+    teaching: Bool[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Whiten advantages over the real tokens of the groups that teach; the others stay exactly 0.
+
+    1. Leave the sequences that are not `teaching` (see `teaching_groups`) out of the mask.
+    2. Whiten over what is left (see `whiten`), and put 0 elsewhere.
+
+    A group of equal rewards says nothing of its responses. Were it whitened with the others, their
+    mean would move it off 0 (all its tokens alike), and its zeros would shrink the variance that
+    the others are divided by. None takes all sequences, as does a mask in which all teach, to the
+    bit. Raises ValueError if the mask is not boolean or has another shape.
+
+    A'_t = (A_t - mean(A)) / sqrt(var(A) + 1e-8) over t in T, and 0 elsewhere; T: real tokens of
+    groups with an advantage other than 0
+    """
+    return whiten(advantages, mask if teaching is None else mask & teaching[:, None])

@@ -62,7 +62,9 @@ class RunHealth(Probe):
         rollout: Rollout = seen.ctx.rollout
         report: PhaseReport = seen.ctx.report
         mask = rollout.samples.mask
-        advantage_std = F.masked_std(rollout.advantages, mask).item()
+        teaching = rollout.teaching  # what is left out of the whitening has no part in its scale
+        whitened = mask if teaching is None else mask & teaching[:, None]
+        advantage_std = F.masked_std(rollout.advantages, whitened).item()
         beta = effective_beta(report.kl_coef, advantage_std, report.reward_std, seen.args)
         values: dict[str, Any] = {name: getattr(report, name) for name in COPIED}
         values |= {"advantage_std": advantage_std, "beta_eff": beta}

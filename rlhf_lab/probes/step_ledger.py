@@ -75,9 +75,9 @@ def _surrogate(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Entries:
     """Each token's part of the clipped surrogate, and the steps that lead there."""
-    mask, advantages = minibatch.mask, minibatch.advantages
+    advantages = minibatch.advantages
     ratio = F.policy_ratio(logprobs, minibatch.logprobs)
-    whitened = F.whiten(advantages, mask) if args.normalize_advantages else advantages
+    whitened = minibatch.whitened_advantages() if args.normalize_advantages else advantages
     clipped = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef) * whitened
     return {
         "old_logprob": minibatch.logprobs,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -29,6 +29,8 @@ class Scores:
         grammatical: whether each text parses, where that is known (Reel).
         reward_moments: mean and variance of all rewards so far, these included, if rewards are
             scaled.
+        group: the number of the prompt that each text answers, if prompts have several answers.
+        compared: whether advantages compare the answers of a group.
     """
 
     texts: list[str]
@@ -37,6 +39,8 @@ class Scores:
     gold_rewards: Float[Tensor, " batch"] | None
     grammatical: Bool[Tensor, " batch"] | None
     reward_moments: F.RunningMoments | None = None
+    group: Int[Tensor, " batch"] | None = None
+    compared: bool = False
 
 
 @dataclass(eq=False)
@@ -58,6 +62,7 @@ class RewardPipeline:
         normalize: what standardizes the rewards of a batch.
         sample_greedily: the likeliest continuation of each prompt, for ReMax; None where no
             estimator asks for it.
+        compares: whether the estimator of the advantages compares the answers to a prompt.
 
     Attributes:
         label_rewards: what the label of each prompt earns, where there are labels.
@@ -72,6 +77,7 @@ class RewardPipeline:
     check_grammar: bool = False
     normalize: Callable[..., Tensor] = F.normalize_reward
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None
+    compares: bool = False
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
     moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
 
@@ -98,7 +104,16 @@ class RewardPipeline:
             gold_rewards=score_texts(self.gold_fn, texts) if self.gold_fn else None,
             grammatical=grammatical(texts) if self.check_grammar else None,
             reward_moments=moments,
+            group=self.groups(samples),
+            compared=self.compares,
         )
+
+    def groups(self, samples: Samples) -> Int[Tensor, " batch"] | None:
+        """Which prompt each row answers, by number; None with one answer to each."""
+        each = self.args.samples_per_prompt
+        if each == 1:
+            return None
+        return F.prompt_groups(len(samples.tokens), each).to(samples.tokens.device)
 
     def shape(
         self,

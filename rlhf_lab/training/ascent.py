@@ -47,7 +47,7 @@ class Ascent:
         if self._cut:
             advantages = minibatch.advantages
             if self.args.normalize_advantages:
-                advantages = F.whiten(advantages, minibatch.mask)
+                advantages = minibatch.whitened_advantages()
             whole = dataclasses.replace(minibatch, advantages=advantages)
             rows = torch.arange(len(advantages), device=advantages.device)
             self._parts = [whole[part] for part in rows.split(self.args.micro_batch_size)]

@@ -35,7 +35,8 @@ class Functions:
             takes the estimator that `args.advantages` names.
         logprobs: `(logits, tokens, prefix_len, temperature)`.
         clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`, PPO's
-            in its plain form.
+            in its plain form; `normalize` is False where the advantages are whitened already (see
+            `Objective.surrogate`).
         policy_loss: what each token adds to the policy's objective; any of `logprobs`,
             `old_logprobs`, `advantages`, `mask`, `clip_coef`, `clip_coef_high` and `dual_clip`, by
             the names of its parameters (`*args`: logprobs, old_logprobs, advantages, clip_coef,
@@ -163,6 +164,10 @@ class Functions:
     def wants_greedy(self, args: RLHFArgs) -> bool:
         """Whether the estimator of the advantages wants the rewards of greedy answers."""
         return "greedy_rewards" in self._parameters(args)
+
+    def compares_groups(self, args: RLHFArgs) -> bool:
+        """Whether the estimator of the advantages compares the answers to a prompt."""
+        return "group" in self._parameters(args)
 
     def _estimator(self, args: RLHFArgs) -> Callable[..., Tensor]:
         """The caller's own estimator of advantages, or the one that `args` names."""

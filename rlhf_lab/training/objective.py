@@ -56,6 +56,20 @@ class Objective:
         part.normalize = False
         return part
 
+    def surrogate(
+        self, logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch
+    ) -> Any:
+        """The policy's objective on a minibatch, whichever `args.policy_loss` names.
+
+        With `normalize_advantages` it whitens the advantages itself; where answers to one prompt
+        are compared they come whitened over the groups that teach (see `whiten_over_groups`).
+        """
+        advantages, normalize = minibatch.advantages, self.normalize
+        if normalize and minibatch.teaching is not None:
+            advantages, normalize = minibatch.whitened_advantages(), False
+        known = logprobs, minibatch.logprobs, advantages
+        return self.clipped_surrogate(*known, self.clip_coef, minibatch.mask, normalize)
+
     def entropy_bonus(self, out: PolicyOutputs, mask: Bool[Tensor, "minibatch gen"]) -> Any:
         """`ent_coef` times the mean entropy of the generated tokens."""
         if out.logits is None:
@@ -198,7 +212,7 @@ def surrogate_shares(
     given = {
         "logprobs": limit_log_ratio(logprobs, old, args),
         "old_logprobs": old,
-        "advantages": F.whiten(advantages, mask) if args.normalize_advantages else advantages,
+        "advantages": minibatch.whitened_advantages() if args.normalize_advantages else advantages,
         "mask": mask,
         "clip_coef": args.clip_coef,
         "clip_coef_high": args.clip_coef_high,

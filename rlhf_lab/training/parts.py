@@ -97,6 +97,7 @@ class Parts:
             check_grammar=self.speaks_reel,
             normalize=self.functions.normalize_reward,
             sample_greedily=self.sample_greedily if self.functions.wants_greedy(args) else None,
+            compares=self.functions.compares_groups(args),
         )
         self.rewards.try_on(self.prompts.tokens, self.prompts.texts, self.prompts.labels)
         self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)

@@ -184,9 +184,7 @@ def objective_terms(
     """
     out = run_policy_on(minibatch, policy, reference, objective)
     old, mask = minibatch, minibatch.mask
-    surrogate = objective.clipped_surrogate(
-        out.logprobs, old.logprobs, old.advantages, objective.clip_coef, mask, objective.normalize
-    )
+    surrogate = objective.surrogate(out.logprobs, minibatch)
     value_loss = objective.value_loss(
         out.values, old.returns, objective.vf_coef, mask, old.values, objective.vf_clip
     )

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab import functional as F
 from rlhf_lab.samples import Rows, Support
 from rlhf_lab.training.rollout import Rollout
 
@@ -26,6 +27,7 @@ class ReplayMinibatch(Rows):
         support: the tokens that truncated sampling left, if it was on.
         ref_logprobs: see `Rollout`.
         padded: whether the attention mask hides anything; True where unknown.
+        teaching: see `Rollout`; advantages are whitened over these.
     """
 
     tokens: Int[Tensor, "minibatch seq"]
@@ -39,11 +41,16 @@ class ReplayMinibatch(Rows):
     support: Support | None
     ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
     padded: bool = True
+    teaching: Bool[Tensor, " minibatch"] | None = None
 
     @property
     def prefix_len(self) -> int:
         """Prompt tokens per row, padding and BOS included."""
         return self.tokens.shape[1] - self.mask.shape[1]
+
+    def whitened_advantages(self) -> Float[Tensor, "minibatch gen"]:
+        """The advantages as the surrogate takes them with `normalize_advantages`."""
+        return F.whiten_over_groups(self.advantages, self.mask, self.teaching)
 
 
 class ReplayMemory:
@@ -79,6 +86,7 @@ class ReplayMemory:
 
     def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
         samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
+        teaching = self.rollout.teaching
         return ReplayMinibatch(
             tokens=samples.tokens[rows],
             attention_mask=samples.attention_mask[rows],
@@ -91,4 +99,5 @@ class ReplayMemory:
             support=None if samples.support is None else samples.support[rows],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
             padded=padded,
+            teaching=None if teaching is None else teaching[rows],
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -29,8 +29,8 @@ class Rollout(Scores):
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
-        texts, raw_rewards, rewards, gold_rewards, grammatical, reward_moments: see `Scores`; the
-            advantages were computed from `rewards`.
+        texts, raw_rewards, rewards, gold_rewards, grammatical, reward_moments, group, compared: see
+            `Scores`; the advantages were computed from `rewards`.
     """
 
     samples: Samples
@@ -40,6 +40,16 @@ class Rollout(Scores):
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
+
+    @property
+    def teaching(self) -> Bool[Tensor, " batch"] | None:
+        """False where the answers to a prompt were compared and no advantage came of it.
+
+        None where answers are not compared with each other; see `functional.teaching_groups`.
+        """
+        if self.group is None or not self.compared:
+            return None
+        return F.teaching_groups(self.advantages, self.group)
 
     def to_tensordict(
         self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0

@@ -21,7 +21,10 @@ from rlhf_lab.functional import (
     remax_advantages,
     rewards_to_go,
     rloo_advantages,
+    teaching_groups,
     token_rewards,
+    whiten,
+    whiten_over_groups,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -132,6 +135,87 @@ def test_reinforce_plus_plus_with_baseline_by_hand():
     assert got == pytest.approx([-1 / root, 0, 0, 1 / root, 0, 0], abs=1e-5)
 
 
+def test_reinforce_plus_plus_with_baseline_leaves_groups_of_equal_rewards_at_zero():
+    # -1 once, 1 on three tokens, 0 on two of equal reward: mean 1/3, sum of squares 4 - 6/9,
+    # variance 2/3; whitened with the others, the last would be at -0.41
+    rewards, group = tensor([1.0, 3.0, 5.0, 5.0]), tensor([0, 0, 1, 1])
+    mask = tensor([[1, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0]]).bool()
+    root, got = math.sqrt(2 / 3), reinforce_plus_plus_baseline_advantages(rewards, group, mask)
+    assert got[:2].flatten().tolist() == pytest.approx(
+        [-4 / 3 / root, 0, 0, *[2 / 3 / root] * 3], abs=1e-5
+    )
+    assert (got[2:] == 0).all()
+
+
+def test_a_group_teaches_if_one_of_its_advantages_is_not_zero():
+    advantages = tensor([[0.0, 0.0], [0.0, -2.0], [0.0, 0.0], [0.0, 0.0], [1e-30, 0.0]])
+    group = tensor([3, 3, 1, 1, 0])
+    assert teaching_groups(advantages, group).tolist() == [True, True, False, False, True]
+    assert teaching_groups(advantages[:0], group[:0]).shape == (0,)
+
+
+@given(batches())
+@settings(max_examples=50, deadline=None)
+def test_the_groups_that_teach_by_rewards_alone_are_the_informative_ones(batch):
+    paid, mask, group = batch
+    rewards = paid[:, 0]
+    advantages = dr_grpo_advantages(rewards, group)[:, None].expand(mask.shape)
+    assert torch.equal(teaching_groups(advantages, group), informative_groups(rewards, group))
+
+
+def test_whitening_over_groups_by_hand():
+    """1, 3 and 3 on three tokens of a group that teaches, 0 on three of one that does not.
+
+    Mean 7/3, variance ((4/3)^2 + 2 (2/3)^2) / 2 = 4/3. Over all six the mean would be 7/6, and the
+    zeros would go to -0.79.
+    """
+    advantages = tensor([[1.0, 3.0], [3.0, NAN], [0.0, 0.0], [0.0, NAN]])
+    mask = tensor([[1, 1], [1, 0], [1, 1], [1, 0]]).bool()
+    got = whiten_over_groups(advantages, mask, tensor([True, True, False, False]))
+    root = math.sqrt(4 / 3)
+    low, high = -4 / 3 / root, 2 / 3 / root
+    assert got[:2].flatten().tolist() == pytest.approx([low, high, high, 0.0], abs=1e-6)
+    assert (got[2:] == 0).all()
+
+
+@given(batches(), st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_whitening_over_groups_is_whitening_of_those_that_teach_alone(batch, others):
+    """However many groups without information stand beside them; with none, to the bit."""
+    paid, mask, _ = batch
+    advantages = to_go_by_loop(paid, mask, 1.0)
+    advantages = torch.as_tensor(advantages)
+    alone = whiten(advantages, mask)
+    assert torch.equal(whiten_over_groups(advantages, mask), alone)
+    assert torch.equal(
+        whiten_over_groups(advantages, mask, torch.ones(len(mask), dtype=torch.bool)), alone
+    )
+    zeros = advantages.new_zeros(others, mask.shape[1])
+    among = torch.cat([zeros, advantages])
+    seen = torch.cat([torch.ones_like(zeros, dtype=torch.bool), mask])
+    teaching = torch.arange(len(among)) >= others
+    got = whiten_over_groups(among, seen, teaching)
+    np.testing.assert_allclose(got[others:].numpy(), alone.numpy(), rtol=1e-5, atol=1e-6)
+    assert (got[:others] == 0).all()
+
+
+def test_whitening_over_groups_where_none_teaches_or_only_one_token_does():
+    mask, none = torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    assert (whiten_over_groups(torch.ones(2, 2), mask, none) == 0).all()
+    mask[0, 1] = False
+    assert (whiten_over_groups(torch.ones(2, 2), mask, tensor([True, False])) == 0).all()
+    assert whiten_over_groups(torch.ones(2, 2).half(), mask, none).dtype == torch.float32
+
+
+def test_the_gradient_of_whitening_over_groups_is_right_and_zero_where_nothing_teaches():
+    advantages = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    mask, teaching = tensor([[1, 1], [1, 1], [1, 0]]).bool(), tensor([True, False, True])
+    whitened = lambda x: whiten_over_groups(x, mask, teaching)
+    assert torch.autograd.gradcheck(whitened, advantages)
+    (slope,) = torch.autograd.grad((whitened(advantages) ** 3).sum(), advantages)
+    assert (slope[1] == 0).all() and (slope[0] != 0).all()
+
+
 @given(batches())
 @settings(max_examples=50, deadline=None)
 def test_group_baselines_equal_loops(batch):
@@ -148,8 +232,10 @@ def test_group_baselines_equal_loops(batch):
     got = dr_grpo_advantages(rewards, group).tolist()
     assert got == pytest.approx(centered, abs=1e-9)
     assert opo_advantages(rewards, group, mask).tolist() == pytest.approx(weighted, abs=1e-9)
+    whitened = whiten_by_numpy(tiled, mask.numpy())
+    whitened[~informative_groups(rewards, group).numpy()] = 0
     got = reinforce_plus_plus_baseline_advantages(rewards, group, mask).numpy()
-    np.testing.assert_allclose(got, whiten_by_numpy(tiled, mask.numpy()), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, whitened, rtol=1e-5, atol=1e-5)
 
 
 def test_opo_by_hand():

@@ -184,3 +184,81 @@ def test_groups_whose_answers_all_earn_the_same_move_nothing(
     )
     assert (trainer.rollout_phase().advantages == 0).all()
     assert trainer.run_phase().grad_norm == 0
+
+
+MIXED = {
+    "samples_per_prompt": 4,
+    "normalize_reward": False,
+    "gen_len": 3,
+    "stop_at_eos": False,
+    "batches_per_learning_phase": 1,
+}
+"""With rewards for eight texts: two groups, one of which may say nothing."""
+
+
+def advantages_used(make_trainer, rewards, estimator="dr_grpo", **fields):
+    """The minibatches of a phase, and the advantages that the policy loss was given of each."""
+    used, seen = [], []
+
+    def policy_loss(logprobs, old_logprobs, advantages, mask):
+        used.append(advantages.clone())
+        return logprobs * advantages
+
+    parts = {"reward_fn": paid(*rewards), "policy_loss": policy_loss}
+    trainer = make_trainer(parts, advantages=estimator, **MIXED | fields)
+    trainer.on("before_minibatch")(lambda ctx: seen.append(ctx.minibatch))
+    trainer.run_phase()
+    return seen, used
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+def test_a_group_of_equal_rewards_stays_at_zero_beside_one_that_teaches(
+    make_trainer, micro_batch_size
+):
+    """Rewards 0, 0, 0, 1 less their mean 1/4, on three tokens each.
+
+    The sum of squares is 3 * (3/16 + 9/16) = 9/4, the variance of twelve numbers 9/44. With the
+    zeros of the other group among them it would be 9/92.
+    """
+    rewards = (0.7, 0.7, 0.7, 0.7, 0.0, 0.0, 0.0, 1.0)
+    fields = {"num_minibatches": 1, "micro_batch_size": micro_batch_size}
+    _, used = advantages_used(make_trainer, rewards, **fields)
+    found = sorted(torch.cat(used).flatten().tolist())
+    deviation = (9 / 44) ** 0.5
+    assert found[9:21] == [0.0] * 12
+    assert found[:9] + found[21:] == pytest.approx([-0.25 / deviation] * 9 + [0.75 / deviation] * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEED_GROUPS)
+def test_zeros_of_such_groups_stay_zeros_in_minibatches_that_mix_them(make_trainer, name):
+    """A minibatch has part of a group, whose mean is not 0 and would move the others."""
+    rewards = (0.7, 0.7, 0.7, 0.7, 0.0, 1.0, 2.0, 5.0)
+    seen, used = advantages_used(make_trainer, rewards, name, num_minibatches=2)
+    assert sum(int((~minibatch.teaching).sum()) for minibatch in seen) == 4
+    mixed = [m.teaching.any() and not m.teaching.all() and m.teaching.sum() > 1 for m in seen]
+    assert any(mixed), "the order that the seed draws mixes groups"
+    for minibatch, advantages in zip(seen, used, strict=True):
+        teaching = minibatch.teaching
+        assert (advantages[~teaching] == 0).all()
+        alone = F.whiten(minibatch.advantages[teaching], minibatch.mask[teaching])
+        assert torch.equal(advantages[teaching], alone)
+
+
+def test_estimators_that_compare_no_answers_are_whitened_over_all(make_trainer):
+    """REINFORCE's whitening is its baseline: a group that is paid 0 throughout did badly."""
+    rewards = (0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+    seen, used = advantages_used(make_trainer, rewards, "reinforce", num_minibatches=1)
+    assert seen[0].teaching is None
+    assert torch.equal(used[0], F.whiten(seen[0].advantages, seen[0].mask))
+    assert (used[0] < 0).any(1).sum() == 4
+
+
+@pytest.mark.slow
+def test_equal_rewards_teach_where_they_pay_for_unequal_kl(make_trainer):
+    """In the second phase the policy has left the reference, and answers differ in their KL."""
+    parts, fields = {"reward_fn": paid(*[0.7] * 8)}, {"kl_estimator": "k1", "base_lr": 1e-2}
+    fields |= {"advantages": "dr_grpo", "warmup_steps": 0, "ent_coef": 1.0}
+    trainer = make_trainer(parts, kl_in="reward", kl_coef=1.0, **MIXED | fields)
+    trainer.run_phase()
+    assert trainer.rollout_phase().teaching.all()
