@@ -37,6 +37,7 @@ SEED_DEFAULTS = {
 }
 FIELDS = [field.name for field in dataclasses.fields(RLHFArgs)]
 OPTIONAL = {
+    "keep_checkpoints",
     "wandb_entity",
     "vf_clip",
     "top_k",
@@ -56,12 +57,13 @@ OPTIONAL = {
     "max_grad_norm",
     "stop_tokens",
     "critic_from",
+    "dynamic_sampling",
 }
 WHOLE_NUMBERS = (
     "seed total_phases batch_size num_minibatches batches_per_learning_phase warmup_steps gen_len "
     "top_k save_every samples_per_prompt "
     "min_response_length overlong_buffer micro_batch_size generation_batch_size "
-    "gen_len_min prompt_words"
+    "gen_len_min prompt_words dynamic_sampling keep_checkpoints"
 ).split()
 NUMBERS = (
     "base_lr head_lr weight_decay max_grad_norm final_scale clip_coef vf_coef vf_clip ent_coef "
@@ -70,6 +72,7 @@ NUMBERS = (
 ).split()
 OUT_OF_RANGE = [
     ("seed", -1),
+    ("keep_checkpoints", -1),
     ("total_phases", 0),
     ("batch_size", 0),
     ("batch_size", -4),
@@ -188,10 +191,12 @@ def test_the_minibatch_size_divides_the_batch():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_overrides_defaults_and_leaves_the_rest(preset):
-    args, plain = RLHFArgs(preset=preset), RLHFArgs()
+    args = RLHFArgs(preset=preset)
     assert args.preset == preset
-    for name in set(FIELDS) - {"preset"}:
-        assert getattr(args, name) == PRESETS[preset].get(name, getattr(plain, name)), name
+    for field in dataclasses.fields(RLHFArgs):
+        if field.name != "preset":
+            expected = PRESETS[preset].get(field.name, field.default)
+            assert getattr(args, field.name) == expected, field.name
 
 
 def test_the_presets_name_their_models():

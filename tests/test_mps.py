@@ -38,7 +38,8 @@ MAY_READ = {
     "models/decode.py:distinct_rows": "how many distinct prompts there are",
     "models/fast/decoder.py:__init__": "whether prompts are padded",
     "samples.py:is_padded": "whether prompts are padded",
-    "sampling.py:sample": "whether all rows have stopped",
+    "models/padding.py:run_left_padded": "whether a mask hides anything, and in the middle of a row",
+    "sampling.py:take": "the width of the nucleus, where the vocabulary is wide",
     "sampling.py:_sample": "whether all rows have stopped",
     "sampling.py:_gather_support": "how many tokens truncation left",
     "samples.py:texts": "tokens for the reward's texts",
@@ -58,7 +59,7 @@ MAY_READ = {
     "training/optim.py:step_if": "whether a gradient is finite",
     "training/recorder.py:save_best": "the recorder",
     "training/rollout.py:sample_lines": "the recorder",
-    "training/checkpoint.py:save_checkpoint": "the recorder",
+    "training/checkpoint_writer.py:copied_to_host": "the recorder",
 }
 """Where the host may read within a phase, and what."""
 

@@ -42,7 +42,17 @@ OTHER_SETTINGS = {
     # the proof compares the packed form with the modules, so that only a run in mode auto has one
     "models.fast.proof.prove": (dict(forward="auto"), 3.0),
     # only what has an end is a review, which the gold reward and the grammar ask for
-    "training.rollout.summarize": (dict(gen_len=26), 3.0),
+    # and only pairs of which some earn the same are drawn again
+    "training.rollout.summarize": (
+        dict(
+            gen_len=26,
+            batch_size=32,
+            samples_per_prompt=2,
+            dynamic_sampling=1,
+            reward_fn="count:the",
+        ),
+        3.0,
+    ),
     # no two runs take the same time
     "training.report.cost_of": ({}, 1e4),
 }

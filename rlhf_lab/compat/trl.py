@@ -71,8 +71,8 @@ def step(
         The report; `trl_stats` has its numbers under TRL's names.
 
     Raises:
-        ConfigError: not as many as `batch_size`, an empty one, or advantages='remax', for which no
-            scores of greedy answers are there.
+        ConfigError: not as many as `batch_size`, an empty one, advantages='remax', for which no
+            scores of greedy answers are there, or dynamic_sampling, which samples itself.
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     _check_step(trainer, queries, responses, scores)
@@ -107,6 +107,11 @@ def _check_step(
                 f"{name} has {len(entries)} entries, but batch_size={args.batch_size}; "
                 "give one for each sequence of the batch."
             )
+    if args.dynamic_sampling is not None:
+        raise ConfigError(
+            f"dynamic_sampling={args.dynamic_sampling} samples other prompts and asks the reward "
+            "function again, but step() is given both; leave it None."
+        )
     if trainer.functions.wants_greedy(args):
         raise ConfigError(
             f"advantages={args.advantages!r} needs scores of greedy answers, which step() "

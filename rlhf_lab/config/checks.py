@@ -41,7 +41,7 @@ RANGES = (
         AT_LEAST_1,
         "total_phases batch_size num_minibatches micro_batch_size generation_batch_size "
         "batches_per_learning_phase samples_per_prompt gen_len gen_len_min prompt_words top_k "
-        "kl_horizon save_every",
+        "kl_horizon save_every dynamic_sampling",
     ),
     (Range(lambda v: v > 1, "greater than 1"), "ratio_threshold dual_clip"),
     (Range(lambda v: 0 <= v <= 1, "between 0 and 1"), "final_scale gamma gae_lambda"),
@@ -121,6 +121,11 @@ def _of_credit(args: AllFields) -> Iterator[str]:
         yield (
             f"advantages={args.advantages!r} compares the answers to a prompt, but "
             "samples_per_prompt=1; sample at least 2 per prompt, such as 8."
+        )
+    if args.dynamic_sampling is not None and args.samples_per_prompt == 1:
+        yield (
+            f"dynamic_sampling={args.dynamic_sampling} looks for prompts whose answers earn the "
+            "same, but samples_per_prompt=1; sample at least 2 per prompt, or leave it None."
         )
     if args.advantages == "remax" and args.normalize_reward:
         yield (

@@ -91,6 +91,11 @@ class SamplingArgs:
     """The column that the prompts are in, where there are columns."""
     prompt_words: int | None = None
     """Keep so many words from the start of each of the prompts; all when None."""
+    dynamic_sampling: int | None = None
+    """Replace prompts whose answers all earn the same by others, so many times in a phase at most
+    (DAPO); judged by the raw reward, needs samples_per_prompt above 1. Metrics are of what is kept;
+    off when None.
+    """
     prepend_bos: bool = True
     """Put the beginning-of-sequence token before the prompt."""
     gen_len: int = 50

@@ -160,6 +160,7 @@ def teaching_groups(
     A sequence that earned just its group's mean counts with its group. With a reward alone they are
     the `informative_groups`; where rewards pay for the KL, equal scores still teach.
     """
+    check_same_shape((*group.shape, advantages.shape[-1]), advantages=advantages)
     same = group[:, None] == group[None, :]
     return (same & (advantages != 0).any(dim=-1)[None, :]).any(dim=-1)
 
@@ -182,4 +183,6 @@ def whiten_over_groups(
     A'_t = (A_t - mean(A)) / sqrt(var(A) + 1e-8) over t in T, and 0 elsewhere; T: real tokens of
     groups with an advantage other than 0
     """
+    check_same_shape(advantages=advantages, mask=mask)
+    check_same_shape(mask.shape[:1], teaching=teaching)
     return whiten(advantages, mask if teaching is None else mask & teaching[:, None])

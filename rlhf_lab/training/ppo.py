@@ -12,8 +12,9 @@
 
 Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
 What is not the algorithm is elsewhere: all that is done to a reward (`rewards/pipeline.py`),
-hooked or packed forwards (`models/outputs.py`), other objectives and KL estimates (`objective.py`),
-micro-batches and the guard against nan (`ascent.py`), logs and checkpoints (`recorder.py`).
+dynamic sampling (`dynamic_sampling.py`), hooked or packed forwards (`models/outputs.py`), other
+objectives and KL estimates (`objective.py`), micro-batches and the guard against nan (`ascent.py`),
+logs and checkpoints (`recorder.py`).
 """
 
 from dataclasses import dataclass

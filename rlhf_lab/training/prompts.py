@@ -1,7 +1,8 @@
 """Prompts from a data set or a list, dealt out in a seeded order, and how long answers get."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -107,9 +108,24 @@ class Prompts:
         every batch.
         """
         each = self.args.samples_per_prompt
-        n = self.args.batch_size // each
-        chosen = deal(len(self.tokens), batch * n, n, self.args.seed)
-        return [self.tokens[i] for i in chosen for _ in range(each)]
+        return [self.tokens[i] for i in self._dealt(batch) for _ in range(each)]
+
+    def in_place_of(self, batch: int) -> Iterator[list[int]]:
+        """Prompts without end to take the place of a batch's own, in an order of that batch's.
+
+        First come those that the batch has not, then its own, then all again; which prompts other
+        batches have stays as it is.
+        """
+        generator = phase_generator(self.args.seed, batch, "redraws")
+        order = torch.randperm(len(self.tokens), generator=generator).tolist()
+        own = set(self._dealt(batch))
+        for i in itertools.cycle(sorted(order, key=own.__contains__)):
+            yield self.tokens[i]
+
+    def _dealt(self, batch: int) -> list[int]:
+        """The number of each prompt of a batch."""
+        n = self.args.batch_size // self.args.samples_per_prompt
+        return deal(len(self.tokens), batch * n, n, self.args.seed)
 
 
 def phase_spec(spec: SamplingSpec, args: RLHFArgs, phase: int) -> SamplingSpec:

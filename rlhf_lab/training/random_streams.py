@@ -5,7 +5,9 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-Stream = Literal["sampling", "minibatches", "evaluation", "prompts", "lengths", "generate"]
+Stream = Literal[
+    "sampling", "minibatches", "evaluation", "prompts", "lengths", "generate", "redraws"
+]
 STREAMS = get_args(Stream)
 
 

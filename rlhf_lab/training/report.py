@@ -52,6 +52,9 @@ class RolloutStats:
         explained_variance: of the returns by the values.
         packed_gap: the largest difference between packed form and modules that this phase's proof
             found, in nats for log-probabilities; None where the modules ran.
+        uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
+            None with one answer to each.
+        redraws: how often prompts were drawn again; None without `dynamic_sampling`.
     """
 
     mean_reward: float
@@ -64,6 +67,8 @@ class RolloutStats:
     response_length: float
     explained_variance: float
     packed_gap: float | None = None
+    uninformative_group_fraction: float | None = None
+    redraws: int | None = None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Rollout(Scores):
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
+        redraws: how often prompts were drawn again; None without `dynamic_sampling`.
         texts, raw_rewards, rewards, gold_rewards, grammatical, reward_moments, group, compared: see
             `Scores`; the advantages were computed from `rewards`.
     """
@@ -40,6 +41,7 @@ class Rollout(Scores):
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
+    redraws: int | None = None
 
     @property
     def teaching(self) -> Bool[Tensor, " batch"] | None:
@@ -72,10 +74,14 @@ def summarize(rollout: Rollout) -> RolloutStats:
         "response_length": mask.float().sum(1).mean(),
         "explained_variance": F.explained_variance(rollout.samples.values, rollout.returns, mask),
     }
+    if rollout.group is not None:
+        informative = F.informative_groups(rollout.raw_rewards, rollout.group)
+        found["uninformative_group_fraction"] = 1 - informative.float().mean()
     numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
     return RolloutStats(
         gold_reward=_mean(rollout.gold_rewards),
         grammatical_fraction=_mean(rollout.grammatical),
+        redraws=rollout.redraws,
         **numbers,
     )
 

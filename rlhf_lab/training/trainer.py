@@ -19,6 +19,7 @@ from rlhf_lab.models import refuse_hooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import capturing, gradients_put_back
+from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.random_streams import phase_generator
@@ -129,6 +130,8 @@ class RLHFTrainer(Parts):
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute all that learning needs; see `ppo`."""
         with self.forward.products():
+            if self.args.dynamic_sampling is not None:
+                return informative_rollout_phase(self)
             return ppo.rollout_phase(self)
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:

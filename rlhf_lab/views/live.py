@@ -26,6 +26,7 @@ PANEL_CURVES = (
     ("grammatical_fraction", "grammatical"),
     ("kl_per_sequence", "KL nats/seq"),
     ("entropy_per_token", "entropy nats/tok"),
+    ("uninformative_group_fraction", "uninformative"),
 )
 
 

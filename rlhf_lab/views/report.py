@@ -20,6 +20,7 @@ REPORT_CURVES = (
     ("entropy, nats per token", ("entropy_per_token",)),
     ("variance of the returns that values explain", ("explained_variance",)),
     ("share of samples that are grammatical", ("grammatical_fraction",)),
+    ("share of prompts whose answers all earn the same", ("uninformative_group_fraction",)),
 )
 REPORT_SAMPLES = 6
 

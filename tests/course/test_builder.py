@@ -63,7 +63,9 @@ def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> N
     notebook = builder.learner_notebook(root / "solutions" / "99_toy.py")
     nbformat.validate(notebook)
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert code[1].startswith("from rlhf_lab.functional.masks import at_least_float32\n")
+    assert code[1].startswith(
+        "from rlhf_lab.functional.masks import at_least_float32, check_same_shape\n"
+    )
     assert 'old_logprobs: Float[Tensor, "batch gen"]' in code[1]
     assert "Take the exponential." in code[1]
     assert code[1].endswith('    """\n    raise NotImplementedError')

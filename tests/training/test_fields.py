@@ -58,6 +58,7 @@ BASE = {
     "ent_coef": 0.001,
     "advantages": "gae",
     "samples_per_prompt": 1,
+    "dynamic_sampling": None,
     "gamma": 1.0,
     "gae_lambda": 0.95,
     "normalize_advantages": True,
@@ -170,6 +171,7 @@ ELSEWHERE = {
     "reward_penalty",
     "overlong_buffer",
     "samples_per_prompt",
+    "dynamic_sampling",
     "critic_from",
     "lora_rank",
     "lora_alpha",
@@ -681,6 +683,17 @@ def test_samples_per_prompt_is_the_size_of_the_groups_that_are_compared():
     )
     assert torch.allclose(pairs[0], -pairs[1]) and torch.allclose(pairs[2], -pairs[3])
     assert not torch.allclose(four[0], -four[1])
+
+
+def test_dynamic_sampling_draws_again_where_answers_to_a_prompt_earn_the_same():
+    """Nothing is rewarded, so that no group ever informs."""
+    group = BASE | {"samples_per_prompt": 2, "reward_fn": "zero"}
+    once, again = (
+        RLHFTrainer(RLHFArgs(**(group | {"dynamic_sampling": bound}))).rollout_phase()
+        for bound in (None, 2)
+    )
+    assert (once.redraws, again.redraws) == (None, 2)
+    assert once.texts != again.texts
 
 
 @pytest.mark.slow

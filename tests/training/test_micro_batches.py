@@ -170,7 +170,8 @@ def test_samples_in_parts_are_those_of_the_whole_batch(policy, truncation):
     )
     assert torch.equal(joined.tokens, whole.tokens) and torch.equal(joined.mask, whole.mask)
     for name in ("logprobs", "values", "residuals"):
-        torch.testing.assert_close(getattr(joined, name), getattr(whole, name), atol=1e-5, rtol=0)
+        found, expected = getattr(joined, name), getattr(whole, name)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
     if truncation:
         kept = whole.support.kept
         assert torch.equal(joined.support.kept, kept)

@@ -1,4 +1,4 @@
-"""What linear probes read in a bundled language model, with intervals: reported, not bounded."""
+"""Readings of a bundled language model by linear probes, with intervals: reported, not bounded."""
 
 from typing import NamedTuple
 

@@ -1,0 +1,72 @@
+"""Dynamic sampling: prompts whose answers all earn the same are replaced by others (DAPO)."""
+
+import dataclasses
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.rewards.load import score_texts
+from rlhf_lab.samples import Samples, join_samples
+from rlhf_lab.training.ppo import score_samples
+from rlhf_lab.training.random_streams import phase_generator
+from rlhf_lab.training.rollout import Rollout
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+
+def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
+    """A rollout phase that draws again, up to `args.dynamic_sampling` times, until groups inform.
+
+    1. Sample this phase's prompts, as any rollout phase does, and ask the reward function.
+    2. Find the prompts whose answers all have the same raw reward (see `informative_groups`).
+    3. Sample others in their place, with noise of that draw's own, and ask again.
+    4. Go back to 2, until every group informs or so many draws are made; what is left stays.
+    5. Go on as any rollout phase does.
+
+    Judged is what the reward function returned, as in the paper: a length penalty makes no group
+    informative, and a clip takes nothing away. What was replaced leaves no trace: neither moments
+    of the rewards nor callbacks see it. Prompts and noise follow from seed, phase and draw, so that
+    a run resumes with the same numbers.
+
+    Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2, which draws without bound.
+    """
+    args, others = trainer.args, trainer.prompts.in_place_of(trainer.phase)
+    samples, rewards = _sample_and_score(trainer, trainer.next_prompts())
+    group = trainer.rewards.groups(samples)
+    redraws, dull = 0, ~F.informative_groups(rewards, group)
+    while redraws < args.dynamic_sampling and dull.any():
+        redraws += 1
+        prompts = islice(others, int(dull.sum()) // args.samples_per_prompt)
+        rows = [prompt for prompt in prompts for _ in range(args.samples_per_prompt)]
+        fresh, earned = _sample_and_score(trainer, rows, redraws)
+        samples = _replace_rows(samples, dull, fresh, trainer.tokenizer.pad_token_id or 0)
+        rewards = rewards.masked_scatter(dull, earned)
+        dull = ~F.informative_groups(rewards, group)
+    trainer.emit("after_rollout", samples=samples)
+    rollout = dataclasses.replace(score_samples(trainer, samples, rewards), redraws=redraws)
+    trainer.emit("after_score", samples=samples, rollout=rollout)
+    return rollout
+
+
+def _sample_and_score(
+    trainer: "RLHFTrainer", prompts: list[list[int]], draw: int = 0
+) -> tuple[Samples, Float[Tensor, " rows"]]:
+    """Answers to these prompts, and what the reward function returned for them."""
+    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", draw)
+    samples = trainer.sample(prompts, generator)
+    rewards = score_texts(trainer.reward_fn, samples.texts(trainer.tokenizer))
+    return samples, rewards.to(samples.tokens.device)
+
+
+def _replace_rows(
+    samples: Samples, rows: Bool[Tensor, " batch"], fresh: Samples, pad_token: int
+) -> Samples:
+    """Samples with others in some rows' place; prompts are padded to the longest of both."""
+    order = torch.arange(len(rows), device=rows.device)
+    order[rows] = len(rows) + torch.arange(len(fresh.tokens), device=rows.device)
+    return join_samples([samples, fresh], pad_token)[order]
