@@ -164,7 +164,7 @@ show_table(["reward", "text"], rows, digits=0)
 # %% [markdown]
 # While the policy learns to say its word, does it stay as close to the language it came from? The KL
 # divergence of a text says how far the policy has moved; it is 0 at the start. Predict which way
-# it goes, and how often a text says "quite" at the end, when it is about 0.6 at the start. (A review
+# it goes, and how often a text says "quite" at the end, when it is about 0.5 at the start. (A review
 # in Reel has up to three places for it.)
 #
 # (3 s on one core)

@@ -680,7 +680,7 @@ predictions.compare("reward with the wrong unit", reward_with_the_wrong_unit, re
 # %% [markdown]
 # The controller is always late. The KL begins at 0, below any target, so it lets go; and when the
 # KL has passed the target, the coefficient must first come all the way back up. So the KL swings
-# past the target, to about four times of it, comes back, and swings past it again, downwards: by
+# past the target, to more than three times of it, comes back, and swings past it again, downwards: by
 # then the coefficient is higher than it began. A longer horizon makes a lazier controller; and it
 # needs a longer run.
 #

@@ -610,7 +610,7 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # How it could be seen:
 #
 # - **A** looks better than healthy: its reward ends a little higher. But its KL is exactly 0 in
-#   every phase, while the reward has climbed from about 0.5 to about 0.9. A policy that has changed
+#   every phase, while the reward has climbed from about 0.5 to 0.96. A policy that has changed
 #   its texts cannot be at no distance from where it started; what it is compared with has moved
 #   along. Numbers that are *exactly* something are worth a look. (With no leash to hold it back, no
 #   wonder it earns more.)
@@ -618,13 +618,10 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 #   KL, clipping, gradient norm: all as they should be. Explained variance is the clue, which stays at
 #   0. With advantages of the wrong sign, or one token late, the value head does learn something (try
 #   it); here it cannot foresee anything: its targets have nothing to do with its states.
-# - **C** begins like the healthy run, and its reward never gives it away: it climbs as fast or
-#   faster. But the KL penalty, a number that cannot be negative, is below 0, and in the last phases
-#   the KL runs away, to about 25 nats. Entropy, which falls in a healthy run, turns up. The
-#   cheapest way to be far from the old language is to write what it never would: none of the last
-#   reviews has an "it" behind the verb ("i loved awful . bye", "i enjoyed decent but the script"),
-#   and the classifier does not mind. (Give it 14 phases, and it writes hardly anything but nice
-#   adjectives, from beginning to end, at a KL of about 150 nats, and is paid in full.)
+# - **C** begins like the healthy run, and for six phases its reward does not give it away: it climbs
+#   as fast or faster. But the KL penalty, a number that cannot be negative, is below 0, and in the
+#   last phases the KL runs away, to about 100 nats. Entropy, which falls in a healthy run, turns up.
+#   The cheapest way to be far from the old language is to write what it never would.
 #
 # ## What surprised you
 

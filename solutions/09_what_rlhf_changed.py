@@ -183,9 +183,9 @@ else:
 
 # %% [markdown]
 # At the start a negation makes little difference. But what the policy learns first is to say nice
-# adjectives after "was". After "wasn't" it should say the others, and that it learns late: after
-# eight phases nearly half of its adjectives there are still nice ones, and *wasn't lovely* is not
-# praise. So to *this* policy negations have become costly, and it learns to avoid them. It did not
+# adjectives after "was". After "wasn't" it should say the others, and that it has not learned here:
+# after eight phases a review without negation earns 0.95, one with two earns 0.61, and *wasn't lovely*
+# is not praise. So to *this* policy negations have become costly, and it learns to avoid them. It did not
 # have to; a policy that matched its adjectives would have kept its "wasn't". That is what a detour
 # looks like in a KL map: a change that the goal did not ask for, but the way there did.
 
@@ -270,11 +270,11 @@ kind = "attention" if ".attn." in top else "MLP" if ".mlp." in top else "embeddi
 predictions.compare("largest delta, relatively", largest_relative, kind)
 
 # %% [markdown]
-# A few directions, in every matrix: between one and a half and about four by the stable rank, and
-# with four to seventeen of them 90 % of the energy is there. (The same work on large models
+# A few directions, in every matrix: between one and a third and five by the stable rank, and
+# with two to sixteen of them 90 % of the energy is there. (The same work on large models
 # reports deltas of nearly full rank. Rank counts every direction however weak; the stable rank asks for strength. Say
 # which one you mean.)
-# Attention has changed most for its size, by about a tenth; embeddings and unembedding least.
+# Attention has changed most for its size, by 8 % at most; embeddings and unembedding least.
 #
 # ## Which part changed its mind?
 #
@@ -343,14 +343,13 @@ bars(order, {"shift": [parts[name] for name in order]}, f"shift of logit({words[
 
 # %% [markdown]
 # The MLP of block 0 is the largest single part. But all four heads of block 1 push the same way,
-# L1H1 and L1H2 most, and together they have more. The rest hardly counts. Look at the last two
-# columns. The MLP of block 0 pushes towards "loved" after every review, and a little harder after
-# negative ones, where more is to be won. L1H2 moved about as far after both. L1H1 changed after
-# negative reviews above all: it was the only head that clearly said "hated" there, and says it no
-# more. And the MLP of block 1, whose shift is nearly 0, has not kept still: it leans less to "loved"
-# than before after positive reviews, and more after negative ones. A mean of 0 may hide that. (The
-# order of the large parts came out the same with three seeds of the run. Which heads they are is a
-# matter of the model: heads have no names in common.)
+# L1H2 and L1H3 most, and together they have more. The rest hardly counts. Look at the last two
+# columns. The MLP of block 0 pushes towards "loved" after every review, and more than twice as far
+# after negative ones, where more is to be won. L1H1 moved about as far after both. L1H2 and L1H3
+# changed after negative reviews above all. And the MLP of block 1, whose shift is nearly 0, has not
+# kept still: it leans more to "loved" than before after positive reviews, and less after negative
+# ones. A mean of 0 may hide that. (Which heads they are is a matter of the model: heads have no names
+# in common.)
 #
 # What would a tool have said that takes gain and bias as folded away? Leave them out, and see how far
 # the rows are from the truth.
@@ -377,10 +376,8 @@ print(f"with them: off by {new.error:.0e} at most")
 # (5 s on one core)
 
 # %%
-alpha_one = (
-    "less than a third"  # predict: "less than a third", "about half" or "more than two thirds"
-)
-alpha_four = "about half"  # predict: "less than a third", "about half" or "more than two thirds"
+alpha_one = "less than a third"  # predict: "less than a third", "about half" or "over two thirds"
+alpha_four = "less than a third"  # predict: "less than a third", "about half" or "over two thirds"
 
 # %%
 site = f"blocks.{base.base_model.cfg.n_layers - 1}.hook_resid_post"
@@ -426,11 +423,7 @@ show_table(
 for alpha, guess in [(1, alpha_one), (4, alpha_four)]:
     way = (steered[alpha][0] - steered[0][0]) / (goal[0] - steered[0][0])
     said = (
-        "less than a third"
-        if way < 1 / 3
-        else "about half"
-        if way < 2 / 3
-        else "more than two thirds"
+        "less than a third" if way < 1 / 3 else "about half" if way < 2 / 3 else "over two thirds"
     )
     predictions.compare(f"share of the way at alpha = {alpha}", guess, said)
 curves(
@@ -445,14 +438,15 @@ curves(
 )
 
 # %% [markdown]
-# Alpha = 1, which the claim is about, goes about a ninth of the way; the vector is about a tenth as
-# long as a residual. But it is no noise: four times it goes two fifths of the way, at less than the
-# KL of the new model, and keeps the grammar of nearly all texts, where a random vector of that
-# length does not raise the reward at all. More of it breaks the language, and the reward it still
-# gets for that is the classifier's opinion of rubble (look at the column "grammatical"). Nor can it
-# be undone this way: the new model less the vector is nearly the new model, and less four times the
-# vector, it has lost only a quarter of what it had gained, but the grammar of nearly all texts, and
-# is much *further* from the old model than before.
+# Alpha = 1, which the claim is about, goes a tenth of the way; the vector is about an eighth as long
+# as a residual. But it is no noise: twice the vector goes nearly a fifth of the way, at an eighth of
+# the KL of the new model, and keeps the grammar of nearly all texts, where a random vector of that
+# length hardly raises the reward. Four times it goes a quarter of the way, and a quarter of the texts
+# lose their grammar. More of it breaks the language, and the reward it still gets for that is the
+# classifier's opinion of rubble (look at the column "grammatical"). Nor can it be undone this way:
+# the new model less the vector is nearly the new model, and less four times the vector, it has lost
+# only a quarter of what it had gained, but the grammar of most texts, and is much *further* from the
+# old model than before.
 #
 # So: it *has* a steering vector in it, and it is not one. What RLHF changed here depends on what was
 # said before (which adjective, after which copula, before which verdict), and one vector for all places
