@@ -54,10 +54,28 @@ def run_left_padded(
         attention_mask: False on padding to the left of a prompt.
         padded: whether the mask hides anything, where that is known; otherwise it is looked at,
             for which a GPU has to stop.
+
+    Raises:
+        ValueError: the mask, where it is looked at, hides a token between two that it shows.
     """
     if attention_mask is None or padded is False:
         return run(input_ids)
-    if padded is None and bool(attention_mask.all()):
-        return run(input_ids)
+    if padded is None:
+        all_real, gap = torch.stack([attention_mask.all(), _gaps(attention_mask).any()]).tolist()
+        if all_real:
+            return run(input_ids)
+        if gap:
+            row = int(_gaps(attention_mask).any(1).int().argmax())
+            raise ValueError(
+                f"attention_mask is False between tokens that it shows in row {row}, which would "
+                "not be hidden; mask padding at the ends of a row only."
+            )
     outputs = run(rotate_padding(input_ids, attention_mask, "right"))
     return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)
+
+
+def _gaps(attention_mask: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+    """True where a token is hidden, and one before and one after it are not."""
+    before = attention_mask.cumsum(1) > 0
+    after = attention_mask.flip(1).cumsum(1).flip(1) > 0
+    return before & after & ~attention_mask

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlhf_lab.models import policy_outputs
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
 
 TOKENS = torch.tensor([[9, 9, 5, 6], [1, 2, 3, 4], [9, 7, 8, 3], [9, 9, 9, 2]])
@@ -66,3 +67,23 @@ def test_rows_without_padding_are_handed_on_as_they_are(mask):
 
     (output,) = run_left_padded(run, TOKENS, mask)
     assert seen[0] is TOKENS and output is TOKENS
+
+
+def test_a_gap_between_real_tokens_is_refused_by_row():
+    mask = torch.tensor([[True, True, True], [True, False, True]])
+    with pytest.raises(ValueError, match=r"attention_mask is False between .* in row 1"):
+        run_left_padded(lambda tokens: (tokens,), TOKENS[:2, :3], mask)
+
+
+def test_padding_at_both_ends_is_no_gap():
+    mask = torch.tensor([[False, True, False], [True, True, False]])
+    (found,) = run_left_padded(lambda tokens: (tokens,), TOKENS[:2, :3], mask)
+    assert torch.equal(found[mask], TOKENS[:2, :3][mask])
+
+
+def test_a_policy_refuses_a_mask_with_a_gap(policy):
+    tokens, mask = torch.tensor([[4, 9, 7]]), torch.tensor([[True, False, True]])
+    with pytest.raises(ValueError, match="row 0"):
+        policy(tokens, mask)
+    with pytest.raises(ValueError, match="row 0"):
+        policy_outputs(policy, tokens, mask)
