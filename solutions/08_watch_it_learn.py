@@ -80,6 +80,7 @@ SETTINGS = dict(
     top_k=None,
     advantages="gae",
     kl_coef=0.3,
+    keep_checkpoints=None,  # all of them: what was learned by phase 2 is looked at later
 )
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()

@@ -66,6 +66,7 @@ SETTINGS = dict(
     top_k=None,
     advantages="gae",
     kl_coef=0.3,
+    keep_checkpoints=None,  # all of them: several are looked at below
 )
 place = Path(tempfile.mkdtemp())
 predictions = Predictions()
