@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jaxtyping
 from beartype import beartype
@@ -50,11 +50,24 @@ def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`beartype`, which a function within another one is not compiled for at every definition.
 
     What jaxtyping hands in has the function's signature and no body, so that the checker of one
-    definition is that of all.
+    definition is that of all. Classes of the package are not asked for: a learner's own policy or
+    trainer may stand in their place.
     """
+    fn.__annotations__ = {
+        name: Any if _names_own_class(annotation) else annotation
+        for name, annotation in fn.__annotations__.items()
+    }
     if "<locals>" not in fn.__qualname__:
         return beartype(fn)
     key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(fn.__annotations__)
     if key not in _checkers:
         _checkers[key] = beartype(fn)
     return _checkers[key]
+
+
+def _names_own_class(annotation: Any) -> bool:
+    """Whether an annotation has a class of the package in it, or a name that is yet to look up."""
+    if isinstance(annotation, str):
+        return True
+    own = isinstance(annotation, type) and annotation.__module__.split(".")[0] == "rlhf_lab"
+    return own or any(map(_names_own_class, get_args(annotation)))

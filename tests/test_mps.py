@@ -38,7 +38,7 @@ MAY_READ = {
     "models/decode.py:distinct_rows": "how many distinct prompts there are",
     "models/fast/decoder.py:__init__": "whether prompts are padded",
     "samples.py:is_padded": "whether prompts are padded",
-    "models/padding.py:run_left_padded": "whether a mask hides anything, and in the middle of a row",
+    "models/padding.py:run_left_padded": "whether a mask hides anything",
     "sampling.py:take": "the width of the nucleus, where the vocabulary is wide",
     "sampling.py:_sample": "whether all rows have stopped",
     "sampling.py:_gather_support": "how many tokens truncation left",

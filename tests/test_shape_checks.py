@@ -56,3 +56,32 @@ def test_too_late_is_said_in_a_sentence(surroundings):
     said = run(late, surroundings).strip().splitlines()[-1]
     assert said.startswith("rlhf_lab.errors.ConfigError: check_shapes() comes too late for ")
     assert said.endswith("call it before any other import from rlhf_lab.")
+
+
+OWN_POLICY = """
+import tempfile
+import torch
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.models import TransformerWithValueHead, load_model
+
+class Mine(torch.nn.Module):
+    base_model = property(lambda self: self.inner.base_model)
+    value_head = property(lambda self: self.inner.value_head)
+    device = property(lambda self: self.inner.device)
+
+    def __init__(self):
+        super().__init__()
+        self.inner = TransformerWithValueHead(load_model("reel-nano"))
+
+    def forward(self, *texts, **options):
+        return self.inner(*texts, **options)
+
+args = RLHFArgs(preset="reel", total_phases=1, warmup_steps=0, batch_size=8, num_minibatches=2)
+trainer = RLHFTrainer(args, policy=Mine(), out=tempfile.mkdtemp() + "/run")
+print("taken:", type(trainer.policy).__name__)
+"""
+
+
+def test_a_class_of_the_learners_own_may_stand_in_the_packages_place(surroundings):
+    first = "import rlhf_lab; rlhf_lab.check_shapes()"
+    assert "taken: Mine" in run(first + OWN_POLICY, surroundings)
