@@ -52,7 +52,7 @@ popcorn, which has nothing to do with its sentiment. The KL is in the reward (k1
 maximised is `E[reward] - kl_coef KL` itself, whose exact optimum is known: as the price of KL
 falls, the proxy rises, popcorn takes over, and gold falls. PPO learns sentiment first, which the
 policy tries often, and popcorn later, which it says in 2 reviews of 100: gold rises above the
-optimum's, then falls towards it while the proxy goes on rising. Where the KL is in the reward and
+optimum's, then falls while the proxy goes on rising. Where the KL is in the reward and
 not a term of the loss, nothing else holds a learning phase back, hence `target_kl`.
 """
 
@@ -64,7 +64,10 @@ ones, but not surely (with probability sigmoid(d / 4), d the difference of the g
 which popcorn only ever ends a positive review that was preferred, half of them. The reward model
 then pays for popcorn whatever the review says. Its rewards are clipped at one standard deviation.
 The exact optimum is that of its mean reward by what a review says: its positive clauses, its
-verdict, popcorn or not; clipped alike. A model is trained for each seed.
+verdict, popcorn or not; clipped alike. A model is trained for each seed. How much popcorn alone is
+worth to it depends on the language model that it starts from: with earlier weights of that one it
+was 1.35, popcorn took over as above, and gold fell to 0.86; with today's weights it is worth less,
+and gold holds.
 """
 
 REAL = """\
