@@ -61,14 +61,14 @@ def run_left_padded(
     if attention_mask is None or padded is False:
         return run(input_ids)
     if padded is None:
-        all_real, gap = torch.stack([attention_mask.all(), _gaps(attention_mask).any()]).tolist()
-        if all_real:
+        if bool(attention_mask.all()):
             return run(input_ids)
-        if gap:
-            row = int(_gaps(attention_mask).any(1).int().argmax())
+        broken = _gaps(attention_mask).any(1)
+        if bool(broken.any()):
             raise ValueError(
-                f"attention_mask is False between tokens that it shows in row {row}, which would "
-                "not be hidden; mask padding at the ends of a row only."
+                "attention_mask is False between tokens that it shows in row "
+                f"{int(broken.int().argmax())}, which would not be hidden; mask padding at the "
+                "ends of a row only."
             )
     outputs = run(rotate_padding(input_ids, attention_mask, "right"))
     return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)
