@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Rollout(Scores):
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
     redraws: int | None = None
 
-    @property
+    @cached_property
     def teaching(self) -> Bool[Tensor, " batch"] | None:
         """False where the answers to a prompt were compared and no advantage came of it.
 
