@@ -9,12 +9,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
-from rlhf_lab.models.device import (
-    pick_device,
-    product_dtype,
-    refuse_half_precision,
-    refuse_tf32,
-)
+from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision, refuse_tf32
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS

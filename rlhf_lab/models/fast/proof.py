@@ -82,8 +82,12 @@ def prove(
     exact, noting = _rounding(own_dtype), _rounding(dtype or own_dtype, tf32)
     cuda = [policy.device] if policy.device.type == "cuda" else []
     products = float32_products("fp32") if tf32 else nullcontext()
-    undisturbed = without_hooks(policy, reference), torch.random.fork_rng(devices=cuda)
-    with undisturbed[0], undisturbed[1], torch.no_grad(), products:
+    with (
+        without_hooks(policy, reference),
+        torch.random.fork_rng(devices=cuda),
+        torch.no_grad(),
+        products,
+    ):
         modules, packed = _by_modules(policy, texts), _by_packed(policy, texts)
         gaps = [_gap(packed, modules, rows.mask)]
         if not heard:
