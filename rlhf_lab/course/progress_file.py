@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from rlhf_lab.errors import RunError
+from rlhf_lab.files import beside
+
 ExerciseState = Literal["unwritten", "differs", "passed"]
 VERSION = 1
 
@@ -82,11 +85,12 @@ def _write(name: str, record: ExerciseRecord) -> str | None:
     path = progress_path()
     records = read_records() | {name: record}
     content = {"version": VERSION, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        with beside(path) as draft:
+            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         return f"progress is not saved: {error.strerror or error}"
+    except RunError as error:
+        return f"progress is not saved: {error}"
     return None

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.files import open_to_readers
 from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.load import from_files, model_from_files, quiet, tokenizer_from_files
+from rlhf_lab.models.load import model_from_files, quiet, tokenizer_from_files
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias, key_value_weights
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 
@@ -90,7 +91,9 @@ def _write_and_compare(model: HookedTransformer, base_model: str, place: Path, o
 
 
 def refuse_occupied(out: Path) -> None:
-    """Raise LoadError where a file is, or a directory with something in it."""
+    """Raise LoadError where a file or a link is, or a directory with something in it."""
+    if out.is_symlink():
+        raise LoadError(f"{out} is a link; name a new directory.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise LoadError(f"{out} is there already; name a new directory.")
 
@@ -108,6 +111,7 @@ def new_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
+        open_to_readers(partial)
         partial.replace(out)
     except (OSError, SafetensorError) as error:
         raise LoadError(f"cannot write {out} ({error}); choose another place.") from error
@@ -262,7 +266,7 @@ def largest_difference(model: HookedTransformer, directory: Path) -> float:
 
     Both run in float64 on random tokens, so that rounding does not hide a difference.
     """
-    reloaded = from_files(AutoModelForCausalLM, str(directory), "model", dtype=torch.float64)
+    reloaded = model_from_files(AutoModelForCausalLM, str(directory), "model", dtype=torch.float64)
     shape = CHECKED_ROWS, min(CHECKED_TOKENS, model.cfg.n_ctx)
     tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
     ours = copy.deepcopy(model).to("cpu", print_details=False)

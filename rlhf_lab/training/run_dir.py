@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.errors import RunError
+from rlhf_lab.files import beside, refuse_foreign
 
 
 @contextlib.contextmanager
@@ -21,22 +21,6 @@ def _writing(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}; make room or choose another --out, "
             "then go on with `resume` (what was saved before is intact)."
         ) from error
-
-
-@contextlib.contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """Write a file beside the old one, then rename it: readers see the old or the new one.
-
-    Yields the path to write to.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -170,6 +154,7 @@ class RunDir:
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
         """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
         path = self.path / file
+        refuse_foreign(path)
         with _writing(path):
             if path.parent != self.path:
                 path.parent.mkdir(exist_ok=True)

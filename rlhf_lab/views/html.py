@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from rlhf_lab.files import write_marked
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #b8b8b8;
   --faint: #5f5f5f; }
@@ -41,9 +43,12 @@ class Html:
         return self.fragment
 
     def save(self, path: str | Path, title: str = "rlhf_lab") -> Path:
-        """Write the fragment as a page of its own."""
+        """Write the fragment as a page of its own.
+
+        Raises RunError where something that is no page of ours is.
+        """
         path = Path(path)
-        path.write_text(page(title, self.fragment), encoding="utf-8")
+        write_marked(path, page(title, self.fragment))
         return path
 
 

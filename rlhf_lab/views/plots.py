@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab.files import write_marked
 from rlhf_lab.views.color import BLUE, NEUTRAL, ORANGE, Kind
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ class Picture:
         return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
 
     def save(self, path: str | Path) -> Path:
-        """Write the SVG file."""
+        """Write the SVG file; raises RunError where something that is no picture of ours is."""
         path = Path(path)
-        path.write_text(self.svg, encoding="utf-8")
+        write_marked(path, self.svg)
         return path
 
 

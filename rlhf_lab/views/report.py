@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lab.errors import RunError
+from rlhf_lab.files import is_marked, refuse_foreign, write_marked
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, FOLDER
-from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, beside, reading
+from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.probe_pictures import any_records, curve_figures, probe_html
 from rlhf_lab.views.text import reward_color
@@ -28,10 +29,12 @@ REPORT_SAMPLES = 6
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained HTML file about a run, and return its path.
 
-    It goes to `report.html` in the run's directory, or to `out`.
+    It goes to `report.html` in the run's directory, or to `out`; an earlier page of ours that is
+    there is replaced, and nothing else is.
 
     Raises:
-        RunError: there is no run, one of its files is damaged, or the page cannot be written.
+        RunError: there is no run, one of its files is damaged, the page cannot be written, or
+            something that is no page of ours is in its place.
     """
     run = Run(run_path)
     path = Path(out) if out is not None else run.path / "report.html"
@@ -39,6 +42,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         raise RunError(f"--out {path} is a directory; name a file, such as {path / 'report.html'}.")
     if not path.parent.is_dir():
         raise RunError(f"there is no directory {path.parent}; choose another --out.")
+    refuse_foreign(path, is_marked)
     sections: list[str] = []
     for section, file in (
         (_heading, INFO),
@@ -52,13 +56,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         with reading(run.path / file):
             sections.append(section(run))
     text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
-    try:
-        with beside(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another --out."
-        ) from error
+    write_marked(path, text)
     return path
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf_lab.files import PAGE_MARK
 from rlhf_lab.views import plots
 from rlhf_lab.views.plots import bars, curves, heatmap
 
@@ -54,7 +55,7 @@ def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
 @pytest.mark.slow
 def test_a_picture_is_saved_as_it_is(tmp_path):
     picture = draw_all()[1]
-    assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg
+    assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg + PAGE_MARK
 
 
 def test_what_cannot_be_drawn_is_refused():
