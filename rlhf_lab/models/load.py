@@ -1,12 +1,12 @@
 """Model loading: bundled, a local directory, a hub id or a loaded model."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,6 +19,8 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.models.transformer_lens import HookedTransformer, from_hugging_face
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
+LARGEST_GAP = 1e-2
+"""Of the logits of a converted model, relative to their norm."""
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 
 
@@ -48,14 +50,18 @@ def locate(name: str) -> tuple[str, bool]:
 def from_files(loader: type, name: str, what: str, **options: object) -> object:
     """Call `loader.from_pretrained`; for a bundled or local name, without touching the network.
 
+    No code that comes with the files is run, nor is it asked whether it may be.
+
     Raises:
         LoadError: one sentence on what was looked for, and where.
     """
     place, on_disk = locate(name)
     try:
         with quiet(on_disk):
-            return loader.from_pretrained(place, local_files_only=on_disk, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            return loader.from_pretrained(
+                place, local_files_only=on_disk, trust_remote_code=False, **options
+            )
+    except Exception as error:  # a configuration of others fails in any way there is
         where = (
             f"the directory {place!r}"
             if on_disk
@@ -68,10 +74,20 @@ def from_files(loader: type, name: str, what: str, **options: object) -> object:
 def model_from_files(loader: type, name: str, what: str, **options: object) -> PreTrainedModel:
     """`from_files` for a model, refusing files that lack weights, which transformers would make up.
 
+    Weights are read from safetensors only: a pickled file can hold code.
+
     Raises:
-        LoadError: see `from_files`; or some weights are not in the files.
+        LoadError: see `from_files`; or some weights are not in the files, or pickled.
     """
-    model, report = from_files(loader, name, what, output_loading_info=True, **options)
+    place, on_disk = locate(name)
+    pickled = sorted(path.name for path in Path(place).glob("*.bin")) if on_disk else []
+    if pickled and not any(Path(place).glob("*.safetensors")):
+        raise LoadError(
+            f"{name!r} has its weights in {pickled[0]}, which is pickled and could run code; save "
+            "them as safetensors with a copy of transformers that you trust it to."
+        )
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    model, report = from_files(loader, name, what, **options)
     missing = sorted(report["missing_keys"])
     if missing:
         raise LoadError(
@@ -91,6 +107,21 @@ def tokenizer_from_files(name: str) -> PreTrainedTokenizerBase:
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"no tokenizer {name!r}: no tokenizer files are there; put them beside it.")
     return tokenizer
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer that gives tokens of which the model has no embedding.
+
+    Raises:
+        LoadError: they belong to different models.
+    """
+    n_rows = model.get_input_embeddings().num_embeddings
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if highest >= n_rows:
+        raise LoadError(
+            f"the tokenizer of {name!r} gives {token!r} the number {highest}, but its model has "
+            f"{n_rows} embeddings; put the model's own tokenizer beside it, or resize it."
+        )
 
 
 @contextlib.contextmanager
@@ -132,6 +163,7 @@ def load_model(
     if isinstance(source, str):
         hf_model = model_from_files(AutoModelForCausalLM, source, "language model", dtype=dtype)
         tokenizer = tokenizer or tokenizer_from_files(source)
+        check_vocabulary(hf_model, tokenizer, source)
         name = source
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
@@ -141,25 +173,32 @@ def load_model(
             )
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
-    except (AssertionError, AttributeError, KeyError, RuntimeError, ValueError) as error:
+        gap = _logit_gap(model, hf_model)
+    except Exception as error:  # a configuration of others fails in any way there is
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
-    _check_same_logits(model, hf_model, name)
+    if not math.isfinite(gap):
+        raise LoadError(f"{name!r} gives logits that are not finite; its weights are damaged.")
+    if gap > LARGEST_GAP:
+        raise LoadError(
+            f"{name!r} cannot be converted to a hooked model: its logits come out different; "
+            "choose a model without unusual settings such as extra biases or a rope scaling."
+        )
     model.cfg.model_name = name
     return model.to(str(device), print_details=False)
 
 
 @torch.no_grad()
-def _check_same_logits(model: HookedTransformer, hf_model: PreTrainedModel, name: str) -> None:
-    """Refuse a conversion that lost something (biases, a rope scaling): its logits differ."""
+def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
+    """How far the logits moved in a conversion, relative to their norm: 0 if nothing was lost.
+
+    A lost bias or rope scaling shows here.
+    """
     n = min(8, model.cfg.n_ctx)
     tokens = torch.arange(n)[None] % model.cfg.d_vocab
     was_training = hf_model.training
     expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)
     hf_model.train(was_training)
     found = model(tokens, attention_mask=torch.ones_like(tokens)).float()
-    if (found - expected).norm() > 1e-2 * expected.norm():
-        raise LoadError(
-            f"{name!r} cannot be converted to a hooked model: its logits come out different; "
-            "choose a model without unusual settings such as extra biases or a rope scaling."
-        )
+    size = expected.norm().item()
+    return (found - expected).norm().item() / size if size else found.norm().item()

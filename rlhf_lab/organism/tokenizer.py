@@ -20,4 +20,6 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     """
     if not (Path(directory) / "tokenizer.json").is_file():
         raise ValueError(f"directory is {directory}, which has no tokenizer.json; save one first.")
-    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=False
+    )

@@ -1,5 +1,6 @@
 """Tests the loader against plain transformers, away from the network, and on broken directories."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.organism import weights_dir
+from rlhf_lab.rewards import SentimentReward
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5, 5, 18], [12, 4, 19, 6, 8, 0, 15, 10]])
 FC_WEIGHT = "transformer.h.1.mlp.c_fc.weight"
@@ -377,3 +379,99 @@ def test_smollm2_gives_the_logits_of_plain_transformers(real_models, no_network)
     tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     tokens = tokenizer("This movie was really something else.", return_tensors="pt").input_ids
     assert_same_logits(load_model(str(directory)), hf_model, tokens, tolerance=1e-3)
+
+
+def change_settings(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+CODE = """
+from pathlib import Path
+Path(__file__).with_name("ran").touch()
+from transformers import GPT2Config, GPT2LMHeadModel
+class Config(GPT2Config):
+    model_type = "unheard-of"
+class Model(GPT2LMHeadModel):
+    config_class = Config
+"""
+
+
+@pytest.mark.parametrize("kind", ["unheard-of", "gpt2"])
+def test_code_that_comes_with_a_model_is_not_run_and_not_asked_about(
+    copy_of, monkeypatch, tmp_path, kind
+):
+    """Asked at a terminal, transformers would run it after a y, before anything is refused."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "y")
+    marks = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(marks))
+    (copy_of / "evil.py").write_text(CODE)
+    loaders = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    auto_map = {"AutoConfig": "evil.Config"} | dict.fromkeys(loaders, "evil.Model")
+    change_settings(copy_of, model_type=kind, auto_map=auto_map)
+    if kind == "unheard-of":
+        for load in (load_model, SentimentReward):
+            with pytest.raises(LoadError, match="custom code|unheard-of"):
+                load(str(copy_of))
+    else:
+        load_model(str(copy_of))
+    assert not asked
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_pickled_weights_are_refused_unread(copy_of):
+    weights = load_file(copy_of / "model.safetensors")
+    torch.save(weights, copy_of / "pytorch_model.bin")
+    load_model(str(copy_of))  # safetensors lie beside it
+    (copy_of / "model.safetensors").unlink()
+    sentence = refusal(str(copy_of))
+    assert "pytorch_model.bin" in sentence and "safetensors" in sentence
+    (copy_of / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert "pytorch_model.bin" in refusal(str(copy_of))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_layer": -1},
+        {"n_head": 0},
+        {"n_embd": "x"},
+        {"n_embd": 0},
+        {"n_positions": -4},
+        {"vocab_size": None},
+        {"dtype": "junk"},
+        {"model_type": ["gpt2"]},
+        {"model_type": None},
+        {"layer_norm_epsilon": "small"},
+        {"activation_function": "no such function"},
+    ],
+    ids=str,
+)
+def test_a_configuration_with_a_bad_value_is_refused_in_a_sentence(copy_of, changes):
+    change_settings(copy_of, **changes)
+    assert str(copy_of) in refusal(str(copy_of))
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '{"a": ' * 5000 + "1" + "}" * 5000])
+def test_a_configuration_that_is_no_object_is_refused_in_a_sentence(copy_of, content):
+    (copy_of / "config.json").write_text(content)
+    assert str(copy_of) in refusal(str(copy_of))
+
+
+def test_a_token_without_an_embedding_is_refused_with_both_numbers(copy_of):
+    tokenizer = AutoTokenizer.from_pretrained(str(copy_of), local_files_only=True)
+    rows = load_file(copy_of / "model.safetensors")["transformer.wte.weight"].shape[0]
+    tokenizer.add_tokens([f"new{i}" for i in range(rows)])
+    tokenizer.save_pretrained(copy_of)
+    sentence = refusal(str(copy_of))
+    assert f"{rows} embeddings" in sentence and f"the number {len(tokenizer) - 1}" in sentence
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(copy_of, value):
+    """Their logits would be alike, as far as a comparison with nan tells, and sampling empty."""
+    weights = load_file(copy_of / "model.safetensors")
+    weights[FC_WEIGHT][0, 0] = value
+    save_file(weights, copy_of / "model.safetensors", metadata={"format": "pt"})
+    assert "not finite" in refusal(str(copy_of))

@@ -99,7 +99,9 @@ def language_model_checks(
 ) -> list[Check]:
     """Check a bundled language model against the grammar."""
     directory = str(weights_dir(name))
-    model = GPT2LMHeadModel.from_pretrained(directory, local_files_only=True).eval()
+    model = GPT2LMHeadModel.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    ).eval()
     reviews = reference.graph.grammar.sample(n_reviews, np.random.default_rng(seed))
     kl = language_model_kl(model, reference, torch.from_numpy(reviews.tokens))
     share = grammatical_share(model, reference, n_reviews, seed)
@@ -115,7 +117,7 @@ def classifier_checks(reference: GraphPolicy, n_reviews: int, seed: int) -> list
     """Check the bundled classifier against the exact posterior."""
     directory = weights_dir("reel-sentiment")
     classifier = AutoModelForSequenceClassification.from_pretrained(
-        str(directory), local_files_only=True
+        str(directory), local_files_only=True, trust_remote_code=False
     ).eval()
     texts = reference.graph.grammar.sample(n_reviews, np.random.default_rng(seed)).texts()
     predicted = positive_probability(classifier, directory, texts)

@@ -42,7 +42,9 @@ def from_hugging_face(
         weights = conversion.get_pretrained_state_dict(directory, cfg, hf_model, dtype=dtype)
         if "name_or_path" not in tokenizer.init_kwargs:
             tokenizer.save_pretrained(directory)
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
         model = construct(cfg, tokenizer, move_to_device=False)
     model.load_and_process_state_dict(
         weights,
