@@ -37,6 +37,7 @@ def train(
     """
     from rlhf_lab.models.fast import tune_for
     from rlhf_lab.probes import attach_default_suite
+    from rlhf_lab.rewards import SentimentReward
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
@@ -44,6 +45,8 @@ def train(
     print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
+    if isinstance(trainer.reward_fn, SentimentReward):
+        print_line(trainer.reward_fn.summary(), console)
     if probes:
         attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
@@ -130,6 +133,7 @@ def score(
     reward_fn: str = "sentiment",
     reward_model: str = "reel-sentiment",
     direction: Literal["pos", "neg"] = "pos",
+    positive_label: str | None = None,
     device: Device = "auto",
 ) -> int:
     """Print the reward of texts, given as arguments or one per line on standard input.
@@ -141,6 +145,7 @@ def score(
         reward_model: The classifier behind sentiment: a bundled name, a Hugging Face directory or a
             hub id; or the directory of the reward model behind learned.
         direction: Which class is rewarded.
+        positive_label: The name of the positive class of a classifier whose names do not tell.
     """
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
@@ -153,7 +158,11 @@ def score(
             "there is no text to score; give texts as arguments or on standard input."
         )
     args = RLHFArgs(
-        preset="reel", reward_fn=reward_fn, reward_model=reward_model, direction=direction
+        preset="reel",
+        reward_fn=reward_fn,
+        reward_model=reward_model,
+        direction=direction,
+        positive_label=positive_label,
     )
     rewards = score_texts(load_reward(args, pick_device(device)), lines).tolist()
     for reward, line in zip(rewards, lines, strict=True):

@@ -130,6 +130,10 @@ class RewardArgs:
     """
     direction: Literal["pos", "neg"] = "pos"
     """Which class of the classifier is rewarded."""
+    positive_label: str | None = None
+    """The name of the classifier's positive class, for names that do not tell; read from names such
+    as POSITIVE and negative, and LABEL_1 by convention, when None.
+    """
     labels_column: str | None = None
     """Pay a response what it earns beyond the text in this column, put behind the same prompt; what
     it earns by itself when None.

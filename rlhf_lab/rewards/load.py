@@ -20,11 +20,13 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
     """The reward that `args.reward_fn` names.
 
     Raises:
-        ConfigError: no reward of this name.
+        ConfigError: no reward of this name, or a classifier whose positive class is not known.
         LoadError: the model behind the sentiment or the learned reward was not found.
     """
     if args.reward_fn == "sentiment":
-        return SentimentReward(args.reward_model, args.direction, device)
+        return SentimentReward(
+            args.reward_model, args.direction, device, positive_label=args.positive_label
+        )
     if args.reward_fn == "learned":
         return LearnedReward(args.reward_model, device)
     if args.reward_fn.startswith("count:"):

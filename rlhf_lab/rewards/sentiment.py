@@ -1,17 +1,23 @@
 """The sentiment reward: the probability that a classifier gives to the wanted class."""
 
+import re
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models.load import model_from_files, tokenizer_from_files
+from rlhf_lab.models.load import check_vocabulary, model_from_files, tokenizer_from_files
 
-POSITIVE_LABELS = ("positive", "pos", "label_1")
-NEGATIVE_LABELS = ("negative", "neg", "label_0")
+UNNAMED = MappingProxyType({"label_0": -1, "label_1": 1})
+"""What transformers calls classes without names; the second is positive by convention."""
 
 
 class SentimentReward:
@@ -23,10 +29,14 @@ class SentimentReward:
     Args:
         model: a bundled name (reel-sentiment), a Hugging Face directory or a hub id.
         direction: "pos" or "neg", the class that is rewarded.
+        positive_label: the name of the positive class, for names that do not tell.
+
+    Attributes:
+        rewarded_class: the index of the class that is rewarded.
 
     Raises:
-        LoadError: no such classifier, or not one of two classes.
-        ConfigError: another direction.
+        LoadError: no such classifier, not one of two classes, or one that cannot pad texts.
+        ConfigError: another direction, or classes of which the positive one is not known.
     """
 
     def __init__(
@@ -35,6 +45,7 @@ class SentimentReward:
         direction: str = "pos",
         device: str | torch.device = "cpu",
         batch_size: int = 128,
+        positive_label: str | None = None,
     ) -> None:
         if direction not in ("pos", "neg"):
             raise ConfigError(f"direction={direction!r} is unknown; choose pos or neg.")
@@ -46,11 +57,16 @@ class SentimentReward:
                 f"the classifier {model!r} has {classifier.config.num_labels} classes; "
                 "the sentiment reward needs one with two."
             )
-        self.model = classifier.requires_grad_(False).eval().to(device)
-        self.tokenizer = tokenizer_from_files(model)
-        self.batch_size = batch_size
-        positive = _positive_class(self.model.config.id2label)
+        positive = _positive_class(classifier.config.id2label, positive_label, model)
         self.rewarded_class = positive if direction == "pos" else 1 - positive
+        self.name, self.batch_size = model, batch_size
+        self.model = classifier.requires_grad_(False).eval().to(device)
+        self.tokenizer = _padding_tokenizer(classifier, model)
+
+    def summary(self) -> str:
+        """Which class is rewarded, in words."""
+        label = self.model.config.id2label[self.rewarded_class]
+        return f"rewarding the class {label!r} of {self.name}"
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
@@ -68,14 +84,69 @@ class SentimentReward:
         return torch.cat(probs) if probs else torch.empty(0, device=self.model.device)
 
 
-def _positive_class(id2label: dict[int, str]) -> int:
-    """The index of the positive class by its label, or 1, the convention, when no label tells."""
-    for index, label in id2label.items():
-        if label.lower() in POSITIVE_LABELS:
-            return index
-        if label.lower() in NEGATIVE_LABELS:
-            return 1 - index
-    return 1
+def _padding_tokenizer(classifier: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a classifier, which can pad texts to one length.
+
+    A decoder finds the last word of a text by the number of the padding token in its configuration,
+    which is set if it lacks there.
+
+    Raises:
+        LoadError: there is no padding token, or no embedding for some token.
+    """
+    tokenizer = tokenizer_from_files(name)
+    check_vocabulary(classifier, tokenizer, name)
+    if tokenizer.pad_token_id is None:
+        raise LoadError(
+            f"the classifier {name!r} has no padding token, so texts of unequal length cannot be "
+            "scored together; name its pad_token in tokenizer_config.json."
+        )
+    if classifier.config.pad_token_id is None:
+        classifier.config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer
+
+
+def _positive_class(id2label: dict[int, str], given: str | None, model: str) -> int:
+    """The index of the positive class: the one with the name that was given, or that tells.
+
+    Case, blanks around a name and what follows its first word do not matter: "Positive sentiment"
+    is positive.
+
+    Raises:
+        LoadError: the classes are not numbered 0 and 1.
+        ConfigError: no class, or both, have that name, or neither name tells.
+    """
+    if set(id2label) != {0, 1}:
+        raise LoadError(
+            f"the classifier {model!r} numbers its classes {sorted(id2label)}; correct id2label in "
+            "its config.json to 0 and 1."
+        )
+    names = [str(id2label[index]).strip().casefold() for index in (0, 1)]
+    shown = f"the classifier {model!r} has the classes {id2label[0]!r} and {id2label[1]!r}"
+    if given is not None:
+        wanted = given.strip().casefold()
+        if names.count(wanted) != 1:
+            raise ConfigError(
+                f"{shown}, and positive_label={given!r} is not the name of one of them; give that "
+                "of the positive one."
+            )
+        return names.index(wanted)
+    signs = [_sign(name) for name in names]
+    if signs[0] == signs[1]:
+        raise ConfigError(
+            f"{shown}, which do not tell the positive one; name it with positive_label "
+            "(--positive-label)."
+        )
+    return int(signs[1] > signs[0])
+
+
+def _sign(name: str) -> int:
+    """1 for the name of a positive class, -1 for that of a negative one, 0 if it does not tell."""
+    if name in UNNAMED:
+        return UNNAMED[name]
+    word = re.match(r"[^\W\d_]*", name)[0]
+    if word in ("pos", "neg"):
+        return 1 if word == "pos" else -1
+    return int(word.startswith("positiv")) - int(word.startswith("negativ"))
 
 
 def _readable_length(model: PreTrainedModel) -> int:

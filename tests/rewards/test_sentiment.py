@@ -1,6 +1,8 @@
 """Tests the sentiment reward on tiny random classifiers, against one plain pass per text."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +12,13 @@ from transformers import (
     AutoTokenizer,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
+from rlhf_lab.__main__ import main
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import SentimentReward
@@ -151,7 +156,14 @@ def test_any_other_direction_is_refused_before_the_model_is_looked_for(direction
         (("neg", "pos"), 1),
         (("LABEL_0", "LABEL_1"), 1),
         (("LABEL_1", "LABEL_0"), 0),
-        (("bad", "good"), 1),
+        (("Positive sentiment", "Negative sentiment"), 0),
+        ((" positive", "negative "), 0),
+        (("positiv", "negativ"), 0),
+        (("positivo", "negativo"), 0),
+        (("Negative (1 star)", "Positive (5 stars)"), 1),
+        (("NEG", "POS_CLASS"), 1),
+        (("negative", "not negative"), 1),
+        (("positive", "not positive"), 0),
     ],
     ids=str,
 )
@@ -167,6 +179,106 @@ def test_a_label_that_says_negative_tells_which_class_is_positive(make_classifie
     directory = make_classifier(labels)
     expected = probability_alone(directory, LONG, 0)
     assert SentimentReward(directory, "pos")([LONG]).item() == pytest.approx(expected, abs=1e-6)
+
+
+UNKNOWN = [
+    ("good", "bad"),
+    ("bad", "good"),
+    ("happy", "sad"),
+    ("", " "),
+    ("not positive", "non-negative"),
+    ("positive", "positively bad"),
+    ("negation", "position"),
+    ("class_0", "class_1"),
+    ("1 star", "5 stars"),
+]
+
+
+@pytest.mark.parametrize("labels", UNKNOWN, ids=str)
+def test_classes_whose_names_do_not_tell_are_not_guessed(make_classifier, labels):
+    with pytest.raises(ConfigError, match="--positive-label") as caught:
+        SentimentReward(make_classifier(labels))
+    assert all(repr(label) in str(caught.value) for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "positive"),
+    [
+        (("good", "bad"), "good", 0),
+        (("bad", "Good "), " gOOD", 1),
+        (("positive", "negative"), "negative", 1),
+    ],
+    ids=str,
+)
+def test_the_positive_class_can_be_named(make_classifier, labels, given, positive):
+    directory = make_classifier(labels)
+    expected = probability_alone(directory, LONG, positive)
+    reward = SentimentReward(directory, positive_label=given)
+    against = SentimentReward(directory, "neg", positive_label=given)
+    assert reward([LONG]).item() == pytest.approx(expected, abs=1e-6)
+    assert against([LONG]).item() == pytest.approx(1 - expected, abs=1e-6)
+    assert repr(labels[positive]) in reward.summary()
+    assert repr(labels[1 - positive]) in against.summary()
+
+
+@pytest.mark.parametrize("given", ["goods", "", "1", "LABEL_1"])
+def test_a_name_that_no_class_has_is_refused(make_classifier, given):
+    with pytest.raises(ConfigError, match=f"positive_label='{given}'.*'good'|'good'.*'bad'"):
+        SentimentReward(make_classifier(("good", "bad")), positive_label=given)
+
+
+def test_classes_that_are_not_numbered_0_and_1_are_refused(make_classifier):
+    directory = make_classifier()
+    change_settings(directory, id2label={"0": "negative", "5": "positive"})
+    with pytest.raises(LoadError, match="id2label"):
+        SentimentReward(directory)
+
+
+def change_settings(directory, file="config.json", **changes):
+    path = Path(directory, file)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_command_line_names_the_class_and_asks_for_it(make_classifier, tmp_path, capsys):
+    directory = make_classifier(("good", "bad"))
+    score = ["score", "w1 w7", "--reward-model", directory]
+    capsys.readouterr()
+    assert main(score) == 2
+    assert "'good'" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert main([*score, "--positive-label", "good"]) == 0
+    paid = float(capsys.readouterr().out.split("\t")[0])
+    assert paid == pytest.approx(probability_alone(directory, "w1 w7", 0), abs=1e-4)
+    train = ["train", "--total-phases", "1", "--batch-size", "4", "--num-minibatches", "1"]
+    train += ["--warmup-steps", "0", "--direction", "neg", "--out", str(tmp_path / "run")]
+    assert main(train) == 0
+    assert "rewarding the class 'NEGATIVE' of reel-sentiment" in capsys.readouterr().out
+
+
+def test_a_classifier_without_a_padding_token_is_refused(make_classifier):
+    directory = make_classifier()
+    change_settings(directory, "tokenizer_config.json", pad_token=None)
+    with pytest.raises(LoadError, match="no padding token.*pad_token in tokenizer_config"):
+        SentimentReward(directory)
+
+
+def test_a_decoder_whose_configuration_lacks_the_padding_token_takes_its_tokenizers(
+    tmp_path, llama_tokenizer, randomize_weights, save_model
+):
+    """Transformers refuses batches of several texts without it."""
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 24, "n_positions": 20}
+    model = GPT2ForSequenceClassification(GPT2Config(**shape, id2label=dict(enumerate(LABELS))))
+    randomize_weights(model, 4)
+    directory = str(save_model(model, llama_tokenizer, tmp_path / "decoder"))
+    assert model.config.pad_token_id is None and llama_tokenizer.pad_token_id is not None
+    reward = SentimentReward(directory)
+    alone = torch.cat([reward([text]) for text in (SHORT, LONG)])
+    torch.testing.assert_close(reward([SHORT, LONG]), alone, atol=1e-6, rtol=0)
+    assert alone[0].item() == pytest.approx(probability_alone(directory, SHORT, 1), abs=1e-6)
+
+
+def test_a_classifier_with_fewer_embeddings_than_tokens_is_refused(make_classifier):
+    with pytest.raises(LoadError, match="but its model has 20 embeddings"):
+        SentimentReward(make_classifier(vocab_size=20))
 
 
 @pytest.mark.parametrize("n_classes", [1, 3, 5])

@@ -179,6 +179,7 @@ ELSEWHERE = {
     "kl_target",
     "kl_horizon",
     "reward_model",
+    "positive_label",
     "wandb_mode",
     "wandb_project_name",
     "wandb_entity",
@@ -345,6 +346,16 @@ def test_reward_model_is_the_classifier_that_pays(base_run, perturbed):
     rollout = trainer.rollout_phase()
     first = base_run.run.read("metrics.jsonl")[0]
     assert rollout.raw_rewards.mean().item() != pytest.approx(first["mean_reward"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_positive_label_is_the_class_that_pays(base_run):
+    """The class that is called NEGATIVE is taken for the positive one when the field says so."""
+    trainer = RLHFTrainer(RLHFArgs(**(BASE | {"positive_label": "negative"})))
+    texts = ["this movie was great .", "this movie was awful ."]
+    paid, other = trainer.reward_fn(texts), base_run.reward_fn(texts)
+    torch.testing.assert_close(paid + other, torch.ones(2), atol=1e-6, rtol=0)
+    assert (paid - other).abs().min() > 0.1
 
 
 @pytest.mark.slow
