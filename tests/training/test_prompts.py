@@ -76,6 +76,17 @@ def test_the_longest_prompt_must_leave_room_to_write(reel_args):
         RLHFTrainer(reel_args(), prompts=["the film", " ".join(["the"] * 100)])
 
 
+def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(reel_args, monkeypatch):
+    """Tokenizing 10 MB takes a minute, and a prompt has to fit into 64 tokens or so."""
+
+    def never(*given):
+        pytest.fail("it was tokenized")
+
+    monkeypatch.setattr("rlhf_lab.training.prompts.tokenize_prompts", never)
+    with pytest.raises(ConfigError, match="prompt 2 of 2 has 10000000 characters.*prompt_words"):
+        RLHFTrainer(reel_args(), prompts=["the film", "a" * 10_000_000])
+
+
 def test_every_round_deals_each_prompt_once_in_a_fresh_order():
     order = deal(5, 0, 40, seed=3)
     rounds = [tuple(order[i : i + 5]) for i in range(0, 40, 5)]
