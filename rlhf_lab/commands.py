@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.console import print_line
+from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
 
 DEFAULT_GEN_LEN = 26
@@ -166,7 +166,7 @@ def score(
     )
     rewards = score_texts(load_reward(args, pick_device(device)), lines).tolist()
     for reward, line in zip(rewards, lines, strict=True):
-        print(f"{reward:.4f}\t{line}")
+        print(visible(f"{reward:.4f}\t{line}"))
     return 0
 
 

@@ -14,7 +14,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry
 from tyro.extras import subcommand_cli_from_dict
 
-from rlhf_lab.console import INTERRUPTED
+from rlhf_lab.console import INTERRUPTED, visible, write_out_what_cannot_be_encoded
 from rlhf_lab.errors import ConfigError, LabError
 
 Function = Callable[..., int]
@@ -96,6 +96,7 @@ def _one_sentence(prog: str) -> Any:
 def guarded(prog: str, run: Callable[[], int]) -> int:
     """Run a program in a process of its own: warnings and errors are one line each."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    write_out_what_cannot_be_encoded()
     warnings.showwarning = functools.partial(_show_warning, prog)
     # transformers imports bitsandbytes where it is there, which then names kernels it would like.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -104,7 +105,7 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
         return status
     except LabError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(visible(f"{prog}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
@@ -116,4 +117,4 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
     """A warning as one line, without the line of code that gave it."""
-    print(f"{prog}: warning: {message}", file=sys.stderr)
+    print(visible(f"{prog}: warning: {message}"), file=sys.stderr)

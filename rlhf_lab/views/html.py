@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from rlhf_lab.console import visible
 from rlhf_lab.files import write_marked
 
 STYLE = """
@@ -21,6 +22,10 @@ img { max-width: 100%; background: #ffffff; border-radius: 4px; }
 code { font-family: ui-monospace, monospace; }
 .scroll { overflow-x: auto; }
 """
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
+)
 TABLE_STYLE = """<style scoped>
 table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
 table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
@@ -40,7 +45,7 @@ class Html:
     fragment: str
 
     def _repr_html_(self) -> str:
-        return self.fragment
+        return visible(self.fragment)
 
     def save(self, path: str | Path, title: str = "rlhf_lab") -> Path:
         """Write the fragment as a page of its own.
@@ -53,11 +58,17 @@ class Html:
 
 
 def page(title: str, body: str) -> str:
-    """A whole document around a body, legible on light and dark, loading nothing."""
+    """A whole document around a body, legible on light and dark.
+
+    It loads nothing and runs nothing, which a content security policy holds a browser to.
+    """
     head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f'<meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(visible(title))}</title><style>{STYLE}</style>"
     )
+    body = visible(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 

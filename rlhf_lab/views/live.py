@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_lab.console import print_line
+from rlhf_lab.console import print_line, visible
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
 from rlhf_lab.views.text import sample_table, sparkline
 
@@ -129,8 +129,9 @@ class RunView:
         args = self.trainer.args
         reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
         title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
-        where = None if self.trainer.run is None else str(self.trainer.run.path)
-        return Panel(Group(*parts), title=title, subtitle=where, border_style="blue")
+        where = "" if self.trainer.run is None else str(self.trainer.run.path)
+        title, where = (Text(visible(text)) for text in (title, where))
+        return Panel(Group(*parts), title=title, subtitle=where or None, border_style="blue")
 
     def _progress(self) -> Table:
         args, phase = self.trainer.args, self._first_phase + len(self.reports)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_lab.console import visible
 from rlhf_lab.views.color import BLUE, ORANGE, blend
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -38,9 +39,9 @@ def sample_table(texts: Sequence[str], rewards: Sequence[float], prompt: str = "
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("sample", ratio=1)
     for text, reward in zip(texts, rewards, strict=True):
-        shown = Text(text.replace("\n", " "))
+        shown = Text(visible(text.replace("\n", " ")))
         if prompt and text.startswith(prompt):
-            shown.stylize("dim", 0, len(prompt))
+            shown.stylize("dim", 0, len(visible(prompt)))
         color = reward_color(reward, min(rewards), max(rewards))
         table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown)
     return table
