@@ -1,4 +1,4 @@
-"""A run on the terminal: a live view, Ctrl-C that saves first, and the figures at the end."""
+"""A run on the terminal: a live view, signals that save first, and the figures at the end."""
 
 import os
 import signal
@@ -13,6 +13,9 @@ from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.checkpoint_space import in_words
 from rlhf_lab.views.live import RunView
 
+HANGUP = getattr(signal, "SIGHUP", None)
+"""The signal of a terminal that closes; Windows has none."""
+
 
 class PatientConsole(Console):
     """A console whose reader may go away (as in `| head -1`) without ending the run."""
@@ -25,17 +28,28 @@ class PatientConsole(Console):
 
 def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     """Train with a view, and give the exit status; the first Ctrl-C finishes the phase and saves, a
-    second stops at once.
+    second stops at once. So does SIGTERM, and a terminal that closes (SIGHUP), however often.
+
+    The status of a run that was stopped is 128 plus the number of the signal, as shells have it.
     """
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        is_hangup = number == HANGUP
+        if is_hangup:
+            _leave_terminal()
+        if received and not is_hangup:
+            raise KeyboardInterrupt
+        received.append(number)
         trainer.request_stop()
         print_line("finishing this phase, then saving; Ctrl-C again stops at once", console)
 
     most = in_words(trainer.recorder.most_bytes())
     print_line(f"checkpoints take up to {most} on the disk", console)
-    before = signal.signal(signal.SIGINT, interrupt)
+    numbers = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
+    # a signal that is ignored, as SIGHUP is under nohup, stays so
+    numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         with RunView(trainer, console):
             trainer.train()
@@ -43,11 +57,23 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     except KeyboardInterrupt:
         is_done = False
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     path = trainer.run.path if trainer.run else "the run"
     how_to_go_on = f"stopped at phase {trainer.phase}; go on with: python -m rlhf_lab resume {path}"
     print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
-    return 0 if is_done else INTERRUPTED
+    if is_done:
+        return 0
+    return 128 + received[0] if received else INTERRUPTED
+
+
+def _leave_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is closed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        if os.isatty(number):
+            os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _figures(directory: RunDir) -> str:

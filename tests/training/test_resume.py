@@ -112,7 +112,7 @@ import rlhf_lab.training
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 
-event, phase, presses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+event, phase, names = sys.argv[1], int(sys.argv[2]), sys.argv[3].split()
 
 
 class Interrupted(RLHFTrainer):
@@ -122,8 +122,8 @@ class Interrupted(RLHFTrainer):
         @self.on(event)
         def press(ctx):
             if ctx.phase == phase:
-                for _ in range(presses):
-                    os.kill(os.getpid(), signal.SIGINT)
+                for name in names:
+                    os.kill(os.getpid(), getattr(signal, name))
 
 
 rlhf_lab.training.RLHFTrainer = Interrupted
@@ -194,9 +194,11 @@ def killed_and_resumed(
         return warm_python.run(["-c", INTERRUPTED, *press, *train(home / name)[2:]])
 
     stopped = {name: kill(name) for name in POINTS} | {
-        "ctrl_c": interrupt("ctrl_c", "after_rollout", "2", "1"),
-        "ctrl_c_twice": interrupt("ctrl_c_twice", "after_backward", "2", "2"),
-        "ctrl_c_at_the_end": interrupt("ctrl_c_at_the_end", "after_rollout", "4", "1"),
+        "ctrl_c": interrupt("ctrl_c", "after_rollout", "2", "SIGINT"),
+        "ctrl_c_twice": interrupt("ctrl_c_twice", "after_backward", "2", "SIGINT SIGINT"),
+        "ctrl_c_at_the_end": interrupt("ctrl_c_at_the_end", "after_rollout", "4", "SIGINT"),
+        "terminated": interrupt("terminated", "after_rollout", "2", "SIGTERM"),
+        "hung_up": interrupt("hung_up", "after_backward", "2", "SIGHUP SIGHUP"),
     }
     done = {name: Resumed(home / name, how, resume(home / name)) for name, how in stopped.items()}
     out = home / "killed_by_time"
@@ -252,6 +254,16 @@ def test_ctrl_c_finishes_the_phase_saves_and_says_how_to_go_on(killed_and_resume
     assert "Traceback" not in stopped.stderr
     assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert resumed.process.returncode == 0
+    assert_same_run(resumed.out, uninterrupted)
+
+
+@pytest.mark.parametrize(("name", "status"), [("terminated", 128 + 15), ("hung_up", 128 + 1)])
+def test_a_signal_from_outside_saves_like_ctrl_c(killed_and_resumed, uninterrupted, name, status):
+    resumed = killed_and_resumed[name]
+    assert resumed.stopped.returncode == status
+    assert "stopped at phase 3; go on with: python -m rlhf_lab resume" in resumed.stopped.stdout
+    assert "Traceback" not in resumed.stopped.stderr
+    assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert_same_run(resumed.out, uninterrupted)
 
 
