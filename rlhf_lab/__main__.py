@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from inspect import signature
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -46,10 +47,25 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     Raises:
         ConfigError: an option or preset that does not exist, or values that do not go together.
     """
+    if arguments[:1] == ["resume"]:
+        _refuse_fixed(arguments[1:])
     preset = _named_preset(arguments) if arguments[:1] == ["train"] else DEFAULT_PRESET
     registry = ConstructorRegistry()
     registry.struct_rule(lambda info: _in_groups(info, preset))
     return read_call(COMMANDS, "rlhf_lab", arguments, DESCRIPTION, registry)
+
+
+def _refuse_fixed(options: list[str]) -> None:
+    """Refuse by name the settings of a run that `resume` cannot change."""
+    can_change = signature(commands.resume).parameters
+    for option in options:
+        name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+        if option.startswith("--") and name not in can_change:
+            if any(field.name == name.removeprefix("no_") for field in fields(RLHFArgs)):
+                raise ConfigError(
+                    f"{option} cannot change when a run goes on, only "
+                    f"{', '.join(list(can_change)[1:])} can; start a new run for it."
+                )
 
 
 def _in_groups(info: StructTypeInfo, preset: str) -> StructConstructorSpec | None:

@@ -52,15 +52,35 @@ def train(
     return train_on_terminal(trainer, console)
 
 
-def resume(directory: RunDirectory) -> int:
-    """Go on with a run that was stopped or killed; it ends as if it had never been interrupted."""
+def resume(
+    directory: RunDirectory,
+    total_phases: int | None = None,
+    base_lr: float | None = None,
+    head_lr: float | None = None,
+    kl_coef: float | None = None,
+    save_every: int | None = None,
+) -> int:
+    """Go on with a run that was stopped, killed or finished; without options, it ends as if it had
+    never been interrupted. What is changed holds from here on, and is noted in run.json.
+
+    Args:
+        total_phases: How many phases the whole run is to have; learning rates fall towards the new
+            end.
+        base_lr: Peak learning rate of the transformer.
+        head_lr: Peak learning rate of the value head.
+        kl_coef: Weight of the KL penalty.
+        save_every: Phases between two saves of the training state.
+    """
     from rlhf_lab.models.fast import tune_for
     from rlhf_lab.probes import attach_default_suite, had_default_suite
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
     console = PatientConsole()
-    trainer = RLHFTrainer.resume(directory)
+    given = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
+    given |= dict(kl_coef=kl_coef, save_every=save_every)
+    changes = {name: value for name, value in given.items() if value is not None}
+    trainer = RLHFTrainer.resume(directory, changes)
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         print_line(f"{directory} is finished; nothing is left to do.", console)

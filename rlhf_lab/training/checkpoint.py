@@ -79,12 +79,17 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
     """Copy the checkpoint's weights into a module of the same shape.
 
     Raises:
-        RunError: a parameter is missing or has another shape.
+        RunError: a parameter is missing, or has another shape or dtype.
     """
     parameters = weights(module)
     for name, parameter in parameters.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
             raise RunError(f"{path} has no fitting {name!r}; it belongs to another model.")
+        if tensors[name].dtype != parameter.dtype:
+            raise RunError(
+                f"{path} holds {name!r} as {tensors[name].dtype}, and the model as "
+                f"{parameter.dtype}; restore the file that the run wrote."
+            )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])

@@ -1,7 +1,8 @@
-"""The recorder: a callback that writes run.json, metrics, samples and checkpoints, and resumes."""
+"""The recorder: a callback that writes run.json, metrics, samples and checkpoints of a run."""
 
 import dataclasses
 import platform
+import uuid
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -11,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf_lab import functional as F
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint_space import (
@@ -27,7 +25,6 @@ from rlhf_lab.training.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
     copied_to_host,
-    wait_for_writers,
 )
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
@@ -52,6 +49,9 @@ class Recorder:
 
     Attributes:
         run: the directory; None before the run starts.
+        run_id: what run.json and the checkpoints of one run have in common.
+        saved: the phase of the newest `last` that is whole; None before the first.
+        changes: what was changed when the run went on: phase, field, from and to.
         best: phase and mean reward of the best checkpoint.
         writer: what writes checkpoints; `writer.wait()` returns when they are on the disk.
         seconds: how long saving within rollout phases took.
@@ -63,6 +63,8 @@ class Recorder:
         self.best: dict[str, float] | None = None
         self.writer, self._waiting = CheckpointWriter(), list[Snapshot]()
         self.seconds = 0.0
+        self.run_id, self.saved = uuid.uuid4().hex, None
+        self.changes: list[dict[str, Any]] = []
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.save_due, last=True)
         callbacks.record("after_score", self.save_best)
@@ -107,7 +109,12 @@ class Recorder:
             "own_parts": trainer.own_parts,
             "interventions": trainer.interventions.records,
             "phases_done": trainer.phase,
+            "id": self.run_id,
+            "saved": self.saved,
+            "changes": self.changes,
         }
+        if trainer.phase < trainer.args.total_phases:
+            info.pop("final", None)  # of a run that was finished, and goes on
         self.run.write_info(info | changes)
 
     def save_best(self, ctx: Context) -> None:
@@ -128,8 +135,10 @@ class Recorder:
         """Add the phase to metrics.jsonl and samples.jsonl."""
         self.run.append(METRICS, [ctx.report.to_dict()])
         self.log_samples(ctx.rollout)
+        done = {"phases_done": ctx.phase + 1, "saved": self.saved}
         if ctx.phase == 0:
-            self.write_info(initial=ctx.report.to_dict())
+            done["initial"] = ctx.report.to_dict()
+        self.run.write_info(self.run.read_info() | done)
 
     def log_samples(self, rollout: Rollout) -> None:
         """What the policy wrote after so many learning phases as are done."""
@@ -171,6 +180,7 @@ class Recorder:
 
     def _saved(self, phase: int) -> None:
         """What follows once `last` is whole, in the writer's thread."""
+        self.saved = phase
         remove_outdated(self.run.checkpoints, self.trainer.args.keep_checkpoints, phase)
         keep_run_card(self.run)
 
@@ -196,6 +206,10 @@ class Recorder:
         trainer = self.trainer
         state = trainer.scheduler.state_dict()
         notes = {
+            "run": self.run_id,
+            "name": name,
+            "args": trainer.args.to_dict(),
+            "tensors": len(tensors),
             "phase": phase,
             "best": self.best,
             "scheduler": {name: state[name] for name in ("last_epoch", "_step_count", "_last_lr")},
@@ -215,44 +229,3 @@ class Recorder:
             self.log_samples(rollouts[0])
             self.write_info(status="finished", final=mean_of_batches(rollouts))
         keep_run_card(self.run)
-
-    def restore(self, run: RunDir) -> None:
-        """Put the trainer where the run in this directory was last saved.
-
-        Raises:
-            RunError: the checkpoint is corrupt, or of another model.
-        """
-        self.run = run
-        wait_for_writers(run.checkpoints)
-        path = run.checkpoints / "last.safetensors"
-        if not path.exists():
-            return
-        trainer = self.trainer
-        tensors, notes = checkpoint.load_checkpoint(path)
-        checkpoint.load_weights(trainer.policy, tensors, path)
-        checkpoint.load_optimizer(trainer.optimizer, tensors)
-        trainer.scheduler.load_state_dict(trainer.scheduler.state_dict() | notes["scheduler"])
-        groups, rates = trainer.optimizer.param_groups, trainer.scheduler.get_last_lr()
-        for group, lr in zip(groups, rates, strict=True):
-            group["lr"] = lr
-        trainer.phase, self.best = notes["phase"], notes["best"]
-        trainer.kl_controller.kl_coef = notes["kl_coef"]
-        trainer.rewards.moments = F.RunningMoments(**notes.get("reward_moments", {}))
-
-
-def resume_trainer(kind: "type[RLHFTrainer]", run: RunDir, parts: dict[str, Any]) -> "RLHFTrainer":
-    """A trainer that goes on where a run was last saved; see `RLHFTrainer.resume`."""
-    info = run.read_info()
-    interventions = parts.pop("interventions", None)
-    missing = sorted(set(info.get("own_parts", [])) - {"interventions"} - parts.keys())
-    if missing:
-        raise RunError(
-            f"{run.path} was trained with its own {', '.join(missing)}; resume it from Python with "
-            f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
-        )
-    trainer = kind(RLHFArgs.from_dict(info["args"]), **parts)
-    records = info.get("interventions", [])
-    trainer.interventions.put_back(records, interventions, run.path)
-    trainer.own_parts += ["interventions"] * bool(records)
-    trainer.recorder.restore(run)
-    return trainer

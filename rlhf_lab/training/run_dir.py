@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -192,6 +193,28 @@ class RunDir:
         returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
         for file in (METRICS, SAMPLES, *returned):
             self.keep(file, lambda record: _is_done(record, phase))
+        self._mend_metrics(phase)
+
+    def _mend_metrics(self, phase: int) -> None:
+        """Put one line for each phase before this one in order; say what was doubled or lacks."""
+        lines = self.read(METRICS)
+        first = {line["phase"]: line for line in reversed(lines)}
+        kept = [first[number] for number in sorted(first)]
+        if kept != lines:
+            warnings.warn(
+                f"{self.path / METRICS} had phases twice or out of order, as when two trainers "
+                "write at once; the first line of each phase stays.",
+                stacklevel=2,
+            )
+            with replacing(self.path / METRICS) as partial:
+                partial.write_text(_lines(kept), encoding="utf-8")
+        lacking = [str(number) for number in range(phase) if number not in first]
+        if lacking:
+            warnings.warn(
+                f"{self.path / METRICS} lacks phase {', '.join(lacking)}, which the run has done; "
+                "the run goes on from its weights, and its curves have a gap.",
+                stacklevel=2,
+            )
 
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the other records of a JSONL file; one that is not there stays away."""

@@ -5,7 +5,7 @@ The algorithm is in `ppo.py`, and what is logged and saved in `recorder.py`.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,8 +23,9 @@ from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.random_streams import phase_generator
-from rlhf_lab.training.recorder import Recorder, resume_trainer
+from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
+from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.sinks import attach_sinks
@@ -235,15 +236,13 @@ class RLHFTrainer(Parts):
             yield ppo.score_samples(self, samples)
 
     @classmethod
-    def resume(cls, path: str | Path, **parts: Any) -> "RLHFTrainer":
-        """A trainer that goes on where the run in this directory was last saved.
+    def resume(
+        cls, path: str | Path, changes: Mapping[str, Any] | None = None, **parts: Any
+    ) -> "RLHFTrainer":
+        """A trainer that goes on where a run was last saved; see `resume_trainer`.
 
         Args:
-            parts: the run's own parts, if it had any; they are not stored. So are the functions of
-                interventions: `interventions={name: fn}`.
-
-        Raises:
-            RunError: no run, a corrupt checkpoint, or an own part that is missing.
-            ConfigError: an intervention that is missing, or one that the run does not have.
+            changes: new values of settings that may change; see `training.resume.CHANGEABLE`.
+            parts: the run's own parts, and `interventions={name: fn}`: they are not stored.
         """
-        return resume_trainer(cls, RunDir.open(path), parts)
+        return resume_trainer(cls, RunDir.open(path), changes, parts)
