@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint_space import (
@@ -25,10 +26,12 @@ from rlhf_lab.training.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
     copied_to_host,
+    wait_for_writers,
 )
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
+from rlhf_lab.training.run_lock import RunLock, refuse_locked
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -46,6 +49,8 @@ class Recorder:
     and are whole before the `last` that tells of them: a run that is killed before goes on from an
     older `last`, and comes to the same best again. Where a callback listens for checkpoints, the
     run waits for each, so that the callback sees the weights that are in the file.
+
+    The run's directory is locked from its start to its end, and looked at again in each phase.
 
     Attributes:
         run: the directory; None before the run starts.
@@ -65,6 +70,7 @@ class Recorder:
         self.seconds = 0.0
         self.run_id, self.saved = uuid.uuid4().hex, None
         self.changes: list[dict[str, Any]] = []
+        self.lock = RunLock()
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.save_due, last=True)
         callbacks.record("after_score", self.save_best)
@@ -81,12 +87,14 @@ class Recorder:
         """
         args = self.trainer.args
         if self.run is not None:
+            self._hold()
             self.run.rewind(self.trainer.phase)
             remove_outdated(self.run.checkpoints, args.keep_checkpoints, self.trainer.phase)
         elif self.out is None:
             self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
         else:
             self.run = RunDir.create(self.out)
+        self.lock.hold(self.run.path)
         lacking = shortage(self.run, self.most_bytes())
         if lacking:
             warnings.warn(lacking, stacklevel=2)
@@ -133,6 +141,7 @@ class Recorder:
 
     def log(self, ctx: Context) -> None:
         """Add the phase to metrics.jsonl and samples.jsonl."""
+        self._hold()
         self.run.append(METRICS, [ctx.report.to_dict()])
         self.log_samples(ctx.rollout)
         done = {"phases_done": ctx.phase + 1, "saved": self.saved}
@@ -221,6 +230,7 @@ class Recorder:
     def finish(self, ctx: Context) -> None:
         """Note how the run ended; measure the policy that was learned, and log what it writes."""
         trainer = self.trainer
+        self._hold()
         self.writer.wait()
         if trainer.phase < trainer.args.total_phases:
             self.write_info(status="stopped")
@@ -229,3 +239,38 @@ class Recorder:
             self.log_samples(rollouts[0])
             self.write_info(status="finished", final=mean_of_batches(rollouts))
         keep_run_card(self.run)
+        self.lock.release()
+
+    def break_off(self) -> None:
+        """Let the run's directory go while an error ends the run."""
+        self.writer.wait_to_end()
+        self.lock.release()
+
+    def _hold(self) -> None:
+        """Take the lock of an earlier run, or see that it is still ours.
+
+        Raises:
+            RunError: another trainer has it, or has gone on with the run meanwhile.
+        """
+        if not self.lock.is_held:
+            refuse_locked(self.run.path)
+            refuse_moved_on(self.run, self.saved)
+        self.lock.hold(self.run.path)
+
+
+def refuse_moved_on(run: RunDir, saved: int | None) -> None:
+    """Say so if another trainer has saved the run since it was loaded.
+
+    Args:
+        saved: the phase of the checkpoint that it was loaded from.
+
+    Raises:
+        RunError: it has.
+    """
+    path = run.checkpoints / "last.safetensors"
+    wait_for_writers(run.checkpoints)
+    if path.exists() and (found := checkpoint.read_notes(path)["phase"]) != saved:
+        raise RunError(
+            f"{path} is of phase {found} by now, not of {saved}: another trainer has gone on with "
+            f"the run; load it again with `resume {run.path}`."
+        )

@@ -17,6 +17,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.run_dir import RunDir
+from rlhf_lab.training.run_lock import refuse_locked
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -33,11 +34,12 @@ def resume_trainer(
     """A trainer that goes on where a run was last saved; see `RLHFTrainer.resume`.
 
     Raises:
-        RunError: an own part is missing, or see `restore`.
+        RunError: another trainer has the run, an own part is missing, or see `restore`.
         ConfigError: a change that cannot be, an intervention that is missing, or one that the run
             does not have.
     """
     info = run.read_info()
+    refuse_locked(run.path)
     interventions = parts.pop("interventions", None)
     missing = sorted(set(info.get("own_parts", [])) - {"interventions"} - parts.keys())
     if missing:

@@ -13,7 +13,7 @@ from rlhf_lab.files import beside, refuse_foreign
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Turn a failed write (a full disk, a read-only place) into one sentence."""
     try:
         yield
@@ -27,7 +27,7 @@ def _writing(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """`beside` for a file of a run: a failed write is told in one sentence."""
-    with _writing(path), beside(path) as partial:
+    with writing(path), beside(path) as partial:
         yield partial
 
 
@@ -85,7 +85,7 @@ class RunDir:
         """
         run = cls(Path(path))
         run.refuse_occupied()
-        with _writing(run.path):
+        with writing(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
         return run
 
@@ -156,7 +156,7 @@ class RunDir:
         """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
         path = self.path / file
         refuse_foreign(path)
-        with _writing(path):
+        with writing(path):
             if path.parent != self.path:
                 path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:

@@ -186,7 +186,7 @@ class RLHFTrainer(Parts):
         try:
             yield
         except BaseException:
-            self.recorder.writer.wait_to_end()
+            self.recorder.break_off()
             raise
         finally:
             self._recording = False

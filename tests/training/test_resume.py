@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_lab.training.run_lock import LOCK
 from tests.warm import WarmPython
 
 RUN = {
@@ -224,7 +225,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
     info, whole = (json.loads((p / "run.json").read_text()) for p in (found, expected))
     assert info["status"] == "finished" and info["final"] == whole["final"]
     assert info["phases_done"] == 5
-    assert not list(found.rglob("*.partial"))
+    assert not list(found.rglob("*.partial")) and not (found / LOCK).exists()
 
 
 KILLED = [*POINTS, "killed_by_time"]

@@ -30,7 +30,7 @@ def saved_run(make_trainer: Callable[..., RLHFTrainer], phases: int = 2, **field
     trainer = make_trainer(**({"total_phases": 5} | fields))
     for _ in range(phases):
         trainer.run_phase()
-    trainer.recorder.writer.wait()
+    trainer.recorder.break_off()
     return trainer.run.path
 
 
@@ -76,7 +76,7 @@ def test_a_change_that_was_killed_ends_as_one_that_was_not(make_trainer):
         changes = None
         for _ in range(phases):
             trainer.run_phase()
-        trainer.recorder.writer.wait()
+        trainer.recorder.break_off()
     RLHFTrainer.resume(killed).train()
     ours, theirs = load_file(killed / LAST), load_file(path / LAST)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -246,7 +246,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_its_settings_may_change(make_tr
         RLHFTrainer.resume(path).train()
     killed = RLHFTrainer.resume(old, {"kl_coef": 0.7})
     killed.start()
-    killed.recorder.writer.wait()
+    killed.recorder.break_off()
     again = RLHFTrainer.resume(old)
     assert again.kl_controller.kl_coef == 0.7
     again.train()
