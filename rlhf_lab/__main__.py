@@ -85,15 +85,23 @@ def _from_groups(**groups: Any) -> RLHFArgs:
 
 
 def _named_preset(arguments: list[str]) -> str:
-    """The value of --preset, which decides the other defaults."""
+    """The value of --preset, which decides the other defaults.
+
+    Raises:
+        ConfigError: it has none, or stands there twice: the last would be noted as the run's, and
+            the first would decide.
+    """
+    named: list[str] = []
     for i, argument in enumerate(arguments):
         if argument.startswith("--preset="):
-            return argument.removeprefix("--preset=")
-        if argument == "--preset":
+            named.append(argument.removeprefix("--preset="))
+        elif argument == "--preset":
             if i + 1 == len(arguments):
                 raise ConfigError(f"--preset needs a name; choose one of {', '.join(PRESETS)}.")
-            return arguments[i + 1]
-    return DEFAULT_PRESET
+            named.append(arguments[i + 1])
+    if len(named) > 1:
+        raise ConfigError(f"--preset is given {len(named)} times ({', '.join(named)}); give one.")
+    return named[0] if named else DEFAULT_PRESET
 
 
 def main(arguments: list[str] | None = None) -> int:
