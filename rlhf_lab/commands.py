@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.checks import SEED, check_range
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
 
@@ -125,6 +126,7 @@ def write_samples(
 
     if n < 1:
         raise ConfigError(f"n={n} is too small; ask for at least 1 sample.")
+    check_range(SEED, seed=seed)
     place, args = pick_device(device), None
     if Path(model).is_dir() and not Path(model, "config.json").exists():
         policy, args = load_policy(model, checkpoint, place)

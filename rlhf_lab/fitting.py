@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from rlhf_lab.config.checks import AT_LEAST_0, AT_LEAST_1, POSITIVE, Range, check_range
+from rlhf_lab.config.checks import AT_LEAST_0, AT_LEAST_1, POSITIVE, SEED, Range, check_range
 from rlhf_lab.errors import ConfigError
 
 RATE = Range(POSITIVE.holds, "finite and greater than 0")
@@ -34,6 +34,7 @@ class Fitting:
     def __post_init__(self) -> None:
         check_range(AT_LEAST_1, steps=self.steps, batch_size=self.batch_size)
         check_range(SHARE, held_out=self.held_out)
+        check_range(SEED, seed=self.seed)
         check_range(RATE, learning_rate=self.learning_rate)
 
     def to_dict(self) -> dict[str, int | float]:

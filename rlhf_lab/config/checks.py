@@ -26,6 +26,7 @@ class Range(NamedTuple):
 POSITIVE = Range(lambda v: 0 < v < math.inf, "greater than 0")
 AT_LEAST_0 = Range(lambda v: 0 <= v < math.inf, "0 or greater")
 AT_LEAST_1 = Range(lambda v: v >= 1, "1 or greater")
+SEED = Range(lambda v: 0 <= v < 2**63, "0 or greater, and below 2**63")
 RANGES = (
     (
         POSITIVE,
@@ -34,7 +35,7 @@ RANGES = (
     ),
     (
         AT_LEAST_0,
-        "seed base_lr head_lr weight_decay warmup_steps vf_coef ent_coef kl_coef "
+        "base_lr head_lr weight_decay warmup_steps vf_coef ent_coef kl_coef "
         "min_response_length overlong_buffer lora_rank keep_checkpoints",
     ),
     (
@@ -43,6 +44,7 @@ RANGES = (
         "batches_per_learning_phase samples_per_prompt gen_len gen_len_min prompt_words top_k "
         "kl_horizon save_every dynamic_sampling",
     ),
+    (SEED, "seed"),
     (Range(lambda v: v > 1, "greater than 1"), "ratio_threshold dual_clip"),
     (Range(lambda v: 0 <= v <= 1, "between 0 and 1"), "final_scale gamma gae_lambda"),
     (Range(lambda v: 0 < v <= 1, "greater than 0 and at most 1"), "top_p"),
