@@ -179,6 +179,9 @@ def score(
         raise ConfigError(
             "there is no text to score; give texts as arguments or on standard input."
         )
+    for line in lines:
+        if not line.isprintable() and any("\ud800" <= c <= "\udfff" for c in line):
+            raise ConfigError(f"the text {line!a:.80} is not UTF-8; save it as UTF-8 first.")
     args = RLHFArgs(
         preset="reel",
         reward_fn=reward_fn,

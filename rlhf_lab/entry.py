@@ -1,6 +1,7 @@
 """Entry point of a program: arguments parsed by tyro, each mistake answered in one sentence."""
 
 import contextlib
+import errno
 import functools
 import io
 import logging
@@ -18,6 +19,11 @@ from rlhf_lab.console import INTERRUPTED, visible, write_out_what_cannot_be_enco
 from rlhf_lab.errors import ConfigError, LabError
 
 Function = Callable[..., int]
+PATH_PROBLEMS = frozenset(
+    {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
+)
+"""What the system says of a path that cannot be used as it is, wherever it is used first."""
+SHOWN_CHARACTERS = 60
 
 
 def run_program(
@@ -113,6 +119,32 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, UnicodeEncodeError, RecursionError, MemoryError, RuntimeError) as error:
+        problem = _of_what_was_given(error)
+        if problem is None:
+            raise
+        print(f"{prog}: {problem}", file=sys.stderr)
+        return 2
+
+
+def _of_what_was_given(error: Exception) -> str | None:
+    """One sentence on an error that any input can cause, whichever line meets it first.
+
+    None for all others, which are the package's own and keep their stack.
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.errno in PATH_PROBLEMS:
+        name = str(error.filename).encode(errors="backslashreplace").decode()
+        if len(name) > SHOWN_CHARACTERS:
+            name = f"{name[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
+        return f"cannot use {name}: {error.strerror}; choose another path, or correct that one."
+    if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
+        found = error.object[error.start : error.end]
+        return f"a text holds {found!a}, half of a character; save it as UTF-8, or leave it out."
+    if isinstance(error, RecursionError):
+        return "what was given is nested too deeply to be read; give lists and objects less deep."
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "the memory does not suffice; ask for less at once: fewer samples, a smaller batch."
+    return None
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:

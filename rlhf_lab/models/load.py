@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +35,7 @@ def locate(name: str) -> tuple[str, bool]:
     """
     if name in BUNDLED:
         return str(weights_dir(name)), True
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # a user that is not there stays as written
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise LoadError(f"{name!r} has no config.json; give a Hugging Face model directory.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from re import ASCII, fullmatch
 
 import torch
 
@@ -56,5 +57,16 @@ def load_policy(
 
 
 def checkpoint_name(which: str | int) -> str:
-    """The name of a checkpoint's file, given its own name or a number of learning phases."""
-    return f"phase_{which:06d}" if isinstance(which, int) else which
+    """The name of a checkpoint's file, given its own name or a number of learning phases.
+
+    Raises:
+        RunError: no checkpoint can have that name.
+    """
+    if isinstance(which, str) and fullmatch(r"[A-Za-z]\w{0,63}", which, ASCII):
+        return which
+    if isinstance(which, int) and 0 <= which < 10**18:
+        return f"phase_{which:06d}"
+    shown = f"{which!r:.40}" if isinstance(which, str) else "a number out of range"
+    raise RunError(
+        f"checkpoint={shown} names no checkpoint; give last, best or a number of learning phases."
+    )
