@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlhf_lab.errors import RunError
+from rlhf_lab.training.notes import check_notes
 from rlhf_lab.training.run_dir import replacing
 
 OPTIMIZER = "optimizer."
@@ -50,11 +51,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if int(header["crc32"]) != checksum(tensors, header["notes"]):
             raise ValueError("checksum differs")
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        notes = json.loads(header["notes"])
+        check_notes(notes)
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is corrupt ({error}); use another checkpoint or a backup."
         ) from None
-    return tensors, json.loads(header["notes"])
+    return tensors, notes
 
 
 def read_notes(path: Path) -> dict[str, Any]:
@@ -65,9 +68,11 @@ def read_notes(path: Path) -> dict[str, Any]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return json.loads(file.metadata()["notes"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            notes = json.loads(file.metadata()["notes"])
+        check_notes(notes)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is no checkpoint ({error}); name another one.") from None
+    return notes
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

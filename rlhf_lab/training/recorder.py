@@ -269,7 +269,7 @@ def refuse_moved_on(run: RunDir, saved: int | None) -> None:
     """
     path = run.checkpoints / "last.safetensors"
     wait_for_writers(run.checkpoints)
-    if path.exists() and (found := checkpoint.read_notes(path)["phase"]) != saved:
+    if path.exists() and (found := checkpoint.read_notes(path).get("phase")) != saved:
         raise RunError(
             f"{path} is of phase {found} by now, not of {saved}: another trainer has gone on with "
             f"the run; load it again with `resume {run.path}`."

@@ -14,7 +14,7 @@ from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.checkpoint_space import refuse_removed, with_loaded
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
-from rlhf_lab.training.resume import refuse_foreign
+from rlhf_lab.training.resume import refuse_other_file
 from rlhf_lab.training.run_dir import RunDir
 
 
@@ -48,7 +48,7 @@ def load_policy(
     wait_for_writers(run.checkpoints)
     refuse_removed(which, args, file)
     tensors, notes = load_checkpoint(file)
-    refuse_foreign(notes, info, file)
+    refuse_other_file(notes, info, file)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, with_loaded(policy, tensors, notes, file), file)
     acting = Interventions(policy, lambda: notes["phase"])

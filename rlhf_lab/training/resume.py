@@ -16,6 +16,7 @@ from rlhf_lab.config.args import EARLIER_NAMES
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
+from rlhf_lab.training.notes import NEEDED
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_lock import refuse_locked
 
@@ -111,7 +112,7 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
         refuse_lost(run, info, trainer.args)
         return
     tensors, notes = checkpoint.load_checkpoint(path)
-    refuse_foreign(notes, info, path)
+    refuse_other_file(notes, info, path)
     refuse_incomplete(trainer.optimizer, tensors, notes, path)
     refuse_edited(notes, info, path)
     checkpoint.load_weights(trainer.policy, tensors, path)
@@ -159,7 +160,7 @@ def refuse_lost(run: RunDir, info: Mapping[str, Any], args: RLHFArgs) -> None:
     )
 
 
-def refuse_foreign(notes: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
+def refuse_other_file(notes: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
     """Say so if a checkpoint is another run's, or another one of this run under a new name.
 
     Checkpoints and runs of earlier versions have no such notes.
@@ -176,11 +177,15 @@ def refuse_foreign(notes: Mapping[str, Any], info: Mapping[str, Any], path: Path
 def refuse_incomplete(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], notes: Mapping[str, Any], path: Path
 ) -> None:
-    """Say so if a checkpoint does not hold all weights and moments that it was written with.
+    """Say so if a checkpoint does not hold all notes, weights and moments that a run needs.
 
     Raises:
-        RunError: tensors are missing, there are no moments, or some do not fit their weight.
+        RunError: notes or tensors are missing, there are no moments, or some do not fit their
+            weight.
     """
+    for name in NEEDED:
+        if name not in notes:
+            raise RunError(f"{path} has no {name!r} in its notes; use a backup.")
     moments = {k: v for k, v in tensors.items() if k.startswith(checkpoint.OPTIMIZER)}
     if notes["phase"] > 0 and not moments:
         raise RunError(

@@ -51,7 +51,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RunError(f"{path} is unreadable ({error}); restore it or start anew.") from None
     if not isinstance(found, dict):
         raise RunError(f"{path} holds {found!r:.80}, not an object; restore it or start anew.")
@@ -233,7 +233,7 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
     """What one line holds; a line that no run writes is refused with its place."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{place} is not JSON ({error}); fix or delete it.") from None
     if not isinstance(record, dict):
         raise RunError(f"{place} is {record!r:.80}, not an object; fix or delete it.")
