@@ -3,13 +3,14 @@
 import inspect
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from rlhf_lab.course.containment import Stopped, contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -45,7 +46,8 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     2. Note its results by name; an error becomes one line.
     3. Take the gradient of a fixed random weighting of the results.
 
-    Raises NotImplementedError, as a stub does; a stub that it calls is an error.
+    Raises NotImplementedError, as a stub does; a stub that it calls is an error. Raises Stopped
+    where the function would not come back (see `containment`).
     """
     leaves = {
         name: value.detach().clone().requires_grad_(name in exercise.gradients)
@@ -54,8 +56,9 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     }
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
-        results = _named(exercise.observe(fn, {**case.arguments, **copies}))
-        gradients, attached = _gradients(results, leaves)
+        with contained():
+            results = _named(exercise.observe(fn, {**case.arguments, **copies}))
+            gradients, attached = _gradients(results, leaves)
     except Exception as error:
         if _unwritten(error) in (exercise.name, *exercise.methods):
             raise
@@ -97,7 +100,7 @@ def _unwritten(error: Exception) -> str | None:
 
 def _one_line(error: Exception, fn: Answer) -> str:
     """An error and the line of the learner's code that it came from, without the stack."""
-    lines = str(error).splitlines()
+    lines = _words_of(str, error).splitlines()
     if _unwritten(error):
         return f"{_unwritten(error)} is called, and is not written yet"
     if type(error).__name__ == "TypeCheckError":
@@ -107,6 +110,15 @@ def _one_line(error: Exception, fn: Answer) -> str:
     home = _file_of(fn)
     numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == home]
     return f"{message} (line {numbers[-1]} of the cell)" if numbers else message
+
+
+def _words_of(as_words: Callable[[Any], str], value: Any) -> str:
+    """A learner's value or error in words, although its own `__repr__` or `__str__` may fail."""
+    try:
+        with contained():
+            return as_words(value)
+    except (Exception, Stopped) as error:
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
 def _without_line(error: str | None) -> str | None:
@@ -188,5 +200,6 @@ def _shown(value: Any) -> str:
         return f"{value:.5g}"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    text = str(value) if isinstance(value, (str, bool, int, list, tuple)) else repr(value)
+    as_words = str if isinstance(value, (str, bool, int, list, tuple)) else repr
+    text = _words_of(as_words, value)
     return text if len(text) <= 60 else text[:57] + "..."
