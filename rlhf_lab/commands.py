@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import SEED, check_range
 from rlhf_lab.console import print_line, visible
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, LoadError
 
 DEFAULT_GEN_LEN = 26
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
@@ -121,6 +121,7 @@ def write_samples(
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
     from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+    from rlhf_lab.training.remarks import broken_weight
     from rlhf_lab.training.restore import load_policy
     from rlhf_lab.views import sample_table
 
@@ -140,7 +141,14 @@ def write_samples(
         prompt = args.prefix if args else ""
     tokenizer = policy.base_model.tokenizer
     prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True) * n
+    broken = broken_weight(policy)
+    if broken:
+        raise LoadError(f"the weight {broken} of {model!r} holds nan or inf; use a whole model.")
     samples = sample(policy, prompts, spec, torch.Generator().manual_seed(seed))
+    if not samples.logprobs[samples.mask].isfinite().all():
+        raise ConfigError(
+            f"{model!r} gives nan at temperature={spec.temperature}; raise it, such as to 1."
+        )
     texts = samples.texts(tokenizer)
     if args:
         rewards = score_texts(load_reward(args, place), texts).tolist()

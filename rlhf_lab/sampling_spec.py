@@ -42,8 +42,11 @@ class SamplingSpec:
     def __post_init__(self) -> None:
         if self.gen_len < 1:
             raise ConfigError(f"gen_len={self.gen_len} is too small; generate at least 1 token.")
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"temperature={self.temperature} must be finite and greater than 0.")
+        if not 1e-6 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature={self.temperature} must be finite and 1e-6 or greater; top_k=1 takes "
+                "the likeliest token."
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k={self.top_k} must be 1 or greater, or None for all tokens.")
         if self.top_p is not None and not 0 < self.top_p <= 1:

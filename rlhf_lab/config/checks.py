@@ -26,11 +26,14 @@ class Range(NamedTuple):
 POSITIVE = Range(lambda v: 0 < v < math.inf, "greater than 0")
 AT_LEAST_0 = Range(lambda v: 0 <= v < math.inf, "0 or greater")
 AT_LEAST_1 = Range(lambda v: v >= 1, "1 or greater")
+TEMPERATURE = Range(
+    lambda v: 1e-6 <= v < math.inf, "1e-6 or greater; top_k=1 takes the likeliest token"
+)
 SEED = Range(lambda v: 0 <= v < 2**63, "0 or greater, and below 2**63")
 RANGES = (
     (
         POSITIVE,
-        "clip_coef clip_coef_high max_log_ratio vf_clip max_grad_norm target_kl temperature "
+        "clip_coef clip_coef_high max_log_ratio vf_clip max_grad_norm target_kl "
         "kl_target reward_clip lora_alpha",
     ),
     (
@@ -45,6 +48,7 @@ RANGES = (
         "kl_horizon save_every dynamic_sampling",
     ),
     (SEED, "seed"),
+    (TEMPERATURE, "temperature"),
     (Range(lambda v: v > 1, "greater than 1"), "ratio_threshold dual_clip"),
     (Range(lambda v: 0 <= v <= 1, "between 0 and 1"), "final_scale gamma gae_lambda"),
     (Range(lambda v: 0 < v <= 1, "greater than 0 and at most 1"), "top_p"),

@@ -12,6 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models.device import LOGPROB_ROUNDING
+from rlhf_lab.training.remarks import cause_of_nan
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
 
@@ -89,9 +90,10 @@ class PhaseStats:
 
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
+            remedy = cause_of_nan(self.trainer, "lower the learning rates or raise kl_coef")
             raise RunError(
-                f"the {what} became {value} in phase {self.trainer.phase}; "
-                "lower the learning rates or raise kl_coef (what was saved before is intact)."
+                f"the {what} became {value} in phase {self.trainer.phase}; {remedy} "
+                "(what was saved before is intact)."
             )
 
     def _warn_if_off_policy(self, ratio: float) -> None:

@@ -29,6 +29,7 @@ from rlhf_lab.training.checkpoint_writer import (
     wait_for_writers,
 )
 from rlhf_lab.training.model_card import keep_run_card
+from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan, remarks_on
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.run_lock import RunLock, refuse_locked
@@ -58,6 +59,8 @@ class Recorder:
         saved: the phase of the newest `last` that is whole; None before the first.
         changes: what was changed when the run went on: phase, field, from and to.
         best: phase and mean reward of the best checkpoint.
+        remarks: by the name of each sign that learning is dead or has exploded, its text and the
+            phase in which it was first seen.
         writer: what writes checkpoints; `writer.wait()` returns when they are on the disk.
         seconds: how long saving within rollout phases took.
     """
@@ -66,6 +69,7 @@ class Recorder:
         self.trainer, self.out = trainer, out
         self.run: RunDir | None = None
         self.best: dict[str, float] | None = None
+        self.remarks: dict[str, dict[str, Any]] = {}
         self.writer, self._waiting = CheckpointWriter(), list[Snapshot]()
         self.seconds = 0.0
         self.run_id, self.saved = uuid.uuid4().hex, None
@@ -86,9 +90,13 @@ class Recorder:
         run.json says then that the run is running.
         """
         args = self.trainer.args
+        refuse_broken_weights(self.trainer)
         if self.run is not None:
             self._hold()
             self.run.rewind(self.trainer.phase)
+            earlier = self.run.read_info().get("remarks") or {}
+            phase = self.trainer.phase
+            self.remarks = {k: v for k, v in earlier.items() if v["phase"] < phase}
             remove_outdated(self.run.checkpoints, args.keep_checkpoints, self.trainer.phase)
         elif self.out is None:
             self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
@@ -120,6 +128,7 @@ class Recorder:
             "id": self.run_id,
             "saved": self.saved,
             "changes": self.changes,
+            "remarks": self.remarks,
         }
         if trainer.phase < trainer.args.total_phases:
             info.pop("final", None)  # of a run that was finished, and goes on
@@ -144,10 +153,19 @@ class Recorder:
         self._hold()
         self.run.append(METRICS, [ctx.report.to_dict()])
         self.log_samples(ctx.rollout)
-        done = {"phases_done": ctx.phase + 1, "saved": self.saved}
+        self.note_remarks(ctx)
+        done = {"phases_done": ctx.phase + 1, "saved": self.saved, "remarks": self.remarks}
         if ctx.phase == 0:
             done["initial"] = ctx.report.to_dict()
         self.run.write_info(self.run.read_info() | done)
+
+    def note_remarks(self, ctx: Context) -> None:
+        """Note, once in a run, that learning is dead or has exploded, and since which phase.
+
+        The text of a remark stays as it was in the phase that it was first made in.
+        """
+        for sign, text in remarks_on(ctx.report.rollout, ctx.rollout).items():
+            self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
 
     def log_samples(self, rollout: Rollout) -> None:
         """What the policy wrote after so many learning phases as are done."""
@@ -237,7 +255,8 @@ class Recorder:
         elif self.run.read_info()["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self.log_samples(rollouts[0])
-            self.write_info(status="finished", final=mean_of_batches(rollouts))
+            final = refuse_nan(mean_of_batches(rollouts), trainer)
+            self.write_info(status="finished", final=final)
         keep_run_card(self.run)
         self.lock.release()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -150,7 +151,8 @@ class RunDir:
     def write_info(self, info: dict[str, Any]) -> None:
         """Replace run.json."""
         with replacing(self.info_path) as partial:
-            partial.write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+            text = json.dumps(finite(info), indent=2, allow_nan=False)
+            partial.write_text(text + "\n", encoding="utf-8")
 
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
         """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
@@ -226,7 +228,18 @@ class RunDir:
 
 def _lines(records: list[dict[str, Any]]) -> str:
     """Records as JSON, one on each line."""
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(
+        json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records
+    )
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON's types, with null for the numbers that JSON does not have: nan and inf."""
+    if isinstance(value, dict):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:

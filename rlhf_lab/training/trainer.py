@@ -24,6 +24,7 @@ from rlhf_lab.training.interventions import STAGES, InterventionFn, Intervention
 from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
+from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
@@ -152,16 +153,15 @@ class RLHFTrainer(Parts):
             rollout = roll_out()
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
             stats = dataclasses.replace(summarize(rollout), packed_gap=self.forward.gap)
-            base_lr, head_lr = self.scheduler.get_last_lr()
+            rates = self.scheduler.get_last_lr()
             began = perf_counter()
             with self.interventions.learning():  # also where a subclass has its own
                 learned = self.learning_phase(rollout)
             passes = self.args.batches_per_learning_phase
-            cost = cost_of(
-                rollout.samples, passes, rollout_seconds, perf_counter() - began, self.device
-            )
+            seconds = rollout_seconds, perf_counter() - began
+            cost = cost_of(rollout.samples, passes, *seconds, self.device)
             kl_coef = self.kl_controller.kl_coef
-            report = PhaseReport(self.phase, stats, learned, base_lr, head_lr, kl_coef, cost)
+            report = PhaseReport(self.phase, stats, learned, *rates, kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0
@@ -226,10 +226,11 @@ class RLHFTrainer(Parts):
 
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
-        return mean_of_batches(self.fresh_rollouts())
+        return refuse_nan(mean_of_batches(self.fresh_rollouts()), self)
 
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""
+        refuse_broken_weights(self)
         generator = phase_generator(self.args.seed, self.phase, "evaluation")
         for batch in range(EVALUATION_BATCHES):
             samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)

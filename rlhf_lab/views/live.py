@@ -3,6 +3,7 @@
 import sys
 from time import monotonic
 from types import MappingProxyType, TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -99,6 +100,9 @@ class RunView:
             self._print_samples(f"samples of phase {ctx.phase}, before learning")
         elif ctx.event == "after_phase":
             print_line(self._line(ctx.report), self.console)
+            for remark in self._remarks():
+                if remark["phase"] == ctx.phase:
+                    print_line(f"phase {ctx.phase}: {remark['text']}", self.console)
             if ctx.phase + 1 == args.total_phases:
                 self._print_samples(f"samples of phase {ctx.phase}")
 
@@ -119,6 +123,10 @@ class RunView:
         number = f"phase {report.phase + 1}/{self.trainer.args.total_phases}"
         return " | ".join([number, *numbers, f"{hours_minutes_seconds(remaining)} left"])
 
+    def _remarks(self) -> list[dict[str, Any]]:
+        """What was said so far about learning that is dead or has exploded."""
+        return list(self.trainer.recorder.remarks.values())
+
     def panel(self) -> Panel:
         """The whole picture as it is now."""
         parts: list[RenderableType] = [self._progress(), self._curves()]
@@ -126,6 +134,8 @@ class RunView:
             rewards = self.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
             prefix = self.trainer.args.prefix
             parts += [Text(), sample_table(self.rollout.texts[:PANEL_SAMPLES], rewards, prefix)]
+        for remark in self._remarks():
+            parts.append(Text(f"since phase {remark['phase']}: {remark['text']}", style="yellow"))
         args = self.trainer.args
         reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
         title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"

@@ -71,7 +71,12 @@ def _heading(run: Run) -> str:
     ]
     figures: dict[str, Any] = info.get("final") or {}
     rows += [[f"final {name}", value] for name, value in figures.items()]
-    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1))
+    remarks = "".join(
+        f"<li>since phase {remark['phase']}: {escape(remark['text'])}</li>"
+        for remark in (info.get("remarks") or {}).values()
+    )
+    noted = f"<h2>To look at</h2><ul>{remarks}</ul>" if remarks else ""
+    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + noted
 
 
 def _curves(run: Run) -> str:

@@ -1,5 +1,6 @@
 """Text graphics for the terminal: sparklines, and a table of samples."""
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -12,8 +13,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """A curve in one line: the last `width` values, as bars between their minimum and maximum."""
-    shown = list(values)[-width:]
+    """A curve in one line: the last `width` values, as bars between their minimum and maximum.
+
+    Values that are not finite are left out.
+    """
+    shown = [value for value in values if math.isfinite(value)][-width:]
     if not shown:
         return ""
     low, high = min(shown), max(shown)
