@@ -174,9 +174,9 @@ class RLHFTrainer(Parts):
         if self.args.activation_checkpointing:
             refuse_hooked_blocks(self.policy)
         self.forward.packs(self.policy, self.reference)
-        self.recorder.open()
-        self._started = True
         with self._recorded():
+            self.recorder.open()
+            self._started = True
             self.emit("run_start")
 
     @contextlib.contextmanager
