@@ -1,5 +1,6 @@
 """Retention of checkpoints: which ones stay on the disk, and how much of it they take at most."""
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ IDLE = "critic.unembed."
 """Weights that never have a gradient, and so no moments: a critic reads no next token out."""
 HEADER = 90
 """Bytes of a tensor's entry in the header of its file, besides its name, rounded up."""
+REST_OF_NOTES = 400
+"""Bytes of a file's notes besides the settings, rounded up."""
 
 
 def is_numbered(phase: int, keep: int | None) -> bool:
@@ -108,6 +111,11 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
     return data + sum(len(name) + HEADER for name in tensors)
 
 
+def notes_bytes(args: RLHFArgs) -> int:
+    """The size of a file's notes: the settings, quoted as a string in the header, and the rest."""
+    return len(json.dumps(json.dumps(args.to_dict()))) + REST_OF_NOTES
+
+
 def state_bytes(args: RLHFArgs, policy: TransformerWithValueHead) -> int:
     """The size of the full training state: weights and AdamW's two moments.
 
@@ -154,7 +162,8 @@ def most_bytes(args: RLHFArgs, policy: TransformerWithValueHead, own_policy: boo
     as_loaded = loaded_weights(args, own_policy, saved)
     first = file_bytes({name: saved[name] for name in saved.keys() - as_loaded.keys()})
     with_best = most_numbered(args) + 1
-    return first + with_best * file_bytes(saved) + 2 * state_bytes(args, policy)
+    tensors = first + with_best * file_bytes(saved) + 2 * state_bytes(args, policy)
+    return tensors + (1 + with_best + 2) * notes_bytes(args)
 
 
 def shortage(run: RunDir, most: int) -> str | None:

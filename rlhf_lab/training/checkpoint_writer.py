@@ -23,6 +23,7 @@ class Snapshot:
     """A checkpoint that is yet to be written.
 
     Args:
+        path: is made absolute, since the working directory may change before it is written.
         tensors: copies in host memory; see `copied_to_host`.
         then: called in the thread once the file is whole.
     """
@@ -31,6 +32,9 @@ class Snapshot:
     tensors: dict[str, Tensor]
     notes: dict[str, Any]
     then: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", self.path.absolute())
 
 
 def copied_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -116,7 +116,10 @@ def cause_of_nan(trainer: "RLHFTrainer", otherwise: str) -> str:
 
 def broken_weight(model: nn.Module) -> str | None:
     """The name of the first weight that holds nan or inf; None if all are finite."""
-    return next((n for n, weight in model.named_parameters() if not _is_finite(weight)), None)
+    weights = {n: w for n, w in model.named_parameters() if w.is_floating_point()}
+    finite = torch.stack([torch.isfinite(weight).all() for weight in weights.values()])
+    named = zip(weights, finite.tolist(), strict=True)  # the device is waited for once
+    return next((name for name, is_finite in named if not is_finite), None)
 
 
 def _is_finite(x: Tensor) -> bool:

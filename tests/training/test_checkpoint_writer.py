@@ -108,6 +108,21 @@ def test_what_comes_then_finds_the_file_whole(tmp_path):
     assert found == [{"phase": 4}]
 
 
+def test_a_relative_path_is_that_of_the_directory_in_which_it_was_given(
+    tmp_path, gate, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    gate.open.clear()
+    writer = CheckpointWriter()
+    writer.save([snapshot(Path("a.safetensors"))])
+    monkeypatch.chdir("elsewhere")
+    gate.open.set()
+    writer.wait()
+    assert (tmp_path / "a.safetensors").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_an_error_is_raised_once_by_the_next_wait_and_what_was_whole_stays(tmp_path, gate):
     paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
     writer = CheckpointWriter()
