@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +17,14 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_lab.errors import LoadError
+from rlhf_lab.errors import LabError, LoadError
 from rlhf_lab.models.transformer_lens import HookedTransformer, from_hugging_face
+from rlhf_lab.models.weight_files import check_files, check_loaded, check_numbers
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
 LARGEST_GAP = 1e-2
 """Of the logits of a converted model, relative to their norm."""
+GPT2_END = "<|endoftext|>"
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 
 
@@ -57,19 +60,40 @@ def from_files(loader: type, name: str, what: str, **options: object) -> object:
         LoadError: one sentence on what was looked for, and where.
     """
     place, on_disk = locate(name)
-    try:
-        with quiet(on_disk):
-            return loader.from_pretrained(
-                place, local_files_only=on_disk, trust_remote_code=False, **options
-            )
-    except Exception as error:  # a configuration of others fails in any way there is
-        where = (
-            f"the directory {place!r}"
-            if on_disk
-            else f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
+    with _readable(name, what), quiet(on_disk):
+        return loader.from_pretrained(
+            place, local_files_only=on_disk, trust_remote_code=False, **options
         )
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LoadError(f"no {what} {name!r}: looked in {where} ({reason})") from error
+
+
+@contextlib.contextmanager
+def _readable(name: str, what: str) -> Iterator[None]:
+    """Turn whatever transformers says of files that it cannot read into one sentence."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:  # a configuration of others fails in any way there is
+        place, on_disk = locate(name)
+        where = f"the directory {place!r}"
+        remedy = "correct its files, or save the model anew"
+        if not on_disk:
+            where = f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
+            remedy = "correct the name, or see that the hub can be reached"
+        raise LoadError(
+            f"no {what} {name!r}: looked in {where} ({_reason(error)}); {remedy}."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, on one line and as far as a reader needs it."""
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is not run"
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    if isinstance(error, (KeyError, TypeError, AttributeError)):
+        lines[0] = f"{type(error).__name__}: {lines[0]}"
+    shown = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return shown[:300].rstrip(".")
 
 
 def model_from_files(loader: type, name: str, what: str, **options: object) -> PreTrainedModel:
@@ -81,20 +105,15 @@ def model_from_files(loader: type, name: str, what: str, **options: object) -> P
         LoadError: see `from_files`; or some weights are not in the files, or pickled.
     """
     place, on_disk = locate(name)
-    pickled = sorted(path.name for path in Path(place).glob("*.bin")) if on_disk else []
-    if pickled and not any(Path(place).glob("*.safetensors")):
-        raise LoadError(
-            f"{name!r} has its weights in {pickled[0]}, which is pickled and could run code; save "
-            "them as safetensors with a copy of transformers that you trust it to."
-        )
     options |= {"use_safetensors": True, "output_loading_info": True}
+    options |= {"ignore_mismatched_sizes": True}  # check_loaded tells which, and refuses them
+    with _readable(name, what):
+        if on_disk:
+            check_files(loader, name, place)
     model, report = from_files(loader, name, what, **options)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise LoadError(
-            f"the files of {name!r} are not a {what}: they lack {len(missing)} weights, "
-            f"{missing[0]} among them."
-        )
+    check_loaded(model, report, name, what)
+    if on_disk:
+        check_numbers(model, name, place)
     return model
 
 
@@ -104,9 +123,16 @@ def tokenizer_from_files(name: str) -> PreTrainedTokenizerBase:
     Raises:
         LoadError: see `from_files`; or no tokenizer file is there.
     """
+    place, on_disk = locate(name)
     tokenizer = from_files(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"no tokenizer {name!r}: no tokenizer files are there; put them beside it.")
+    if on_disk and not Path(place, "tokenizer_config.json").is_file():
+        warnings.warn(
+            f"{name!r} has no tokenizer_config.json, so its special tokens and the blanks between "
+            "words are taken from its model_type; put the file beside tokenizer.json.",
+            stacklevel=2,
+        )
     return tokenizer
 
 
@@ -122,6 +148,21 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         raise LoadError(
             f"the tokenizer of {name!r} gives {token!r} the number {highest}, but its model has "
             f"{n_rows} embeddings; put the model's own tokenizer beside it, or resize it."
+        )
+
+
+def _check_end(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer without an EOS token, for which TransformerLens puts GPT-2's.
+
+    Where the vocabulary does not have that one, it would be read as the unknown word.
+
+    Raises:
+        LoadError: there is none.
+    """
+    if tokenizer.eos_token is None and GPT2_END not in tokenizer.get_vocab():
+        raise LoadError(
+            f"the tokenizer of {name!r} has no EOS token, so no text would end; name its eos_token "
+            "in tokenizer_config.json."
         )
 
 
@@ -172,12 +213,15 @@ def load_model(
             raise LoadError(
                 f"a loaded model ({name}) comes without its tokenizer; pass tokenizer=."
             )
+    _check_end(tokenizer, name)
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
         gap = _logit_gap(model, hf_model)
     except Exception as error:  # a configuration of others fails in any way there is
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise LoadError(f"{name!r} cannot be converted to a hooked model ({reason})") from error
+        raise LoadError(
+            f"{name!r} cannot be converted to a hooked model ({_reason(error)}); correct its "
+            "files, or choose another model."
+        ) from error
     if not math.isfinite(gap):
         raise LoadError(f"{name!r} gives logits that are not finite; its weights are damaged.")
     if gap > LARGEST_GAP:

@@ -412,7 +412,7 @@ def test_code_that_comes_with_a_model_is_not_run_and_not_asked_about(
     change_settings(copy_of, model_type=kind, auto_map=auto_map)
     if kind == "unheard-of":
         for load in (load_model, SentimentReward):
-            with pytest.raises(LoadError, match="custom code|unheard-of"):
+            with pytest.raises(LoadError, match="code of its own, which is not run"):
                 load(str(copy_of))
     else:
         load_model(str(copy_of))
@@ -474,4 +474,4 @@ def test_weights_that_are_not_finite_are_refused(copy_of, value):
     weights = load_file(copy_of / "model.safetensors")
     weights[FC_WEIGHT][0, 0] = value
     save_file(weights, copy_of / "model.safetensors", metadata={"format": "pt"})
-    assert "not finite" in refusal(str(copy_of))
+    assert "h.1.mlp.c_fc.weight" in (said := refusal(str(copy_of))) and "nan or inf" in said
