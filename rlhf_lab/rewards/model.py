@@ -119,12 +119,15 @@ class RewardModel(nn.Module):
         Raises:
             LoadError: the directory is occupied or cannot be written.
         """
-        tensors = {"head.weight": self.head.weight, "mean": self.mean, "std": self.std}
         with new_directory(Path(out)) as partial:
             write_language_model(self.base_model, base_model, partial)
-            save_file({k: v.detach().cpu() for k, v in tensors.items()}, partial / HEAD_FILE)
+            save_file({k: v.cpu() for k, v in self._of_head().items()}, partial / HEAD_FILE)
             written = json.dumps(notes, indent=2) + "\n"
             (partial / NOTES_FILE).write_text(written, encoding="utf-8")
+
+    def _of_head(self) -> dict[str, Tensor]:
+        """What is saved beside the language model, by its name there."""
+        return {"head.weight": self.head.weight.detach(), "mean": self.mean, "std": self.std}
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> "RewardModel":
@@ -142,11 +145,16 @@ class RewardModel(nn.Module):
         model = cls(load_model(str(directory), device=device))
         try:
             tensors = load_file(path)
-            model.head.weight.data.copy_(tensors["head.weight"])
-            model.mean.copy_(tensors["mean"])
-            model.std.copy_(tensors["std"])
-        except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        except (SafetensorError, OSError) as error:
             raise LoadError(f"{path} is corrupt ({error}); train the model again.") from None
+        for name, value in model._of_head().items():
+            found = tensors.get(name)
+            fits = found is not None and found.shape == value.shape and found.is_floating_point()
+            if not fits or not found.isfinite().all() or (name == "std" and found <= 0):
+                raise LoadError(
+                    f"{path} is corrupt (its {name} does not fit); train the model again."
+                )
+            value.copy_(found)
         return model.requires_grad_(False).eval()
 
 
