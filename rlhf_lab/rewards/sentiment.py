@@ -9,12 +9,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models.load import check_vocabulary, model_from_files, tokenizer_from_files
+from rlhf_lab.models.load import (
+    check_vocabulary,
+    locate,
+    model_from_files,
+    tokenizer_from_files,
+)
 
 UNNAMED = MappingProxyType({"label_0": -1, "label_1": 1})
 """What transformers calls classes without names; the second is positive by convention."""
@@ -57,6 +63,7 @@ class SentimentReward:
                 f"the classifier {model!r} has {classifier.config.num_labels} classes; "
                 "the sentiment reward needs one with two."
             )
+        _check_names(classifier.config, model)
         positive = _positive_class(classifier.config.id2label, positive_label, model)
         self.rewarded_class = positive if direction == "pos" else 1 - positive
         self.name, self.batch_size = model, batch_size
@@ -103,6 +110,29 @@ def _padding_tokenizer(classifier: PreTrainedModel, name: str) -> PreTrainedToke
     if classifier.config.pad_token_id is None:
         classifier.config.pad_token_id = tokenizer.pad_token_id
     return tokenizer
+
+
+def _check_names(config: PreTrainedConfig, model: str) -> None:
+    """Refuse names of classes that contradict each other.
+
+    Transformers drops names that are more or fewer than `num_labels`, without a word.
+
+    Raises:
+        LoadError: there are more or fewer, or label2id numbers them in another way.
+    """
+    place, on_disk = locate(model)
+    written = PreTrainedConfig.get_config_dict(place, local_files_only=on_disk)[0].get("id2label")
+    if written and len(written) != config.num_labels:
+        raise LoadError(
+            f"config.json of the classifier {model!r} names {len(written)} classes in id2label but "
+            f"counts {config.num_labels} in num_labels; correct one of them."
+        )
+    for index, name in config.id2label.items():
+        if (config.label2id or {}).get(name, index) != index:
+            raise LoadError(
+                f"config.json of the classifier {model!r} gives {name!r} the number {index} in "
+                f"id2label and {config.label2id[name]} in label2id; correct one of them."
+            )
 
 
 def _positive_class(id2label: dict[int, str], given: str | None, model: str) -> int:
