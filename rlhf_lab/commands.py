@@ -6,7 +6,7 @@ What needs torch is imported within the functions, so that `--help` starts witho
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -38,7 +38,6 @@ def train(
     """
     from rlhf_lab.models.fast import tune_for
     from rlhf_lab.probes import attach_default_suite
-    from rlhf_lab.rewards import SentimentReward
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
@@ -46,8 +45,7 @@ def train(
     print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
-    if isinstance(trainer.reward_fn, SentimentReward):
-        print_line(trainer.reward_fn.summary(), console)
+    _say_what_is_rewarded(trainer.reward_fn, console)
     if probes:
         attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
@@ -87,9 +85,18 @@ def resume(
         print_line(f"{directory} is finished; nothing is left to do.", console)
         return 0
     print_line(f"going on with {directory} at phase {trainer.phase}", console)
+    _say_what_is_rewarded(trainer.reward_fn, console)
     if had_default_suite(trainer.run):
         attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
+
+
+def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
+    """Name the class that a sentiment reward pays; nothing for other rewards."""
+    from rlhf_lab.rewards import SentimentReward
+
+    if isinstance(reward_fn, SentimentReward):
+        print_line(reward_fn.summary(), console)
 
 
 def write_samples(
@@ -177,6 +184,8 @@ def score(
         direction: Which class is rewarded.
         positive_label: The name of the positive class of a classifier whose names do not tell.
     """
+    from rich.console import Console
+
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
 
@@ -197,7 +206,9 @@ def score(
         direction=direction,
         positive_label=positive_label,
     )
-    rewards = score_texts(load_reward(args, pick_device(device)), lines).tolist()
+    scorer = load_reward(args, pick_device(device))
+    rewards = score_texts(scorer, lines).tolist()
+    _say_what_is_rewarded(scorer, Console(stderr=True))
     for reward, line in zip(rewards, lines, strict=True):
         print(visible(f"{reward:.4f}\t{line}"))
     return 0

@@ -24,6 +24,7 @@ from rlhf_lab.models.load import (
 
 UNNAMED = MappingProxyType({"label_0": -1, "label_1": 1})
 """What transformers calls classes without names; the second is positive by convention."""
+NEGATED = re.compile(r"(not|non|no|nicht|kein)\b")
 
 
 class SentimentReward:
@@ -70,10 +71,14 @@ class SentimentReward:
         self.model = classifier.requires_grad_(False).eval().to(device)
         self.tokenizer = _padding_tokenizer(classifier, model)
 
+    @property
+    def rewarded_label(self) -> str:
+        """The name of the class that is rewarded."""
+        return str(self.model.config.id2label[self.rewarded_class])
+
     def summary(self) -> str:
         """Which class is rewarded, in words."""
-        label = self.model.config.id2label[self.rewarded_class]
-        return f"rewarding the class {label!r} of {self.name}"
+        return f"rewarding the class {self.rewarded_label!r} of {self.name}"
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
@@ -143,7 +148,7 @@ def _positive_class(id2label: dict[int, str], given: str | None, model: str) -> 
 
     Raises:
         LoadError: the classes are not numbered 0 and 1.
-        ConfigError: no class, or both, have that name, or neither name tells.
+        ConfigError: no class, or both, have that name, or the names do not tell.
     """
     if set(id2label) != {0, 1}:
         raise LoadError(
@@ -161,7 +166,7 @@ def _positive_class(id2label: dict[int, str], given: str | None, model: str) -> 
             )
         return names.index(wanted)
     signs = [_sign(name) for name in names]
-    if signs[0] == signs[1]:
+    if signs[0] == signs[1] or any(map(_is_unclear, names)):
         raise ConfigError(
             f"{shown}, which do not tell the positive one; name it with positive_label "
             "(--positive-label)."
@@ -177,6 +182,15 @@ def _sign(name: str) -> int:
     if word in ("pos", "neg"):
         return 1 if word == "pos" else -1
     return int(word.startswith("positiv")) - int(word.startswith("negativ"))
+
+
+def _is_unclear(name: str) -> bool:
+    """Whether a name speaks of a sign but neither begins with it nor with a negation of it.
+
+    "Very negative" beside "negative" is not the positive class.
+    """
+    speaks = re.search("positiv|negativ", name) is not None
+    return speaks and not _sign(name) and not NEGATED.match(name)
 
 
 def _readable_length(model: PreTrainedModel) -> int:

@@ -14,7 +14,13 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.tokenizer import speaks_reel
-from rlhf_lab.rewards import RewardFn, RewardPipeline, load_policy_and_critic, load_reward
+from rlhf_lab.rewards import (
+    RewardFn,
+    RewardPipeline,
+    SentimentReward,
+    load_policy_and_critic,
+    load_reward,
+)
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample_in_parts
 from rlhf_lab.training.functions import Functions
@@ -110,6 +116,14 @@ class Parts:
     def reward_fn(self) -> RewardFn:
         """From texts to rewards, before anything is done to them."""
         return self.rewards.reward_fn
+
+    @property
+    def rewarded_class(self) -> dict[str, Any] | None:
+        """Index and label of the class that a sentiment reward pays; None for other rewards."""
+        reward = self.reward_fn
+        if not isinstance(reward, SentimentReward):
+            return None
+        return {"index": reward.rewarded_class, "label": reward.rewarded_label}
 
     @property
     def gold_fn(self) -> RewardFn | None:

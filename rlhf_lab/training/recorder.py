@@ -123,6 +123,7 @@ class Recorder:
             "versions": versions | {name: version(name) for name in _PACKAGES},
             "device": str(trainer.device),
             "own_parts": trainer.own_parts,
+            "rewarded_class": trainer.rewarded_class,
             "interventions": trainer.interventions.records,
             "phases_done": trainer.phase,
             "id": self.run_id,

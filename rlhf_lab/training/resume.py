@@ -53,6 +53,7 @@ def resume_trainer(
     if args.kl_coef != before.kl_coef and "kl_controller" in parts:
         raise ConfigError("kl_coef cannot change under your own kl_controller; change it there.")
     trainer = kind(args, **parts)
+    warn_of_another_class(trainer, info)
     records = info.get("interventions", [])
     trainer.interventions.put_back(records, interventions, run.path)
     trainer.own_parts += ["interventions"] * bool(records)
@@ -64,6 +65,17 @@ def resume_trainer(
         )
     note_changes(trainer, before, info.get("changes", []))
     return trainer
+
+
+def warn_of_another_class(trainer: "RLHFTrainer", info: Mapping[str, Any]) -> None:
+    """Say so if the run's classifier now has another class in the place of the rewarded one."""
+    before, now = info.get("rewarded_class"), trainer.rewarded_class
+    if before and now and before != now:
+        warnings.warn(
+            f"the run rewarded class {before['index']}, {before['label']!r}; from here on it "
+            f"rewards class {now['index']}, {now['label']!r}, as reward_model names them now.",
+            stacklevel=2,
+        )
 
 
 def changed_args(args: RLHFArgs, changes: Mapping[str, Any]) -> RLHFArgs:

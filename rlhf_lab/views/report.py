@@ -65,7 +65,7 @@ def _heading(run: Run) -> str:
     rows = [
         ["status", info.get("status", "unknown")],
         ["policy", info["args"]["base_model"]],
-        ["reward", info["args"]["reward_fn"]],
+        ["reward", _reward_of(info)],
         ["phases", f"{info.get('phases_done', 0)} of {info['args']['total_phases']}"],
         ["device", info.get("device")],
     ]
@@ -77,6 +77,13 @@ def _heading(run: Run) -> str:
     )
     noted = f"<h2>To look at</h2><ul>{remarks}</ul>" if remarks else ""
     return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + noted
+
+
+def _reward_of(info: dict[str, Any]) -> str:
+    """The reward's name, with the class that is rewarded where there is one."""
+    paid = info.get("rewarded_class")
+    name = info["args"]["reward_fn"]
+    return f"{name}, the class {paid['label']}" if paid else name
 
 
 def _curves(run: Run) -> str:
