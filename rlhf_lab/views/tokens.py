@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from rich.text import Text
 from torch import Tensor
 
+from rlhf_lab.console import visible
 from rlhf_lab.views.color import Kind, Rgb, color_of, ink_on, rich_style
 from rlhf_lab.views.html import Html
 
@@ -68,7 +69,7 @@ def tokens_text(
     text = Text()
     for shown, number, background in _tiles(tokens, values, mask, limit, kind):
         style = "dim" if number is None else ""
-        text.append(shown, style=style if background is None else rich_style(background))
+        text.append(visible(shown), style=style if background is None else rich_style(background))
     return text
 
 
