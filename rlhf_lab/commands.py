@@ -189,15 +189,13 @@ def score(
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
 
-    lines = list(texts)
-    if not lines and not sys.stdin.isatty():
-        lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    lines = list(texts) or _lines_of_input()
     if not lines:
         raise ConfigError(
             "there is no text to score; give texts as arguments or on standard input."
         )
     for line in lines:
-        if not line.isprintable() and any("\ud800" <= c <= "\udfff" for c in line):
+        if not line.isprintable() and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in line):
             raise ConfigError(f"the text {line!a:.80} is not UTF-8; save it as UTF-8 first.")
     args = RLHFArgs(
         preset="reel",
@@ -212,6 +210,21 @@ def score(
     for reward, line in zip(rewards, lines, strict=True):
         print(visible(f"{reward:.4f}\t{line}"))
     return 0
+
+
+def _lines_of_input() -> list[str]:
+    """The lines of standard input that are not blank; none from a terminal, or where it is closed.
+
+    Raises:
+        ConfigError: they are not in its encoding.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return []
+    try:
+        read = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is no text ({error}); save it as UTF-8.") from None
+    return [line for line in read.removeprefix("\ufeff").split("\n") if line.strip()]
 
 
 def report(directory: RunDirectory, out: Path | None = None) -> int:

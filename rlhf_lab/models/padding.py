@@ -1,10 +1,33 @@
-"""Padding: run a model on left-padded rows as if there were none."""
+"""Padding: rows of one length, models run on them as if there were none, and texts too long."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+SURELY_READ = 100_000
+"""Characters of a text that are tokenized without a look at their number."""
+
+
+def most_characters(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> int:
+    """More characters than so many tokens stand for, blanks aside.
+
+    A text of megabytes would be tokenized for a minute before its length shows.
+    """
+    longest = max(map(len, tokenizer.get_vocab()), default=1)
+    return max(SURELY_READ, n_tokens * longest)
+
+
+def beginnings(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, n_tokens: int
+) -> list[str]:
+    """What of each text can matter where only its first tokens are read; whole words of it."""
+    limit = most_characters(tokenizer, n_tokens)
+    return [
+        text if len(text) <= limit else (text[:limit].rsplit(None, 1) or [""])[0] for text in texts
+    ]
 
 
 def pad_rows(

@@ -16,7 +16,7 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
-from rlhf_lab.models.padding import pad_rows, run_left_padded
+from rlhf_lab.models.padding import beginnings, pad_rows, run_left_padded
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import tokenize_prompts
 
@@ -97,6 +97,7 @@ class RewardModel(nn.Module):
             ConfigError: a word that a closed vocabulary does not have.
         """
         tokenizer = self.base_model.tokenizer
+        texts = beginnings(texts, tokenizer, self.base_model.cfg.n_ctx)
         rows = tokenize_prompts(tokenizer, texts, tokenizer.bos_token_id is not None)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         room = self.base_model.cfg.n_ctx - len(end)

@@ -21,6 +21,7 @@ from rlhf_lab.models.load import (
     model_from_files,
     tokenizer_from_files,
 )
+from rlhf_lab.models.padding import beginnings
 
 UNNAMED = MappingProxyType({"label_0": -1, "label_1": 1})
 """What transformers calls classes without names; the second is positive by convention."""
@@ -83,14 +84,15 @@ class SentimentReward:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """The probability of the rewarded class, between 0 and 1, for each text."""
-        probs = []
+        probs, longest = [], min(self.tokenizer.model_max_length, _readable_length(self.model))
+        texts = beginnings(texts, self.tokenizer, longest)
         for start in range(0, len(texts), self.batch_size):
             batch = self.tokenizer(
-                list(texts[start : start + self.batch_size]),
+                texts[start : start + self.batch_size],
                 return_tensors="pt",
                 padding=True,
                 truncation=True,
-                max_length=min(self.tokenizer.model_max_length, _readable_length(self.model)),
+                max_length=longest,
             ).to(self.model.device)
             probs.append(self.model(**batch).logits.softmax(-1)[:, self.rewarded_class])
         return torch.cat(probs) if probs else torch.empty(0, device=self.model.device)

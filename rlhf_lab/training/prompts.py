@@ -10,12 +10,10 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.padding import most_characters
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
 from rlhf_lab.training.random_streams import phase_generator
-
-SURELY_READ = 100_000
-"""Characters of a prompt that are tokenized without a look at their number."""
 
 
 def load_prompts(source: str | Path, column: str = "prompt", words: int | None = None) -> list[str]:
@@ -69,12 +67,8 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
 
 
 def _refuse_endless(texts: Sequence[str], model: HookedTransformer) -> None:
-    """Refuse a text that cannot fit, which would be tokenized for minutes before its length shows.
-
-    A token stands for no more characters than the longest one of the vocabulary, blanks aside.
-    """
-    longest = max(map(len, model.tokenizer.get_vocab()), default=1)
-    limit = max(SURELY_READ, model.cfg.n_ctx * longest)
+    """Refuse a text that cannot fit, before it is tokenized for minutes."""
+    limit = most_characters(model.tokenizer, model.cfg.n_ctx)
     for number, text in enumerate(texts, 1):
         if len(text) > limit:
             raise ConfigError(

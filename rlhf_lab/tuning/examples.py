@@ -13,7 +13,7 @@ from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs
-from rlhf_lab.models.padding import pad_rows
+from rlhf_lab.models.padding import beginnings, pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
@@ -50,13 +50,15 @@ def load_examples(
 
     Raises:
         LoadError: no such source, or a row without a text.
-        ConfigError: `n_texts` below 1.
+        ConfigError: `n_texts` below 1, or no text at all.
     """
     check_range(AT_LEAST_1, n_texts=n_texts)
     rng = np.random.default_rng(seed)
     if name == REEL:
         return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())
     rows = read_rows(name, "texts", lines_as=column)
+    if not rows:
+        raise ConfigError(f"texts={name!r} holds no text; give at least 2.")
     if name.partition(":")[0] == MOVIE_REVIEWS:
         rows = [rows[i] for i in rng.permutation(len(rows))[:n_texts]]
         column = TEXT
@@ -91,6 +93,7 @@ def encode_examples(
     if room < 2:
         raise ConfigError(f"max_tokens={max_tokens} is too small; allow at least 2.")
     tokenizer = model.tokenizer
+    texts = beginnings(texts, tokenizer, model.cfg.n_ctx)
     starts = tokenize_prompts(tokenizer, prompts, tokenizer.bos_token_id is not None)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []
