@@ -7,13 +7,18 @@ against code that means harm: see SECURITY.md.
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import torch
+
 SECONDS_PER_CALL = 60.0
 """How long one call on a case may take; those of the exercises take well under a second."""
+SECONDS_PER_WORDS = 2.0
+"""How long a value may take to be put into words."""
 _AGAIN = 0.5
 """Seconds until a function that caught the limit meets it again."""
 
@@ -29,22 +34,62 @@ def contained(seconds: float | None = None) -> Iterator[None]:
     1. After `seconds` (SECONDS_PER_CALL when None), stop it; there is no limit where the system has
        no timer for it (Windows), outside the main thread, where a timer runs already, and within an
        operation of torch, which is stopped when it is over.
-    2. Turn `os._exit`, `os.abort` and `sys.exit` into errors. A function that holds `_exit` from
-       before, or crashes the interpreter, still ends the process.
+    2. Turn `os._exit`, `os.abort`, `os.fork` and `sys.exit` into errors, and whatever else is no
+       Exception, but for Ctrl-C. A function that holds `_exit` from before, or crashes the
+       interpreter, still ends the process.
+    3. Put back what holds for the whole process, see `_as_before`.
     """
-    kept = os._exit, os.abort
-    os._exit = os.abort = _refuse_to_end
     try:
-        with _timer(SECONDS_PER_CALL if seconds is None else seconds):
+        with _as_before(), _timer(SECONDS_PER_CALL if seconds is None else seconds):
             yield
+    except (Exception, KeyboardInterrupt, Stopped):
+        raise
     except SystemExit as error:
         raise Stopped(f"SystemExit: it asked to end the program with {error.code!a:.40}") from None
-    finally:
-        os._exit, os.abort = kept
+    except BaseException as error:
+        raise Stopped(f"{type(error).__name__}: it is raised, and is no Exception") from None
 
 
 def _refuse_to_end(*code: Any) -> None:
     raise Stopped(f"it asked to end the process with {code!a:.40}")
+
+
+def _refuse_to_fork() -> None:
+    raise Stopped("it asked to start a process, which would go on with the check, too")
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Put back what a call changes for the whole process.
+
+    These are torch's gradients and default dtype, without which the next comparison would be wrong;
+    standard output, the working directory and the environment, without which the result and the
+    progress file would go elsewhere; and the limit of recursion.
+    """
+    refusals = {"_exit": _refuse_to_end, "abort": _refuse_to_end, "fork": _refuse_to_fork}
+    kept = {name: getattr(os, name) for name in refusals if hasattr(os, name)}
+    streams, place, variables = (sys.stdout, sys.stderr), os.getcwd(), dict(os.environ)
+    recursion, dtype, grads = (
+        sys.getrecursionlimit(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
+    try:
+        for name in kept:
+            setattr(os, name, refusals[name])
+        yield
+    finally:
+        sys.setrecursionlimit(recursion)
+        for name, function in kept.items():
+            setattr(os, name, function)
+        sys.stdout, sys.stderr = streams
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grads)
+        if os.environ != variables:
+            os.environ.clear()
+            os.environ.update(variables)
+        with contextlib.suppress(OSError):  # it may be gone
+            os.chdir(place)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlhf_lab.course import containment
 from rlhf_lab.course.containment import Stopped, contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
+KEPT_WORDS = 64
+_WORDS: dict[int, tuple[Any, str]] = {}
+"""The last values that were put into words: a value is compared with every known mistake."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def _one_line(error: Exception, fn: Answer) -> str:
 def _words_of(as_words: Callable[[Any], str], value: Any) -> str:
     """A learner's value or error in words, although its own `__repr__` or `__str__` may fail."""
     try:
-        with contained():
+        with contained(min(containment.SECONDS_PER_WORDS, containment.SECONDS_PER_CALL)):
             return as_words(value)
     except (Exception, Stopped) as error:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
@@ -200,6 +204,11 @@ def _shown(value: Any) -> str:
         return f"{value:.5g}"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    as_words = str if isinstance(value, (str, bool, int, list, tuple)) else repr
-    text = _words_of(as_words, value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    kept = _WORDS.get(id(value))
+    if kept is None or kept[0] is not value:
+        as_words = str if isinstance(value, (str, bool, int, list, tuple)) else repr
+        text = _words_of(as_words, value)
+        if len(_WORDS) >= KEPT_WORDS:
+            _WORDS.clear()
+        _WORDS[id(value)] = value, text if len(text) <= 60 else text[:57] + "..."
+    return _WORDS[id(value)][1]
