@@ -12,6 +12,7 @@ from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.rewards.model import LearnedReward
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
+from rlhf_lab.torch_modes import torch_modes_kept
 
 RewardFn = Callable[[list[str]], Float[Tensor, " batch"]]
 
@@ -46,9 +47,10 @@ def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"
     Raises:
         ConfigError: the function returned something else.
     """
-    returned = reward_fn(texts)
+    with torch_modes_kept():
+        returned = reward_fn(list(texts))  # a list of its own, which it may change
     try:
-        rewards = torch.as_tensor(returned).detach()
+        rewards = torch.as_tensor(returned).detach().clone()  # it may fill one tensor every time
     except (TypeError, ValueError, RuntimeError):
         rewards = None
     if rewards is None or rewards.is_complex():

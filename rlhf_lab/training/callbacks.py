@@ -43,6 +43,12 @@ def check_every(every: Any, of: str = "") -> None:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
 
+def refuse_no_function(function: Any, place: str) -> None:
+    """Refuse, with a ConfigError, what cannot be called; `place` says what it was given to."""
+    if not callable(function):
+        raise ConfigError(f"{place} was given {function!r:.60}, which is no function; give one.")
+
+
 class Context:
     """What a callable sees at an event; reading a field that is not there yet says when it is.
 
@@ -105,6 +111,7 @@ class Callbacks:
         check_every(every)
 
         def register(listener: Listener) -> Listener:
+            refuse_no_function(listener, f"on({event!r})")
             self._add(event, Registration(every, self._name(listener), listener, False))
             return listener
 

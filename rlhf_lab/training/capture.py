@@ -18,7 +18,8 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooks import TABLES
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import HOOK_STATE, HookedTransformer, HookPoint
-from rlhf_lab.training.callbacks import Context, Event, Listener
+from rlhf_lab.torch_modes import torch_modes_kept
+from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
 
 OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
@@ -166,9 +167,10 @@ def gradients_put_back(policy: nn.Module, event: Event) -> Iterator[None]:
     clears those of any other event.
     """
     if event not in ("after_loss", "after_backward"):
-        yield
+        with torch_modes_kept():
+            yield
         return
-    with borrowed_gradients(policy, lend=True), _graphs_kept():
+    with torch_modes_kept(), borrowed_gradients(policy, lend=True), _graphs_kept():
         yield
 
 
@@ -253,11 +255,17 @@ def capturing(
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
+    if not names:
+        raise ConfigError(
+            "hook_names is empty; name at least one site, such as blocks.0.hook_resid_post."
+        )
     resolve_sites(policy, names)
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")
 
     def callback(function: Callable[[Context, Any], Any]) -> Listener:
+        refuse_no_function(function, "capture")
+
         def listen(ctx: Context) -> Any:
             with undisturbed(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)

@@ -1,0 +1,17 @@
+"""Modes of torch that any code can switch for the whole process, kept around a user's own."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def torch_modes_kept() -> Iterator[None]:
+    """Let code switch gradients off or choose another default dtype, and undo it afterwards."""
+    dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
