@@ -13,6 +13,8 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
+OBJECTS = ("policy", "reference", "prompts", "reward_fn", "gold_fn", "kl_controller")
+"""The parts of a trainer besides these functions; see `Parts`."""
 # The parts that are called with positional arguments, and with which.
 CALLED_WITH = {
     "normalize_reward": "rewards",
@@ -70,7 +72,8 @@ class Functions:
         for name, function in given.items():
             if name not in names:
                 raise ConfigError(
-                    f"RLHFTrainer has no part {name!r}; the parts are {', '.join(names)}."
+                    f"RLHFTrainer has no part {name!r}; the parts are "
+                    f"{', '.join([*OBJECTS, *names])}."
                 )
             if not callable(function) and function is not None:
                 raise ConfigError(f"{name}={function!r} is no function; see `Functions` for it.")

@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.training.callbacks import refuse_no_function
 from rlhf_lab.training.capture import resolve_sites
 from rlhf_lab.training.listener_output import name_of
 
@@ -32,6 +34,25 @@ class Where(NamedTuple):
 
 
 InterventionFn = Callable[[Tensor, Where], Tensor | None]
+
+
+def _refuse_unlike(changed: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
+    """Refuse what an intervention made of an activation unless it is one of numbers, and alike.
+
+    Infinity is allowed, as attention scores hold it.
+    """
+    if not isinstance(changed, Tensor):
+        found = f"{changed!r:.40}"
+    elif changed.shape != shape or changed.dtype != dtype:
+        found = f"{tuple(changed.shape)} of {changed.dtype}"
+    elif changed.isnan().any():
+        found = "nan"
+    else:
+        return
+    raise ConfigError(
+        f"the intervention {name!r} returned {found}; return an activation like the one that it "
+        f"was given, {tuple(shape)} of {dtype} without nan."
+    )
 
 
 class Interventions:
@@ -64,9 +85,13 @@ class Interventions:
             name: what a resumed run asks for it by; the function's own when None.
 
         Raises:
-            ConfigError: an unknown site or event, an output as site, or a name that is taken.
+            ConfigError: no function, an unknown site or event, an output as site, or a name that is
+                empty or taken.
         """
-        name = name or name_of(fn)
+        refuse_no_function(fn, "intervene")
+        name = name_of(fn) if name is None else name
+        if not name:
+            raise ConfigError("name='' is empty; a resumed run asks for the intervention by it.")
         if not during or not set(during) <= set(STAGES):
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
         if any(name == other["name"] for other in self.records):
@@ -79,12 +104,24 @@ class Interventions:
         def act(activation: Tensor, hook: HookPoint) -> Tensor | None:
             if self._event not in during:
                 return None
-            return fn(activation, Where(self.phase(), self._event, hook.name))
+            shape, dtype = activation.shape, activation.dtype
+            returned = fn(activation, Where(self.phase(), self._event, hook.name))
+            _refuse_unlike(activation if returned is None else returned, shape, dtype, name)
+            return returned
 
         for each in sites:
             # Permanent, so that a listener's reset_hooks() does not take it off in silence.
             points[each].add_hook(act, is_permanent=True)
         self.records.append({"name": name, "site": site, "during": list(during)})
+
+    @staticmethod
+    def refuse_late(has_begun: bool, site: str) -> None:
+        """Refuse, with a ConfigError, an intervention in a run that has begun without it."""
+        if has_begun:
+            raise ConfigError(
+                f"the run has begun without the intervention at site={site!r}; "
+                "call intervene before the first phase."
+            )
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:

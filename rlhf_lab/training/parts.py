@@ -27,6 +27,7 @@ from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import StepInBackward, add_critic, get_optimizer_and_scheduler
+from rlhf_lab.training.own_parts import refuse_other_kinds, refuse_unfit_models
 from rlhf_lab.training.prompts import Prompts, phase_spec
 
 
@@ -67,6 +68,7 @@ class Parts:
     ) -> None:
         given = dict(policy=policy, reference=reference, prompts=prompts, reward_fn=reward_fn)
         given |= dict(gold_fn=gold_fn, kl_controller=kl_controller, **functions)
+        refuse_other_kinds(args, given)
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         self.args, self.phase = args, 0
         self.functions = Functions.choose(functions)
@@ -79,6 +81,7 @@ class Parts:
         dtype = next(self.policy.parameters()).dtype
         refuse_half_precision(self.device, dtype, f"a policy in {dtype}")
         self.reference = reference or make_reference(self.policy.base_model)
+        refuse_unfit_models(self.policy, self.reference)
         self.forward = Forward.from_args(args)
         self.forward.packs(self.policy, self.reference)
         self.objective = Objective(args, self.functions, self.forward)

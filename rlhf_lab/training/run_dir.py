@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -64,6 +65,7 @@ RETURNED = "returned"
 Fields = Mapping[str, Any]
 """The fields that each line of a file has, with the types that they may have."""
 PHASE: Fields = MappingProxyType({"phase": int})
+METRIC: Fields = MappingProxyType(PHASE | {"mean_reward": float | int | None})
 SAMPLE: Fields = MappingProxyType(PHASE | {"text": str, "reward": float | int})
 
 
@@ -76,6 +78,17 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @classmethod
+    def at(cls, path: Any) -> "RunDir":
+        """The directory of that name, which need not be there yet.
+
+        Raises:
+            RunError: no name of a directory.
+        """
+        if not isinstance(path, (str, os.PathLike)) or not str(path):
+            raise RunError(f"out={path!r:.60} names no directory; give a path.")
+        return cls(Path(path))
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":

@@ -55,7 +55,7 @@ class RLHFTrainer(Parts):
 
     def __init__(self, args: RLHFArgs, *, out: str | Path | None = None, **parts: Any) -> None:
         if out is not None:
-            RunDir(Path(out)).refuse_occupied()
+            RunDir.at(out).refuse_occupied()
         super().__init__(args, **parts)
         self.generated, self.stop_requested = 0, False
         self.interventions = Interventions(self.policy, lambda: self.phase)
@@ -104,11 +104,7 @@ class RLHFTrainer(Parts):
         Raises:
             ConfigError: the run has begun, or see there.
         """
-        if self._started:
-            raise ConfigError(
-                f"the run has begun without the intervention at site={site!r}; "
-                "call intervene before the first phase."
-            )
+        self.interventions.refuse_late(self._started, site)
         self.interventions.add(site, fn, during, name)
         if "interventions" not in self.own_parts:
             self.own_parts.append("interventions")
@@ -182,6 +178,8 @@ class RLHFTrainer(Parts):
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
         """Give callbacks the run's directory; a phase that is run on its own leaves no record."""
+        if self._recording:
+            raise ConfigError("the run is within a phase; begin the next when it is over.")
         self._recording = True
         try:
             yield

@@ -1,0 +1,71 @@
+"""Own parts of a trainer: refusal of what cannot be a part, before a run begins."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.transformer_lens import HookedTransformer
+
+MODEL_KINDS = {
+    "policy": (TransformerWithValueHead, "a TransformerWithValueHead, or name it as base_model"),
+    "reference": (HookedTransformer, "a HookedTransformer, such as make_reference(...) gives"),
+}
+
+
+def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
+    """Refuse settings, models, functions and controllers that are something else.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    if not isinstance(args, RLHFArgs):
+        raise ConfigError(
+            f"args={args!r:.60} are no settings; give RLHFArgs, such as RLHFArgs(preset='reel')."
+        )
+    for name, (kind, remedy) in MODEL_KINDS.items():
+        if parts[name] is not None and not isinstance(parts[name], kind):
+            raise ConfigError(f"{name}={parts[name]!r:.60} is no such model; give {remedy}.")
+    for name in ("reward_fn", "gold_fn"):
+        if parts[name] is not None and not callable(parts[name]):
+            raise ConfigError(
+                f"{name}={parts[name]!r:.60} is no function; give one from a list of texts to one "
+                "number each. A reward is named in RLHFArgs(reward_fn=...)."
+            )
+    controller = parts["kl_controller"]
+    if controller is not None and not (
+        hasattr(controller, "kl_coef") and callable(getattr(controller, "update", None))
+    ):
+        raise ConfigError(
+            f"kl_controller={controller!r:.60} has no kl_coef, or no update(kl, n_sequences); give "
+            "an object with both, such as FixedKLController(0.3)."
+        )
+
+
+def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedTransformer) -> None:
+    """Refuse a policy that cannot learn, and a reference that says nothing about it.
+
+    Raises:
+        ConfigError: no weight of the policy is trained, some are the reference's too, or the two
+            have different vocabularies.
+    """
+    trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
+    if not trained:
+        raise ConfigError(
+            "policy has no weight that is trained (requires_grad is False for all); set it where "
+            "weights are to learn."
+        )
+    if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
+        raise ConfigError(
+            "reference has weights of the policy's that are trained, so that the KL between the "
+            "two would always be 0; leave it out, or give a copy (models.frozen_copy)."
+        )
+    sizes = policy.base_model.cfg.d_vocab, reference.cfg.d_vocab
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"reference has a vocabulary of {sizes[1]} tokens and the policy one of {sizes[0]}; "
+            "give a model with the same tokens."
+        )
