@@ -57,8 +57,9 @@ class Attachment:
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
             events |= dict.fromkeys(probe.events)
-        for event in events:
-            trainer.on(event)(self._at)
+        registers = [trainer.on(event) for event in events]
+        for register in registers:  # all, or none where an event is refused
+            register(self._at)
 
     def _at(self, ctx: Context) -> None:
         """Everything that happens at one event."""

@@ -17,7 +17,7 @@ from rlhf_lab.training import RunDir
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.restore import load_policy
-from rlhf_lab.training.run_dir import METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
+from rlhf_lab.training.run_dir import METRIC, METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One dict per phase, as in `PhaseReport.to_dict`."""
-        return self.directory.read(METRICS)
+        return self.directory.read(METRICS, METRIC)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
         """What the policy wrote, in one phase or in all: text, reward, gold reward.

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.checkpoint import save_checkpoint
@@ -67,7 +69,12 @@ class ProbeStore:
         if record.tensors:
             path = self.tensor_path(probe, phase)
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(path, record.tensors, {"probe": probe, "phase": phase})
+            # copies, as safetensors takes neither views of one memory nor transposed ones
+            tensors = {
+                name: t.detach().clone(memory_format=torch.contiguous_format)
+                for name, t in record.tensors.items()
+            }
+            save_checkpoint(path, tensors, {"probe": probe, "phase": phase})
         self.run.append(records_file(probe), [{"phase": phase, **record.values}])
         checks = [
             {"phase": phase, "probe": probe, **dataclasses.asdict(check)}
