@@ -33,6 +33,7 @@ from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan, remarks
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.run_lock import RunLock, refuse_locked
+from rlhf_lab.training.sources import noted_sources
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -106,7 +107,8 @@ class Recorder:
         lacking = shortage(self.run, self.most_bytes())
         if lacking:
             warnings.warn(lacking, stacklevel=2)
-        self.write_info(status="running")
+        info = self.run.read_info() if self.run.info_path.exists() else {}
+        self.write_info(status="running", sources=noted_sources(self.trainer, info))
 
     def most_bytes(self) -> int:
         """The most that the run's checkpoints take on the disk, the one being written included."""
@@ -165,7 +167,7 @@ class Recorder:
 
         The text of a remark stays as it was in the phase that it was first made in.
         """
-        for sign, text in remarks_on(ctx.report.rollout, ctx.rollout).items():
+        for sign, text in remarks_on(ctx.report.rollout, ctx.rollout, ctx.args).items():
             self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
 
     def log_samples(self, rollout: Rollout) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.training.rollout import Rollout
@@ -24,12 +25,18 @@ LEAST_ENTROPY = 1e-3
 """Nats per token; below it, a sample of 26 tokens is the same text 39 times out of 40."""
 
 
-def remarks_on(stats: RolloutStats, rollout: Rollout) -> dict[str, str]:
+def remarks_on(
+    stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None
+) -> dict[str, str]:
     """What is wrong with a batch for learning: a sentence for each sign, by its name.
 
-    The signs are reward_spread, alike, groups, entropy and kl; most batches have none.
+    The signs are reward_spread, alike, groups, entropy and kl, and with `args` rates too; most
+    batches have none.
     """
-    return dict(_signs(stats, rollout))
+    signs = dict(_signs(stats, rollout))
+    if args is not None and not args.base_lr and not args.head_lr:
+        signs["rates"] = "base_lr and head_lr are 0: nothing learns; raise one of them."
+    return signs
 
 
 def _signs(stats: RolloutStats, rollout: Rollout) -> Iterator[tuple[str, str]]:
@@ -45,6 +52,13 @@ def _signs(stats: RolloutStats, rollout: Rollout) -> Iterator[tuple[str, str]]:
             "reward_spread",
             f"every sample earned {stats.mean_reward:.4g}: nothing tells good from bad; "
             "look at the reward and at the samples.",
+        )
+    elif several and bool((rollout.rewards == rollout.rewards[0]).all()):
+        yield (
+            "reward_spread",
+            "all samples count the same after penalties and clipping, whatever they earned: "
+            "nothing tells good from bad; look at penalize_no_eos, min_response_length and "
+            "reward_clip.",
         )
     if several and len(set(rollout.texts)) == 1:
         yield (

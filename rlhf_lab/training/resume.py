@@ -48,6 +48,12 @@ def resume_trainer(
             f"{run.path} was trained with its own {', '.join(missing)}; resume it from Python with "
             f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
         )
+    for name in sorted(name for name, part in parts.items() if part is not None):
+        if name not in info.get("own_parts", [name]):
+            raise RunError(
+                f"{run.path} was trained without a {name} of its own; leave {name} out, or start a "
+                "new run with it."
+            )
     before = RLHFArgs.from_dict(info["args"])
     args = changed_args(before, changes or {})
     if args.kl_coef != before.kl_coef and "kl_controller" in parts:
@@ -84,6 +90,11 @@ def changed_args(args: RLHFArgs, changes: Mapping[str, Any]) -> RLHFArgs:
     Raises:
         ConfigError: a setting that may not change, or values that do not go together.
     """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(
+            f"changes={changes!r} must name settings with their new values, as in "
+            "{'total_phases': 30}."
+        )
     for name in changes:
         if name not in CHANGEABLE:
             raise ConfigError(
