@@ -28,6 +28,8 @@ except ImportError:  # Windows has no flock: the file's age decides there
     fcntl = None
 
 LOCK = "run.lock"
+OPEN = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+"""What a link in the lock's place leads to is never written to."""
 BEAT, STALE = 15, 120
 """Seconds between two signs of life, and without one until another machine takes the lock over."""
 
@@ -75,7 +77,7 @@ def refuse_locked(directory: Path) -> None:
     path = directory / LOCK
     if path.exists() and _held_here(directory) is None:
         with writing(path):
-            file = os.open(path, os.O_RDWR)
+            file = os.open(path, OPEN)
         try:
             _refuse_living(file, path)
         finally:
@@ -120,7 +122,7 @@ def _take(directory: Path) -> _Held:
         older.release()
     while True:
         with writing(path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = os.open(path, OPEN | os.O_CREAT, 0o644)
         try:
             _refuse_living(file, path)
             if not _is_file_at(file, path):  # its holder let go of it just now, and the file went
