@@ -127,6 +127,7 @@ def write_samples(
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
+    from rlhf_lab.rewards.model import refuse_reward_model
     from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
     from rlhf_lab.training.remarks import broken_weight
     from rlhf_lab.training.restore import load_policy
@@ -140,6 +141,7 @@ def write_samples(
         policy, args = load_policy(model, checkpoint, place)
         spec = SamplingSpec.from_args(args, policy.base_model.tokenizer)
     else:
+        refuse_reward_model(model)
         policy = TransformerWithValueHead(load_model(model, device=place))
         spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
     given = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}

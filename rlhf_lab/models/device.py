@@ -31,6 +31,8 @@ def pick_device(name: str = "auto") -> torch.device:
     there = {"cpu": True, "cuda": cuda, "mps": mps}
     if not there.get(device.type, False):
         raise ConfigError(f"device={name!r} is not available on this machine; choose auto or cpu.")
+    if device.type != "cuda" and device.index:
+        raise ConfigError(f"device={name!r} is not there; choose {device.type}, which is one.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device={name!r} is not there: this machine has {torch.cuda.device_count()} of them."

@@ -40,6 +40,8 @@ def locate(name: str) -> tuple[str, bool]:
         return str(weights_dir(name)), True
     path = Path(os.path.expanduser(name))  # a user that is not there stays as written
     if path.is_dir():
+        if (path / "run.json").is_file() and not (path / "config.json").is_file():
+            raise LoadError(f"{name!r} is a run; write its policy to a directory with `export`.")
         if not (path / "config.json").is_file():
             raise LoadError(f"{name!r} has no config.json; give a Hugging Face model directory.")
         return str(path), True
@@ -180,7 +182,7 @@ def quiet(on_disk: bool) -> Iterator[None]:
 
 
 def load_model(
-    source: str | PreTrainedModel,
+    source: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -202,7 +204,10 @@ def load_model(
     Raises:
         LoadError: nothing was found, or the architecture is not supported.
     """
-    if isinstance(source, str):
+    if not isinstance(source, (str, Path)) and not hasattr(source, "config"):
+        raise LoadError(f"{source!r:.60} names no model; give a name, a directory or a hub id.")
+    if isinstance(source, (str, Path)):
+        source = str(source)
         hf_model = model_from_files(AutoModelForCausalLM, source, "language model", dtype=dtype)
         tokenizer = tokenizer or tokenizer_from_files(source)
         check_vocabulary(hf_model, tokenizer, source)

@@ -8,7 +8,7 @@ from torch import nn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, build_policy
-from rlhf_lab.rewards.model import RewardModel
+from rlhf_lab.rewards.model import RewardModel, refuse_reward_model
 
 
 def with_critic_from(
@@ -53,5 +53,6 @@ def load_policy_and_critic(
         LoadError: the base model or the reward model was not found.
         ConfigError: adapters or a critic that do not fit it.
     """
+    refuse_reward_model(args.base_model)
     policy = build_policy(args, device)
     return policy if args.critic_from is None else with_critic_from(policy, args.critic_from)

@@ -168,7 +168,9 @@ def _positive_class(id2label: dict[int, str], given: str | None, model: str) -> 
             )
         return names.index(wanted)
     signs = [_sign(name) for name in names]
-    if signs[0] == signs[1] or any(map(_is_unclear, names)):
+    # "neutral" beside "negative" is not the positive class
+    is_other = 1 not in signs and any(name.startswith("neutr") for name in names)
+    if signs[0] == signs[1] or is_other or any(map(_is_unclear, names)):
         raise ConfigError(
             f"{shown}, which do not tell the positive one; name it with positive_label "
             "(--positive-label)."
