@@ -37,6 +37,9 @@ def fit(
 
     1. Warm up, then let the learning rate fall along half a cosine.
     2. Each step: a fresh batch's loss, its gradient clipped to norm 1, one AdamW step.
+
+    Raises:
+        ConfigError: a loss or a weight is not finite.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
@@ -58,7 +61,19 @@ def fit(
             schedule.step()
             losses.append(loss.item())
             progress.update(task, advance=1, loss=losses[-1])
+            _refuse_not_finite(math.isfinite(losses[-1]), len(losses), learning_rate)
+    finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
+    _refuse_not_finite(finite, steps, learning_rate)
     return torch.tensor(losses)
+
+
+def _refuse_not_finite(finite: bool, step: int, learning_rate: float) -> None:
+    """Refuse to go on, or to keep what was learned, where numbers are no longer finite."""
+    if not finite:
+        raise ConfigError(
+            f"the loss is not finite at step {step}; lower learning_rate={learning_rate:g} "
+            "(nothing was written)."
+        )
 
 
 def hold_out(

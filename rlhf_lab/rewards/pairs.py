@@ -82,6 +82,11 @@ def load_pairs(
         pairs = read_pairs(name, prompt_column, with_margins)
     if len(pairs) < 2:
         raise ConfigError(f"pairs={name!r} has {len(pairs)} pairs; give at least 2.")
+    if pairs.chosen == pairs.rejected:
+        raise ConfigError(
+            f"pairs={name!r} has the same texts as chosen and rejected, which say nothing of what "
+            "is better; give texts that differ."
+        )
     return pairs
 
 
