@@ -1,11 +1,12 @@
 """TRL's step-based way of working: generate, score outside, step."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -38,6 +39,7 @@ def generate(trainer: "RLHFTrainer", prompts: Texts) -> list[str] | list[Int[Ten
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     rows = as_tokens(tokenizer, prompts, "prompts", args.prepend_bos)
+    _refuse_unknown(rows, "prompts", trainer)
     generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
     trainer.generated += 1
     samples = trainer.sample(rows, generator)
@@ -78,8 +80,10 @@ def step(
     _check_step(trainer, queries, responses, scores)
     asked = as_tokens(tokenizer, queries, "queries", args.prepend_bos)
     answered = as_tokens(tokenizer, responses, "responses", False)
+    _refuse_unknown(asked, "queries", trainer)
+    _refuse_unknown(answered, "responses", trainer)
     counted = as_masks(response_masks, answered)
-    numbers = torch.tensor([float(score) for score in scores])
+    numbers = as_numbers(scores)
     check_context(trainer.policy.base_model, max(map(len, asked)), max(map(len, answered)))
     note = partial(samples_of, trainer, asked, answered, counted)
 
@@ -125,18 +129,61 @@ def as_tokens(
     """Token ids of texts; what is given as token ids stays as it is.
 
     Raises:
-        ConfigError: nothing is given, or one of them is empty; named by `field` and number.
+        ConfigError: nothing is given, or one of them is empty, or neither a text like the others
+            nor token ids; named by `field` and number.
     """
-    if isinstance(texts, str) or not len(texts):
+    if isinstance(texts, str) or not hasattr(texts, "__len__") or not len(texts):
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
     if all(isinstance(text, str) for text in texts):
         rows = tokenize_prompts(tokenizer, texts, prepend_bos)
     else:
-        rows = [torch.as_tensor(row).flatten().tolist() for row in texts]
+        rows = [_token_ids(row, f"{field}[{i}]") for i, row in enumerate(texts)]
     empty = [number for number, row in enumerate(rows) if not row]
     if empty:
         raise ConfigError(f"{field}[{empty[0]}] is empty; give it at least one token.")
     return rows
+
+
+def _token_ids(row: Any, place: str) -> list[int]:
+    """One text's token ids, as they were given."""
+    try:
+        ids = torch.as_tensor(row).flatten()
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is None or (ids.numel() and (ids.is_floating_point() or ids.is_complex())):
+        raise ConfigError(
+            f"{place}={row!r:.60} is no list of token ids; give texts only, or token ids only."
+        )
+    return ids.tolist()
+
+
+def _refuse_unknown(rows: Sequence[Sequence[int]], field: str, trainer: "RLHFTrainer") -> None:
+    """Refuse token ids that the policy has no embedding for."""
+    size = trainer.policy.base_model.cfg.d_vocab
+    for i, row in enumerate(rows):
+        unknown = next((token for token in row if not 0 <= token < size), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"{field}[{i}] has the token {unknown}, and the policy has tokens 0 to {size - 1}; "
+                "give ids of its own tokenizer."
+            )
+
+
+def as_numbers(scores: Sequence[float] | Sequence[Tensor] | Tensor) -> Float[Tensor, " batch"]:
+    """Scores as a tensor, one number each.
+
+    Raises:
+        ConfigError: one is no number; named by its place.
+    """
+    numbers = []
+    for i, score in enumerate(scores):
+        try:
+            numbers.append(math.nan if isinstance(score, str) else float(score))
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            numbers.append(math.nan)
+        if not math.isfinite(numbers[-1]):
+            raise ConfigError(f"scores[{i}]={score!r:.60} is no finite number; give one for each.")
+    return torch.tensor(numbers)
 
 
 def as_masks(
