@@ -31,6 +31,8 @@ def check(fn: Callable[..., Any]) -> None:
     In a notebook a miss also raises CheckNotPassed, shown as one line, so that "run all" stops
     there. Raises ValueError for a function that is no exercise.
     """
+    if not callable(fn):
+        raise ValueError(f"{fn!r:.60} is no function; give check your own, named as the exercise.")
     exercise, console = find_exercise(fn), Console()
     verdict = judge(exercise, fn)
     console.print(verdict_panel(exercise, verdict))

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from rlhf_lab.torch_modes import torch_modes_kept
+
 SECONDS_PER_CALL = 60.0
 """How long one call on a case may take; those of the exercises take well under a second."""
 SECONDS_PER_WORDS = 2.0
@@ -62,34 +64,35 @@ def _refuse_to_fork() -> None:
 def _as_before() -> Iterator[None]:
     """Put back what a call changes for the whole process.
 
-    These are torch's gradients and default dtype, without which the next comparison would be wrong;
+    These are torch's gradients, default dtype and noise, without which the next comparison would
+    be wrong;
     standard output, the working directory and the environment, without which the result and the
     progress file would go elsewhere; and the limit of recursion.
     """
     refusals = {"_exit": _refuse_to_end, "abort": _refuse_to_end, "fork": _refuse_to_fork}
     kept = {name: getattr(os, name) for name in refusals if hasattr(os, name)}
-    streams, place, variables = (sys.stdout, sys.stderr), os.getcwd(), dict(os.environ)
-    recursion, dtype, grads = (
-        sys.getrecursionlimit(),
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-    )
+    streams, variables = (sys.stdout, sys.stderr), dict(os.environ)
+    recursion, noise = sys.getrecursionlimit(), torch.random.get_rng_state()
+    place = None
+    with contextlib.suppress(OSError):  # a directory that is gone already
+        place = os.getcwd()
     try:
         for name in kept:
             setattr(os, name, refusals[name])
-        yield
+        with torch_modes_kept():
+            yield
     finally:
         sys.setrecursionlimit(recursion)
         for name, function in kept.items():
             setattr(os, name, function)
         sys.stdout, sys.stderr = streams
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grads)
+        torch.random.set_rng_state(noise)
         if os.environ != variables:
             os.environ.clear()
             os.environ.update(variables)
-        with contextlib.suppress(OSError):  # it may be gone
-            os.chdir(place)
+        if place is not None:
+            with contextlib.suppress(OSError):  # it may be gone
+                os.chdir(place)
 
 
 @contextlib.contextmanager

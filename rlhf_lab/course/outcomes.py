@@ -120,7 +120,7 @@ def _words_of(as_words: Callable[[Any], str], value: Any) -> str:
     """A learner's value or error in words, although its own `__repr__` or `__str__` may fail."""
     try:
         with contained(min(containment.SECONDS_PER_WORDS, containment.SECONDS_PER_CALL)):
-            return as_words(value)
+            return as_words(value).encode(errors="backslashreplace").decode()
     except (Exception, Stopped) as error:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
