@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -47,6 +48,8 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     Raises:
         ConfigError: an option or preset that does not exist, or values that do not go together.
     """
+    if "--out=" in arguments or ("--out", "") in pairwise(arguments):
+        raise ConfigError("--out is empty; name a place, such as runs/first.")
     if arguments[:1] == ["resume"]:
         _refuse_fixed(arguments[1:])
     preset = _named_preset(arguments) if arguments[:1] == ["train"] else DEFAULT_PRESET

@@ -107,11 +107,12 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
     # transformers imports bitsandbytes where it is there, which then names kernels it would like.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
+        _refuse_lost_directory()
         status = run()
         sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
         return status
     except LabError as error:
-        print(visible(f"{prog}: {error}"), file=sys.stderr)
+        print(visible(f"{prog}: {error}").replace("\n", "\\n"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
@@ -123,8 +124,24 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         problem = _of_what_was_given(error)
         if problem is None:
             raise
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would meet it once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"{prog}: {problem}", file=sys.stderr)
         return 2
+
+
+def _refuse_lost_directory() -> None:
+    """Say so if the working directory was deleted, in which libraries end without a word of it.
+
+    Raises:
+        ConfigError: it was.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory is gone; change to one that is there.") from None
 
 
 def _of_what_was_given(error: Exception) -> str | None:
@@ -137,6 +154,8 @@ def _of_what_was_given(error: Exception) -> str | None:
         if len(name) > SHOWN_CHARACTERS:
             name = f"{name[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
         return f"cannot use {name}: {error.strerror}; choose another path, or correct that one."
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return "cannot write: no space left on the device; make room, or print to another place."
     if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
         found = error.object[error.start : error.end]
         return f"a text holds {found!a}, half of a character; save it as UTF-8, or leave it out."
