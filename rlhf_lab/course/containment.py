@@ -64,10 +64,9 @@ def _refuse_to_fork() -> None:
 def _as_before() -> Iterator[None]:
     """Put back what a call changes for the whole process.
 
-    These are torch's gradients, default dtype and noise, without which the next comparison would
-    be wrong;
-    standard output, the working directory and the environment, without which the result and the
-    progress file would go elsewhere; and the limit of recursion.
+    These are torch's gradients, default dtype and noise, without which the next comparison would be
+    wrong; standard output, the working directory and the environment, without which the result and
+    the progress file would go elsewhere; and the limit of recursion.
     """
     refusals = {"_exit": _refuse_to_end, "abort": _refuse_to_end, "fork": _refuse_to_fork}
     kept = {name: getattr(os, name) for name in refusals if hasattr(os, name)}

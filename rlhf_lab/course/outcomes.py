@@ -166,6 +166,8 @@ def _compare_results(name: str, value: Any, expected: Any, case: Case | None) ->
     if value.shape != expected.shape:
         rows = ((f"{name}: shape", str(list(value.shape)), str(list(expected.shape))),)
         return Miss("shape", rows, case)
+    if value.device != expected.device:
+        return Miss("type", ((f"{name}: device", str(value.device), str(expected.device)),), case)
     if value.dtype != expected.dtype:
         return Miss("dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case)
     rows = _differing(name, value, expected)

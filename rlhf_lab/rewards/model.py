@@ -159,6 +159,19 @@ class RewardModel(nn.Module):
         return model.requires_grad_(False).eval()
 
 
+def refuse_reward_model(name: str) -> None:
+    """Say so if a directory is to write texts and holds a reward model, which cannot.
+
+    Raises:
+        LoadError: it does.
+    """
+    if Path(name, HEAD_FILE).is_file():
+        raise LoadError(
+            f"{name!r} is a reward model, whose transformer no longer writes; give the language "
+            "model that it was trained from, or name it as reward_model."
+        )
+
+
 class LearnedReward:
     """The normalised reward of each text, from a reward model; a `reward_fn`.
 
