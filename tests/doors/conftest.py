@@ -1,6 +1,9 @@
 """Shares a run to spoil, and a directory to do it in."""
 
+import os
 import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +31,10 @@ def here(half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(tmp_path)
     shutil.copytree(half_done, tmp_path / "RUN")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def devices_stay() -> Iterator[None]:
+    """Tests that run as root could replace a device; none may."""
+    yield
+    assert all(stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode) for name in ("null", "zero", "full"))

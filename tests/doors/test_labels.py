@@ -42,12 +42,12 @@ TOLD = {
     ("Positive\u00a0", "negative"): 0,
     ("", "positive"): 1,
     ("neutral", "positive"): 1,
-    ("neutral", "negative"): 0,
     ("negative \U0001f641", "positive \U0001f642"): 1,
 }
 UNTOLD = [
     ("good", "bad"),
     ("happy", "sad"),
+    ("neutral", "negative"),
     ("schlecht", "gut"),
     ("bon", "mauvais"),
     ("positif", "n\u00e9gatif"),
