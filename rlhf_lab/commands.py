@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import SEED, check_range
+from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError, LoadError
 
@@ -128,13 +128,14 @@ def write_samples(
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import load_reward, score_texts
     from rlhf_lab.rewards.model import refuse_reward_model
-    from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+    from rlhf_lab.sampling import SamplingSpec, check_context, sample, tokenize_prompts
     from rlhf_lab.training.remarks import broken_weight
     from rlhf_lab.training.restore import load_policy
     from rlhf_lab.views import sample_table
 
     if n < 1:
         raise ConfigError(f"n={n} is too small; ask for at least 1 sample.")
+    check_range(AT_LEAST_1, n=n)
     check_range(SEED, seed=seed)
     place, args = pick_device(device), None
     if Path(model).is_dir() and not Path(model, "config.json").exists():
@@ -149,11 +150,12 @@ def write_samples(
     if prompt is None:
         prompt = args.prefix if args else ""
     tokenizer = policy.base_model.tokenizer
-    prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True) * n
+    prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True)
+    check_context(policy.base_model, len(prompts[0]), spec.gen_len)
     broken = broken_weight(policy)
     if broken:
         raise LoadError(f"the weight {broken} of {model!r} holds nan or inf; use a whole model.")
-    samples = sample(policy, prompts, spec, torch.Generator().manual_seed(seed))
+    samples = sample(policy, prompts * n, spec, torch.Generator().manual_seed(seed))
     if not samples.logprobs[samples.mask].isfinite().all():
         raise ConfigError(
             f"{model!r} gives nan at temperature={spec.temperature}; raise it, such as to 1."

