@@ -67,7 +67,7 @@ class DPOLoss:
     likelihood of all texts of the pairs falls, and the model comes to write others.
 
     Raises:
-        ConfigError: values that `dpo_loss` refuses.
+        ConfigError: values that `dpo_loss` refuses, or a beta that is not finite.
     """
 
     beta: float = 0.1
@@ -86,6 +86,7 @@ class DPOLoss:
             dpo_loss(*torch.zeros(4, 1), **asdict(self))
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        check_range(RATE, beta=self.beta)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def fit(
     2. Each step: a fresh batch's loss, its gradient clipped to norm 1, one AdamW step.
 
     Raises:
-        ConfigError: a loss or a weight is not finite.
+        ConfigError: the loss or the weights are no longer finite.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
@@ -60,20 +60,19 @@ def fit(
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                raise _no_longer_finite(f"the loss is {losses[-1]}", len(losses), learning_rate)
             progress.update(task, advance=1, loss=losses[-1])
-            _refuse_not_finite(math.isfinite(losses[-1]), len(losses), learning_rate)
-    finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
-    _refuse_not_finite(finite, steps, learning_rate)
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise _no_longer_finite("a weight holds nan or inf", steps, learning_rate)
     return torch.tensor(losses)
 
 
-def _refuse_not_finite(finite: bool, step: int, learning_rate: float) -> None:
-    """Refuse to go on, or to keep what was learned, where numbers are no longer finite."""
-    if not finite:
-        raise ConfigError(
-            f"the loss is not finite at step {step}; lower learning_rate={learning_rate:g} "
-            "(nothing was written)."
-        )
+def _no_longer_finite(what: str, step: int, learning_rate: float) -> ConfigError:
+    return ConfigError(
+        f"{what} at step {step} with learning_rate={learning_rate:g}, and nothing is written; "
+        "lower the learning rate, and the weights of the loss."
+    )
 
 
 def hold_out(
