@@ -10,7 +10,13 @@ from rlhf_lab.fitting import OwnTexts
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.rewards import RewardFn
-from rlhf_lab.sampling import Samples, SamplingSpec, sample_in_parts, tokenize_prompts
+from rlhf_lab.sampling import (
+    Samples,
+    SamplingSpec,
+    check_context,
+    sample_in_parts,
+    tokenize_prompts,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,9 @@ class DriftMeter:
         own_texts: what to write; nothing is measured when None, or without samples.
         gold_fn: the true reward of texts, where one is known.
         reference: a copy of the model that stays as it is; made when None and needed.
+
+    Raises:
+        ConfigError: its own texts are to be longer than the model's context.
     """
 
     def __init__(
@@ -66,7 +75,8 @@ class DriftMeter:
         if own_texts is None or not own_texts.samples:
             return
         stops = model.tokenizer.eos_token_id is not None
-        self.spec = SamplingSpec(min(own_texts.gen_len, model.cfg.n_ctx - 1), stop_at_eos=stops)
+        check_context(model, 1, own_texts.gen_len)
+        self.spec = SamplingSpec(own_texts.gen_len, stop_at_eos=stops)
         self.prompts = self._that_fit(prompts, own_texts.samples)
         self.reference, self.gold_fn = reference or make_reference(model), gold_fn
         self.gold_before = self._gold(self._write()) if self.prompts and self.gold_fn else None
