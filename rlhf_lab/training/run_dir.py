@@ -107,7 +107,7 @@ class RunDir:
         """Say so if no new run can go here.
 
         Raises:
-            RunError: a run is there already, or a file.
+            RunError: a run is there already, a file, or a directory with files of a run's names.
         """
         if self.info_path.exists() or (self.path / METRICS).exists():
             raise RunError(
@@ -116,6 +116,13 @@ class RunDir:
             )
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; choose another --out.")
+        written = self.path.glob("checkpoints/*.safetensors")
+        found = next(written, self.path / SAMPLES)
+        if found.exists() or found.is_symlink():
+            raise RunError(
+                f"{self.path} holds {found.relative_to(self.path)} but no run, which would write "
+                "over it; choose another --out."
+            )
 
     @classmethod
     def create_numbered(cls, name: str, parent: str | Path = "runs") -> "RunDir":
