@@ -1,0 +1,163 @@
+"""Settings of a run that break their rule, each alone or with another: one case at least a rule."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.doors.door import refused
+
+SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
+AT_LEAST_0, AT_LEAST_1, POSITIVE = "0 or greater", "1 or greater", "greater than 0"
+CHOICE = "invalid choice"
+
+NUMBERS = {
+    "--seed -1": ("seed=-1", AT_LEAST_0),
+    "--total-phases 0": ("total_phases=0", AT_LEAST_1),
+    "--total-phases -5": ("total_phases=-5", AT_LEAST_1),
+    "--save-every 0": ("save_every=0", AT_LEAST_1),
+    "--keep-checkpoints -1": ("keep_checkpoints=-1", AT_LEAST_0),
+    "--lora-rank -1": ("lora_rank=-1", AT_LEAST_0),
+    "--lora-alpha 0": ("lora_alpha=0.0", POSITIVE),
+    "--lora-alpha -16": ("lora_alpha=-16.0", POSITIVE),
+    "--prompt-words 0": ("prompt_words=0", AT_LEAST_1),
+    "--dynamic-sampling 0": ("dynamic_sampling=0", AT_LEAST_1),
+    "--gen-len 0": ("gen_len=0", AT_LEAST_1),
+    "--gen-len-min 0": ("gen_len_min=0", AT_LEAST_1),
+    "--temperature 0": ("temperature=0.0", "1e-6 or greater", "top_k=1"),
+    "--temperature -1": ("temperature=-1.0", "1e-6 or greater"),
+    "--temperature 1e-20": ("temperature=1e-20", "1e-6 or greater"),
+    "--top-k 0": ("top_k=0", AT_LEAST_1),
+    "--top-k -1": ("top_k=-1", AT_LEAST_1),
+    "--top-p 0": ("top_p=0.0", "at most 1"),
+    "--top-p 1.01": ("top_p=1.01", "at most 1"),
+    "--reward-clip 0": ("reward_clip=0.0", POSITIVE),
+    "--min-response-length -1": ("min_response_length=-1", AT_LEAST_0),
+    "--reward-penalty 0": ("reward_penalty=0.0", "below 0"),
+    "--reward-penalty 3": ("reward_penalty=3.0", "below 0"),
+    "--overlong-buffer -1": ("overlong_buffer=-1", AT_LEAST_0),
+    "--samples-per-prompt 0": ("samples_per_prompt=0", AT_LEAST_1),
+    "--gamma -0.1": ("gamma=-0.1", "between 0 and 1"),
+    "--gamma 1.1": ("gamma=1.1", "between 0 and 1"),
+    "--gae-lambda 2": ("gae_lambda=2.0", "between 0 and 1"),
+    "--kl-coef -0.1": ("kl_coef=-0.1", AT_LEAST_0),
+    "--kl-target 0": ("kl_target=0.0", POSITIVE),
+    "--kl-horizon 0": ("kl_horizon=0", AT_LEAST_1),
+    "--batch-size 0": ("batch_size=0", AT_LEAST_1),
+    "--num-minibatches 0": ("num_minibatches=0", AT_LEAST_1),
+    "--num-minibatches -2": ("num_minibatches=-2", AT_LEAST_1),
+    "--batches-per-learning-phase 0": ("batches_per_learning_phase=0", AT_LEAST_1),
+    "--clip-coef 0": ("clip_coef=0.0", POSITIVE),
+    "--clip-coef-high -1": ("clip_coef_high=-1.0", POSITIVE),
+    "--dual-clip 1": ("dual_clip=1.0", "greater than 1"),
+    "--max-log-ratio 0": ("max_log_ratio=0.0", POSITIVE),
+    "--vf-coef -1": ("vf_coef=-1.0", AT_LEAST_0),
+    "--vf-clip 0": ("vf_clip=0.0", POSITIVE),
+    "--ent-coef -0.1": ("ent_coef=-0.1", AT_LEAST_0),
+    "--target-kl 0": ("target_kl=0.0", POSITIVE),
+    "--ratio-threshold 1": ("ratio_threshold=1.0", "greater than 1"),
+    "--base-lr -1e-5": ("base_lr=-1e-05", AT_LEAST_0),
+    "--head-lr -1": ("head_lr=-1.0", AT_LEAST_0),
+    "--weight-decay -0.1": ("weight_decay=-0.1", AT_LEAST_0),
+    "--max-grad-norm 0": ("max_grad_norm=0.0", POSITIVE),
+    "--warmup-steps -1": ("warmup_steps=-1", AT_LEAST_0),
+    "--final-scale 1.5": ("final_scale=1.5", "between 0 and 1"),
+    "--micro-batch-size 0": ("micro_batch_size=0", AT_LEAST_1),
+    "--generation-batch-size 0": ("generation_batch_size=0", AT_LEAST_1),
+}
+CHOICES = {
+    "--preset real": ("preset='real'", "reel, smol"),
+    "--wandb-mode sometimes": (CHOICE, "sometimes", "offline"),
+    "--value-head both": (CHOICE, "both", "detached"),
+    "--direction up": (CHOICE, "up", "neg"),
+    "--reward-scaling on": (CHOICE, "on", "scale_and_shift"),
+    "--advantages a2c": (CHOICE, "a2c", "one_step", "grpo"),
+    "--kl-in gradient": (CHOICE, "gradient", "reward"),
+    "--kl-estimator k4": (CHOICE, "k4", "k3"),
+    "--kl-controller pid": (CHOICE, "pid", "adaptive"),
+    "--policy-loss trpo": (CHOICE, "trpo", "gspo"),
+    "--loss-aggregation sum": (CHOICE, "sum", "token_mean"),
+    "--optimizer sgd": (CHOICE, "sgd", "adamw"),
+    "--forward fast": (CHOICE, "fast", "packed"),
+    "--precision fp16": (CHOICE, "fp16", "bf16"),
+    "--loggers printer": ("loggers='printer'", "tensorboard"),
+    "--loggers tensorboard,mlflow": ("'mlflow'", "tensorboard"),
+    "--device tpu": ("device='tpu'", "auto, cpu"),
+    "--device cpu:": ("device='cpu:'", "auto, cpu"),
+    "--device meta": ("device='meta'", "auto or cpu"),
+    "--device cuda:99": ("device='cuda:99'",),
+    "--precision tf32": ("precision='tf32'", "fp32"),
+    "--optimizer adamw_8bit": ("adamw_8bit", "bitsandbytes"),
+}
+NAMES = {
+    "--base-model=": ("base_model=''", "not empty"),
+    "--base-model ./nowhere": ("./nowhere", "give an existing directory"),
+    "--base-model reel-sentiment": ("reel-sentiment", "language model"),
+    "--reward-fn=": ("reward_fn=''", "not empty"),
+    "--reward-fn Sentiment": ("reward_fn='Sentiment'", "choose sentiment"),
+    "--reward-fn count:": ("count:", "names no text"),
+    "--reward-fn learned": ("reel-sentiment", "train-reward"),
+    "--reward-model=": ("reward_model=''", "not empty"),
+    "--reward-model ./nowhere": ("./nowhere", "give an existing directory"),
+    "--reward-model reel-nano": ("reel-nano",),
+    "--positive-label=": ("positive_label=''", "a name, or None"),
+    "--positive-label splendid": ("splendid", "positive_label"),
+    "--wandb-project-name=": ("wandb_project_name=''", "not empty"),
+    "--prompts-column=": ("prompts_column=''", "not empty"),
+    "--prompts=": ("prompts=''", "a file, or None"),
+    "--prompts nowhere.txt": ("prompts='nowhere.txt'", "No such file"),
+    "--prompts .": ("prompts='.'", "directory"),
+    "--prompts /dev/null": ("prompts='/dev/null'", "at least one"),
+    "--labels-column=": ("labels_column=''", "a name, or None"),
+    "--labels-column answer": ("labels_column='answer'", "set prompts"),
+    "--critic-from=": ("critic_from=''", "a directory"),
+    "--critic-from .": ("critic_from='.'", "value_head='separate'"),
+    "--value-head separate --critic-from ./nowhere": ("./nowhere", "train-reward"),
+    "--value-head separate --critic-from reel-nano": ("reel-nano", "train-reward"),
+    "--stop-tokens=": ("stop_tokens=''", "one comma"),
+    "--stop-tokens movie,,film": ("stop_tokens='movie,,film'", "one comma"),
+    "--stop-tokens xyzzy": ("stop_tokens='xyzzy'", "not one token"),
+    "--lora-rank 2 --lora-targets W_X": ("lora_targets", "'W_X'", "W_Q"),
+    "--lora-rank 2 --lora-targets=": ("lora_targets", "W_Q"),
+    "--lora-rank 9999": ("lora_rank=9999", "choose from 1 to"),
+}
+TOGETHER = {
+    "--num-minibatches 3": ("batch_size=16", "num_minibatches=3", "divisor"),
+    "--samples-per-prompt 5": ("batch_size=16", "samples_per_prompt=5", "divisor"),
+    "--micro-batch-size 3": ("micro_batch_size=3", "= 8 sequences", "divisor"),
+    "--micro-batch-size 16": ("micro_batch_size=16", "= 8 sequences", "divisor"),
+    "--advantages grpo": ("advantages='grpo'", "samples_per_prompt=1", "at least 2"),
+    "--advantages rloo": ("advantages='rloo'", "samples_per_prompt=1", "at least 2"),
+    "--advantages remax": ("advantages='remax'", "normalize_reward=False"),
+    "--dynamic-sampling 3": ("dynamic_sampling=3", "samples_per_prompt=1", "at least 2"),
+    "--optimizer-in-backward": ("optimizer_in_backward=True", "max_grad_norm=None"),
+    "--optimizer-in-backward --max-grad-norm None --micro-batch-size 4": (
+        "optimizer_in_backward=True",
+        "micro_batch_size=4",
+        "leave it None",
+    ),
+    "--gen-len-min 9": ("gen_len_min=9", "gen_len=8"),
+    "--min-response-length 9": ("min_response_length=9", "gen_len=8"),
+    "--overlong-buffer 9": ("overlong_buffer=9", "gen_len=8"),
+    "--no-stop-at-eos --penalize-no-eos": ("penalize_no_eos=True", "stop_at_eos=False"),
+    "--no-stop-at-eos --min-response-length 2": ("min_response_length=2", "stop_tokens"),
+    "--no-stop-at-eos --overlong-buffer 2": ("overlong_buffer=2", "stop_tokens"),
+    "--prefix= --no-prepend-bos": ("prefix=''", "prepend_bos=True"),
+    "--clip-coef-high 0.3 --policy-loss policy_gradient": ("clip_coef_high=0.3", "ppo or gspo"),
+    "--dual-clip 3 --policy-loss gspo": ("dual_clip=3.0", "policy_loss='gspo'"),
+    "--max-log-ratio 3 --policy-loss cispo": ("max_log_ratio=3.0", "policy_loss='cispo'"),
+    "--kl-controller adaptive --kl-horizon 15": ("batch_size=16", "kl_horizon=15"),
+    "--batch-size 1 --num-minibatches 1": ("batch_size=1", "normalize_reward=False"),
+    "--reward-scaling scale": ("reward_scaling='scale'", "normalize_reward=True"),
+    "--warmup-steps 1": ("warmup_steps=1", "total_phases=1"),
+    "--gen-len 31": ("gen_len=31", "32"),
+}
+CASES = NUMBERS | CHOICES | NAMES | TOGETHER
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_a_setting_that_breaks_its_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused([*SMALL.split(), "--out", "made", *options.split()], *CASES[options])
+    assert not list(tmp_path.iterdir())
