@@ -191,7 +191,7 @@ def export(directory: RunDirectory, out: Positional[Path], checkpoint: Checkpoin
     return 0
 
 
-def _written(out: Path, gap: float) -> str:
-    """Where a model is, and how exactly another library reads it."""
-    exactly = f"its log-probs differ by at most {gap:.1g} nats"
+def _written(out: Path, gap: Any) -> str:
+    """Where a model is, and how exactly another library reads it: an `Agreement`."""
+    exactly = f"its log-probs differ by at most {gap.weighed:.1g} nats, weighed by probability"
     return f"written to {out}; reloaded with transformers, {exactly}"

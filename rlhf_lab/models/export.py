@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.files import open_to_readers
+from rlhf_lab.models.agreement import TOLERANCE, Agreement, agreement_with_files
 from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.load import model_from_files, quiet, tokenizer_from_files
@@ -27,67 +28,84 @@ from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 VALUE_HEAD_FILE = "value_head.safetensors"
 CRITIC_DIRECTORY = "critic"
 TUNING_FILE = "tuning.json"
-TOLERANCE = 1e-4
-CHECKED_ROWS, CHECKED_TOKENS = 2, 256
+HOOKED_FILE = "hooked.safetensors"
+
+
+class Unverified(LoadError):
+    """A model that was written, and that plain transformers reads differently or not at all."""
 
 
 def export_policy(
     policy: TransformerWithValueHead, base_model: str, out: str | Path
-) -> tuple[Path, float]:
+) -> tuple[Path, Agreement]:
     """Write a policy as a Hugging Face directory with its value head beside it, and check it.
 
     1. Write the weights, the configuration and the tokenizer beside the place they are meant for.
     2. Load them with plain transformers, and compare the log-probs with the policy's.
-    3. Only if they agree, move the directory to its place.
+    3. If they agree, move the directory to its place; else to one of another name, see
+       `new_directory`.
 
-    Returns the directory and the largest difference of a log-prob, in nats.
+    Returns the directory, and how far the log-probs are apart (of two models, the worse).
 
     Args:
         base_model: the name that the policy was loaded from.
 
     Raises:
         LoadError: `out` is occupied or cannot be written, the base model is not there, or the
-        written model differs.
+            written model differs.
     """
     out = Path(out)
     with new_directory(out) as partial:
-        gap = _write_and_compare(policy.base_model, base_model, partial, out)
         tensors = {name: p.detach().cpu() for name, p in policy.value_head.state_dict().items()}
         save_file(tensors, partial / VALUE_HEAD_FILE)
+        found = _write_and_compare(policy.base_model, base_model, partial)
         if isinstance(policy, TransformerWithCritic):
             critic = partial / CRITIC_DIRECTORY
-            gap = max(gap, _write_and_compare(policy.critic, base_model, critic, out))
-    return out, gap
+            found = max(found, _write_and_compare(policy.critic, base_model, critic))
+    return out, found
 
 
 def export_language_model(
     model: HookedTransformer, base_model: str, out: str | Path, notes: dict[str, Any]
-) -> tuple[Path, float]:
+) -> tuple[Path, Agreement]:
     """Write a language model as a Hugging Face directory with notes beside it, and check it.
 
-    As `export_policy`, with notes in tuning.json in place of a value head.
+    As `export_policy`, with notes in tuning.json in place of a value head. A model that cannot be
+    converted is kept, too: its weights as the hooked model has them, in hooked.safetensors.
 
     Raises:
         LoadError: see `export_policy`.
     """
     out = Path(out)
     with new_directory(out) as partial:
-        gap = _write_and_compare(model, base_model, partial, out)
         written = json.dumps(notes, indent=2) + "\n"
         (partial / TUNING_FILE).write_text(written, encoding="utf-8")
-    return out, gap
+        try:
+            found = _write_and_compare(model, base_model, partial)
+        except Unverified:
+            raise
+        except LoadError as error:
+            weights = {name: p.detach().cpu().clone() for name, p in model.state_dict().items()}
+            save_file(weights, partial / HOOKED_FILE)
+            raise Unverified(str(error).rstrip(".")) from error
+    return out, found
 
 
-def _write_and_compare(model: HookedTransformer, base_model: str, place: Path, out: Path) -> float:
-    """Write a model on its way to `out`; refuse it if plain transformers gives other log-probs."""
+def _write_and_compare(model: HookedTransformer, base_model: str, place: Path) -> Agreement:
+    """Write a model; refuse it if plain transformers gives other log-probs.
+
+    Raises:
+        Unverified: it does.
+    """
     write_language_model(model, base_model, place)
-    gap = largest_difference(model, place)
-    if not gap <= TOLERANCE:
-        raise LoadError(
-            f"the exported model's log-probs differ from the policy's by {gap:.2g} nats "
-            f"(at most {TOLERANCE:g} is allowed), so nothing was written to {out}."
+    found = agreement_with_files(model, place)
+    if not found.holds:
+        raise Unverified(
+            f"the exported model's log-probs differ by {found.weighed:.2g} nats weighed by "
+            f"probability, and by {found.relative:.2g} of themselves at most ({TOLERANCE:g} is "
+            "allowed)"
         )
-    return gap
+    return found
 
 
 def refuse_occupied(out: Path) -> None:
@@ -102,8 +120,10 @@ def refuse_occupied(out: Path) -> None:
 def new_directory(out: Path) -> Iterator[Path]:
     """Yield a place beside `out` to write to, which becomes `out` if all goes well.
 
+    What is written and Unverified becomes `OUT-unverified` instead, so that no training is lost.
+
     Raises:
-        LoadError: `out` is occupied or cannot be written.
+        LoadError: `out` is occupied or cannot be written, or what was written is not verified.
     """
     refuse_occupied(out)
     partial = out.with_name(f".{out.name}.partial")
@@ -113,10 +133,26 @@ def new_directory(out: Path) -> Iterator[Path]:
         yield partial
         open_to_readers(partial)
         partial.replace(out)
+    except Unverified as error:
+        aside = _free(out.with_name(f"{out.name}-unverified"))
+        open_to_readers(partial)
+        partial.replace(aside)
+        raise LoadError(
+            f"{error}, so {out} was not written; what was trained is in {aside}."
+        ) from error
     except (OSError, SafetensorError) as error:
         raise LoadError(f"cannot write {out} ({error}); choose another place.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _free(place: Path) -> Path:
+    """This place, or the first of it with -2, -3, ... where nothing is."""
+    number, path = 1, place
+    while path.exists() or path.is_symlink():
+        number += 1
+        path = place.with_name(f"{place.name}-{number}")
+    return path
 
 
 def write_language_model(model: HookedTransformer, base_model: str, out: Path) -> None:
@@ -258,23 +294,6 @@ def fold_unembedding_bias(
     shift = u * (1 - bias @ u / (u @ u))
     c = (b_U - shift @ W_U) / (u @ u)
     return bias + shift, W_U + torch.outer(u, c)
-
-
-@torch.no_grad()
-def largest_difference(model: HookedTransformer, directory: Path) -> float:
-    """The largest difference of a log-prob between a model and the one in a directory, in nats.
-
-    Both run in float64 on random tokens, so that rounding does not hide a difference.
-    """
-    reloaded = model_from_files(AutoModelForCausalLM, str(directory), "model", dtype=torch.float64)
-    shape = CHECKED_ROWS, min(CHECKED_TOKENS, model.cfg.n_ctx)
-    tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
-    ours = copy.deepcopy(model).to("cpu", print_details=False)
-    ours = ours.to(torch.float64, print_details=False)
-    ours.reset_hooks(including_permanent=True)
-    expected = ours.eval()(tokens, attention_mask=torch.ones_like(tokens)).log_softmax(-1)
-    found = reloaded.eval()(tokens).logits.log_softmax(-1)
-    return (found - expected).abs().max().item()
 
 
 def load_value_head(directory: str | Path) -> ValueHead | nn.Linear:

@@ -10,7 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import TransformerWithValueHead, add_lora, load_model, lora_layers, make_policy
 from rlhf_lab.models import export as export_module
-from rlhf_lab.models.export import export_policy, fold_unembedding_bias, load_value_head
+from rlhf_lab.models.export import (
+    export_language_model,
+    export_policy,
+    fold_unembedding_bias,
+    load_value_head,
+)
 from rlhf_lab.organism.bundled import weights_dir
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5, 8, 8, 1], [12, 4, 19, 6, 8, 10, 0, 3, 2]])
@@ -85,7 +90,7 @@ def test_plain_transformers_reads_the_trained_policy(trained, model_dir, tmp_pat
         expected = trained(TOKENS)[0].log_softmax(-1)
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert gap <= 1e-4
+    assert gap.weighed <= 1e-4 and gap.holds
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
@@ -182,20 +187,80 @@ def test_hooks_of_the_user_do_not_disturb_the_check_and_stay(trained, model_dir,
     assert trained.base_model.cfg.dtype == torch.float32
 
 
-def test_a_model_that_differs_is_not_written(trained, model_dir, tmp_path, monkeypatch):
-    """A conversion that swaps two heads of one matrix is caught by the command's own check."""
+def flip_heads(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = next(n for n in weights if n.endswith(("c_proj.weight", "o_proj.weight")))
+    return {name: weights[name].flip(0)}
+
+
+def scale_a_norm(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = next(n for n in weights if n.endswith(("ln_1.weight", "input_layernorm.weight")))
+    return {name: weights[name] * 1.01}
+
+
+def spoil_one_row(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The unembedding of one token among all, which comes to be less likely."""
+    row = weights["lm_head.weight"].clone()
+    row[5] *= 0.9
+    return {"lm_head.weight": row}
+
+
+def swap_queries_and_keys(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if "transformer.h.0.attn.c_attn.weight" in weights:
+        q, k, v = weights["transformer.h.0.attn.c_attn.weight"].chunk(3, dim=1)
+        return {"transformer.h.0.attn.c_attn.weight": torch.cat([k, q, v], dim=1)}
+    name = "model.layers.0.self_attn.q_proj.weight"
+    return {name: weights[name].flip(0)}
+
+
+def scale_an_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = next(n for n in weights if n.endswith(("mlp.c_proj.weight", "down_proj.weight")))
+    return {name: weights[name] * 0.97}
+
+
+def lose_a_number(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    spoilt = weights["lm_head.weight"].clone()
+    spoilt[0, 0] = torch.nan
+    return {"lm_head.weight": spoilt}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        flip_heads,
+        scale_a_norm,
+        spoil_one_row,
+        swap_queries_and_keys,
+        scale_an_mlp,
+        lose_a_number,
+    ],
+)
+def test_a_model_that_differs_is_kept_aside(trained, model_dir, tmp_path, monkeypatch, fault):
+    name = "_gpt2_weights" if "one" in model_dir.name else "_llama_weights"
+    right = getattr(export_module, name)
 
     def wrong(model):
         weights = right(model)
-        name = next(n for n in weights if n.endswith(("c_proj.weight", "o_proj.weight")))
-        return weights | {name: weights[name].flip(0)}
+        return weights | fault(weights)
 
-    name = "_gpt2_weights" if "one" in model_dir.name else "_llama_weights"
-    right = getattr(export_module, name)
     monkeypatch.setattr(export_module, name, wrong)
-    with pytest.raises(LoadError, match=r"differ from the policy's by .* nothing was written"):
+    with pytest.raises(LoadError, match=r"differ by .* is in .*out-unverified\.$"):
         export_policy(trained, str(model_dir), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out-unverified"]
+    assert (tmp_path / "out-unverified" / "model.safetensors").exists()
+    with pytest.raises(LoadError, match=r"out-unverified-2\.$"):
+        export_policy(trained, str(model_dir), tmp_path / "out")
+
+
+def test_a_tuned_model_that_cannot_be_converted_keeps_its_weights(llama_dir, tmp_path):
+    model = load_model(str(llama_dir))
+    model.blocks[1].mlp.b_out.data[0] = 0.5
+    with pytest.raises(LoadError, match=r"b_out is not 0.*is in .*out-unverified\.$"):
+        export_language_model(model, str(llama_dir), tmp_path / "out", {"method": "sft"})
+    kept = tmp_path / "out-unverified"
+    assert not (tmp_path / "out").exists()
+    assert json.loads((kept / "tuning.json").read_text()) == {"method": "sft"}
+    weights = load_file(kept / "hooked.safetensors")
+    assert all(torch.equal(weights[name], p) for name, p in model.state_dict().items())
 
 
 @pytest.mark.slow
@@ -215,7 +280,7 @@ def test_the_bundled_policy_is_exported(tmp_path):
     policy = make_policy(load_model("reel-nano"))
     train_a_little(policy, steps=2)
     out, gap = export_policy(policy, "reel-nano", tmp_path / "a" / "out")
-    assert gap <= 1e-4
+    assert gap.weighed <= 1e-4 and gap.holds
     own, shipped = (d / "tokenizer.json" for d in (out, weights_dir("reel-nano")))
     assert json.loads(own.read_text()) == json.loads(shipped.read_text())
 
