@@ -1,7 +1,8 @@
-"""TRL's step-based way of working: generate, score outside, step."""
+"""TRL's step-based way of working: generate, score outside, step, and finish."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import policy_outputs
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import check_context, pad_prompts, tokenize_prompts
+from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts, tokenize_prompts
 from rlhf_lab.training.ppo import score_samples
+from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout
@@ -27,27 +29,84 @@ if TYPE_CHECKING:
 Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
 
 
-def generate(trainer: "RLHFTrainer", prompts: Texts) -> list[str] | list[Int[Tensor, " response"]]:
+def generate(
+    trainer: "RLHFTrainer",
+    prompts: Texts | Int[Tensor, " prompt"],
+    return_prompt: bool = False,
+    *,
+    batch_size: int | None = None,
+    length_sampler: Callable[[], int] | None = None,
+    **settings: Any,
+) -> list[str] | list[Int[Tensor, " response"]] | Int[Tensor, "1 response"]:
     """Let the policy answer, in the kind that the prompts are: texts, or token ids.
 
     1. Take prompts as they are, but for a BOS before texts, if `args.prepend_bos`.
     2. Sample, by the seed: another call in the same phase has other noise.
-    3. Return the responses alone; token ids include the stop token, texts do not.
+    3. Return the responses; token ids include the stop token, texts do not.
+
+    Args:
+        prompts: a list of texts, or of token ids for each prompt; or the token ids of one prompt as
+            a tensor with one dimension, which is answered by a tensor [1 response].
+        return_prompt: put each prompt before its response.
+        batch_size: sequences to generate at a time; `args.generation_batch_size` when None.
+        length_sampler: gives the number of tokens to generate, as TRL's LengthSampler.
+        settings: of this call alone, under the names of transformers; see `generation_spec`.
 
     Raises:
-        ConfigError: an empty prompt, or one that leaves no room for an answer.
+        ConfigError: an empty prompt, one that leaves no room for an answer, or a setting that is
+            unknown.
     """
     args, tokenizer = trainer.args, trainer.tokenizer
-    rows = as_tokens(tokenizer, prompts, "prompts", args.prepend_bos)
+    one = isinstance(prompts, Tensor) and prompts.ndim == 1
+    rows = as_tokens(tokenizer, [prompts] if one else prompts, "prompts", args.prepend_bos)
     _refuse_unknown(rows, "prompts", trainer)
+    spec = phase_spec(trainer.sampling_spec, args, trainer.phase)
+    if length_sampler is not None:
+        settings = {"max_new_tokens": int(length_sampler())} | settings
+    spec = generation_spec(spec, settings)
     generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
+    samples = trainer.sample(rows, generator, spec, batch_size)
     trainer.generated += 1
-    samples = trainer.sample(rows, generator)
-    written = samples.tokens[:, samples.prefix_len :]
-    responses = [ids[real] for ids, real in zip(written, samples.mask, strict=True)]
+    start = 0 if return_prompt else samples.prefix_len
+    real = torch.cat([samples.prompt_mask, samples.mask], dim=1)[:, start:]
+    responses = [ids[kept] for ids, kept in zip(samples.tokens[:, start:], real, strict=True)]
+    if one:
+        return responses[0][None]
     if isinstance(prompts[0], str):
         return tokenizer.batch_decode(responses, skip_special_tokens=True)
     return responses
+
+
+def generation_spec(spec: SamplingSpec, settings: dict[str, Any]) -> SamplingSpec:
+    """A sampling spec with settings under the names of transformers' `generate` in their place.
+
+    They are max_new_tokens, temperature, top_k (0 for none), top_p (1 for none), do_sample (False
+    takes the likeliest token) and eos_token_id (one, or several). A pad_token_id is not needed, and
+    min_length -1 or 0 asks for nothing; both are let through.
+
+    Raises:
+        ConfigError: another name, or a value out of range.
+    """
+    names = {"max_new_tokens": "gen_len", "temperature": "temperature"}
+    changes = {own: settings[name] for name, own in names.items() if name in settings}
+    if "top_k" in settings:
+        changes["top_k"] = int(settings["top_k"] or 0) or None
+    if "top_p" in settings:
+        changes["top_p"] = None if settings["top_p"] in (None, 1) else settings["top_p"]
+    if not settings.get("do_sample", True):
+        changes |= {"top_k": 1, "top_p": None}
+    if settings.get("eos_token_id") is not None:
+        stops = settings["eos_token_id"]
+        stops = tuple(stops) if isinstance(stops, Sequence) else (int(stops),)
+        changes |= {"stop_tokens": tuple(i for i in stops if i >= 0), "stop_at_eos": False}
+    known = {*names, "top_k", "top_p", "do_sample", "eos_token_id", "pad_token_id", "min_length"}
+    for name, value in settings.items():
+        if name not in known or (name == "min_length" and value > 0):
+            raise ConfigError(
+                f"generate() does not take {name}={value!r}; it takes "
+                f"{', '.join(sorted(known - {'min_length', 'pad_token_id'}))}."
+            )
+    return replace(spec, **changes)
 
 
 def step(
@@ -147,12 +206,17 @@ def as_tokens(
 def _token_ids(row: Any, place: str) -> list[int]:
     """One text's token ids, as they were given."""
     try:
-        ids = torch.as_tensor(row).flatten()
+        ids = torch.as_tensor(row)
     except (TypeError, ValueError, RuntimeError):
         ids = None
     if ids is None or (ids.numel() and (ids.is_floating_point() or ids.is_complex())):
         raise ConfigError(
             f"{place}={row!r:.60} is no list of token ids; give texts only, or token ids only."
+        )
+    if ids.ndim != 1:
+        raise ConfigError(
+            f"{place} has the shape {tuple(ids.shape)}; give the token ids of each text as a list "
+            "or a tensor with one dimension."
         )
     return ids.tolist()
 

@@ -111,6 +111,7 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
         f"{OPTIMIZER}{index}.{name}": torch.as_tensor(value)
         for index, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
+        if value is not None  # SGD without momentum notes that it has none
     }
     owners = {tensor.data_ptr(): name for name, tensor in tensors.items()}
     return {

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -13,7 +14,10 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
-OBJECTS = ("policy", "reference", "prompts", "reward_fn", "gold_fn", "kl_controller")
+OBJECTS = (
+    *("policy", "reference", "prompts", "reward_fn", "gold_fn", "kl_controller"),
+    *("optimizer", "scheduler"),
+)
 """The parts of a trainer besides these functions; see `Parts`."""
 # The parts that are called with positional arguments, and with which.
 CALLED_WITH = {
@@ -24,6 +28,20 @@ CALLED_WITH = {
     "entropy_bonus": "logits ent_coef mask",
     "kl_penalty": "logits ref_logits kl_coef mask",
 }
+
+
+NAMES_ELSEWHERE = MappingProxyType(
+    {
+        "model": "policy",
+        "ref_model": "reference",
+        "actor": "policy",
+        "dataset": "prompts",
+        "reward_model": "reward_fn",
+        "lr_scheduler": "scheduler, with its optimizer,",
+        "kl_scheduler": "kl_controller",
+    }
+)
+"""What parts are called in TRL, OpenRLHF and torchrl, and what they are called here."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,10 @@ class Functions:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         for name, function in given.items():
+            if name in NAMES_ELSEWHERE:
+                raise ConfigError(
+                    f"RLHFTrainer has no part {name!r}; hand in {NAMES_ELSEWHERE[name]} instead."
+                )
             if name not in names:
                 raise ConfigError(
                     f"RLHFTrainer has no part {name!r}; the parts are "

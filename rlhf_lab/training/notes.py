@@ -23,7 +23,7 @@ def _has(**parts: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _are_rates(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
 
 
 def _is_finite(value: Any) -> bool:
@@ -39,7 +39,7 @@ FORM_OF_NOTES = MappingProxyType(
         "best": (lambda v: v is None or _HAS_BEST(v), "a phase and its mean reward"),
         "scheduler": (
             _has(last_epoch=_is_count, _step_count=_is_count, _last_lr=_are_rates),
-            "the state of a schedule with two rates",
+            "the state of a schedule with a rate for each group",
         ),
         "reward_moments": (_HAS_MOMENTS, "a count, a mean and a sum of squares"),
     }

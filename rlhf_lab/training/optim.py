@@ -1,14 +1,16 @@
 """The optimiser with two learning rates, and their schedule over the phases."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.training.eight_bit import with_8bit_moments
 
@@ -72,6 +74,48 @@ def get_optimizer_and_scheduler(
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
 
 
+def own_optimizer_and_scheduler(
+    args: RLHFArgs,
+    policy: TransformerWithValueHead,
+    optimizer: Any,
+    scheduler: Any,
+) -> tuple[Optimizer, LRScheduler]:
+    """The caller's optimiser, made to maximise, and its schedule.
+
+    Raises:
+        ConfigError: a schedule without its optimiser, or one of another; parameters that are not
+            the policy's; an optimiser that cannot maximise, or one that settings forbid.
+    """
+    if optimizer is None:
+        raise ConfigError("scheduler is handed in without its optimizer; hand in both.")
+    if args.optimizer_in_backward:
+        raise ConfigError(
+            "optimizer_in_backward=True needs the optimizer that the settings describe; leave it "
+            "False, or hand in none."
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer={optimizer!r} is no optimizer; hand in one of torch.optim.")
+    groups = optimizer.param_groups
+    learned = {id(p) for group in groups for p in group["params"]}
+    if not learned or not learned <= {id(p) for p in policy.parameters()}:
+        raise ConfigError(
+            "the optimizer's parameters are not the policy's; build the policy first, and hand in "
+            "both: RLHFTrainer(args, policy=policy, optimizer=AdamW(policy.parameters(), lr=1e-5))."
+        )
+    if not all("maximize" in group for group in groups):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no option maximize, and the objective is raised, not "
+            "lowered; choose one that has it, as those of torch do."
+        )
+    for group in groups:
+        group["maximize"] = True
+    if scheduler is None:
+        return optimizer, LambdaLR(optimizer, lambda phase: 1.0)
+    if scheduler.optimizer is not optimizer:
+        raise ConfigError("the scheduler is of another optimizer; hand in its own.")
+    return optimizer, scheduler
+
+
 def clip_gradients(
     policy: TransformerWithValueHead, max_grad_norm: float | None
 ) -> Float[Tensor, ""]:
@@ -101,10 +145,11 @@ def is_at_hand(x: Tensor) -> bool:
 def step_if(sound: Bool[Tensor, ""], optimizer: Optimizer) -> None:
     """Step, but leave weights and moments as they are where `sound` is False.
 
-    The fused AdamW decides that on the device, by the flag that torch's GradScaler sets, so that
+    A fused AdamW decides that on the device, by the flag that torch's GradScaler sets, so that
     the host need not wait; for any other optimiser the host looks.
     """
-    if isinstance(optimizer, AdamW) and sound.device.type in ("cpu", "cuda"):
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    if isinstance(optimizer, AdamW) and is_fused and sound.device.type in ("cpu", "cuda"):
         # read by the fused kernel on its device: 1 leaves weights and moments as they are
         optimizer.found_inf = (~sound).float()
         try:

@@ -1,7 +1,7 @@
 """The parts of a run: models, prompts, rewards, optimizer; built from the settings or handed in."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,12 @@ from rlhf_lab.sampling import SamplingSpec, sample_in_parts
 from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
-from rlhf_lab.training.optim import StepInBackward, add_critic, get_optimizer_and_scheduler
+from rlhf_lab.training.optim import (
+    StepInBackward,
+    add_critic,
+    get_optimizer_and_scheduler,
+    own_optimizer_and_scheduler,
+)
 from rlhf_lab.training.own_parts import refuse_other_kinds, refuse_unfit_models
 from rlhf_lab.training.prompts import Prompts, phase_spec
 
@@ -41,6 +46,9 @@ class Parts:
         reward_fn, gold_fn: from texts to rewards, and to a known truth to show beside them (the
             gold reward of a loaded model with Reel's words).
         kl_controller: what sets the weight of the KL penalty.
+        optimizer: any of torch's over the policy's parameters; it is made to maximise. AdamW with
+            two learning rates when None.
+        scheduler: of the own optimizer, stepped once per phase; constant rates when None.
         functions: the caller's own functions by name; see `Functions`.
 
     Attributes:
@@ -64,10 +72,13 @@ class Parts:
         reward_fn: RewardFn | None = None,
         gold_fn: RewardFn | None = None,
         kl_controller: KLController | None = None,
-        **functions: Callable[..., Any],
+        optimizer: Any = None,
+        scheduler: Any = None,
+        **functions: Any,
     ) -> None:
         given = dict(policy=policy, reference=reference, prompts=prompts, reward_fn=reward_fn)
         given |= dict(gold_fn=gold_fn, kl_controller=kl_controller, **functions)
+        given |= dict(optimizer=optimizer, scheduler=scheduler)
         refuse_other_kinds(args, given)
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         self.args, self.phase = args, 0
@@ -104,8 +115,12 @@ class Parts:
             compares=self.functions.compares_groups(args),
         )
         self.rewards.try_on(self.prompts.tokens, self.prompts.texts, self.prompts.labels)
-        self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
-        add_critic(self.optimizer, self.policy)
+        if optimizer is None and scheduler is None:
+            self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
+            add_critic(self.optimizer, self.policy)
+        else:
+            own = own_optimizer_and_scheduler(args, self.policy, optimizer, scheduler)
+            self.optimizer, self.scheduler = own
         in_backward = args.optimizer_in_backward
         self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
@@ -142,13 +157,17 @@ class Parts:
         prompts: Sequence[Sequence[int]],
         generator: torch.Generator,
         spec: SamplingSpec | None = None,
+        at_once: int | None = None,
     ) -> Samples:
         """Let the policy continue prompts; by this phase's sampling spec when none is given.
+
+        Args:
+            at_once: sequences to generate at a time; `args.generation_batch_size` when None.
 
         The packed form, where it runs, is held against the modules on what it wrote; see `Forward`.
         """
         spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
-        at_once, state = self.args.generation_batch_size, generator.get_state()
+        at_once, state = at_once or self.args.generation_batch_size, generator.get_state()
 
         def draw() -> Samples:
             generator.set_state(state)

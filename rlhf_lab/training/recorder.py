@@ -180,12 +180,16 @@ class Recorder:
         if ctx.event == "run_start" and ctx.phase:
             return  # a run that goes on has this checkpoint
         phase = ctx.phase + (ctx.event == "after_phase")
-        trainer, args = self.trainer, self.trainer.args
+        args, trainer = self.trainer.args, self.trainer
         is_end = phase == args.total_phases or trainer.stop_requested
         is_due = is_end or phase % args.save_every == 0
         numbered = is_numbered(phase, args.keep_checkpoints)
-        if not (is_due or numbered):
-            return
+        if is_due or numbered:
+            self._save_phase(phase, is_due, numbered)
+
+    def _save_phase(self, phase: int, is_due: bool, numbered: bool) -> None:
+        """Save the training state if it is due, and the weights under a number."""
+        trainer = self.trainer
         self.writer.wait()  # before copying, so that one copy of the state is in memory at a time
         weights = checkpoint.weights(trainer.policy)
         moments = checkpoint.optimizer_tensors(trainer.optimizer) if is_due else {}
@@ -253,7 +257,12 @@ class Recorder:
         trainer = self.trainer
         self._hold()
         self.writer.wait()
-        if trainer.phase < trainer.args.total_phases:
+        if self.saved != trainer.phase:  # a run of steps, or one whose iteration was left
+            self._save_phase(trainer.phase, is_due=True, numbered=False)
+            self.writer.wait()
+        if self.run.read_info().get("scores") == "given":
+            self.write_info(status="finished")  # nobody but the caller can score fresh samples
+        elif trainer.phase < trainer.args.total_phases:
             self.write_info(status="stopped")
         elif self.run.read_info()["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())

@@ -56,8 +56,13 @@ def resume_trainer(
             )
     before = RLHFArgs.from_dict(info["args"])
     args = changed_args(before, changes or {})
-    if args.kl_coef != before.kl_coef and "kl_controller" in parts:
-        raise ConfigError("kl_coef cannot change under your own kl_controller; change it there.")
+    for name, part in {
+        "kl_coef": "kl_controller",
+        "base_lr": "optimizer",
+        "head_lr": "optimizer",
+    }.items():
+        if getattr(args, name) != getattr(before, name) and part in parts:
+            raise ConfigError(f"{name} cannot change under your own {part}; change it there.")
     trainer = kind(args, **parts)
     warn_of_another_class(trainer, info)
     records = info.get("interventions", [])
@@ -136,7 +141,9 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
         return
     tensors, notes = checkpoint.load_checkpoint(path)
     refuse_other_file(notes, info, path)
-    refuse_incomplete(trainer.optimizer, tensors, notes, path)
+    refuse_incomplete(tensors, notes, path)
+    if "optimizer" not in trainer.own_parts:
+        refuse_other_moments(trainer.optimizer, tensors, notes["phase"], path)
     refuse_edited(notes, info, path)
     checkpoint.load_weights(trainer.policy, tensors, path)
     checkpoint.load_optimizer(trainer.optimizer, tensors)
@@ -145,12 +152,29 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     trainer.rewards.moments = F.RunningMoments(**notes.get("reward_moments", {}))
     if _kl_coef_asked(notes, info) in (None, trainer.args.kl_coef):
         trainer.kl_controller.kl_coef = notes["kl_coef"]  # which an adaptive one has moved
-    scheduler = trainer.scheduler
-    scheduler.load_state_dict(scheduler.state_dict() | notes["scheduler"])
-    scales = [scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
-    rates = [rate * scale for rate, scale in zip(scheduler.base_lrs, scales, strict=True)]
-    scheduler._last_lr = rates
-    for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+    restore_schedule(trainer, notes["scheduler"], path)
+
+
+def restore_schedule(trainer: "RLHFTrainer", state: Mapping[str, Any], path: Path) -> None:
+    """Set the schedule to the phase it was saved in; the rates are those of the settings now.
+
+    A schedule of the caller's own goes on from the rates that were saved.
+
+    Raises:
+        RunError: it was saved for another number of parameter groups.
+    """
+    scheduler, groups = trainer.scheduler, trainer.optimizer.param_groups
+    if len(state["_last_lr"]) != len(groups):
+        raise RunError(
+            f"{path} was saved by an optimizer with {len(state['_last_lr'])} parameter groups, and "
+            f"this one has {len(groups)}; hand in the one that the run had."
+        )
+    scheduler.load_state_dict(scheduler.state_dict() | state)
+    if "scheduler" not in trainer.own_parts:
+        scales = [scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
+        rates = zip(scheduler.base_lrs, scales, strict=True)
+        scheduler._last_lr = [rate * scale for rate, scale in rates]
+    for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
 
 
@@ -197,28 +221,35 @@ def refuse_other_file(notes: Mapping[str, Any], info: Mapping[str, Any], path: P
         raise RunError(f"{path} is a copy of this run's {notes['name']}; restore the file itself.")
 
 
-def refuse_incomplete(
-    optimizer: Optimizer, tensors: Mapping[str, Tensor], notes: Mapping[str, Any], path: Path
-) -> None:
-    """Say so if a checkpoint does not hold all notes, weights and moments that a run needs.
+def refuse_incomplete(tensors: Mapping[str, Tensor], notes: Mapping[str, Any], path: Path) -> None:
+    """Say so if a checkpoint does not hold all notes and tensors that it was written with.
 
     Raises:
-        RunError: notes or tensors are missing, there are no moments, or some do not fit their
-            weight.
+        RunError: it does not.
     """
     for name in NEEDED:
         if name not in notes:
             raise RunError(f"{path} has no {name!r} in its notes; use a backup.")
-    moments = {k: v for k, v in tensors.items() if k.startswith(checkpoint.OPTIMIZER)}
-    if notes["phase"] > 0 and not moments:
-        raise RunError(
-            f"{path} holds no optimizer state, as a numbered checkpoint does not; restore the "
-            "file that the run wrote."
-        )
     if notes.get("tensors", len(tensors)) != len(tensors):
         raise RunError(
             f"{path} holds {len(tensors)} tensors of {notes['tensors']}; restore the file that the "
             "run wrote."
+        )
+
+
+def refuse_other_moments(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], phase: int, path: Path
+) -> None:
+    """Say so if the moments of a run's own AdamW are missing, halved, or of another model.
+
+    Raises:
+        RunError: they are.
+    """
+    moments = {k: v for k, v in tensors.items() if k.startswith(checkpoint.OPTIMIZER)}
+    if phase > 0 and not moments:
+        raise RunError(
+            f"{path} holds no optimizer state, as a numbered checkpoint does not; restore the "
+            "file that the run wrote."
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     fields: dict[int, set[str]] = {}

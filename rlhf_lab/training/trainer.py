@@ -21,7 +21,6 @@ from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import capturing, gradients_put_back
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
-from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
@@ -30,23 +29,25 @@ from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.sinks import attach_sinks
+from rlhf_lab.training.stepwise import Stepwise
 
 EVALUATION_BATCHES = 4
 
 
-class RLHFTrainer(Parts):
+class RLHFTrainer(Stepwise):
     """Trains a policy with PPO against a reward, under a KL penalty, open to callbacks throughout.
 
     Iterate over it for one `PhaseReport` per phase, or call `train()`. `rollout_phase()` and
-    `learning_phase()` work on their own, too; `generate()` and `step()` leave the loop to you.
+    `learning_phase()` work on their own, too; `generate()` and `step()` leave the loop to you, and
+    `finish()` ends it.
 
     Args:
         args: the settings.
         out: the run's directory, which must not hold a run yet; `runs/PRESET-seedN`, numbered on,
             when None. It is made when the first phase begins.
         parts: parts of the run that are the caller's own, by name: `policy`, `reference`,
-            `prompts`, `reward_fn`, `gold_fn`, `kl_controller` (see `Parts`), or a function such as
-            `kl_penalty=my_kl` (see `Functions`).
+            `prompts`, `reward_fn`, `gold_fn`, `kl_controller`, `optimizer`, `scheduler` (see
+            `Parts`), or a function such as `kl_penalty=my_kl` (see `Functions`).
 
     Raises:
         ConfigError, LoadError: see there; before anything is written.
@@ -58,6 +59,7 @@ class RLHFTrainer(Parts):
             RunDir.at(out).refuse_occupied()
         super().__init__(args, **parts)
         self.generated, self.stop_requested = 0, False
+        self.unfinished: list[PhaseReport] = []
         self.interventions = Interventions(self.policy, lambda: self.phase)
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
@@ -150,6 +152,7 @@ class RLHFTrainer(Parts):
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
             stats = dataclasses.replace(summarize(rollout), packed_gap=self.forward.gap)
             rates = self.scheduler.get_last_lr()
+            rates = rates[0], rates[-1]  # an optimizer of one's own may have one, or several
             began = perf_counter()
             with self.interventions.learning():  # also where a subclass has its own
                 learned = self.learning_phase(rollout)
@@ -189,28 +192,18 @@ class RLHFTrainer(Parts):
         finally:
             self._recording = False
 
-    def generate(self, prompts: Any) -> list[str] | list[Int[Tensor, " response"]]:
-        """Let the policy answer texts or token ids: TRL's way of working; see `compat.trl`."""
-        from rlhf_lab.compat import trl
-
-        return trl.generate(self, prompts)
-
-    def step(
-        self, queries: Any, responses: Any, scores: Any, response_masks: Any = None
-    ) -> PhaseReport:
-        """One phase of learning from texts that are scored already; see `compat.trl.step`."""
-        from rlhf_lab.compat import trl
-
-        return trl.step(self, queries, responses, scores, response_masks)
-
     def __iter__(self) -> Iterator[PhaseReport]:
         """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""
         self.start()
         self.stop_requested = False
-        reports = []
         while self.phase < self.args.total_phases and not self.stop_requested:
-            reports.append(self.run_phase())
-            yield reports[-1]
+            self.unfinished.append(self.run_phase())
+            yield self.unfinished[-1]
+        self.end(self.unfinished)
+
+    def end(self, reports: list[PhaseReport]) -> None:
+        """Call the callbacks of the run's end with the reports of its last part."""
+        self.unfinished = []
         with self._recorded():
             self.emit("run_end", reports=reports)
 

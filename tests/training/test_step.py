@@ -1,13 +1,16 @@
 """TRL's way of working: generate, score by whatever means, step."""
 
+import json
 import math
 
 import pytest
 import torch
+from tensorboard.backend.event_processing import event_accumulator
 
 from rlhf_lab.compat import trl_stats
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.sinks import Sink
 
 QUERIES = ["this movie", "the film was", "this film", "the plot"] * 2
 SCORES = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
@@ -27,6 +30,134 @@ def test_responses_come_in_the_kind_of_the_prompts(make_trainer):
     assert all(isinstance(text, str) for text in as_texts)
     assert [len(row) for row in as_ids] == [6] * 8
     assert trainer.tokenizer.batch_decode(as_ids, skip_special_tokens=True) == as_texts
+
+
+@pytest.mark.slow
+def test_one_prompt_as_a_tensor_is_answered_by_one_row(make_trainer):
+    """TRL's documented call: a tensor with one dimension is one prompt, not one for each id."""
+    trainer, same = make_trainer(), make_trainer()
+    prompt = ids(trainer, ["this film"])[0]
+    answer = trainer.generate(prompt)
+    assert answer.shape == (1, 6)
+    assert torch.equal(answer[0], same.generate([prompt])[0])
+    whole = trainer.generate(prompt, return_prompt=True)
+    assert whole.shape == (1, len(prompt) + 6) and torch.equal(whole[0, : len(prompt)], prompt)
+
+
+@pytest.mark.slow
+def test_prompts_come_along_when_asked_for_without_their_padding(make_trainer):
+    trainer, same = make_trainer(), make_trainer()
+    prompts = ids(trainer, ["this film", "the film was really"])
+    whole = trainer.generate(prompts, return_prompt=True)
+    answers = same.generate(prompts)
+    for prompt, answer, both in zip(prompts, answers, whole, strict=True):
+        assert torch.equal(both, torch.cat([prompt, answer]))
+    texts = make_trainer(prepend_bos=False).generate(["this film"], return_prompt=True)
+    assert texts[0].startswith("this film ")
+
+
+@pytest.mark.slow
+def test_settings_of_one_call_leave_the_next_as_it_was(make_trainer):
+    trainer, plain = make_trainer(), make_trainer()
+    greedy = trainer.generate(QUERIES, do_sample=False, max_new_tokens=3)
+    assert len({text for text in greedy[:4]}) > 1  # other prompts, other answers
+    assert greedy[:4] == greedy[4:]
+    assert trainer.generate(QUERIES, top_k=1, max_new_tokens=3) == greedy
+    assert trainer.generate(QUERIES, temperature=1e-4, max_new_tokens=3) == greedy
+    rows = trainer.generate(ids(trainer, QUERIES), length_sampler=lambda: 4, batch_size=3)
+    assert [len(row) for row in rows] == [4] * 8
+    plain.generated = trainer.generated
+    assert trainer.generate(QUERIES) == plain.generate(QUERIES)
+
+
+@pytest.mark.slow
+def test_trls_usual_settings_are_those_of_a_plain_call(make_trainer):
+    trainer, plain = make_trainer(), make_trainer()
+    usual = dict(min_length=-1, top_k=0.0, top_p=1.0, do_sample=True, pad_token_id=0)
+    assert trainer.generate(QUERIES, **usual) == plain.generate(QUERIES)
+
+
+@pytest.mark.slow
+def test_a_call_can_stop_at_tokens_of_its_own(make_trainer):
+    trainer = make_trainer()
+    prompts = ids(trainer, QUERIES)
+    stop = trainer.generate(prompts, do_sample=False)[0][1].item()
+    rows = trainer.generate(prompts, do_sample=False, eos_token_id=stop)
+    assert rows[0].tolist()[-1] == stop and len(rows[0]) == 2
+    assert all(stop not in row.tolist()[:-1] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"num_beams": 4}, "does not take num_beams=4"),
+        ({"repetition_penalty": 1.2}, "does not take repetition_penalty"),
+        ({"min_length": 5}, "does not take min_length=5"),
+        ({"generate_ref_response": True}, "does not take generate_ref_response"),
+        ({"max_new_tokens": 0}, "gen_len=0 is too small"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(make_trainer, settings, complaint):
+    trainer = make_trainer()
+    with pytest.raises(ConfigError, match=complaint):
+        trainer.generate(QUERIES, **settings)
+
+
+def info_of(trainer: RLHFTrainer) -> dict:
+    return json.loads((trainer.run.path / "run.json").read_text())
+
+
+@pytest.mark.slow
+def test_finish_ends_a_run_of_steps(make_trainer):
+    """Saved though not due, told once to who listens, and the directory is let go of."""
+    trainer, ends = make_trainer(total_phases=9, save_every=5), []
+    trainer.on("run_end")(lambda ctx: ends.append([report.phase for report in ctx.reports]))
+    stepped(trainer, 2)
+    trainer.finish()
+    trainer.finish()
+    assert ends == [[0, 1]]
+    info = info_of(trainer)
+    assert (info["status"], info["phases_done"], info.get("final")) == ("finished", 2, None)
+    assert not (trainer.run.path / "run.lock").exists()
+    assert RLHFTrainer.resume(trainer.run.path).phase == 2
+    stepped(trainer, 1)
+    trainer.finish()
+    assert ends == [[0, 1], [2]] and RLHFTrainer.resume(trainer.run.path).phase == 3
+
+
+@pytest.mark.slow
+def test_a_with_statement_finishes_and_an_error_lets_the_run_go(make_trainer):
+    with make_trainer(total_phases=4) as trainer:
+        stepped(trainer, 1)
+    assert info_of(trainer)["status"] == "finished"
+    with pytest.raises(ZeroDivisionError), make_trainer(total_phases=4) as broken:
+        stepped(broken, 1)
+        raise ZeroDivisionError
+    assert info_of(broken)["status"] == "running"
+    assert not (broken.run.path / "run.lock").exists()
+    assert RLHFTrainer.resume(broken.run.path).phase == 1
+
+
+@pytest.mark.slow
+def test_an_iteration_that_was_left_is_finished_too(make_trainer):
+    with make_trainer(total_phases=4, save_every=4) as trainer:
+        for _ in trainer:
+            break
+    assert info_of(trainer)["status"] == "stopped"
+    assert RLHFTrainer.resume(trainer.run.path).phase == 1
+
+
+@pytest.mark.slow
+def test_finish_closes_the_loggers(make_trainer):
+    trainer = make_trainer(total_phases=4, loggers="tensorboard")
+    stepped(trainer, 2)
+    trainer.finish()
+    reader = event_accumulator.EventAccumulator(str(trainer.run.path / "tensorboard"))
+    assert len(reader.Reload().Scalars("mean_reward")) == 2
+    sinks = [each for each in trainer.callbacks.listeners() if isinstance(each, Sink)]
+    assert [sink._state for sink in sinks] == ["closed"] * len(sinks) and sinks
 
 
 @pytest.mark.slow
@@ -138,7 +269,14 @@ def test_trls_names_have_trls_signs_and_units(make_trainer):
         (QUERIES[:3], QUERIES, SCORES, "queries has 3 entries, but batch_size=8"),
         (QUERIES, QUERIES, SCORES[:7], "scores has 7 entries"),
         (QUERIES, ["", *QUERIES[1:]], SCORES, r"responses\[0\] is empty"),
-        (QUERIES, QUERIES, [math.nan, *SCORES[1:]], "nan"),
+        (
+            QUERIES,
+            QUERIES,
+            [*SCORES[:2], math.nan, *SCORES[3:]],
+            r"scores\[2\]=nan is no finite number",
+        ),
+        (QUERIES, QUERIES, [math.inf, *SCORES[1:]], r"scores\[0\]=inf is no finite number"),
+        ([torch.ones(1, 3)] * 8, QUERIES, SCORES, r"queries\[0\] has the shape \(1, 3\)"),
     ],
 )
 def test_what_is_not_one_of_each_is_refused(make_trainer, queries, responses, scores, complaint):
@@ -146,6 +284,14 @@ def test_what_is_not_one_of_each_is_refused(make_trainer, queries, responses, sc
     with pytest.raises(ConfigError, match=complaint):
         trainer.step(queries, responses, scores)
     assert trainer.phase == 0
+
+
+def test_ids_of_one_text_are_not_taken_for_texts(make_trainer, without_type_checks):
+    trainer = make_trainer()
+    with pytest.raises(ConfigError, match=r"queries\[0\] has the shape \(\)"):
+        trainer.step(list(range(8)), QUERIES, SCORES)
+    with pytest.raises(ConfigError, match=r"prompts\[0\] has the shape \(\)"):
+        trainer.generate([3, 4, 5])
 
 
 def test_greedy_baselines_and_single_texts_are_refused(make_trainer):
