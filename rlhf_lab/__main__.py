@@ -1,7 +1,7 @@
 """The command line, `python -m rlhf_lab`: its commands, and the defaults of presets."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import fields
 from inspect import signature
 from itertools import pairwise
@@ -18,11 +18,19 @@ from tyro.constructors import (
 
 from rlhf_lab import commands, model_commands
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
+from rlhf_lab.config.args import settings_of
 from rlhf_lab.entry import guarded, read_call
 from rlhf_lab.errors import ConfigError
 
 DESCRIPTION = "RLHF you can see inside: train a policy, look at it, go on with it."
 DEFAULT_PRESET = "reel"
+NEEDS = MappingProxyType(
+    {
+        "--preset": f"a name; choose one of {', '.join(PRESETS)}",
+        "--config": "a YAML or JSON file, such as a run's run.json",
+    }
+)
+"""What the options are followed by that decide the defaults of the others."""
 COMMANDS = MappingProxyType(
     {
         "train": commands.train,
@@ -43,7 +51,7 @@ COMMANDS = MappingProxyType(
 def parse(arguments: list[str]) -> Callable[[], int]:
     """The call that the command line describes, not carried out yet: a partial with its options.
 
-    For `train`, the defaults are those of the preset that it names.
+    For `train`, the defaults are those of the file and of the preset that it names.
 
     Raises:
         ConfigError: an option or preset that does not exist, or values that do not go together.
@@ -52,17 +60,32 @@ def parse(arguments: list[str]) -> Callable[[], int]:
         raise ConfigError("--out is empty; name a place, such as runs/first.")
     if arguments[:1] == ["resume"]:
         _refuse_fixed(arguments[1:])
-    preset = _named_preset(arguments) if arguments[:1] == ["train"] else DEFAULT_PRESET
+    base = _base(arguments) if arguments[:1] == ["train"] else {"preset": DEFAULT_PRESET}
+    asked = {_field_of(argument) for argument in arguments if argument.startswith("--")}
     registry = ConstructorRegistry()
-    registry.struct_rule(lambda info: _in_groups(info, preset))
+    registry.struct_rule(lambda info: _in_groups(info, base, asked))
     return read_call(COMMANDS, "rlhf_lab", arguments, DESCRIPTION, registry)
+
+
+def _base(arguments: list[str]) -> dict[str, Any]:
+    """The fields that the options of `train` stand over: those of a file, and the preset's name.
+
+    Raises:
+        ConfigError: see `_value_of`; or a file that holds no settings that can be.
+    """
+    file, preset = (_value_of(name, arguments) for name in ("--config", "--preset"))
+    named = {} if preset is None else {"preset": preset}
+    if file is None:
+        return {"preset": DEFAULT_PRESET} | named
+    RLHFArgs.from_file(file, **named)  # a wrong value is told with the file's name
+    return {"preset": DEFAULT_PRESET} | settings_of(file) | named
 
 
 def _refuse_fixed(options: list[str]) -> None:
     """Refuse by name the settings of a run that `resume` cannot change."""
     can_change = signature(commands.resume).parameters
     for option in options:
-        name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+        name = _field_of(option)
         if option.startswith("--") and name not in can_change:
             if any(field.name == name.removeprefix("no_") for field in fields(RLHFArgs)):
                 raise ConfigError(
@@ -71,24 +94,35 @@ def _refuse_fixed(options: list[str]) -> None:
                 )
 
 
-def _in_groups(info: StructTypeInfo, preset: str) -> StructConstructorSpec | None:
-    """Let tyro ask for the settings of a run group by group, with options that stay flat."""
+def _field_of(option: str) -> str:
+    """The field that an option sets: `--no-` in front turns one off, a value may follow."""
+    return option.removeprefix("--").partition("=")[0].replace("-", "_")
+
+
+def _in_groups(
+    info: StructTypeInfo, base: Mapping[str, Any], asked: Set[str]
+) -> StructConstructorSpec | None:
+    """Let tyro ask for the settings of a run group by group, with options that stay flat.
+
+    Fields that were not asked for are left to the file and the preset, and may give way.
+    """
     if info.type is not RLHFArgs:
         return None
-    defaults, specs = RLHFArgs(preset=preset), []
+    defaults, specs = RLHFArgs(**base), []
     for title, group in GROUPS.items():
         default = group(**{field.name: getattr(defaults, field.name) for field in fields(group)})
         specs.append(StructFieldSpec(title, Annotated[group, arg(name=title)], default))
-    return StructConstructorSpec(_from_groups, tuple(specs))
+    asked = asked | {name.removeprefix("no_") for name in asked}
+
+    def from_groups(**groups: Any) -> RLHFArgs:
+        read = {k: value for group in groups.values() for k, value in vars(group).items()}
+        return RLHFArgs(**(base | {name: read[name] for name in read.keys() & asked}))
+
+    return StructConstructorSpec(from_groups, tuple(specs))
 
 
-def _from_groups(**groups: Any) -> RLHFArgs:
-    """The settings whose groups were read one by one."""
-    return RLHFArgs(**{k: value for group in groups.values() for k, value in vars(group).items()})
-
-
-def _named_preset(arguments: list[str]) -> str:
-    """The value of --preset, which decides the other defaults.
+def _value_of(option: str, arguments: list[str]) -> str | None:
+    """The value of an option that decides the defaults of the others; None if it is not there.
 
     Raises:
         ConfigError: it has none, or stands there twice: the last would be noted as the run's, and
@@ -96,15 +130,15 @@ def _named_preset(arguments: list[str]) -> str:
     """
     named: list[str] = []
     for i, argument in enumerate(arguments):
-        if argument.startswith("--preset="):
-            named.append(argument.removeprefix("--preset="))
-        elif argument == "--preset":
+        if argument.startswith(f"{option}="):
+            named.append(argument.removeprefix(f"{option}="))
+        elif argument == option:
             if i + 1 == len(arguments):
-                raise ConfigError(f"--preset needs a name; choose one of {', '.join(PRESETS)}.")
+                raise ConfigError(f"{option} needs {NEEDS[option]}.")
             named.append(arguments[i + 1])
     if len(named) > 1:
-        raise ConfigError(f"--preset is given {len(named)} times ({', '.join(named)}); give one.")
-    return named[0] if named else DEFAULT_PRESET
+        raise ConfigError(f"{option} is given {len(named)} times ({', '.join(named)}); give one.")
+    return named[0] if named else None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,10 +28,13 @@ def train(
     args: Annotated[RLHFArgs, arg(name="")],
     out: Path | None = None,
     probes: FlagCreatePairsOff[bool] = False,
+    config: Path | None = None,
 ) -> int:
     """Train a policy; the defaults, of preset reel, run the bundled language in under a minute.
 
     Args:
+        config: A YAML or JSON file with settings, such as the run.json of another run; options
+            stand over what it says.
         out: The run's directory, new or empty; runs/PRESET-seedN when not given.
         probes: Watch the run with the default probes, which `report` shows; the weights stay the
             same.

@@ -348,10 +348,10 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"batch_size": 30}, ["batch_size=30", "num_minibatches=4"]),
+        ({"batch_size": 30, "num_minibatches": 4}, ["batch_size=30", "num_minibatches=4"]),
         ({"num_minibatches": 33}, ["batch_size=32", "num_minibatches=33"]),
         ({"warmup_steps": 200}, ["warmup_steps=200", "total_phases=200"]),
-        ({"total_phases": 10}, ["warmup_steps=20", "total_phases=10"]),
+        ({"total_phases": 10, "warmup_steps": 20}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
         ({"gen_len_min": 51}, ["gen_len_min=51", "gen_len=50"]),

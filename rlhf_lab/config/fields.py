@@ -204,7 +204,7 @@ class PPOArgs:
     batch_size: int = 32
     """Sequences sampled per phase."""
     num_minibatches: int = 4
-    """Minibatches per pass over the batch; divides batch_size."""
+    """Minibatches per pass over the batch; divides batch_size, also where it is not given."""
     batches_per_learning_phase: int = 2
     """Passes over the batch in one learning phase, each in a fresh random order."""
     policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
@@ -254,7 +254,9 @@ class OptimizerArgs:
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this global norm before every optimiser step; off when None."""
     warmup_steps: int = 20
-    """Phases of linear warm-up of the learning rates; smaller than total_phases."""
+    """Phases of linear warm-up of the learning rates; smaller than total_phases, also where it is
+    not given.
+    """
     final_scale: float = 0.1
     """The learning rates decay linearly to this fraction of their peak in the last phase."""
 
