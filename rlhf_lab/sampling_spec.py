@@ -59,10 +59,11 @@ class SamplingSpec:
         """The spec that a run's arguments describe; their stop tokens are the tokenizer's.
 
         Raises:
-            ConfigError: stop tokens that are not one token each.
+            ConfigError: stop tokens that are not one token each, or ids that the tokenizer lacks.
         """
         settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
-        return cls(*settings, stop_ids(tokenizer, args.stop_tokens))
+        by_text = stop_ids(tokenizer, args.stop_tokens)
+        return cls(*settings, (*by_text, *given_stop_ids(tokenizer, args.stop_token_ids)))
 
     @property
     def truncates(self) -> bool:
@@ -132,6 +133,24 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tu
             )
         found.append(token)
     return tuple(found)
+
+
+def given_stop_ids(
+    tokenizer: PreTrainedTokenizerBase | None, numbers: str | None
+) -> tuple[int, ...]:
+    """Token ids as they are written, with commas between.
+
+    Raises:
+        ConfigError: one that the tokenizer has no token for.
+    """
+    found = tuple(int(number) for number in numbers.split(",")) if numbers else ()
+    for token in found:
+        if tokenizer is not None and token >= len(tokenizer):
+            raise ConfigError(
+                f"stop_token_ids={numbers!r} has {token}, but the policy's tokenizer has "
+                f"{len(tokenizer)} tokens; give ids below that."
+            )
+    return found
 
 
 def top_k_filter(

@@ -57,6 +57,7 @@ OPTIONAL = {
     "max_log_ratio",
     "max_grad_norm",
     "stop_tokens",
+    "stop_token_ids",
     "critic_from",
     "dynamic_sampling",
 }
@@ -96,6 +97,11 @@ OUT_OF_RANGE = [
     ("critic_from", ""),
     ("stop_tokens", ""),
     ("stop_tokens", "was,"),
+    ("stop_token_ids", ""),
+    ("stop_token_ids", "3,"),
+    ("stop_token_ids", "-1"),
+    ("stop_token_ids", "²"),
+    ("stop_token_ids", "3.5"),
     ("optimizer", "sgd"),
     ("gen_len_min", 0),
     ("warmup_steps", -1),
@@ -294,6 +300,13 @@ def test_replace_checks_like_the_constructor():
         dataclasses.replace(RLHFArgs(), gen_len=0)
     with pytest.raises(ConfigError, match="batch_size=31"):
         dataclasses.replace(RLHFArgs(), batch_size=31)
+
+
+def test_a_reward_function_is_answered_with_where_it_goes():
+    with pytest.raises(
+        ConfigError, match=r"reward_fn=.* is a function.*RLHFTrainer\(args, reward_fn="
+    ):
+        RLHFArgs(reward_fn=lambda texts: [0.0] * len(texts))
 
 
 @pytest.mark.parametrize("name", ["gen_length", "minibatch_size", "Seed"])

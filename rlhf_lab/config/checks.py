@@ -62,6 +62,13 @@ RANGES = (
     (Range(bool, "a file, or None"), "prompts"),
     (Range(bool, "a directory, or None"), "critic_from"),
     (Range(lambda v: all(v.split(",")), "texts with one comma between, or None"), "stop_tokens"),
+    (
+        Range(
+            lambda v: all(n.strip().isascii() and n.strip().isdigit() for n in v.split(",")),
+            "whole numbers, 0 or greater, with commas between, or None",
+        ),
+        "stop_token_ids",
+    ),
 )
 
 
@@ -101,6 +108,11 @@ def _check_type(args: AllFields, name: str, hint: Any) -> None:
     """Refuse a value of another type; a whole number becomes a float where one is meant."""
     value, numbers_widen = getattr(args, name), BeartypeConf(is_pep484_tower=True)
     is_flag_for_number = isinstance(value, bool) and hint is not bool
+    if name == "reward_fn" and callable(value):
+        raise ConfigError(
+            f"reward_fn={value!r} is a function, and settings are text; hand it to the trainer: "
+            "RLHFTrainer(args, reward_fn=...)."
+        )
     if is_flag_for_number or not is_bearable(value, hint, conf=numbers_widen):
         raise ConfigError(f"{name}={value!r} is not allowed here; it must be {_in_words(hint)}.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -212,10 +224,10 @@ def _of_rewards(args: AllFields) -> Iterator[str]:
         )
     for name in ("penalize_no_eos", "min_response_length", "overlong_buffer"):
         value = getattr(args, name)
-        if value and not (args.stop_at_eos or args.stop_tokens):
+        if value and not (args.stop_at_eos or args.stop_tokens or args.stop_token_ids):
             yield (
                 f"{name}={value!r} needs responses of different lengths, but "
-                "stop_at_eos=False; set it True, or name stop_tokens."
+                "stop_at_eos=False; set it True, or name stop_tokens or stop_token_ids."
             )
 
 

@@ -108,6 +108,10 @@ class SamplingArgs:
     """Further texts that end a response, with commas between, each one token of the policy's
     tokenizer: a space before a word counts where it does there.
     """
+    stop_token_ids: str | None = None
+    """Further token ids that end a response, with commas between, as the policy's tokenizer numbers
+    its tokens.
+    """
     temperature: float = 1.0
     """Logits are divided by this, in sampling and in every log-probability alike."""
     top_k: int | None = 10

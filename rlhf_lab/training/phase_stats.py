@@ -57,6 +57,7 @@ class PhaseStats:
                     **{name: getattr(terms, name).detach() for name in TERMS},
                     "clip_fraction": clipped_share(new, minibatch, self.args),
                     "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
+                    "mean_ratio": F.mean_ratio(new, old, mask),
                     "grad_norm": grad_norm.detach(),
                 }
             )

@@ -18,6 +18,7 @@ class LearningStats:
         objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, which is maximised.
         clip_fraction: share of tokens whose probability ratio left the clip range.
         approx_kl_per_token: k3 estimate of KL(old policy || policy), in nats per token.
+        mean_ratio: mean over the tokens of the probability ratio, whose expectation is 1.
         ratio_first_minibatch: the probability ratio that is furthest from 1 before the first step;
             1 when the policy that is trained is the policy that sampled.
         grad_norm: global norm of the gradient before clipping.
@@ -33,6 +34,7 @@ class LearningStats:
     kl_penalty: float
     clip_fraction: float
     approx_kl_per_token: float
+    mean_ratio: float
     ratio_first_minibatch: float
     grad_norm: float
     skipped_minibatches: int = 0

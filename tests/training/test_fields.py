@@ -78,6 +78,7 @@ BASE = {
     "gen_len_min": None,
     "stop_at_eos": False,
     "stop_tokens": None,
+    "stop_token_ids": None,
     "temperature": 1.0,
     "top_k": None,
     "top_p": None,
@@ -153,6 +154,7 @@ ELSEWHERE = {
     "base_model",
     "stop_at_eos",
     "stop_tokens",
+    "stop_token_ids",
     "dual_clip",
     "loss_aggregation",
     "prompts",
@@ -440,6 +442,27 @@ def test_stop_tokens_count_as_an_end_for_the_penalties():
 def test_stop_tokens_that_are_not_one_token_are_refused(texts):
     with pytest.raises(ConfigError, match=f"stop_tokens='{texts}'.*not one token"):
         RLHFTrainer(RLHFArgs(**(BASE | {"stop_tokens": texts})))
+
+
+@pytest.mark.slow
+def test_stop_token_ids_are_those_of_the_texts():
+    fields = BASE | {"gen_len": 28, "batch_size": 32}
+    by_text = RLHFTrainer(RLHFArgs(**(fields | {"stop_tokens": "was,."})))
+    ids = [by_text.tokenizer.encode(text)[-1] for text in ("was", ".")]
+    by_id = RLHFTrainer(RLHFArgs(**(fields | {"stop_token_ids": f"{ids[0]}, {ids[1]}"})))
+    mixed = fields | {"stop_tokens": "was", "stop_token_ids": str(ids[1])}
+    expected = by_text.rollout_phase().samples
+    for found in (by_id, RLHFTrainer(RLHFArgs(**mixed))):
+        samples = found.rollout_phase().samples
+        assert torch.equal(samples.tokens, expected.tokens)
+        assert torch.equal(samples.mask, expected.mask) and not samples.mask.all()
+    rollout = shaped(penalize_no_eos=True, stop_at_eos=False, stop_token_ids=str(ids[0]))
+    assert 0 < (rollout.samples.mask.sum(1) < 28).sum()
+
+
+def test_stop_token_ids_that_the_tokenizer_lacks_are_refused():
+    with pytest.raises(ConfigError, match="stop_token_ids='3,72' has 72.*has 72 tokens"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"stop_token_ids": "3,72"})))
 
 
 def test_stop_tokens_without_a_text_are_refused():
