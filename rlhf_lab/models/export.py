@@ -98,7 +98,10 @@ def _write_and_compare(model: HookedTransformer, base_model: str, place: Path) -
         Unverified: it does.
     """
     write_language_model(model, base_model, place)
-    found = agreement_with_files(model, place)
+    try:
+        found = agreement_with_files(model, place)
+    except LoadError as error:
+        raise Unverified(f"the exported model cannot be read ({str(error).rstrip('.')})") from error
     if not found.holds:
         raise Unverified(
             f"the exported model's log-probs differ by {found.weighed:.2g} nats weighed by "

@@ -273,10 +273,15 @@ def test_trls_names_have_trls_signs_and_units(make_trainer):
             QUERIES,
             QUERIES,
             [*SCORES[:2], math.nan, *SCORES[3:]],
-            r"scores\[2\]=nan is no finite number",
+            r"scores\[2\]=nan is no finite",
         ),
         (QUERIES, QUERIES, [math.inf, *SCORES[1:]], r"scores\[0\]=inf is no finite number"),
-        ([torch.ones(1, 3)] * 8, QUERIES, SCORES, r"queries\[0\] has the shape \(1, 3\)"),
+        (
+            [torch.ones(1, 3, dtype=torch.int64)] * 8,
+            QUERIES,
+            SCORES,
+            r"queries\[0\] has the shape \(1, 3\)",
+        ),
     ],
 )
 def test_what_is_not_one_of_each_is_refused(make_trainer, queries, responses, scores, complaint):
