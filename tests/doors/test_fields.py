@@ -106,7 +106,7 @@ NAMES = {
     "--prompts=": ("prompts=''", "a file, or None"),
     "--prompts nowhere.txt": ("prompts='nowhere.txt'", "No such file"),
     "--prompts .": ("prompts='.'", "directory"),
-    "--prompts /dev/null": ("prompts='/dev/null'", "at least one"),
+    "--prompts /dev/null": ("prompts='/dev/null'", "device"),
     "--labels-column=": ("labels_column=''", "a name, or None"),
     "--labels-column answer": ("labels_column='answer'", "set prompts"),
     "--critic-from=": ("critic_from=''", "a directory"),
