@@ -45,9 +45,12 @@ def progress_path() -> Path:
 def read_records() -> dict[str, ExerciseRecord]:
     """All records by the exercise's name; what cannot be understood is left out.
 
-    A file that is no progress file at all is put aside as progress.json.unreadable.
+    A file that is no progress file at all is put aside as progress.json.unreadable. Devices and
+    pipes are neither read nor moved.
     """
     path = progress_path()
+    if not path.is_file():
+        return {}
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))["exercises"]
         return {name: record for name, r in stored.items() if (record := _record(r)) is not None}

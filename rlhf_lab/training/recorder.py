@@ -103,7 +103,10 @@ class Recorder:
             self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
         else:
             self.run = RunDir.create(self.out)
+        is_new = not self.lock.is_held
         self.lock.hold(self.run.path)
+        if is_new:  # another trainer may have come here since it was looked
+            self.run.refuse_occupied()
         lacking = shortage(self.run, self.most_bytes())
         if lacking:
             warnings.warn(lacking, stacklevel=2)
@@ -283,10 +286,13 @@ class Recorder:
         Raises:
             RunError: another trainer has it, or has gone on with the run meanwhile.
         """
-        if not self.lock.is_held:
-            refuse_locked(self.run.path)
-            refuse_moved_on(self.run, self.saved)
+        if self.lock.is_held:
+            self.lock.hold(self.run.path)
+            return
+        refuse_locked(self.run.path)
+        refuse_moved_on(self.run, self.saved)
         self.lock.hold(self.run.path)
+        refuse_moved_on(self.run, self.saved)  # by one that finished just before the lock was ours
 
 
 def refuse_moved_on(run: RunDir, saved: int | None) -> None:

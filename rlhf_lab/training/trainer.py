@@ -194,8 +194,8 @@ class RLHFTrainer(Stepwise):
 
     def __iter__(self) -> Iterator[PhaseReport]:
         """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""
-        self.start()
         self.stop_requested = False
+        self.start()
         while self.phase < self.args.total_phases and not self.stop_requested:
             self.unfinished.append(self.run_phase())
             yield self.unfinished[-1]

@@ -1,6 +1,7 @@
 """The progress file survives whatever happens to it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_corrupt_file_is_put_aside_and_progress_goes_on(
     assert aside.read_text(encoding="latin-1") == content
     assert note_attempt("a", "passed") is None
     assert read_records() == {"a": ExerciseRecord("passed", 1, 0)}
+
+
+def test_a_pipe_is_neither_waited_for_nor_moved(progress_file: Path) -> None:
+    """Nor is a device: /dev/null was renamed where the tests ran as root."""
+    progress_file.parent.mkdir()
+    os.mkfifo(progress_file)
+    assert read_records() == {}
+    assert "a pipe" in note_attempt("a", "passed")
+    assert [path.name for path in progress_file.parent.iterdir()] == [progress_file.name]
+    assert progress_file.is_fifo()
 
 
 def test_a_record_that_makes_no_sense_is_left_out_and_the_others_are_kept(
