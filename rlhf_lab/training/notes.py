@@ -49,6 +49,42 @@ NEEDED = ("phase", "best", "scheduler", "kl_coef")
 """The notes that a run cannot go on without."""
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether something is a list of such entries."""
+    return lambda value: isinstance(value, list) and all(map(holds, value))
+
+
+def _is_any(_: Any) -> bool:
+    return True
+
+
+_HAS_CHANGE = _has(**{"phase": _is_count, "field": _is_text, "from": _is_any, "to": _is_any})
+_HAS_REMARK = _has(phase=_is_count, text=_is_text)
+FORM_OF_INFO = MappingProxyType(
+    {
+        "id": (_is_text, "the text that names a run"),
+        "saved": (lambda v: v is None or _is_count(v), "a number of phases"),
+        "changes": (_are(_HAS_CHANGE), "a list of phase, field, from and to"),
+        "remarks": (
+            lambda v: v is None or (isinstance(v, dict) and all(map(_HAS_REMARK, v.values()))),
+            "an object of remarks, each a phase and a text",
+        ),
+        "own_parts": (_are(_is_text), "a list of names"),
+        "interventions": (_are(lambda v: isinstance(v, dict)), "a list of interventions"),
+        "rewarded_class": (
+            lambda v: v is None or _has(index=_is_count, label=_is_text)(v),
+            "a class's index and label",
+        ),
+        "sources": (lambda v: v is None or isinstance(v, dict), "an object of checksums"),
+    }
+)
+"""What a run writes in run.json besides its arguments, and that in words."""
+
+
 def check_notes(notes: Any) -> None:
     """Refuse notes that are not those of a run's checkpoint; fields that it lacks are no error.
 

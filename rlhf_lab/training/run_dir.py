@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import beside, refuse_foreign
+from rlhf_lab.training.notes import FORM_OF_INFO
 
 
 @contextlib.contextmanager
@@ -166,6 +167,12 @@ class RunDir:
         info = read_object(self.info_path)
         if not isinstance(info.get("args"), dict):
             raise RunError(f"{self.info_path} holds no arguments of a run; restore it.")
+        for name, (holds, meant) in FORM_OF_INFO.items():
+            if name in info and not holds(info[name]):
+                raise RunError(
+                    f"{self.info_path} has {name}={info[name]!r:.80}, not {meant}; "
+                    "correct or restore it."
+                )
         return info
 
     def write_info(self, info: dict[str, Any]) -> None:
@@ -194,8 +201,10 @@ class RunDir:
             RunError: it cannot be read, another line is not JSON, or a line lacks a field.
         """
         path = self.path / file
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             return []
+        if not path.is_file():  # a pipe would be waited for, and a device read without end
+            raise RunError(f"{path} is no regular file; restore it or take it away.")
         try:
             whole_lines = path.read_bytes().split(b"\n")[:-1]
         except OSError as error:
@@ -240,7 +249,8 @@ class RunDir:
 
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the other records of a JSONL file; one that is not there stays away."""
-        if (self.path / file).exists():
+        path = self.path / file
+        if path.exists() or path.is_symlink():
             kept = [record for record in self.read(file) if stays(record)]
             with replacing(self.path / file) as partial:
                 partial.write_text(_lines(kept), encoding="utf-8")
@@ -273,7 +283,9 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
     for name, kind in fields.items():
         if name not in record:
             raise RunError(f"{place} has no field {name!r}; fix or delete it.")
-        if not isinstance(record[name], kind):
+        value = record[name]
+        no_phase = name == "phase" and isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or no_phase:
             raise RunError(f"{place} has {name}={record[name]!r:.80}; fix or delete it.")
     return record
 
