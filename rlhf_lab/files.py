@@ -27,8 +27,8 @@ def beside(path: Path, is_ours: Callable[[Path], bool] | None = None) -> Iterato
     """
     refuse_foreign(path, is_ours)
     partial = path.with_name(f".{path.name}.partial")
+    clear_draft(partial)  # a link would be followed, and a pipe waited for
     try:
-        partial.unlink(missing_ok=True)  # a link would be followed, and a pipe waited for
         partial.touch()
         mode = stat.S_IMODE(partial.stat().st_mode)
         yield partial
@@ -38,6 +38,19 @@ def beside(path: Path, is_ours: Callable[[Path], bool] | None = None) -> Iterato
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def clear_draft(partial: Path) -> None:
+    """Take away what was left of a draft, whatever it is.
+
+    Raises:
+        RunError: a directory is in its place.
+    """
+    if partial.is_dir() and not partial.is_symlink():
+        raise RunError(
+            f"{partial} is a directory, in the place of a file that is being written; take it away."
+        )
+    partial.unlink(missing_ok=True)
 
 
 def refuse_foreign(path: Path, is_ours: Callable[[Path], bool] | None = None) -> None:

@@ -74,7 +74,10 @@ FORM_OF_INFO = MappingProxyType(
             "an object of remarks, each a phase and a text",
         ),
         "own_parts": (_are(_is_text), "a list of names"),
-        "interventions": (_are(lambda v: isinstance(v, dict)), "a list of interventions"),
+        "interventions": (
+            _are(_has(name=_is_text, site=_is_text, during=_are(_is_text))),
+            "a list of interventions, each a name, a site and stages",
+        ),
         "rewarded_class": (
             lambda v: v is None or _has(index=_is_count, label=_is_text)(v),
             "a class's index and label",

@@ -94,7 +94,7 @@ class Recorder:
         refuse_broken_weights(self.trainer)
         if self.run is not None:
             self._hold()
-            self.run.rewind(self.trainer.phase)
+            self.run.rewind(self.trainer.phase, args.batch_size)
             earlier = self.run.read_info().get("remarks") or {}
             phase = self.trainer.phase
             self.remarks = {k: v for k, v in earlier.items() if v["phase"] < phase}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every")
 """The settings that may change when a run goes on."""
+MOMENT = re.compile(re.escape(checkpoint.OPTIMIZER) + "([0-9]+)[.]([a-z_0-9]+)")
+"""The names under which moments are saved: the parameter's number, and which moment it is."""
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
 PLACES = ("device", "base_model", "reward_model", "prompts", "critic_from")
 """Settings that say where things are: one that was corrected in run.json is only told."""
 
@@ -254,18 +258,19 @@ def refuse_other_moments(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     fields: dict[int, set[str]] = {}
     for name, tensor in moments.items():
-        number, field = name.removeprefix(checkpoint.OPTIMIZER).split(".", 1)
-        fields.setdefault(int(number), set()).add(field)
-        fits = int(number) < len(parameters)
-        if fits and field.startswith("exp_avg"):
-            fits = _is_like(tensor, parameters[int(number)])
+        parts = MOMENT.fullmatch(name)
+        fits = parts is not None and int(parts[1]) < len(parameters)
+        if fits and parts[2].startswith("exp_avg"):
+            fits = _is_like(tensor, parameters[int(parts[1])])
         if not fits:
             raise RunError(f"{path} has no fitting {name!r}; it belongs to another model.")
+        fields.setdefault(int(parts[1]), set()).add(parts[2])
     for number, found in fields.items():
-        if {"exp_avg", "exp_avg_sq", "step"} & found and len(found) < 3:
+        is_adam = bool({"exp_avg", "exp_avg_sq"} & found)
+        if (is_adam and found != ADAM) or found == {"step"}:
             raise RunError(
-                f"{path} holds only {', '.join(sorted(found))} of parameter {number}'s moments; "
-                "restore the file that the run wrote."
+                f"{path} holds {', '.join(sorted(found))} of parameter {number}'s moments, and not "
+                f"{', '.join(sorted(ADAM))}; restore the file that the run wrote."
             )
 
 

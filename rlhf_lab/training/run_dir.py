@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside, refuse_foreign
+from rlhf_lab.files import beside, clear_draft, refuse_foreign
 from rlhf_lab.training.notes import FORM_OF_INFO
 
 
@@ -165,7 +165,7 @@ class RunDir:
             RunError: it is not JSON, or not that of a run.
         """
         info = read_object(self.info_path)
-        if not isinstance(info.get("args"), dict):
+        if not isinstance(info.get("args"), dict) or not info["args"]:
             raise RunError(f"{self.info_path} holds no arguments of a run; restore it.")
         for name, (holds, meant) in FORM_OF_INFO.items():
             if name in info and not holds(info[name]):
@@ -214,17 +214,24 @@ class RunDir:
             for number, line in enumerate(whole_lines, 1)
         ]
 
-    def rewind(self, phase: int) -> None:
+    def rewind(self, phase: int, batch_size: int) -> None:
         """Drop what was logged from this phase on, which is about to be done again.
 
         A checkpoint that was being written when the run was killed goes, too.
+
+        Args:
+            batch_size: samples that the run has of each phase.
+
+        Raises:
+            RunError: a file of the run cannot be read, or replaced.
         """
         for partial in self.checkpoints.glob(".*.partial"):
-            partial.unlink(missing_ok=True)
+            clear_draft(partial)
         returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
         for file in (METRICS, SAMPLES, *returned):
             self.keep(file, lambda record: _is_done(record, phase))
         self._mend_metrics(phase)
+        self._mend_samples(phase, batch_size)
 
     def _mend_metrics(self, phase: int) -> None:
         """Put one line for each phase before this one in order; say what was doubled or lacks."""
@@ -244,6 +251,33 @@ class RunDir:
             warnings.warn(
                 f"{self.path / METRICS} lacks phase {', '.join(lacking)}, which the run has done; "
                 "the run goes on from its weights, and its curves have a gap.",
+                stacklevel=2,
+            )
+
+    def _mend_samples(self, phase: int, batch_size: int) -> None:
+        """Put the samples in the order of their phases, each batch once; say what lacks."""
+        lines, kept, odd = self.read(SAMPLES), [], []
+        by_phase: dict[int, list[dict[str, Any]]] = {number: [] for number in range(phase)}
+        for line in lines:
+            by_phase[line["phase"]].append(line)
+        for number, found in by_phase.items():
+            if found[:batch_size] == found[batch_size:]:  # two trainers wrote the same batch
+                found = found[:batch_size]
+            if len(found) != batch_size:
+                odd.append(f"{len(found)} samples of phase {number}")
+            kept += found
+        if kept != lines:
+            warnings.warn(
+                f"{self.path / SAMPLES} had samples twice or out of order, as when two trainers "
+                "write at once; each batch stays once, in the order of phases.",
+                stacklevel=2,
+            )
+            with replacing(self.path / SAMPLES) as partial:
+                partial.write_text(_lines(kept), encoding="utf-8")
+        if odd:
+            warnings.warn(
+                f"{self.path / SAMPLES} has {', '.join(odd)}, and the run wrote {batch_size} in "
+                "each; it goes on from its weights, and what is there stays.",
                 stacklevel=2,
             )
 

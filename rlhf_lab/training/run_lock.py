@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lab.errors import RunError
+from rlhf_lab.files import refuse_foreign
 from rlhf_lab.training.run_dir import writing
 
 try:
@@ -76,6 +77,7 @@ def refuse_locked(directory: Path) -> None:
     """
     path = directory / LOCK
     if path.exists() and _held_here(directory) is None:
+        refuse_foreign(path)
         with writing(path):
             file = os.open(path, OPEN)
         try:
@@ -117,6 +119,7 @@ class _Held(threading.Thread):
 def _take(directory: Path) -> _Held:
     """Take the lock of a directory."""
     path = directory / LOCK
+    refuse_foreign(path)
     older = _held_here(directory)
     if older is not None:
         older.release()

@@ -193,7 +193,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "fp16": (halve_weights, "W_E' as torch.float16, and the model as torch.float32"),
     "int32": (round_weights, "W_E' as torch.int32"),
     "half_the_moments": (forget_half_the_moments, "holds .* tensors of"),
-    "one_kind_of_moment": (forget_one_kind_of_moment, "holds only exp_avg_sq, step"),
+    "one_kind_of_moment": (forget_one_kind_of_moment, "holds exp_avg_sq, step of parameter 3"),
     "shape_of_a_moment": (reshape_a_moment, "no fitting 'optimizer.3.exp_avg'"),
 }
 

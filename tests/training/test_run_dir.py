@@ -15,7 +15,7 @@ from rlhf_lab.training.run_dir import replacing
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     run = RunDir.create(tmp_path / "run")
-    run.write_info({"args": {}, "n": 1})
+    run.write_info({"args": {"seed": 1}, "n": 1})
     return run
 
 
@@ -31,7 +31,7 @@ def test_an_empty_directory_is_taken(tmp_path):
 def test_a_run_is_not_made_over_another(run):
     with pytest.raises(RunError, match="already holds a run; go on with `resume .*another --out"):
         RunDir.create(run.path)
-    assert run.read_info() == {"args": {}, "n": 1}
+    assert run.read_info() == {"args": {"seed": 1}, "n": 1}
 
 
 def test_a_file_is_no_place_for_a_run(tmp_path):
@@ -135,19 +135,19 @@ def test_rewinding_drops_the_phases_that_are_done_again(run):
     """To phase 2: what phases 0 and 1 logged stays byte for byte, a half line goes too."""
     for phase in range(4):
         run.append("metrics.jsonl", [{"phase": phase, "x": 0.1 * phase, "none": None}])
-        run.append("samples.jsonl", [{"phase": phase, "text": "schön"}] * 2)
+        run.append("samples.jsonl", [{"phase": phase, "text": t} for t in ("schön", "gut")])
     metrics = (run.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     samples = (run.path / "samples.jsonl").read_bytes().splitlines(keepends=True)
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"phase": 4, "x"')
-    run.rewind(2)
+    run.rewind(2, 2)
     assert (run.path / "metrics.jsonl").read_bytes() == b"".join(metrics[:2])
     assert (run.path / "samples.jsonl").read_bytes() == b"".join(samples[:4])
 
 
 def test_rewinding_to_the_start_empties_the_logs(run):
     run.append("metrics.jsonl", [{"phase": 0}])
-    run.rewind(0)
+    run.rewind(0, 1)
     assert run.read("metrics.jsonl") == [] == run.read("samples.jsonl")
 
 
@@ -177,5 +177,5 @@ def test_replacing_leaves_the_old_file_when_the_write_fails(tmp_path, failure):
 def test_a_failing_info_write_keeps_the_old_info(run):
     with pytest.raises(TypeError):
         run.write_info({"x": object()})
-    assert json.loads(run.info_path.read_text()) == {"args": {}, "n": 1}
+    assert json.loads(run.info_path.read_text()) == {"args": {"seed": 1}, "n": 1}
     assert {p.name for p in run.path.iterdir()} == {"run.json", "checkpoints"}
