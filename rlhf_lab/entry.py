@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import logging
 import os
 import sys
@@ -94,9 +95,15 @@ def _one_sentence(prog: str) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()]
-        problem = lines[1 : next((i for i, line in enumerate(lines) if line.startswith("──")), -1)]
-        raise ConfigError(f"{' '.join(problem).rstrip('.')}; see `{prog} --help`.") from None
+        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()[1:]]
+        below_title = itertools.dropwhile(_is_rule, lines)
+        problem = " ".join(itertools.takewhile(lambda line: not _is_rule(line), below_title))
+        raise ConfigError(f"{problem.rstrip('. ')}; see `{prog} --help`.") from None
+
+
+def _is_rule(line: str) -> bool:
+    """Whether a line of tyro's panel is drawn; where the encoding has no ─, with hyphens."""
+    return set(line) <= set("─-╰╯")
 
 
 def guarded(prog: str, run: Callable[[], int]) -> int:
@@ -112,7 +119,7 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
         return status
     except LabError as error:
-        print(visible(f"{prog}: {error}").replace("\n", "\\n"), file=sys.stderr)
+        print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
@@ -168,4 +175,9 @@ def _of_what_was_given(error: Exception) -> str | None:
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
     """A warning as one line, without the line of code that gave it."""
-    print(visible(f"{prog}: warning: {message}"), file=sys.stderr)
+    print(_in_a_line(f"{prog}: warning: {message}"), file=sys.stderr)
+
+
+def _in_a_line(text: str) -> str:
+    """A text whose control characters and line breaks are written out, as of odd names."""
+    return visible(text).replace("\n", r"\n")

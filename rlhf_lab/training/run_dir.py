@@ -110,6 +110,8 @@ class RunDir:
         Raises:
             RunError: a run is there already, a file, or a directory with files of a run's names.
         """
+        if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
+            raise RunError(f"{self.path} is not UTF-8, as checkpoints need; choose another --out.")
         if self.info_path.exists() or (self.path / METRICS).exists():
             raise RunError(
                 f"{self.path} already holds a run; "

