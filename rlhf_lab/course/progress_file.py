@@ -49,9 +49,9 @@ def read_records() -> dict[str, ExerciseRecord]:
     pipes are neither read nor moved.
     """
     path = progress_path()
-    if not path.is_file():
-        return {}
     try:
+        if not path.is_file():
+            return {}
         stored = json.loads(path.read_text(encoding="utf-8"))["exercises"]
         return {name: record for name, r in stored.items() if (record := _record(r)) is not None}
     except OSError:

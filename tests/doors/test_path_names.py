@@ -1,0 +1,79 @@
+"""Names that a file system takes and that a terminal, markup, HTML or a shell would not."""
+
+import html
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.console import visible
+from tests.doors.door import accepted, refused, untouched
+
+SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
+NAMES = {
+    "a tag within": "exp[red]v2[bold]",
+    "version": "exp[v2]",
+    "opening tag": "[bold]x",
+    "link tag": "[link=x]y",
+    "emoji code": ":smile:",
+    "line break": "new\nline",
+    "carriage return": "done\rfake",
+    "blank": "my run",
+    "blank first": " run",
+    "blank last": "run ",
+    "dash": "-run",
+    "dashes": "--out",
+    "dot": ".run",
+    "umlaut": "größe",
+    "Japanese": "日本語",
+    "emoji": "🎬",
+    "escape": "a\x1b[31mb",
+    "bell": "a\x07b",
+    "direction": "a\u202egnp",
+    "quotes": 'it\'s "mine"',
+    "dollar": "$HOME",
+    "star": "*",
+    "braces": "{0} %s",
+    "backslash": "a\\b",
+    "tilde": "~",
+    "HTML": "<b>&amp;<script>",
+    "ends as a file": "run.json",
+    "255 bytes": "x" * 240,
+}
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_run_of_an_odd_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = NAMES[kind]
+    done = accepted([*SMALL.split(), f"--out={name}"])
+    written = f"\nwritten to {visible(name)}\n".expandtabs()  # as a terminal has it
+    assert done.err == "" and written in done.out
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "run.json").is_file()
+    said = accepted(["report", f"./{name}"]).out
+    assert said == f"written: {visible(name)}/report.html\n".expandtabs()
+    page = (tmp_path / name / "report.html").read_text()
+    assert f"<h1>{html.escape(visible(name))}</h1>" in page
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_sentence_about_an_odd_name(here: Path, kind: str) -> None:
+    shutil.copytree(here / "RUN", here / NAMES[kind])
+    shown = visible(NAMES[kind]).replace("\n", r"\n")
+    with untouched(here):
+        refused([*SMALL.split(), f"--out={NAMES[kind]}"], f"{shown} already holds a run")
+
+
+def test_a_name_that_safetensors_cannot_open(here: Path) -> None:
+    with untouched(here):
+        refused([*SMALL.split(), "--out=a\udcffb"], "not UTF-8", "choose another --out")
+
+
+@pytest.mark.parametrize("kind", ["version", "line break", "dash", "Japanese", "HTML", "dollar"])
+def test_a_model_of_an_odd_name(here: Path, kind: str) -> None:
+    name = NAMES[kind]
+    said = accepted(["export", "RUN", f"./{name}"]).out
+    assert f"written to {visible(name)};" in said
+    assert len(accepted(["sample", f"./{name}", "-n", "2", "--gen-len", "4"]).out.splitlines()) == 2
