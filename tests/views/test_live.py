@@ -240,3 +240,12 @@ def test_a_run_that_fails_leaves_the_terminal_usable(trainer):
         raise ZeroDivisionError
     assert view._live is not None and not view._live.is_started
     assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h")
+
+
+def test_the_panel_takes_no_markup_from_names(tmp_path):
+    args = RLHFArgs(preset="reel", batch_size=4, num_minibatches=1, gen_len=4)
+    trainer = RLHFTrainer(args, out=tmp_path / "[bold]" / "[" / "red]")
+    trainer.start()
+    console = Console(file=io.StringIO(), width=300, color_system=None)
+    console.print(RunView(trainer, console).panel())
+    assert "/[bold]/[/red]" in console.file.getvalue()
