@@ -320,8 +320,9 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
         if name not in record:
             raise RunError(f"{place} has no field {name!r}; fix or delete it.")
         value = record[name]
-        no_phase = name == "phase" and isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or isinstance(value, bool) or no_phase:
+        flag_for_number = isinstance(value, bool) and kind is not bool
+        below_0 = name == "phase" and isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or flag_for_number or below_0:
             raise RunError(f"{place} has {name}={record[name]!r:.80}; fix or delete it.")
     return record
 
