@@ -497,3 +497,18 @@ def test_a_spoilt_run(
         left.append("samples.jsonl")  # in order of phases; within one, as they stand
     assert_equal(run, whole, *left)
     assert outside.items() <= contents(here).items()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["resume", "sample", "export"])
+def test_a_process_refuses_a_spoilt_run_as_the_function_does(
+    here: Path, warm_python: Any, command: str
+) -> None:
+    last = here / "RUN" / LAST
+    last.write_bytes(last.read_bytes()[:-1000])
+    arguments = ["-m", "rlhf_lab", command, "RUN", *(["made"] if command == "export" else [])]
+    with untouched(here):
+        done = warm_python.run(arguments, cwd=here)
+    sentences = [line for line in done.stderr.splitlines() if line]
+    assert done.returncode == 2 and len(sentences) == 1, done.stderr
+    assert "last.safetensors is corrupt" in sentences[0] and sentences[0].endswith(".")
