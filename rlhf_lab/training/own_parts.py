@@ -1,5 +1,6 @@
 """Own parts of a trainer: refusal of what cannot be a part, before a run begins."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import HookedTransformer
 
 MODEL_KINDS = {
-    "policy": (TransformerWithValueHead, "a TransformerWithValueHead, or name it as base_model"),
-    "reference": (HookedTransformer, "a HookedTransformer, such as make_reference(...) gives"),
+    "policy": ("base_model", "a TransformerWithValueHead, or name it as base_model"),
+    "reference": ("cfg", "a HookedTransformer, such as make_reference(...) gives"),
 }
+"""What a model of one's own must have, so that a class of a learner's may take the place too."""
 
 
 def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
@@ -26,8 +28,9 @@ def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"args={args!r:.60} are no settings; give RLHFArgs, such as RLHFArgs(preset='reel')."
         )
-    for name, (kind, remedy) in MODEL_KINDS.items():
-        if parts[name] is not None and not isinstance(parts[name], kind):
+    for name, (attribute, remedy) in MODEL_KINDS.items():
+        part = parts[name]
+        if part is not None and not (isinstance(part, nn.Module) and hasattr(part, attribute)):
             raise ConfigError(f"{name}={parts[name]!r:.60} is no such model; give {remedy}.")
     for name in ("reward_fn", "gold_fn"):
         if parts[name] is not None and not callable(parts[name]):
@@ -46,11 +49,12 @@ def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
 
 
 def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedTransformer) -> None:
-    """Refuse a policy that cannot learn, and a reference that says nothing about it.
+    """Refuse a policy that cannot learn, and a reference with other tokens.
+
+    A reference that learns with the policy, as where a mistake is studied, is warned of.
 
     Raises:
-        ConfigError: no weight of the policy is trained, some are the reference's too, or the two
-            have different vocabularies.
+        ConfigError: no weight of the policy is trained, or the two have different vocabularies.
     """
     trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
     if not trained:
@@ -59,9 +63,10 @@ def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedTrans
             "weights are to learn."
         )
     if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
-        raise ConfigError(
+        warnings.warn(
             "reference has weights of the policy's that are trained, so that the KL between the "
-            "two would always be 0; leave it out, or give a copy (models.frozen_copy)."
+            "two is always 0; leave it out, or give a copy (models.frozen_copy).",
+            stacklevel=2,
         )
     sizes = policy.base_model.cfg.d_vocab, reference.cfg.d_vocab
     if sizes[0] != sizes[1]:

@@ -539,7 +539,7 @@ def become(text: str) -> Callable[[Path], Any]:
 
 RECORDS, CHECKS = "probes/records", "probes/checks.jsonl"
 DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "no_arguments": ("run.json", become('{"args": {}}'), "'base_model'"),
+    "no_arguments": ("run.json", become('{"args": {}}'), "holds no arguments"),
     "no_object": ("run.json", become("[1]"), "holds [1], not an object"),
     "curve_of_lists": ("metrics.jsonl", add('{"phase": 4, "mean_reward": [1]}'), "metrics.jsonl"),
     "list": ("metrics.jsonl", become("[1]\n"), "line 1, is [1], not an object"),

@@ -176,7 +176,9 @@ def test_a_page_replaces_an_earlier_one_and_nothing_that_lies_beside_it(place: P
 def test_a_directory_where_a_page_is_prepared(place: Path) -> None:
     full_directory(place / ".ours.html.partial")
     with untouched(place):
-        refused(["report", "RUN", "--out", "ours.html"], "ours.html", "choose another place")
+        refused(
+            ["report", "RUN", "--out", "ours.html"], "ours.html", "is a directory", "take it away"
+        )
 
 
 @pytest.mark.usefixtures("unchanged")
