@@ -367,6 +367,10 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10, "warmup_steps": 20}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        (
+            {"advantages": "remax", "normalize_reward": False, "whiten_rewards": True},
+            ["advantages='remax'", "whiten_rewards=True"],
+        ),
         ({"gen_len_min": 51}, ["gen_len_min=51", "gen_len=50"]),
         ({"micro_batch_size": 3}, ["micro_batch_size=3", "8 sequences"]),
         ({"reward_scaling": "scale"}, ["reward_scaling='scale'", "normalize_reward=True"]),

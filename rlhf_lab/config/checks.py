@@ -157,6 +157,11 @@ def _of_credit(args: AllFields) -> Iterator[str]:
             "advantages='remax' compares with the greedy answer's reward, which "
             "normalize_reward=True would leave on another scale; set normalize_reward=False."
         )
+    if args.advantages == "remax" and args.whiten_rewards:
+        yield (
+            "advantages='remax' compares with the greedy answer's reward, which "
+            "whiten_rewards=True would leave on another scale; set whiten_rewards=False."
+        )
 
 
 def _of_memory(args: AllFields) -> Iterator[str]:

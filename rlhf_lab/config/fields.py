@@ -172,6 +172,10 @@ class CreditArgs:
     """Answers that are sampled to each prompt and compared with each other; divides batch_size."""
     gamma: float = 1.0
     """Discount per token, used by one_step, gae, reinforce and reinforce++."""
+    whiten_rewards: bool = False
+    """Scale the rewards of all tokens, KL included, to variance 1 over the batch, and keep their
+    mean.
+    """
     gae_lambda: float = 0.95
     """Lambda of gae: 0 is the one-step estimate, 1 is the return minus the value."""
     normalize_advantages: bool = True

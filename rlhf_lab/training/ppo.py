@@ -11,10 +11,9 @@
             - kl_coef E[KL(pi || pi_ref)]                               KL penalty
 
 Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
-What is not the algorithm is elsewhere: all that is done to a reward (`rewards/pipeline.py`),
-dynamic sampling (`dynamic_sampling.py`), hooked or packed forwards (`models/outputs.py`), other
-objectives and KL estimates (`objective.py`), micro-batches and the guard against nan (`ascent.py`),
-logs and checkpoints (`recorder.py`).
+What is not the algorithm is elsewhere: what is done to a reward (`rewards/pipeline.py`), dynamic
+sampling (`dynamic_sampling.py`), hooked or packed forwards (`models/outputs.py`), other objectives
+and KL estimates (`objective.py`), micro-batches and nan (`ascent.py`), logs (`recorder.py`).
 """
 
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ def assign_credit(
 ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
     """Advantages of each generated token, and the returns that the value head learns.
 
-    1. The reward stands at the last real token; each token pays for its own KL, if rewards do.
+    1. The last real token has the reward, each pays its own KL if rewards do; whitened if asked.
     2. The estimator (GAE unless another was chosen) makes advantages of rewards and values.
     3. The returns are advantages plus values; without values, the rewards to go.
 
@@ -101,6 +100,8 @@ def assign_credit(
     args, functions, mask = trainer.args, trainer.functions, samples.mask
     kl_coef = 0.0 if kl_to_pay is None else trainer.kl_controller.kl_coef
     token_rewards = F.token_rewards(rewards, mask, kl_to_pay, kl_coef)
+    if args.whiten_rewards:
+        token_rewards = F.whiten(token_rewards, mask, shift_mean=False)
     group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
     advantages = functions.estimate_advantages(
         args, samples.values, rewards, mask, token_rewards, group, greedy_rewards

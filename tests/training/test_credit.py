@@ -10,6 +10,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import NEED_GROUPS, Advantages
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.ppo import assign_credit
 
 GROUPS_OF_TWO = {"samples_per_prompt": 2, "normalize_reward": False}
 
@@ -67,6 +68,44 @@ def test_answers_to_one_prompt_are_compared_with_each_other(make_trainer, name, 
     assert advantages.shape == (4, 3)
     for row, value in zip(advantages, expected, strict=True):
         assert row.tolist() == pytest.approx([value] * 3, abs=1e-3)
+
+
+def test_whitened_rewards_by_hand(make_trainer):
+    """Rewards 1, 3, 2, 6 at the last of 3 tokens each: 12 numbers of mean 1, and 8 of them are 0.
+
+    The sum of their squares is 50, so that the unbiased variance is (50 - 12) / 11 = 38 / 11, and
+    x becomes (x - 1) / sqrt(38 / 11) + 1: 0 becomes 0.462, and 6 becomes 3.690.
+    """
+    fields = {"batch_size": 4, "gen_len": 3, "stop_at_eos": False, "normalize_reward": False}
+    fields |= {"advantages": "reinforce", "whiten_rewards": True}
+    rollout = make_trainer({"reward_fn": paid(1.0, 3.0, 2.0, 6.0)}, **fields).rollout_phase()
+    scaled = {x: (x - 1) / (38 / 11) ** 0.5 + 1 for x in (0, 1, 3, 2, 6)}
+    assert scaled[0] == pytest.approx(0.462, abs=5e-4)
+    assert scaled[6] == pytest.approx(3.690, abs=5e-4)
+    for row, x in zip(rollout.advantages, (1, 3, 2, 6), strict=True):
+        to_go = [scaled[x] + left * scaled[0] for left in (2, 1, 0)]
+        assert row.tolist() == pytest.approx(to_go, abs=1e-5)
+    assert rollout.rewards.tolist() == [1.0, 3.0, 2.0, 6.0], "what was paid is noted as it was"
+
+
+def test_whitened_rewards_include_the_kl_and_leave_the_padding_out(make_trainer):
+    """As one function would make them of the same samples; a row that ends early is no zero."""
+    fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "stop_at_eos": True}
+    fields |= {"kl_in": "reward", "kl_coef": 0.7, "advantages": "reinforce"}
+    trainer = make_trainer(whiten_rewards=True, **fields)
+    samples = trainer.rollout_phase().samples
+    mask = samples.mask
+    assert not mask.all()
+    rewards, kl = torch.arange(16.0), torch.full(mask.shape, 0.1)
+    last = mask.sum(1) - 1
+    paid_each = -0.07 * mask.float()
+    paid_each[torch.arange(16), last] += rewards
+    real = paid_each[mask]
+    scaled = (real - real.mean()) / real.std() + real.mean()
+    expected = torch.zeros_like(paid_each).masked_scatter(mask, scaled)
+    to_go = expected.flip(1).cumsum(1).flip(1) * mask
+    advantages, _ = assign_credit(trainer, samples, rewards, kl)
+    torch.testing.assert_close(advantages, to_go, atol=1e-4, rtol=1e-5)
 
 
 def test_reinforce_plus_plus_whitens_the_rewards_over_the_batch(make_trainer):
