@@ -91,18 +91,23 @@ class Samples(Rows):
         """Whether some prompts are shorter than others."""
         return not bool(self.prompt_mask.all())
 
+    @property
+    def written_mask(self) -> Bool[Tensor, "batch seq"]:
+        """False on padding before the prompt and after the response.
+
+        Tokens that do not count (see `RLHFTrainer.step`) are True if one that counts follows.
+        """
+        until_last = self.mask.flip(1).cumsum(1).flip(1) > 0
+        return torch.cat([self.prompt_mask, until_last], dim=1)
+
     def prompts(self) -> list[list[int]]:
         """The token ids of each prompt, without padding."""
         rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
         return [ids[real].tolist() for ids, real in rows]
 
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Prompt and response as text, without special tokens or what follows a stop token.
-
-        Tokens that do not count (see `RLHFTrainer.step`) are there if one that counts follows.
-        """
-        until_last = self.mask.flip(1).cumsum(1).flip(1) > 0
-        real = torch.cat([self.prompt_mask, until_last], dim=1).tolist()
+        """Prompt and response as text, without special tokens or what follows a stop token."""
+        real = self.written_mask.tolist()
         rows = [list(compress(*row)) for row in zip(self.tokens.tolist(), real, strict=True)]
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 

@@ -367,6 +367,11 @@ def test_the_edges_of_what_is_allowed_are_allowed(fields):
         ({"total_phases": 10, "warmup_steps": 20}, ["warmup_steps=20", "total_phases=10"]),
         ({"batch_size": 1, "num_minibatches": 1}, ["normalize_reward=True", "batch_size=1"]),
         ({"reward_fn": "count:"}, ["reward_fn='count:'"]),
+        ({"reward_per_token": True}, ["reward_per_token=True", "reward_fn='sentiment'"]),
+        (
+            {"reward_per_token": True, "reward_fn": "learned"},
+            ["normalize_reward=True is for one reward per text", "normalize_reward=False"],
+        ),
         (
             {"advantages": "remax", "normalize_reward": False, "whiten_rewards": True},
             ["advantages='remax'", "whiten_rewards=True"],

@@ -193,7 +193,11 @@ def test_so_is_a_run_of_a_llama(runs_of, llama_dir):
 def test_a_learned_reward_pays_there_as_on_the_cpu(runs_of, tmp_path):
     place = model_commands.ModelPlace(tmp_path / "reward", device="cpu")
     assert COMMANDS["train-reward"](place) == 0
-    assert_same_runs(*runs_of(reward_fn="learned", reward_model=str(place.out), may_read=None))
+    fields = {"reward_fn": "learned", "reward_model": str(place.out)}
+    assert_same_runs(*runs_of(**fields, may_read=None))
+    of_tokens = {"reward_per_token": True, "normalize_reward": False, "total_phases": 1}
+    there = tmp_path / "of tokens"
+    assert_same_runs(*train_on_both(there, may_read=None, warmup_steps=0, **fields, **of_tokens))
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ def to_tensordict(
        row of `seq`; the action is the next token.
     2. A row is done once, at its last real token: terminated if it ended itself, by a stop token in
        the last place or before it; truncated if it used up the places.
-    3. There the reward is paid, once. Every real token pays kl_coef times its log-ratio (times its
-       exact KL, if the rollout has no log-probs of the reference).
+    3. There the reward is paid, once; or each token its own, if the reward function pays tokens.
+       Every real token pays kl_coef times its log-ratio (times its exact KL, if the rollout has no
+       log-probs of the reference).
 
     Beside torchrl's keys, `mask` is True on the steps that were taken, and `next, truncated` stands
     beside terminated. Steps that were not taken have log-prob and rewards 0. The two observations
@@ -39,7 +40,7 @@ def to_tensordict(
     """
     samples = rollout.samples
     mask = samples.mask
-    reward_raw = F.token_rewards(rollout.rewards, mask)
+    reward_raw = F.token_rewards(rollout.earned, mask)
     kl = rollout.kl if rollout.ref_logprobs is None else samples.logprobs - rollout.ref_logprobs
     reward_kl = -kl_coef * F.zero_masked(kl, mask)
     tokens, seen = _observations(samples, pad_token)

@@ -214,7 +214,36 @@ def _of_loss(args: AllFields) -> Iterator[str]:
         )
 
 
+FOR_TEXTS = MappingProxyType(
+    {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
+    | {"dynamic_sampling": None}
+)
+"""What is for one reward per text, and its value where each token is paid."""
+
+
+def refuse_with_token_rewards(args: AllFields) -> None:
+    """Refuse the settings that are for one reward per text, where each token is paid.
+
+    Raises:
+        ConfigError: one of them is set.
+    """
+    for name, off in FOR_TEXTS.items():
+        value = getattr(args, name)
+        if value != off:
+            raise ConfigError(
+                f"{name}={value!r} is for one reward per text, and reward_fn pays each token; set "
+                f"{name}={off!r} (whiten_rewards=True scales the rewards of tokens)."
+            )
+
+
 def _of_rewards(args: AllFields) -> Iterator[str]:
+    if args.reward_per_token and args.reward_fn != "learned":
+        yield (
+            f"reward_per_token=True needs a reward model, but reward_fn={args.reward_fn!r}; set "
+            "reward_fn='learned', or hand in a TokenReward."
+        )
+    if args.reward_per_token:
+        refuse_with_token_rewards(args)
     if args.reward_fn == "count:":
         yield "reward_fn='count:' names no text; write for example count:great."
     if args.normalize_reward and args.batch_size == 1:

@@ -132,6 +132,10 @@ class RewardArgs:
     """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id; or
     the reward model of reward_fn=learned: a directory that train-reward wrote.
     """
+    reward_per_token: bool = False
+    """With reward_fn=learned, pay each token what it adds to the score of the text so far, rather
+    than the last token the score of the whole.
+    """
     direction: Literal["pos", "neg"] = "pos"
     """Which class of the classifier is rewarded."""
     positive_label: str | None = None

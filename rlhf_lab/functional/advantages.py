@@ -146,14 +146,15 @@ def explained_variance(
 
 
 def token_rewards(
-    rewards: Float[Tensor, " batch"],
+    rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
     kl_per_token: Float[Tensor, "batch gen"] | None = None,
     kl_coef: float = 0.0,
 ) -> Float[Tensor, "batch gen"]:
     """Spread a sequence's reward over its tokens: the score at the last one, KL paid at each one.
 
-    1. Put the reward at the last real token of its row, and 0 elsewhere.
+    1. Put the reward at the last real token of its row, and 0 elsewhere. Rewards of single tokens
+       stay where they are.
     2. Subtract kl_coef times the KL of each real token (in nats per token).
 
     A row without a real token gets no reward. Raises ValueError if kl_coef is set but
@@ -164,9 +165,12 @@ def token_rewards(
     """
     if kl_per_token is None and kl_coef != 0:
         raise ValueError(f"kl_coef is {kl_coef} but kl_per_token is missing; give both or neither.")
-    check_same_shape(mask.shape[:1], rewards=rewards)
+    check_same_shape(mask.shape[: rewards.ndim], rewards=rewards)
     check_same_shape(mask=mask, kl_per_token=kl_per_token)
-    score = torch.where(last_token_mask(mask), at_least_float32(rewards)[:, None], 0.0)
+    score = at_least_float32(rewards)
+    if score.ndim == 1:
+        score = torch.where(last_token_mask(mask), score[:, None], 0.0)
+    score = zero_masked(score, mask)
     if kl_per_token is None:
         return score
     return score - kl_coef * zero_masked(at_least_float32(kl_per_token), mask)

@@ -8,6 +8,7 @@ from rlhf_lab.rewards.pipeline import RewardPipeline, Scores
 from rlhf_lab.rewards.preference_fit import PreferenceFit, train_reward_model
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
+from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 
 __all__ = [
     "CountReward",
@@ -17,8 +18,10 @@ __all__ = [
     "RewardFn",
     "RewardModel",
     "RewardPipeline",
+    "ScoreGains",
     "Scores",
     "SentimentReward",
+    "TokenReward",
     "load_pairs",
     "load_policy_and_critic",
     "load_reward",

@@ -12,9 +12,10 @@ from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.rewards.model import LearnedReward
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
+from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 from rlhf_lab.torch_modes import torch_modes_kept
 
-RewardFn = Callable[[list[str]], Float[Tensor, " batch"]]
+RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
 
 
 def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
@@ -29,6 +30,9 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
             args.reward_model, args.direction, device, positive_label=args.positive_label
         )
     if args.reward_fn == "learned":
+        if args.reward_per_token:
+            gains = ScoreGains(args.reward_model, device)
+            return TokenReward(gains, gains.tokenizer)
         return LearnedReward(args.reward_model, device)
     if args.reward_fn.startswith("count:"):
         return CountReward(args.reward_fn.removeprefix("count:"))

@@ -76,7 +76,7 @@ class RewardModel(nn.Module):
             raise ValueError("attention_mask has a row without a real token; leave that row out.")
         return scores[last_token_mask(attention_mask)]
 
-    def normalize(self, scores: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    def normalize(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Raw scores less the mean, over the standard deviation, of the texts trained on."""
         return (scores - self.mean) / self.std
 

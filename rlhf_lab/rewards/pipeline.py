@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import RLHFArgs, refuse_with_token_rewards
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
 from rlhf_lab.rewards.load import RewardFn, score_texts
+from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.samples import Samples
 
 Prompt = tuple[int, ...]
@@ -23,8 +25,9 @@ class Scores:
     """A batch of texts with their rewards.
 
     Args:
-        raw_rewards: as the reward function returned them.
+        raw_rewards: as the reward function returned them; their sums, if it pays each token.
         rewards: after everything that is done to them.
+        token_rewards: what each token earns of `rewards`, if the reward function pays each token.
         gold_rewards: the known truth beside the reward, where there is one (Reel).
         grammatical: whether each text parses, where that is known (Reel).
         reward_moments: mean and variance of all rewards so far, these included, if rewards are
@@ -41,13 +44,19 @@ class Scores:
     reward_moments: F.RunningMoments | None = None
     group: Int[Tensor, " batch"] | None = None
     compared: bool = False
+    token_rewards: Float[Tensor, "batch gen"] | None = None
+
+    @property
+    def earned(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
+        """What credit is assigned from: the rewards of the tokens, where there are some."""
+        return self.rewards if self.token_rewards is None else self.token_rewards
 
 
 @dataclass(eq=False)
 class RewardPipeline:
     """From samples to the rewards that advantages are made of.
 
-    1. score: the reward function reads the texts.
+    1. score: the reward function reads the texts, or the token ids (`TokenReward`).
     2. labels: less what the labels of the same prompts earn (`labels_column`).
     3. penalties: for responses that are too short, unfinished or overlong.
     4. scale: by the running standard deviation, and shifted by the running mean
@@ -91,22 +100,51 @@ class RewardPipeline:
             ConfigError: the reward function returned something else than one finite number per
                 text, or a prompt has no label.
         """
-        texts = samples.texts(self.tokenizer)
-        given = self.reward_fn if raw_rewards is None else lambda texts: raw_rewards
-        raw_rewards = score_texts(given, texts).to(samples.tokens.device)
+        texts, of_tokens = samples.texts(self.tokenizer), None
+        if raw_rewards is None:
+            raw_rewards, of_tokens = self.read(self.reward_fn, samples, texts)
+        else:
+            given = raw_rewards
+            raw_rewards = score_texts(lambda texts: given, texts)
+        raw_rewards = raw_rewards.to(samples.tokens.device)
         moments, rewards = self.shape(samples, raw_rewards)
         if self.args.normalize_reward:
             rewards = self.normalize(rewards)
+        if of_tokens is not None:  # what the whole text loses, its last token loses
+            of_tokens = of_tokens + F.token_rewards(rewards - raw_rewards, samples.mask)
         return Scores(
             texts=texts,
             raw_rewards=raw_rewards,
             rewards=rewards,
-            gold_rewards=score_texts(self.gold_fn, texts) if self.gold_fn else None,
+            gold_rewards=self.read(self.gold_fn, samples, texts)[0] if self.gold_fn else None,
             grammatical=grammatical(texts) if self.check_grammar else None,
             reward_moments=moments,
             group=self.groups(samples),
             compared=self.compares,
+            token_rewards=of_tokens,
         )
+
+    def read(
+        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch gen"] | None]:
+        """What a reward function pays each sequence, and each token, if it pays tokens.
+
+        Rewards of texts are on the device that the function left them on.
+
+        Args:
+            texts: of the samples, where they are at hand.
+
+        Raises:
+            ConfigError: it returned something else than one finite number for each.
+        """
+        if not isinstance(reward_fn, TokenReward):
+            texts = samples.texts(self.tokenizer) if texts is None else texts
+            return score_texts(reward_fn, texts), None
+        rewards = reward_fn(samples.tokens, samples.written_mask)
+        if rewards.ndim == 1:
+            return rewards, None
+        of_tokens = F.zero_masked(rewards[:, samples.prefix_len :], samples.mask)
+        return of_tokens.sum(1), of_tokens
 
     def groups(self, samples: Samples) -> Int[Tensor, " batch"] | None:
         """Which prompt each row answers, by number; None with one answer to each."""
@@ -166,8 +204,12 @@ class RewardPipeline:
             prompts, texts: token ids and text of each prompt.
 
         Raises:
-            ConfigError: it returned something else than one finite number per text.
+            ConfigError: it returned something else than one finite number per text, or it pays
+                each token where settings are for texts.
         """
+        if isinstance(self.reward_fn, TokenReward):
+            self._try_on_tokens(prompts[0], labels)
+            return
         score_texts(self.reward_fn, [texts[0], texts[0]])
         if labels is None:
             return
@@ -177,6 +219,18 @@ class RewardPipeline:
         for prompt, reward in zip(prompts, rewards, strict=True):
             earned.setdefault(tuple(prompt), []).append(reward)
         self.label_rewards = {prompt: statistics.mean(of) for prompt, of in earned.items()}
+
+    def _try_on_tokens(self, prompt: Sequence[int], labels: list[str] | None) -> None:
+        """Have a reward function read the token ids of a prompt, twice."""
+        self.reward_fn.refuse_other_tokens(self.tokenizer)
+        if labels is not None:
+            raise ConfigError(
+                f"labels_column={self.args.labels_column!r} is paid by a reward function of texts, "
+                "and reward_fn reads token ids; leave labels_column out."
+            )
+        ids = torch.tensor([list(prompt)] * 2)
+        if self.reward_fn(ids, torch.ones_like(ids, dtype=torch.bool)).ndim == 2:
+            refuse_with_token_rewards(self.args)
 
     def penalize(
         self, samples: Samples, rewards: Float[Tensor, " batch"]
@@ -212,7 +266,7 @@ class RewardPipeline:
         prompts = [tuple(prompt) for prompt in samples.prompts()]
         distinct = list(dict.fromkeys(prompts))
         greedy = self.sample_greedily(distinct)
-        rewards = score_texts(self.reward_fn, greedy.texts(self.tokenizer))
+        rewards, _ = self.read(self.reward_fn, greedy)
         _, rewards = self.shape(greedy, rewards.to(samples.tokens.device), moments)
         return rewards[[distinct.index(prompt) for prompt in prompts]]
 

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.rewards.load import score_texts
 from rlhf_lab.samples import Samples, join_samples
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.random_streams import phase_generator
@@ -59,7 +58,7 @@ def _sample_and_score(
     """Answers to these prompts, and what the reward function returned for them."""
     generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", draw)
     samples = trainer.sample(prompts, generator)
-    rewards = score_texts(trainer.reward_fn, samples.texts(trainer.tokenizer))
+    rewards, _ = trainer.rewards.read(trainer.reward_fn, samples)
     return samples, rewards.to(samples.tokens.device)
 
 

@@ -145,7 +145,7 @@ class Functions:
         self,
         args: RLHFArgs,
         values: Float[Tensor, "batch gen"],
-        rewards: Float[Tensor, " batch"],
+        rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
         mask: Bool[Tensor, "batch gen"],
         token_rewards: Float[Tensor, "batch gen"] | None = None,
         group: Int[Tensor, " batch"] | None = None,

@@ -69,7 +69,7 @@ def score_samples(
     ref_logprobs = trainer.objective.reference_logprobs(reference, samples, compared.ref_residuals)
     kl_to_pay = trainer.objective.kl_in_reward(samples, compared.kl, ref_logprobs)
     greedy_rewards = trainer.rewards.greedy_rewards(samples, scores.reward_moments)
-    advantages, returns = assign_credit(trainer, samples, scores.rewards, kl_to_pay, greedy_rewards)
+    advantages, returns = assign_credit(trainer, samples, scores.earned, kl_to_pay, greedy_rewards)
     return Rollout(
         samples=samples,
         advantages=advantages,
@@ -83,7 +83,7 @@ def score_samples(
 def assign_credit(
     trainer: "RLHFTrainer",
     samples: Samples,
-    rewards: Float[Tensor, " batch"],
+    rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
     kl_to_pay: Float[Tensor, "batch gen"] | None = None,
     greedy_rewards: Float[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:

@@ -181,6 +181,19 @@ def test_token_rewards_by_hand():
     assert got.flatten().tolist() == pytest.approx([-0.05, 1.9, 0, -0.2, 0, -0.9, 0, 0, 0])
 
 
+def test_rewards_of_tokens_stay_where_they_are_by_hand():
+    mask = tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
+    rewards = tensor([[2.0, -1.0, NAN], [5.0, NAN, 0.5], [NAN, NAN, NAN]])
+    kept = [[2.0, -1.0, 0.0], [5.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
+    assert token_rewards(rewards, mask).tolist() == kept
+    kl = tensor([[0.5, 1.0, NAN], [2.0, NAN, -1.0], [NAN, NAN, NAN]])
+    # 2 - 0.1 * 0.5, -1 - 0.1 * 1; 5 - 0.1 * 2, 0.5 - 0.1 * -1
+    got = token_rewards(rewards, mask, kl, 0.1)
+    assert got.flatten().tolist() == pytest.approx([1.95, -1.1, 0, 4.8, 0, 0.6, 0, 0, 0])
+    half = token_rewards(rewards.bfloat16(), mask)
+    assert half.dtype == torch.float32 and half.tolist() == kept
+
+
 def test_the_score_is_paid_once_and_exactly_at_the_last_real_token():
     # torchrl pays rows that stopped early twice; torchtune pays one token after the last
     mask = tensor([[True, True, False, False], [True, True, True, True]])
@@ -260,6 +273,7 @@ def test_gradients_agree_with_finite_differences():
     assert check(lambda a, v: compute_returns(a, v, mask), (other, values))
     assert check(lambda v, r: explained_variance(v, r, mask), (values, other))
     assert check(lambda r, k: token_rewards(r, mask, k, 0.3), (rewards, other))
+    assert check(lambda r, k: token_rewards(r, mask, k, 0.3), (values, other))
     four = torch.randn(4, dtype=torch.float64, requires_grad=True)
     group = tensor([0, 1, 0, 1])
     assert check(lambda r: rloo_advantages(r, group), four)

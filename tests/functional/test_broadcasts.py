@@ -38,7 +38,11 @@ SETTINGS = {
 """Of parameters that hold no tensor, and do not do without one or would be left out."""
 
 OWN_KIND = {"dpo_loss": "sigmoid"}
-BY_DESIGN = {("compute_advantages", "rewards"), ("bradley_terry_loss", "margin")}
+BY_DESIGN = {
+    ("compute_advantages", "rewards"),
+    ("token_rewards", "rewards"),
+    ("bradley_terry_loss", "margin"),
+}
 """One number per sequence where one per token is as good, and a number where a tensor is."""
 
 OF_ANY_RANK = {

@@ -91,6 +91,7 @@ BASE = {
     "kl_horizon": 100,
     "reward_fn": "sentiment",
     "reward_model": "reel-sentiment",
+    "reward_per_token": False,
     "direction": "pos",
     "normalize_reward": True,
     "reward_scaling": "off",
@@ -184,6 +185,7 @@ ELSEWHERE = {
     "kl_horizon",
     "reward_model",
     "positive_label",
+    "reward_per_token",
     "wandb_mode",
     "wandb_project_name",
     "wandb_entity",
@@ -360,6 +362,21 @@ def test_positive_label_is_the_class_that_pays(base_run):
     paid, other = trainer.reward_fn(texts), base_run.reward_fn(texts)
     torch.testing.assert_close(paid + other, torch.ones(2), atol=1e-6, rtol=0)
     assert (paid - other).abs().min() > 0.1
+
+
+@pytest.mark.slow
+def test_reward_per_token_pays_what_each_token_adds_to_the_score(perturbed, tmp_path):
+    model = RewardModel(load_model(perturbed("reel-nano")), seed=3)
+    model.save(tmp_path / "reward", "reel-nano", {})
+    fields = BASE | {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
+    fields |= {"normalize_reward": False, "kl_coef": 0.0, "gae_lambda": 1.0}
+    at_the_end = RLHFTrainer(RLHFArgs(**fields)).rollout_phase()
+    of_tokens = RLHFTrainer(RLHFArgs(**(fields | {"reward_per_token": True}))).rollout_phase()
+    assert at_the_end.token_rewards is None
+    assert torch.equal(at_the_end.samples.tokens, of_tokens.samples.tokens)
+    first = of_tokens.returns[:, 0] - at_the_end.returns[:, 0]
+    assert first.std() < 1e-4, "a response earns the same but for what its prompt scores"
+    assert (of_tokens.returns - at_the_end.returns).std() > 0.01, "but not at the same tokens"
 
 
 @pytest.mark.slow
