@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
+from rlhf_lab.config.names_elsewhere import FIELDS_ELSEWHERE
 from rlhf_lab.errors import ConfigError
 
 SEED_DEFAULTS = {
@@ -356,6 +358,35 @@ def test_a_whole_number_will_do_for_a_number(name):
 def test_the_edges_of_what_is_allowed_are_allowed(fields):
     args = RLHFArgs(**fields)
     assert {name: getattr(args, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("learning_rate", "base_lr and head_lr"),
+        ("init_kl_coef", "kl_coef"),
+        ("cliprange", "clip_coef"),
+        ("forward_batch_size", "generation_batch_size"),
+        ("gen_length", "gen_len"),
+        ("normalise_reward", "normalize_reward"),
+    ],
+)
+def test_a_name_of_another_package_or_a_slip_is_answered_with_the_name_here(name, here):
+    with pytest.raises(ConfigError, match=f"no field '{name}'; here it is {here}"):
+        RLHFArgs(**{name: 1})
+
+
+def test_a_name_that_nothing_comes_near_is_left_to_the_help():
+    with pytest.raises(ConfigError, match=r"no field 'warp'; see `help\(RLHFArgs\)`"):
+        RLHFArgs(warp=1)
+
+
+def test_the_names_of_other_packages_are_no_fields_and_what_stands_for_them_is():
+    fields = {field.name for field in dataclasses.fields(RLHFArgs)}
+    assert not set(FIELDS_ELSEWHERE) & fields
+    for here in FIELDS_ELSEWHERE.values():
+        words = set(re.findall(r"[a-z_]+", here)) - {"and", "their", "number"}
+        assert words and words <= fields, here
 
 
 @pytest.mark.parametrize(

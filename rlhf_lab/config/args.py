@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_lab.config.checks import check_args
 from rlhf_lab.config.file import read_settings
 from rlhf_lab.config.groups import AllFields
+from rlhf_lab.config.names_elsewhere import instead_of
 from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 
@@ -51,9 +52,12 @@ def _preset_first(cls: type) -> type:
 
     @functools.wraps(init)
     def __init__(self: Any, **given: Any) -> None:
-        unknown = sorted(given.keys() - {field.name for field in dataclasses.fields(cls)})
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(given.keys() - set(names))
         if unknown:
-            raise ConfigError(f"RLHFArgs has no field {unknown[0]!r}; see `help(RLHFArgs)`.")
+            here = instead_of(unknown[0], names)
+            remedy = f"here it is {here}" if here else "see `help(RLHFArgs)`"
+            raise ConfigError(f"RLHFArgs has no field {unknown[0]!r}; {remedy}.")
         preset = given.get("preset", cls.preset)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ConfigError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}.")

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import einops
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import (
     ActivationCache,
@@ -20,6 +22,7 @@ from rlhf_lab.models.transformer_lens import (
 
 VALUE_HOOK = "ln_final.hook_normalized"
 NamedHook = tuple[str, Callable[..., Tensor | None]]
+SomePolicy = TypeVar("SomePolicy", bound=nn.Module)
 
 
 class ValueHead(nn.Sequential):
@@ -79,13 +82,19 @@ class TransformerWithValueHead(nn.Module):
         seed: seeds the fresh value head, and touches no other random state.
 
     Raises:
-        ConfigError: the model has no final norm to hook the value head to.
+        ConfigError: the model is a name (see `from_pretrained`), or has no final norm to hook the
+            value head to.
     """
 
     def __init__(
         self, base_model: HookedTransformer, value_head: nn.Module | None = None, seed: int = 0
     ) -> None:
         super().__init__()
+        if isinstance(base_model, str):
+            raise ConfigError(
+                f"base_model={base_model!r} is a name; load it with "
+                f"{type(self).__name__}.from_pretrained({base_model!r})."
+            )
         self.base_model = base_model
         if VALUE_HOOK not in base_model.hook_dict:
             raise ConfigError(
@@ -99,6 +108,17 @@ class TransformerWithValueHead(nn.Module):
         self.value_head = head.to(device=parameter.device, dtype=parameter.dtype)
         for name, point in self._value_points().items():
             point.name = name
+
+    @classmethod
+    def from_pretrained(
+        cls: type[SomePolicy], name: str, device: str | torch.device = "cpu", seed: int = 0
+    ) -> SomePolicy:
+        """The language model of a bundled name, a directory or a hub id, with a fresh value head.
+
+        Raises:
+            LoadError: it was not found.
+        """
+        return cls(load_model(name, device=device), seed=seed)
 
     @property
     def device(self) -> torch.device:

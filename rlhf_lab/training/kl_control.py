@@ -1,9 +1,12 @@
 """KL controllers: the weight of the KL penalty, constant or adapted to a target KL."""
 
+import functools
+import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 
 MAX_ERROR = 0.2
 
@@ -50,10 +53,34 @@ class AdaptiveKLController:
     horizon: int
 
     def update(self, kl_per_sequence: float, n_sequences: int) -> float:
-        """Take in a batch's mean KL, in nats per sequence, and return the new coefficient."""
+        """Take in a batch's mean KL, in nats per sequence, and return the new coefficient.
+
+        Raises ValueError for a KL of nan or inf, which every later coefficient would inherit.
+        """
+        if not math.isfinite(kl_per_sequence):
+            raise ValueError(f"kl_per_sequence is {kl_per_sequence}; look for what made it so.")
         error = min(max(kl_per_sequence / self.target - 1, -MAX_ERROR), MAX_ERROR)
         self.kl_coef *= 1 + error * n_sequences / self.horizon
         return self.kl_coef
+
+
+def _answer(controller: type, **here: str) -> None:
+    """Let a controller say what a keyword of torchrl's or TRL's is called here, in place."""
+    init = controller.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *values: Any, **named: Any) -> None:
+        unknown = next((name for name in named if name in here), None)
+        if unknown is not None:
+            raise ConfigError(f"{controller.__name__} has no {unknown!r}; {here[unknown]}.")
+        init(self, *values, **named)
+
+    controller.__init__ = __init__
+
+
+NO_MODEL = "leave it out, and read the coefficient where it is: trainer.kl_controller.kl_coef"
+_answer(FixedKLController, init_kl_coef="here it is kl_coef", model=NO_MODEL)
+_answer(AdaptiveKLController, init_kl_coef="here it is kl_coef", model=NO_MODEL)
 
 
 def get_kl_controller(args: RLHFArgs) -> KLController:

@@ -5,8 +5,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import Forward, TransformerWithValueHead, load_model, make_value_head
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.models import (
+    Forward,
+    TransformerWithCritic,
+    TransformerWithValueHead,
+    load_model,
+    make_value_head,
+)
 from rlhf_lab.models.transformer_lens import make_model
 from rlhf_lab.sampling import SamplingSpec, sample
 
@@ -33,6 +39,26 @@ def test_the_head_is_two_linear_layers_with_a_relu_between():
     assert (head[0].in_features, head[0].out_features) == (16, 64)
     assert (head[2].in_features, head[2].out_features) == (64, 1)
     assert head[0].bias is not None and head[2].bias is not None
+
+
+@pytest.mark.slow
+def test_from_pretrained_loads_a_name_and_adds_a_fresh_head():
+    policy = TransformerWithValueHead.from_pretrained("reel-nano", seed=3)
+    by_hand = TransformerWithValueHead(load_model("reel-nano"), seed=3)
+    theirs = by_hand.state_dict()
+    assert all(torch.equal(theirs[name], weight) for name, weight in policy.state_dict().items())
+    critic = TransformerWithCritic.from_pretrained("reel-nano")
+    assert isinstance(critic, TransformerWithCritic)
+    assert torch.equal(critic.critic.W_E, policy.base_model.W_E)
+    with pytest.raises(LoadError, match="'no-such-model'"):
+        TransformerWithValueHead.from_pretrained("no-such-model")
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_name_in_place_of_a_model_is_answered():
+    sentence = r"base_model='gpt2' is a name; load it with .*\.from_pretrained\('gpt2'\)"
+    with pytest.raises(ConfigError, match=sentence):
+        TransformerWithValueHead("gpt2")
 
 
 def test_first_values_are_small_but_not_all_alike():
