@@ -37,15 +37,28 @@ def reward_color(value: float, low: float, high: float) -> str:
     return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
 
 
-def sample_table(texts: Sequence[str], rewards: Sequence[float], prompt: str = "") -> Table:
-    """Samples with their rewards, coloured by reward; the prompt is dimmed."""
+def sample_table(
+    texts: Sequence[str],
+    rewards: Sequence[float],
+    prompt: str = "",
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> Table:
+    """Samples with their rewards, coloured by reward; the prompt is dimmed.
+
+    Args:
+        tokens: the token ids of each, for a column of their own, such as `samples.tokens.tolist()`.
+    """
     table = Table(box=None, padding=(0, 1), expand=True)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column("sample", ratio=1)
-    for text, reward in zip(texts, rewards, strict=True):
+    if tokens is not None:
+        table.add_column("token ids", ratio=1)
+    rows = [""] * len(texts) if tokens is None else [" ".join(map(str, row)) for row in tokens]
+    for text, reward, ids in zip(texts, rewards, rows, strict=True):
         shown = Text(visible(text.replace("\n", " ")))
         if prompt and text.startswith(prompt):
             shown.stylize("dim", 0, len(visible(prompt)))
         color = reward_color(reward, min(rewards), max(rewards))
-        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown)
+        of_ids = () if tokens is None else (Text(ids, style="dim"),)
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown, *of_ids)
     return table

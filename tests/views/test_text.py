@@ -98,6 +98,14 @@ def test_no_samples_give_an_empty_table():
     assert sample_table([], []).row_count == 0
 
 
+def test_token_ids_have_a_column_of_their_own():
+    _, samples, ids = cells(sample_table(["bad", "good"], [0.25, 0.75], tokens=[[0, 7], [0, 12]]))
+    assert [text.plain for text in samples] == ["bad", "good"]
+    assert [text.plain for text in ids] == ["0 7", "0 12"]
+    with pytest.raises(ValueError):
+        sample_table(["a", "b"], [0.1, 0.2], tokens=[[1]])
+
+
 def test_a_reward_too_few_is_an_error():
     with pytest.raises(ValueError):
         sample_table(["a", "b"], [0.1])
