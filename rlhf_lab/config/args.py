@@ -75,6 +75,11 @@ class RLHFArgs(AllFields):
     def __post_init__(self) -> None:
         check_args(self)
 
+    @property
+    def rounding(self) -> str:
+        """The coarsest format that a forward pass rounds to: fp32, tf32 or bf16."""
+        return self.precision if self.weight_precision == "fp32" else "bf16"
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
         return dataclasses.asdict(self)

@@ -99,7 +99,16 @@ def check_args(args: AllFields) -> None:
         _check_type(args, name, hint)
     for of, names in RANGES:
         check_range(of, **{name: getattr(args, name) for name in names.split()})
-    by_subject = _of_sizes, _of_credit, _of_memory, _of_sampling, _of_loss, _of_rewards, _of_run
+    by_subject = (
+        _of_sizes,
+        _of_credit,
+        _of_memory,
+        _of_weights,
+        _of_sampling,
+        _of_loss,
+        _of_rewards,
+        _of_run,
+    )
     for sentence in chain.from_iterable(conflicts(args) for conflicts in by_subject):
         raise ConfigError(sentence)
 
@@ -174,6 +183,24 @@ def _of_memory(args: AllFields) -> Iterator[str]:
         yield (
             "optimizer_in_backward=True lets no gradient wait for those of other parts, which "
             f"micro_batch_size={args.micro_batch_size} needs; leave it None."
+        )
+
+
+def _of_weights(args: AllFields) -> Iterator[str]:
+    if args.weight_precision == "fp32":
+        return
+    given = f"weight_precision={args.weight_precision!r}"
+    if args.lora_rank:
+        yield (
+            f"lora_rank={args.lora_rank} trains adapters in fp32 beside weights that are merged "
+            f"with them, which {given} would round away; set weight_precision='fp32'."
+        )
+    if args.optimizer != "adamw":
+        yield f"{given} has an AdamW of its own; leave optimizer={args.optimizer!r} at 'adamw'."
+    if args.precision != "fp32":
+        yield (
+            f"{given} multiplies in the format of its weights; leave precision={args.precision!r} "
+            "at 'fp32'."
         )
 
 

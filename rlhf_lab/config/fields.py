@@ -286,6 +286,11 @@ class SpeedArgs:
     """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32. tf32
     is for CUDA GPUs from Ampere on; bf16 is refused on MPS.
     """
+    weight_precision: Literal["fp32", "bf16", "bf16_stochastic"] = "fp32"
+    """Format of the weights of policy, critic and reference, and of what they compute. bf16: the
+    optimiser steps a copy in fp32. bf16_stochastic: no copy, moments in bf16 too, and every update
+    is rounded up or down at random, right on average. The value head stays in fp32.
+    """
     tune_cpu: bool = True
     """Let `train` keep freed memory and take the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None

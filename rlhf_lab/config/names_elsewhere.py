@@ -48,7 +48,7 @@ FIELDS_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "score_clip": "reward_clip",
         "early_stopping": "target_kl",
         "token_level_loss": "loss_aggregation",
-        "dtype": "precision",
+        "dtype": "precision, and weight_precision",
         "model_name": "base_model",
         "pretrain": "base_model",
         "query_dataset": "prompts",

@@ -3,7 +3,7 @@
 import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
-from rlhf_lab.models.critic import make_policy
+from rlhf_lab.models.critic import TransformerWithCritic, make_policy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
 from rlhf_lab.models.reference import frozen_copy
@@ -20,6 +20,24 @@ def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> Transfor
     """
     base_model = load_with_adapters(args.base_model, args, device, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
+
+
+def in_weight_precision(
+    policy: TransformerWithValueHead, weight_precision: str
+) -> TransformerWithValueHead:
+    """The policy, and its critic if it has one, with weights rounded to bfloat16 in place.
+
+    The value head stays in float32, as do buffers such as rotary tables; "fp32" changes nothing.
+    """
+    if weight_precision == "fp32":
+        return policy
+    rounded = [policy.base_model]
+    rounded += [policy.critic] if isinstance(policy, TransformerWithCritic) else []
+    for model in rounded:
+        model.cfg.dtype = torch.bfloat16
+        for weight in model.parameters():
+            weight.data = weight.data.to(torch.bfloat16)
+    return policy
 
 
 def load_with_adapters(

@@ -29,6 +29,14 @@ class DetachedValueHead(ValueHead):
         return super().forward(normalized.detach())
 
 
+class LinearValueHead(nn.Linear):
+    """A value head of one layer, as reward models have it, in the precision of its own weights."""
+
+    def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
+        """The value of each state."""
+        return super().forward(normalized.to(self.weight.dtype))
+
+
 class TransformerWithCritic(TransformerWithValueHead):
     """A policy whose values come from `critic`, a copy of the language model that only learns them.
 

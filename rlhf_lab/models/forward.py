@@ -101,7 +101,8 @@ class Forward:
         if model is None or not self.packs(model, reference):
             return True
         plain = why_not_read(policy) is None
-        reader = policy if plain else TransformerWithValueHead(model, policy.value_head)
+        reader = policy if plain else TransformerWithValueHead(model)
+        reader.value_head = policy.value_head  # as it is: it may be of another dtype than the model
         proof = prove(
             reader,
             reference,

@@ -63,7 +63,7 @@ def fit_each_site(
     The directions are the same, but the covariances of all sites at once would fill the memory
     where d_model is large.
     """
-    parts = [fit_direction(one, labels, method) for one in x]
+    parts = [fit_direction(one.float(), labels, method) for one in x]
     return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
 
 

@@ -89,6 +89,10 @@ class Observation:
     text: EvalText | None
     truth: ReelTruth | None
 
+    def allowed(self, whole: float, half: float) -> float:
+        """How far rounding may take an identity of activations: in fp32, or with bf16 weights."""
+        return whole if self.args.weight_precision == "fp32" else half
+
 
 class Probe:
     """Looks at a run at named events and returns records; subclasses fill in `observe`.

@@ -70,7 +70,7 @@ class RunHealth(Probe):
         values |= {"advantage_std": advantage_std, "beta_eff": beta}
         if seen.truth is not None:
             values |= _optimum(beta, seen)
-        return Record(values, checks=_checks(rollout, report, seen.args.precision))
+        return Record(values, checks=_checks(rollout, report, seen.args.rounding))
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:

@@ -154,7 +154,7 @@ class StepLedger(Probe):
         }
         target = _objective(seen)
         miss = abs(values["objective"] - target) / max(1.0, abs(target))
-        allowed = SHARES_GAP[seen.args.precision]
+        allowed = SHARES_GAP[seen.args.rounding]
         checks = [Check.at_most("the shares sum to the objective", miss, allowed)]
         tensors = {name: column.float() for name, column in entries.items()}
         return Record(values, tensors | {"mask": minibatch.mask}, checks)

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, build_policy
+from rlhf_lab.models.build import in_weight_precision
+from rlhf_lab.models.critic import LinearValueHead
 from rlhf_lab.rewards.model import RewardModel, refuse_reward_model
 
 
@@ -38,7 +39,7 @@ def with_critic_from(
             f"critic_from={str(directory)!r} {differs}; train a reward model on the same "
             "base_model."
         )
-    head = nn.Linear(model.head.in_features, 1)
+    head = LinearValueHead(model.head.in_features, 1)
     head.weight.data.copy_(model.head.weight / model.std)
     head.bias.data.copy_(-model.mean / model.std)
     return TransformerWithCritic(base, head, critic=critic)
@@ -55,4 +56,6 @@ def load_policy_and_critic(
     """
     refuse_reward_model(args.base_model)
     policy = build_policy(args, device)
-    return policy if args.critic_from is None else with_critic_from(policy, args.critic_from)
+    if args.critic_from is not None:
+        policy = with_critic_from(policy, args.critic_from)
+    return in_weight_precision(policy, args.weight_precision)

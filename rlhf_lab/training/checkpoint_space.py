@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
@@ -132,6 +133,9 @@ def _moments(args: RLHFArgs, weight: Tensor) -> int:
     if args.optimizer == "adamw_8bit" and n >= 4096:
         blocks = -(-n // 256)
         return 2 * (n + 4 * blocks + 4 * 256) + 8 + 7 * HEADER
+    if weight.dtype == torch.bfloat16:
+        each, entries = (12, 4) if args.weight_precision == "bf16" else (4, 3)
+        return each * n + 4 + entries * HEADER
     return 8 * n + 4 + 3 * HEADER
 
 

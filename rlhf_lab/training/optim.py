@@ -13,6 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.training.eight_bit import with_8bit_moments
+from rlhf_lab.training.half_weights import for_half_weights
 
 
 def get_optimizer(
@@ -60,13 +61,16 @@ def get_optimizer_and_scheduler(
 ) -> tuple[Optimizer, LambdaLR]:
     """The optimiser and its schedule, which is stepped once per phase.
 
-    1. Make the optimiser with the peak learning rates, and with the moments that `args.optimizer`
-       names.
+    1. Make the optimiser with the peak learning rates, with the moments that `args.optimizer`
+       names, for weights of `args.weight_precision`.
     2. Let the schedule multiply both by `lr_scale` of the phase.
     """
     optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
     if args.optimizer == "adamw_8bit":
         optimizer = with_8bit_moments(optimizer)
+    if args.weight_precision != "fp32":
+        has_copy = args.weight_precision == "bf16"
+        optimizer = for_half_weights(optimizer, policy, has_copy, args.seed)
 
     def scale(phase: int) -> float:
         return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
@@ -92,6 +96,11 @@ def own_optimizer_and_scheduler(
         raise ConfigError(
             "optimizer_in_backward=True needs the optimizer that the settings describe; leave it "
             "False, or hand in none."
+        )
+    if args.weight_precision != "fp32":
+        raise ConfigError(
+            f"weight_precision={args.weight_precision!r} needs the optimizer that the settings "
+            "describe; leave it 'fp32', or hand in none."
         )
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer={optimizer!r} is no optimizer; hand in one of torch.optim.")

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from rlhf_lab.config import RLHFArgs
@@ -45,6 +46,19 @@ def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"kl_controller={controller!r:.60} has no kl_coef, or no update(kl, n_sequences); give "
             "an object with both, such as FixedKLController(0.3)."
+        )
+
+
+def refuse_other_weights(args: RLHFArgs, dtype: torch.dtype) -> None:
+    """Refuse a policy of one's own whose weights are not in the format that the settings name.
+
+    Raises:
+        ConfigError: `weight_precision` is bf16, and the policy's weights are not.
+    """
+    if args.weight_precision != "fp32" and dtype != torch.bfloat16:
+        raise ConfigError(
+            f"weight_precision={args.weight_precision!r} is for weights in bfloat16, and the "
+            f"policy's are in {dtype}; convert them, or set weight_precision='fp32'."
         )
 
 

@@ -32,7 +32,11 @@ from rlhf_lab.training.optim import (
     get_optimizer_and_scheduler,
     own_optimizer_and_scheduler,
 )
-from rlhf_lab.training.own_parts import refuse_other_kinds, refuse_unfit_models
+from rlhf_lab.training.own_parts import (
+    refuse_other_kinds,
+    refuse_other_weights,
+    refuse_unfit_models,
+)
 from rlhf_lab.training.prompts import Prompts, phase_spec
 
 
@@ -91,6 +95,7 @@ class Parts:
         self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
         dtype = next(self.policy.parameters()).dtype
         refuse_half_precision(self.device, dtype, f"a policy in {dtype}")
+        refuse_other_weights(args, dtype)
         self.reference = reference or make_reference(self.policy.base_model)
         refuse_unfit_models(self.policy, self.reference)
         self.forward = Forward.from_args(args)

@@ -98,7 +98,7 @@ class PhaseStats:
             )
 
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if math.isnan(ratio) or abs(ratio - 1) <= LOGPROB_ROUNDING[self.args.precision]:
+        if math.isnan(ratio) or abs(ratio - 1) <= LOGPROB_ROUNDING[self.args.rounding]:
             return
         own, policy = self.trainer.own_parts, self.trainer.policy
         causes = [f"own part {part}" for part in own if part in ("policy", "logprobs")]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 Stream = Literal[
-    "sampling", "minibatches", "evaluation", "prompts", "lengths", "generate", "redraws"
+    "sampling", "minibatches", "evaluation", "prompts", "lengths", "generate", "redraws", "rounding"
 ]
 STREAMS = get_args(Stream)
 

@@ -17,6 +17,7 @@ from rlhf_lab.config.args import EARLIER_NAMES
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
+from rlhf_lab.training.half_weights import state_dtypes
 from rlhf_lab.training.notes import NEEDED
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_lock import refuse_locked
@@ -28,7 +29,6 @@ CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every")
 """The settings that may change when a run goes on."""
 MOMENT = re.compile(re.escape(checkpoint.OPTIMIZER) + "([0-9]+)[.]([a-z_0-9]+)")
 """The names under which moments are saved: the parameter's number, and which moment it is."""
-ADAM = {"step", "exp_avg", "exp_avg_sq"}
 PLACES = ("device", "base_model", "reward_model", "prompts", "critic_from")
 """Settings that say where things are: one that was corrected in run.json is only told."""
 
@@ -260,23 +260,21 @@ def refuse_other_moments(
     for name, tensor in moments.items():
         parts = MOMENT.fullmatch(name)
         fits = parts is not None and int(parts[1]) < len(parameters)
-        if fits and parts[2].startswith("exp_avg"):
-            fits = _is_like(tensor, parameters[int(parts[1])])
+        if fits:
+            parameter = parameters[int(parts[1])]
+            dtype = state_dtypes(optimizer, parameter).get(parts[2])
+            fits = dtype is None or (tensor.shape, tensor.dtype) == (parameter.shape, dtype)
         if not fits:
             raise RunError(f"{path} has no fitting {name!r}; it belongs to another model.")
         fields.setdefault(int(parts[1]), set()).add(parts[2])
     for number, found in fields.items():
-        is_adam = bool({"exp_avg", "exp_avg_sq"} & found)
-        if (is_adam and found != ADAM) or found == {"step"}:
+        wanted = {"step", *state_dtypes(optimizer, parameters[number])}
+        is_adam = bool((wanted - {"step"}) & found)
+        if (is_adam and found != wanted) or found == {"step"}:
             raise RunError(
                 f"{path} holds {', '.join(sorted(found))} of parameter {number}'s moments, and not "
-                f"{', '.join(sorted(ADAM))}; restore the file that the run wrote."
+                f"{', '.join(sorted(wanted))}; restore the file that the run wrote."
             )
-
-
-def _is_like(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether a moment has the shape and dtype of its parameter."""
-    return tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
 
 
 def refuse_edited(notes: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:

@@ -29,6 +29,7 @@ BASE = {
     "device": "cpu",
     "forward": "auto",
     "precision": "fp32",
+    "weight_precision": "fp32",
     "tune_cpu": True,
     "total_phases": 3,
     "batch_size": 4,
@@ -107,6 +108,7 @@ BASE = {
 CHANGED: dict[str, Any] = {
     "seed": 2,
     "precision": "bf16",
+    "weight_precision": "bf16_stochastic",
     "total_phases": 4,
     "batch_size": 6,
     "num_minibatches": 4,
