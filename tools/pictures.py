@@ -26,7 +26,8 @@ def draw(run: Positional[Path], picture: Path = PICTURE) -> int:
     view = RunView(trainer, Console(file=io.StringIO()))
     with view:
         trainer.train()
-    canvas = Console(file=io.StringIO(), record=True, width=100, force_terminal=True)
+    size = {"width": 100, "height": 40}
+    canvas = Console(file=io.StringIO(), record=True, force_terminal=True, **size)
     canvas.print(view.panel())
     canvas.save_svg(
         str(picture), title=f"python -m rlhf_lab train --preset reel --out {run} --seed 1"

@@ -5,30 +5,21 @@ from time import monotonic
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from rlhf_lab.console import print_line, visible
+from rlhf_lab.console import print_line
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
-from rlhf_lab.views.text import sample_table, sparkline
+from rlhf_lab.views.panel import CURVES, Display, in_short
+from rlhf_lab.views.text import in_one_line
 
 PANEL_SAMPLES = 5
+LINE_WIDTH = 100
+"""Columns that the line of a phase has at most."""
 DOING = MappingProxyType(
     {"after_rollout": "scoring", "after_score": "learning", "after_phase": "sampling"}
 )
 """What comes next at an event."""
-PANEL_CURVES = (
-    ("mean_reward", "reward"),
-    ("gold_reward", "gold"),
-    ("grammatical_fraction", "grammatical"),
-    ("kl_per_sequence", "KL nats/seq"),
-    ("entropy_per_token", "entropy nats/tok"),
-    ("uninformative_group_fraction", "uninformative"),
-)
 
 
 def hours_minutes_seconds(seconds: float) -> str:
@@ -43,7 +34,8 @@ class RunView:
 
     On a terminal it draws a panel with progress, remaining time, curves and samples; elsewhere, and
     under a debugger, whose prompt the panel would overwrite, it prints the first samples and a line
-    per phase.
+    per phase. Phases have the numbers that they have in the files, from 0 on; what is done of them
+    is given as a count.
     """
 
     def __init__(self, trainer: RLHFTrainer, console: Console | None = None) -> None:
@@ -51,6 +43,7 @@ class RunView:
         self.console = console or Console()
         self.reports: list[PhaseReport] = []
         self.rollout: Rollout | None = None
+        self._sampled_in = 0
         self.doing = "starting"
         self._first_phase = trainer.phase
         self._began = monotonic()
@@ -63,6 +56,11 @@ class RunView:
         if self.console.is_terminal and sys.gettrace() is None:
             self._live = Live(self.panel(), console=self.console, refresh_per_second=4)
             self._live.start(refresh=True)
+        else:
+            count = self.trainer.args.total_phases
+            numbers = f"{count} phases, numbered 0 to {count - 1}" if count > 1 else "1 phase, 0"
+            units = "KL in nats per sequence, entropy in nats per token"
+            print_line(f"{numbers}; {units}", self.console)
         return self
 
     def __exit__(
@@ -81,7 +79,7 @@ class RunView:
         if done == 0:
             return None
         left = self.trainer.args.total_phases - self._first_phase - done
-        return (monotonic() - self._began) / done * left
+        return (monotonic() - self._began) / done * max(left, 0)
 
     def _at(self, ctx: Context) -> None:
         """Note what is new at an event, and show it."""
@@ -91,7 +89,7 @@ class RunView:
             steps = args.num_minibatches * args.batches_per_learning_phase
             self.doing = f"learning, step {ctx.step + 1}/{steps}"
         elif ctx.event == "after_score":
-            self.rollout = ctx.rollout
+            self.rollout, self._sampled_in = ctx.rollout, ctx.phase
         elif ctx.event == "after_phase":
             self.reports.append(ctx.report)
         if self._live is not None:
@@ -110,61 +108,42 @@ class RunView:
         print_line(f"{title}:", self.console)
         rewards = self.rollout.raw_rewards.tolist()
         for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:PANEL_SAMPLES]:
-            flat = text.replace("\n", " ")
-            print_line(f"  {reward:6.3f}  {flat}", self.console)
+            print_line(f"  {reward:6.3f}  {in_one_line(text)}", self.console)
 
     def _line(self, report: PhaseReport) -> str:
-        numbers = [
-            f"{label} {getattr(report, name):.3f}"
-            for name, label in PANEL_CURVES
-            if getattr(report, name) is not None
-        ]
-        remaining = self.remaining_seconds() or 0.0
-        number = f"phase {report.phase + 1}/{self.trainer.args.total_phases}"
-        return " | ".join([number, *numbers, f"{hours_minutes_seconds(remaining)} left"])
+        """Its number, what fits of its figures, the first of them first, and the time left."""
+        left = f"{hours_minutes_seconds(self.remaining_seconds() or 0.0)} left"
+        parts = [f"phase {report.phase}"]
+        for name, _, label, form in CURVES:
+            value = getattr(report, name)
+            longer = [*parts, f"{label} {in_short(value, form)}"]
+            if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:
+                parts = longer
+        return " | ".join([*parts, left])
 
     def _remarks(self) -> list[dict[str, Any]]:
         """What was said so far about learning that is dead or has exploded."""
         return list(self.trainer.recorder.remarks.values())
 
-    def panel(self) -> Panel:
+    def panel(self) -> Display:
         """The whole picture as it is now."""
-        parts: list[RenderableType] = [self._progress(), self._curves()]
+        args, samples = self.trainer.args, []
         if self.rollout is not None:
             rewards = self.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
-            prefix = self.trainer.args.prefix
-            parts += [Text(), sample_table(self.rollout.texts[:PANEL_SAMPLES], rewards, prefix)]
-        for remark in self._remarks():
-            parts.append(Text(f"since phase {remark['phase']}: {remark['text']}", style="yellow"))
-        args = self.trainer.args
+            samples = list(zip(self.rollout.texts, rewards, strict=False))
         reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
         title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
-        where = "" if self.trainer.run is None else str(self.trainer.run.path)
-        title, where = (Text(visible(text)) for text in (title, where))
-        return Panel(Group(*parts), title=title, subtitle=where or None, border_style="blue")
-
-    def _progress(self) -> Table:
-        args, phase = self.trainer.args, self._first_phase + len(self.reports)
-        remaining = self.remaining_seconds()
-        left = "" if remaining is None else f"{hours_minutes_seconds(remaining)} left"
-        doing = "done" if phase >= args.total_phases else self.doing
-        grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True, min_width=19)
-        bar = ProgressBar(total=args.total_phases, completed=phase)
-        grid.add_row(f"phase {phase}/{args.total_phases}", bar, left, doing)
-        return grid
-
-    def _curves(self) -> Table:
-        table = Table(box=None, padding=(0, 1), show_header=False)
-        table.add_column(min_width=17)
-        table.add_column(justify="right", min_width=15)
-        table.add_column(no_wrap=True, min_width=40)
-        for name, label in PANEL_CURVES:
-            values = [getattr(report, name) for report in self.reports]
-            if values and values[-1] is not None:
-                first_and_last = f"{values[0]:.3f} to {values[-1]:.3f}"
-                table.add_row(label, first_and_last, Text(sparkline(values), style="blue"))
-        return table
+        phase, remaining = self._first_phase + len(self.reports), self.remaining_seconds()
+        return Display(
+            title=title,
+            subtitle="" if self.trainer.run is None else str(self.trainer.run.path),
+            done=phase,
+            total=args.total_phases,
+            left="" if remaining is None else f"{hours_minutes_seconds(remaining)} left",
+            doing="done" if phase >= args.total_phases else f"phase {phase}: {self.doing}",
+            reports=list(self.reports),
+            samples=samples,
+            sampled_in=self._sampled_in,
+            prompt=args.prefix,
+            remarks=[f"since phase {r['phase']}: {r['text']}" for r in self._remarks()],
+        )

@@ -102,10 +102,12 @@ def _samples(run: Run) -> str:
     limits = min(rewards), max(rewards)
     parts = ["<h2>Samples</h2>"]
     for phase in dict.fromkeys((first, last)):
-        counted = f"{phase} learning phase" + ("" if phase == 1 else "s")
-        note = "before learning" if phase == 0 else f"after {counted}"
+        counted = f"after {phase} learning phase" + ("" if phase == 1 else "s")
+        note = "before learning" if phase == 0 else counted
+        is_final = phase >= run.info["args"]["total_phases"]  # of what no phase learns from
+        title = f"Final samples, {note}" if is_final else f"Phase {phase}, {note}"
         chosen = [sample for sample in samples if sample["phase"] == phase][:REPORT_SAMPLES]
-        parts.append(f"<h3>Phase {phase}, {note}</h3>" + _sample_rows(chosen, limits))
+        parts.append(f"<h3>{title}</h3>" + _sample_rows(chosen, limits))
     return "".join(parts)
 
 

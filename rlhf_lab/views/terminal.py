@@ -60,7 +60,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     path = trainer.run.path if trainer.run else "the run"
-    how_to_go_on = f"stopped at phase {trainer.phase}; go on with: python -m rlhf_lab resume {path}"
+    done = f"{trainer.phase} of {trainer.args.total_phases} phases"
+    how_to_go_on = f"stopped after {done}; go on with: python -m rlhf_lab resume {path}"
     print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
     if is_done:
         return 0

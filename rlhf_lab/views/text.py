@@ -12,12 +12,12 @@ from rlhf_lab.views.color import BLUE, ORANGE, blend
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float], width: int = 40) -> str:
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
     """A curve in one line: the last `width` values, as bars between their minimum and maximum.
 
-    Values that are not finite are left out.
+    Values that are None or not finite are left out.
     """
-    shown = [value for value in values if math.isfinite(value)][-width:]
+    shown = [value for value in values if value is not None and math.isfinite(value)][-width:]
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -37,25 +37,31 @@ def reward_color(value: float, low: float, high: float) -> str:
     return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
 
 
+def in_one_line(text: str) -> str:
+    """A text in one line."""
+    return text.replace("\n", " ")
+
+
 def sample_table(
     texts: Sequence[str],
     rewards: Sequence[float],
     prompt: str = "",
+    title: str = "sample",
     tokens: Sequence[Sequence[int]] | None = None,
 ) -> Table:
-    """Samples with their rewards, coloured by reward; the prompt is dimmed.
+    """Samples, under a title, with their rewards, coloured by reward; the prompt is dimmed.
 
     Args:
         tokens: the token ids of each, for a column of their own, such as `samples.tokens.tolist()`.
     """
     table = Table(box=None, padding=(0, 1), expand=True)
     table.add_column("reward", justify="right", no_wrap=True)
-    table.add_column("sample", ratio=1)
+    table.add_column(title, ratio=1)
     if tokens is not None:
         table.add_column("token ids", ratio=1)
     rows = [""] * len(texts) if tokens is None else [" ".join(map(str, row)) for row in tokens]
     for text, reward, ids in zip(texts, rewards, rows, strict=True):
-        shown = Text(visible(text.replace("\n", " ")))
+        shown = Text(visible(in_one_line(text)))
         if prompt and text.startswith(prompt):
             shown.stylize("dim", 0, len(visible(prompt)))
         color = reward_color(reward, min(rewards), max(rewards))

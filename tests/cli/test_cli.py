@@ -1,16 +1,12 @@
 """The command line, as real processes: what it prints, what it refuses, what it leaves behind."""
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import shutil
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +18,7 @@ from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
+from tests.terminal import on_a_terminal
 from tests.warm import WarmProcess, WarmPython
 
 Process = subprocess.CompletedProcess
@@ -137,9 +134,9 @@ def test_the_main_job_ends_well_with_plain_lines(main_job):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("phase")] == [
-        "phase 1/2",
-        "phase 2/2",
+    assert [line.split(" | ")[0] for line in lines if line.startswith("phase ")] == [
+        "phase 0",
+        "phase 1",
     ]
     assert "samples of phase 0, before learning:" in lines
     assert sum("this movie" in line for line in lines) == 10
@@ -169,30 +166,13 @@ def test_resuming_the_finished_job_says_that_nothing_is_left(main_job, cli):
     assert "is finished; nothing is left to do" in done.stdout
 
 
-def on_a_terminal(
-    warm_python: WarmPython, arguments: list[str], env: dict[str, str]
-) -> tuple[int, str]:
-    """Run on a pseudo-terminal of 110 by 40; returns the status and all that was drawn."""
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
-    env = {name: value for name, value in env.items() if name not in ("COLUMNS", "NO_COLOR", "CI")}
-    process = warm_python.start(lab(arguments), (terminal, terminal, terminal), env=env)
-    os.close(terminal)
-    drawn = bytearray()
-    with contextlib.suppress(OSError):
-        while piece := os.read(controller, 65536):
-            drawn += piece
-    os.close(controller)
-    return process.wait(), drawn.decode(errors="replace")
-
-
 def test_on_a_terminal_a_live_panel_is_drawn(warm_python, surroundings, place):
     arguments = [*SMALL, "--total-phases", "3", "--out", str(place / "panel")]
-    status, drawn = on_a_terminal(warm_python, arguments, surroundings)
+    status, drawn = on_a_terminal(warm_python, lab(arguments), surroundings)
     assert status == 0, drawn[-2000:]
     assert drawn.count("\x1b[1A") > 5 or drawn.count("\x1b[2K") > 5
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
-    for part in ("╭", "reel-nano", "phase 0/3", "phase 3/3", "KL nats/seq", "this movie"):
+    for part in ("╭", "reel-nano", "0 of 3 done", "3 of 3 done", "KL nats/seq", "this movie"):
         assert part in text, part
     assert re.search(r"\d:\d\d left", text)
     assert re.search(r"[01]\.\d{3} +this movie", text)

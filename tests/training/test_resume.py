@@ -247,12 +247,12 @@ def test_ctrl_c_finishes_the_phase_saves_and_says_how_to_go_on(killed_and_resume
     resumed = killed_and_resumed["ctrl_c"]
     stopped = resumed.stopped
     assert stopped.returncode == 130
-    assert f"stopped at phase 3; go on with: python -m rlhf_lab resume {resumed.out}" in (
+    assert f"stopped after 3 of 5 phases; go on with: python -m rlhf_lab resume {resumed.out}" in (
         stopped.stdout
     )
     assert "finishing this phase" in stopped.stdout
     assert re.search(r"^checkpoints take up to \d+\.\d MB on the disk$", stopped.stdout, re.M)
-    assert "phase 3/5" in stopped.stdout and "phase 4/5" not in stopped.stdout
+    assert "phase 2 |" in stopped.stdout and "phase 3 |" not in stopped.stdout
     assert "Traceback" not in stopped.stderr
     assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert resumed.process.returncode == 0
@@ -263,7 +263,10 @@ def test_ctrl_c_finishes_the_phase_saves_and_says_how_to_go_on(killed_and_resume
 def test_a_signal_from_outside_saves_like_ctrl_c(killed_and_resumed, uninterrupted, name, status):
     resumed = killed_and_resumed[name]
     assert resumed.stopped.returncode == status
-    assert "stopped at phase 3; go on with: python -m rlhf_lab resume" in resumed.stopped.stdout
+    assert (
+        "stopped after 3 of 5 phases; go on with: python -m rlhf_lab resume"
+        in resumed.stopped.stdout
+    )
     assert "Traceback" not in resumed.stopped.stderr
     assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert_same_run(resumed.out, uninterrupted)
@@ -273,8 +276,8 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_only_the_phase(killed_and_resum
     resumed = killed_and_resumed["ctrl_c_twice"]
     stopped = resumed.stopped
     assert stopped.returncode == 130
-    assert "stopped at phase 2; go on with: python -m rlhf_lab resume" in stopped.stdout
-    assert "phase 3/5" not in stopped.stdout
+    assert "stopped after 2 of 5 phases; go on with: python -m rlhf_lab resume" in stopped.stdout
+    assert "phase 2 |" not in stopped.stdout
     assert "Traceback" not in stopped.stderr
     assert resumed.process.returncode == 0
     assert_same_run(resumed.out, uninterrupted)

@@ -3,15 +3,19 @@
 import io
 import re
 import sys
+from dataclasses import MISSING, fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.cells import cell_len
 from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import Cost, LearningStats, PhaseReport, RLHFTrainer, RolloutStats
 from rlhf_lab.views import RunView, live
 from rlhf_lab.views.live import hours_minutes_seconds
+from rlhf_lab.views.panel import Display
 from tests.clock import Clock
 
 
@@ -53,6 +57,66 @@ def drawn(view: RunView) -> str:
     return console.file.getvalue()
 
 
+SHOWN = {
+    "reward": ("mean_reward", ".3f"),
+    "gold": ("gold_reward", ".3f"),
+    "grammatical": ("grammatical_fraction", ".3f"),
+    "KL nats/seq": ("kl_per_sequence", "z.3f"),
+    "entropy nats/tok": ("entropy_per_token", ".3f"),
+    "clip fraction": ("clip_fraction", ".3f"),
+    "approx KL nats/tok": ("approx_kl_per_token", ".3g"),
+    "explained variance": ("explained_variance", "z.3f"),
+    "value loss": ("value_loss", ".3g"),
+    "learning rate": ("base_lr", ".3g"),
+    "learning rate, head": ("head_lr", ".3g"),
+}
+"""The rows of the panel: their labels, their names in metrics.jsonl, and their formats."""
+LONG = "this movie anyway , " + "the plot was so good and the music was rather charming but " * 2
+
+
+def report(phase: int, **figures: float | None) -> PhaseReport:
+    """A report with these figures, and any numbers for the others."""
+    figures = {
+        "phase": phase,
+        "base_lr": 3e-4,
+        "head_lr": 3e-3,
+        "kl_coef": 0.1,
+        "mean_reward": 0.5,
+        "gold_reward": 0.5,
+        "grammatical_fraction": 0.5,
+        "explained_variance": 0.5,
+        "peak_memory_bytes": 1,
+    } | figures
+
+    def filled(kind: type, **parts: object) -> object:
+        needed = {f.name for f in fields(kind) if f.default is MISSING} - parts.keys()
+        known = {f.name for f in fields(kind)} & figures.keys()
+        return kind(**(parts | dict.fromkeys(needed, 0.25) | {n: figures[n] for n in known}))
+
+    parts = {"rollout": RolloutStats, "learning": LearningStats, "cost": Cost}
+    return filled(PhaseReport, **{name: filled(kind) for name, kind in parts.items()})
+
+
+def picture(width: int, height: int, **changes: object) -> str:
+    """A panel of three phases as a terminal of this size shows it, as plain text."""
+    shown = {
+        "title": "rlhf_lab",
+        "subtitle": "runs/demo",
+        "done": 3,
+        "total": 20,
+        "left": "0:17 left",
+        "doing": "phase 3: learning, step 12/16",
+        "reports": [report(n, mean_reward=n / 2) for n in range(3)],
+        "samples": [(LONG + str(n), n / 5) for n in range(5)],
+        "sampled_in": 3,
+        "prompt": "this movie",
+        "remarks": [],
+    }
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    console.print(Display(**(shown | changes)))
+    return console.file.getvalue()
+
+
 def ticking(trainer: RLHFTrainer, clock: Clock, seconds: float) -> None:
     """Each phase takes so long; registered before the view, so that the view sees it."""
 
@@ -84,12 +148,14 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_samples_at_both_ends(t
         reports = trainer.train()
     lines = console.file.getvalue().splitlines()
     of_phases = [line for line in lines if line.startswith("phase ")]
-    assert [line.split(" | ")[0] for line in of_phases] == [f"phase {n}/4" for n in (1, 2, 3, 4)]
+    assert all(len(line) <= 100 for line in of_phases)
+    assert [line.split(" | ")[0] for line in of_phases] == [f"phase {n}" for n in (0, 1, 2, 3)]
+    assert "4 phases, numbered 0 to 3; KL in nats per sequence, entropy in nats per token" in lines
     for line, report in zip(of_phases, reports, strict=True):
         assert f"reward {report.mean_reward:.3f}" in line
         assert f"gold {report.gold_reward:.3f}" in line
-        assert f"KL nats/seq {report.kl_per_sequence:.3f}" in line
-        assert f"entropy nats/tok {report.entropy_per_token:.3f}" in line
+        assert f"KL {report.kl_per_sequence:.3f}" in line
+        assert f"entropy {report.entropy_per_token:.3f}" in line
     titles = [line for line in lines if line.startswith("samples of phase")]
     assert titles == ["samples of phase 0, before learning:", "samples of phase 3:"]
     samples = [line for line in lines if "this movie" in line]
@@ -138,7 +204,8 @@ def test_a_resumed_run_reckons_with_its_own_phases_only(trainer, clock):
     with view:
         next(iter(again))
         assert view.remaining_seconds() == pytest.approx(10)
-    assert "phase 3/4" in console.file.getvalue()
+    assert "phase 2 | " in console.file.getvalue() and "phase 3" not in console.file.getvalue()
+    assert "3 of 4 done" in drawn(view) and "sample of phase 2" in drawn(view)
 
 
 @pytest.mark.slow
@@ -147,16 +214,15 @@ def test_the_panel_shows_progress_curves_samples_and_where_it_writes(trainer, cl
     view = RunView(trainer, terminal())
     phases = iter(trainer)
     with view:
-        assert "phase 0/4" in drawn(view) and "starting" in drawn(view)
+        assert "0 of 4 done" in drawn(view) and "phase 0: starting" in drawn(view)
         reports = [next(phases), next(phases)]
         picture = drawn(view)
-    for part in ("reel-nano", "reward sentiment", "phase 2/4", "0:20 left", "sampling"):
+    for part in ("reel-nano", "reward sentiment", "2 of 4 done", "0:20 left", "phase 2: sampling"):
         assert part in picture, part
-    for label, name in (("reward", "mean_reward"), ("gold", "gold_reward")):
-        first, last = (f"{getattr(report, name):.3f}" for report in reports)
-        assert re.search(rf"{label} +{first} to {last} +[▁█]{{2}}", picture), label
-    for label in ("grammatical", "KL nats/seq", "entropy nats/tok"):
-        assert label in picture
+    for label, (name, form) in SHOWN.items():
+        first, last = (format(getattr(report, name), form) for report in reports)
+        assert re.search(rf"│ +{label} +{first} to {last} +[▁█]{{2}} ", picture), label
+    assert "sample of phase 1" in picture
     newest = [line for line in trainer.run.read("samples.jsonl") if line["phase"] == 1]
     for sample in newest[:5]:
         assert re.search(rf"{sample['reward']:.3f} +{re.escape(sample['text'])}", picture)
@@ -171,10 +237,10 @@ def test_the_panel_says_which_half_and_step_it_is_in(trainer):
         trainer.on(event)(lambda ctx: seen.append(drawn(view)) if ctx.phase in (0, 4) else None)
     with view:
         trainer.train()
-    doing = ["scoring", "learning", *(f"learning, step {n}/4" for n in (1, 2, 3, 4)), "sampling"]
-    for words, picture in zip([*doing, "done"], seen, strict=True):
+    doing = ["scoring", "learning", *(f"learning, step {n}/4" for n in (1, 2, 3, 4))]
+    doing = [*(f"phase 0: {words} " for words in doing), "phase 1: sampling", "4 of 4 done"]
+    for words, picture in zip(doing, seen, strict=True):
         assert words in picture
-    assert "phase 4/4" in seen[-1]
 
 
 @pytest.mark.slow
@@ -187,7 +253,8 @@ def test_the_panel_counts_a_phase_as_done_when_its_report_is_there(trainer, cloc
     with view:
         trainer.train()
     for number, picture in enumerate(seen, start=1):
-        assert f"phase {number}/4" in picture
+        assert f"{number} of 4 done" in picture
+        assert f"sample of phase {number - 1}" in picture
         assert f"0:{10 * (4 - number):02} left" in picture
 
 
@@ -207,7 +274,7 @@ def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
     with RunView(trainer, console):
         trainer.train()
     output = console.file.getvalue()
-    assert "\x1b[" in output and "╭" in output and "phase 4/4" in output
+    assert "\x1b[" in output and "╭" in output and "4 of 4 done" in output
     assert "before learning" not in output and " | reward" not in output
 
 
@@ -242,10 +309,122 @@ def test_a_run_that_fails_leaves_the_terminal_usable(trainer):
     assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h")
 
 
-def test_the_panel_takes_no_markup_from_names(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[red]x[/red]", "[red]x[/red]"),
+        ("a [/] b", "a [/] b"),
+        (":smile: [b]", ":smile: [b]"),
+        ("a\x1b[2Jb\u202ec", r"a\x1b[2Jb\u202ec"),
+    ],
+)
+def test_texts_and_names_are_shown_as_they_are(tmp_path, text, shown):
     args = RLHFArgs(preset="reel", batch_size=4, num_minibatches=1, gen_len=4)
-    trainer = RLHFTrainer(args, out=tmp_path / "[bold]" / "[" / "red]")
+    trainer = RLHFTrainer(args, out=tmp_path / text)
     trainer.start()
-    console = Console(file=io.StringIO(), width=300, color_system=None)
-    console.print(RunView(trainer, console).panel())
-    assert "/[bold]/[/red]" in console.file.getvalue()
+    view = RunView(trainer, plain_console())
+    view.rollout = SimpleNamespace(texts=[f"this movie {text}."], raw_rewards=torch.tensor([1.0]))
+    trainer.args = replace(trainer.args, base_model=f"model {text}")
+    console = Console(file=io.StringIO(), width=300, color_system="truecolor", force_terminal=True)
+    console.print(view.panel())
+    picture = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert f"{tmp_path}/{shown} " in picture  # of the run
+    assert f"rlhf_lab  model {shown}  reward" in picture
+    assert f"{shown}." in picture
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (100, 40), (60, 24), (140, 50)])
+@pytest.mark.parametrize("remarks", [[], ["since phase 1: the policy has left it behind " * 2]])
+@pytest.mark.parametrize("grouped", [None, 0.125])
+def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, remarks, grouped):
+    reports = [report(n, uninformative_group_fraction=grouped) for n in range(30)]
+    given = {"remarks": remarks, "reports": reports}
+    lines = picture(width, height, **given).splitlines()
+    assert len(lines) <= height and {cell_len(line) for line in lines} == {width}
+    unwrapped = re.sub(r"[\s│]+", " ", "".join(lines))
+    count = sum(f"charming but {n}" in unwrapped for n in range(5))
+    assert f"{0.2 * (count - 1):.3f} this" in unwrapped and count > 0
+    assert f"{0.2 * count:.3f} this" not in unwrapped
+    assert all(remark.strip() in unwrapped for remark in remarks)
+    assert ("uninformative 0.125" in unwrapped) == (grouped is not None)
+    if count < 5:
+        higher = picture(width, 200, samples=[(LONG + "x", 0.0)] * (count + 1), **given)
+        assert len(higher.splitlines()) > height
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_number_and_its_curve_is_whole_at_usual_widths(width):
+    """Also the longest: 0.000123 to 4.56e-05, and -164208.4, beside forty phases."""
+    reports = [report(n, value_loss=0.000123, approx_kl_per_token=n / 40) for n in range(40)]
+    reports[-1] = report(40, value_loss=0.0000456, explained_variance=-164208.4)
+    shown = picture(width, 24, reports=reports)
+    assert re.search(r"value loss +0.000123 to 4.56e-05 +[▁█]+ ", shown)
+    assert re.search(r"explained variance +0.500 to -1.64e\+05 +[▁█]+ ", shown)
+    assert re.search(r"approx KL nats/tok +0 to 0.25 +[▁▂▃▄▅▆▇█]{31,}", shown)
+    assert re.search(r"learning rate, head +0.003 to 0.003 ", shown)
+    assert "…" not in shown
+    assert re.search(r"3 of 20 done +━+ +0:17 left +phase 3: learning, step 12/16", shown)
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 50, 60])
+def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
+    reports = [report(n, mean_reward=0.125 * (n + 1)) for n in range(3)]
+    shown = picture(width, 24, reports=reports)
+    assert {cell_len(line) for line in shown.splitlines()} == {width}
+    assert re.search(r"reward .*0\.375", shown) or width == 20
+    assert ("0.125 to 0.375" in shown) == (width >= 50)
+    assert "3 of 20 done" in shown or width == 20
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.25, float("nan"), 0.5], "0.250 to 0.500  ▁█ "),
+        ([0.25, 0.5, float("nan")], "0.250 to nan  ▁█ "),
+        ([float("nan")], "nan to nan  "),
+        ([None, 0.25], "– to 0.250  ▁ "),
+        ([0.25, None], "0.250 to –  ▁ "),
+        ([-float("inf"), 0.25], "-inf to 0.250  ▁ "),
+        ([-0.0001, -0.0001], "0.000 to 0.000  ▁▁ "),
+        ([1e38, -1e38], "1e+38 to -1e+38  █▁ "),
+    ],
+)
+def test_numbers_that_are_not_known_or_not_finite(values, shown):
+    reports = [report(n, gold_reward=value) for n, value in enumerate(values)]
+    assert re.search(rf"gold +{re.escape(shown)}", picture(100, 24, reports=reports))
+
+
+def test_what_is_never_known_has_no_row():
+    reports = [report(n, gold_reward=None) for n in range(3)]
+    shown = picture(100, 24, reports=reports)
+    assert "gold" not in shown and "uninformative" not in shown and "value loss" in shown
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {},
+        {"uninformative_group_fraction": 0.25},
+        {"gold_reward": None, "grammatical_fraction": None},
+        {"mean_reward": -123456.0, "kl_per_sequence": 1e30, "entropy_per_token": 1e-9},
+        {"mean_reward": float("nan"), "explained_variance": float("-inf")},
+    ],
+)
+def test_a_line_has_at_most_a_hundred_columns(trainer, figures):
+    """A policy that no truth is known of has room for what it learns."""
+    view = RunView(trainer, plain_console())
+    line = view._line(report(1234, **figures))
+    assert len(line) <= 100 and line.startswith("phase 1234 | reward ")
+    assert " | KL " in line and line.endswith(" left")
+    assert " | entropy " in line or "1e+30" in line
+    assert ("clip fraction" in line) == ("gold" not in line)
+
+
+@pytest.mark.slow
+def test_steps_beyond_the_last_phase_are_shown_with_no_time_left(trainer, clock):
+    ticking(trainer, clock, 10)
+    view = RunView(trainer, terminal())
+    with view:
+        trainer.train()
+        trainer.run_phase()
+        assert "5 of 4 done" in drawn(view) and "0:00 left" in drawn(view)

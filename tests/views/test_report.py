@@ -85,7 +85,7 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
 def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     run = Run(probed)
     assert 'words">kl_coef</td><td class="words">0.3<' in page
-    assert "before learning" in page and "Phase 2, after 2 learning phases<" in page
+    assert "before learning" in page and "Final samples, after 2 learning phases<" in page
     assert all(escape(run.samples(phase)[0]["text"]) in page for phase in (0, 2))
     for name in run.probes():
         assert f"<h3>{name}</h3>" in page
