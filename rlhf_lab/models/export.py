@@ -159,12 +159,24 @@ def _free(place: Path) -> Path:
 
 
 def write_language_model(model: HookedTransformer, base_model: str, out: Path) -> None:
-    """Write weights, configuration and tokenizer of a model that was loaded from `base_model`."""
+    """Write weights, configuration and tokenizer of a model that was loaded from `base_model`.
+
+    Raises:
+        LoadError: see `to_hugging_face`.
+        Unverified: a weight that was written is not finite.
+    """
     original = model_from_files(AutoModelForCausalLM, base_model, "language model")
     tokenizer = tokenizer_from_files(base_model)
+    exported = to_hugging_face(model, original)
     with quiet(on_disk=True):
-        to_hugging_face(model, original).save_pretrained(out)
+        exported.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    for name, weight in exported.named_parameters():
+        if not weight.isfinite().all():
+            raise Unverified(
+                f"the exported weight {name} holds nan or inf, as where a product of weights is "
+                "beyond single precision after learning rates that were too high"
+            )
 
 
 @torch.no_grad()

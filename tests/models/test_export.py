@@ -251,6 +251,22 @@ def test_a_model_that_differs_is_kept_aside(trained, model_dir, tmp_path, monkey
         export_policy(trained, str(model_dir), tmp_path / "out")
 
 
+@pytest.mark.slow
+def test_adapters_whose_product_is_beyond_single_precision_are_named(model_dir, tmp_path):
+    model = load_model(str(model_dir))
+    add_lora(model, 2, 8.0, ("W_Q",))
+    policy = make_policy(model)
+    with torch.no_grad():
+        for layer in lora_layers(model).values():
+            layer.A.fill_(1e30)
+            layer.B.fill_(1e30)
+    words = r"^the exported weight \S*attn\S* holds nan or inf, .*rates.*is in .*out-unverified\.$"
+    with pytest.raises(LoadError, match=words) as refused:
+        export_policy(policy, str(model_dir), tmp_path / "out")
+    assert ".partial" not in str(refused.value) and "whole model" not in str(refused.value)
+    assert (tmp_path / "out-unverified" / "value_head.safetensors").exists()
+
+
 def test_a_tuned_model_that_cannot_be_converted_keeps_its_weights(llama_dir, tmp_path):
     model = load_model(str(llama_dir))
     model.blocks[1].mlp.b_out.data[0] = 0.5
