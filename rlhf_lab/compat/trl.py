@@ -1,6 +1,7 @@
 """TRL's step-based way of working: generate, score outside, step, and finish."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -128,6 +129,8 @@ def step(
         response_masks: for each response, 1 for its tokens that are learned from and 0 for those
             that are context only, such as the answer of a tool; all 1 when None.
 
+    Warns once of steps beyond `total_phases`, where the schedule of the learning rates ends.
+
     Returns:
         The report; `trl_stats` has its numbers under TRL's names.
 
@@ -137,6 +140,12 @@ def step(
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     _check_step(trainer, queries, responses, scores)
+    if trainer.phase == args.total_phases:
+        warnings.warn(
+            f"the steps from here on are beyond total_phases={args.total_phases}, where the "
+            "schedule of the learning rates ends: they stay; give it the number of all steps.",
+            stacklevel=3,
+        )
     asked = as_tokens(tokenizer, queries, "queries", args.prepend_bos)
     answered = as_tokens(tokenizer, responses, "responses", False)
     _refuse_unknown(asked, "queries", trainer)

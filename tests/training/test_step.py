@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -125,6 +126,24 @@ def test_finish_ends_a_run_of_steps(make_trainer):
     stepped(trainer, 1)
     trainer.finish()
     assert ends == [[0, 1], [2]] and RLHFTrainer.resume(trainer.run.path).phase == 3
+
+
+@pytest.mark.slow
+def test_steps_beyond_the_last_phase_go_on_at_its_rates_with_one_warning(make_trainer):
+    """total_phases=3 with final_scale=0.1: the rates stay at a tenth of 1e-3."""
+    trainer = make_trainer(total_phases=3, warmup_steps=0, base_lr=1e-3, final_scale=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stepped(trainer, 3)
+    with pytest.warns(UserWarning, match="beyond total_phases=3, where the schedule") as told:
+        stepped(trainer, 2)
+    assert len([each for each in told if "total_phases" in str(each.message)]) == 1
+    trainer.finish()
+    lines = trainer.run.read("metrics.jsonl")
+    assert [line["phase"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["base_lr"] for line in lines] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4])
+    longer = RLHFTrainer.resume(trainer.run.path, {"total_phases": 9})
+    assert longer.phase == 5 and info_of(trainer)["status"] == "finished"
 
 
 @pytest.mark.slow
