@@ -14,6 +14,12 @@ from benchmarks.work import Work
 TEMPLATE = Path(__file__).with_name("performance.template.md")
 
 
+AIMS = (
+    'What this package\'s developers aim for. A "no" is work that is left to them; it says nothing '
+    "about a run.\n"
+)
+
+
 def page(results: Sequence[Record], sources: Sequence[str]) -> str:
     """The whole page as Markdown, one part per stored result.
 
@@ -22,7 +28,7 @@ def page(results: Sequence[Record], sources: Sequence[str]) -> str:
     """
     parts = ["## At a glance\n", _overview(results).markdown()]
     parts += [sheet.markdown() for sheet in _sizes(results)]
-    parts += ["## Bounds\n", bounds_sheet(results).markdown()]
+    parts += ["## Aims\n", AIMS, bounds_sheet(results).markdown()]
     for result, source in zip(results, sources, strict=True):
         parts += [f"## {label(result)}\n", _circumstances(result, source)]
         parts += [sheet.markdown() for sheet in sheets(result)]
