@@ -85,7 +85,8 @@ def resume(
     trainer = RLHFTrainer.resume(directory, changes)
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
-        print_line(f"{directory} is finished; nothing is left to do.", console)
+        longer = "--total-phases N makes it longer"
+        print_line(f"{directory} is finished; nothing is left to do ({longer}).", console)
         return 0
     print_line(f"going on with {directory} at phase {trainer.phase}", console)
     _say_what_is_rewarded(trainer.reward_fn, console)
