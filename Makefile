@@ -1,9 +1,11 @@
-# Each target does all of its own set-up: a virtual environment in .venv with everything installed.
+# Each target does all of its own set-up, in a virtual environment in .venv: `make train` installs what training needs,
+# the others what tests, lessons and benchmarks need as well.
 PYTHON ?= python3
 BIN := .venv/bin
 # One thread a process: small models are not faster with two. Bytecode is kept, or all of them compile everything anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 INSTALLED := .venv/installed
+DEVELOPED := .venv/developed
 PEERS := .cache/peers
 REFERENCES := .cache/reference
 REFERENCE_torchtune := torchtune==0.6.1
@@ -16,20 +18,20 @@ REFERENCE_verl := verl==0.9.1
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
 
-test: $(INSTALLED) lint
+test: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile
 
 # The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
-quick: $(INSTALLED) lint
+quick: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
 
 # Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
-test-browser: $(INSTALLED)
+test-browser: $(DEVELOPED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
 # The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
-test-reference: $(INSTALLED) reference
+test-reference: $(DEVELOPED) reference
 	RLHF_LAB_REFERENCES=$(REFERENCES) $(BIN)/python -m pytest -rs tests/functional/test_released_packages.py
 
 reference: $(foreach name,torchtune torchrl trl verl,$(REFERENCES)/$(name)/installed)
@@ -41,23 +43,23 @@ $(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt require
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(REFERENCE_$*)"
 	touch $@
 
-lint: $(INSTALLED)
+lint: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-course: $(INSTALLED)
+course: $(DEVELOPED)
 	$(BIN)/python -m tools.course build
 	$(BIN)/python -m tools.course check
 
 # The bundled models, made again from the grammar into runs/organism; and those that are shipped, measured.
-reel: $(INSTALLED)
+reel: $(DEVELOPED)
 	$(BIN)/python -m tools.reel train
 
-reel-check: $(INSTALLED)
+reel-check: $(DEVELOPED)
 	$(BIN)/python -m tools.reel check
 
 # One phase of the tiny shape; others with, for example, make bench BENCH="--shape small --probes".
-bench: $(INSTALLED)
+bench: $(DEVELOPED)
 	$(BIN)/python -m benchmarks $(BENCH)
 
 bench-peers: $(PEERS)/trl-0.11.4/installed $(PEERS)/trl-1.12/installed
@@ -72,6 +74,10 @@ $(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.txt
 $(INSTALLED): requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(DEVELOPED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 

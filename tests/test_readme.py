@@ -1,7 +1,9 @@
 """The README's promises, kept by running them."""
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -95,6 +97,59 @@ def test_make_targets_of_the_readme_exist():
     assert targets == ["train", "test"]
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """What a make target would run in a fresh clone that has these marks of what is installed."""
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / ".venv").mkdir()
+
+    def plan(target: str, *marks: str) -> str:
+        for time, mark in enumerate(marks, start=2):
+            (tmp_path / ".venv" / mark).touch()
+            os.utime(tmp_path / ".venv" / mark, (time, time))
+        command = ["make", "--dry-run", target]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    return plan
+
+
+@pytest.mark.process
+def test_make_train_installs_what_training_needs_and_make_test_the_rest(planned):
+    alone = planned("train")
+    assert "-m venv" in alone and "--editable .\n" in alone and "dev" not in alone
+    assert re.search(r"grep '\^torch==' requirements.txt.*--editable \.\n.*train", alone, re.DOTALL)
+    first = planned("test")
+    assert first.index("-m venv") < first.index('".[dev]"') < first.index("-m pytest")
+
+
+@pytest.mark.process
+def test_make_train_and_make_test_build_on_each_other(planned):
+    after_train = planned("test", "installed")
+    assert '".[dev]"' in after_train and "-m venv" not in after_train
+    after_test = planned("train", "installed", "developed")
+    assert after_test.splitlines() == [".venv/bin/python -m rlhf_lab train"]
+    assert "install" not in planned("test", "installed", "developed")
+
+
+def test_lessons_that_are_there_and_those_to_come_are_told_apart():
+    said = re.search(
+        r"Lessons ([\d, and]+) are there.*; ([\d, and]+)\s+are still to come", README, re.S
+    )
+    there, to_come = (re.findall(r"\d\d", numbers) for numbers in said.groups())
+    assert there == sorted(path.name[:2] for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert to_come and not set(to_come) & set(there)
+
+
+def test_gold_is_explained_before_it_is_printed():
+    assert "gold" not in README.split("*gold* is the exact")[0]
 
 
 def test_linked_files_exist():
