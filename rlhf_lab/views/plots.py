@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
@@ -37,6 +38,20 @@ class Picture:
 
     svg: str
     alt: str
+    _figure: "Figure | None" = field(default=None, repr=False, compare=False)
+
+    def image(self, dots_per_inch: int = 120) -> "Image":
+        """The drawing in pixels, as loggers take it.
+
+        Raises ValueError for a picture that was not drawn here.
+        """
+        from PIL import Image
+
+        if self._figure is None:
+            raise ValueError("this picture is SVG alone; draw it with curves, bars or heatmap.")
+        buffer = io.BytesIO()
+        self._figure.savefig(buffer, format="png", dpi=dots_per_inch)
+        return Image.open(buffer)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -169,4 +184,4 @@ def _finish(figure: "Figure", alt: str) -> Picture:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "rlhf_lab", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Picture(buffer.getvalue(), alt)
+    return Picture(buffer.getvalue(), alt, figure)

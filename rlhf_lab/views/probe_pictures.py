@@ -19,6 +19,8 @@ from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
+PageParts = list[Picture | str]
+"""What a page shows, in order: pictures, and fragments of HTML between them."""
 SHOWN_SAMPLES = 3
 SHOWN_TOKENS = 60
 SHOWN_RECORDS = 20
@@ -60,19 +62,19 @@ def series_of(records: Records, names: Sequence[str]) -> dict[str, Curve]:
     return series
 
 
-def curve_figures(records: Records, groups: Sequence[tuple[str, Sequence[str]]]) -> str:
+def curve_figures(records: Records, groups: Sequence[tuple[str, Sequence[str]]]) -> PageParts:
     """Side by side, a picture per title of the fields that any record has."""
     shown = [(title, series_of(records, names)) for title, names in groups]
     pictures = [curves(series, title) for title, series in shown if series]
-    return f'<div class="figures">{"".join(map(figure, pictures))}</div>'
+    return ['<div class="figures">', *pictures, "</div>"]
 
 
-def run_health_html(run: Run, name: str, records: Records) -> str:
+def run_health_parts(run: Run, name: str, records: Records) -> PageParts:
     """Reward, KL, the price of KL, and how far a phase may move."""
     return curve_figures(records, HEALTH_CURVES)
 
 
-def kl_by_position_html(run: Run, name: str, records: Records) -> str:
+def kl_by_position_parts(run: Run, name: str, records: Records) -> PageParts:
     """KL by position at every recorded phase, and the estimators in the last."""
     last = records[-1]
     n = min(len(last["kl"]), SHOWN_TOKENS)
@@ -80,21 +82,21 @@ def kl_by_position_html(run: Run, name: str, records: Records) -> str:
     phases = [f"phase {record['phase']}" for record in records]
     grid = [record["kl"][:n] for record in records]
     if not any(map(any, grid)):
-        return f"<p>The KL is 0 at every position of {', '.join(phases)}.</p>"
-    parts = [figure(heatmap(grid, phases, slots, "KL from the reference, nats per token"))]
+        return [f"<p>The KL is 0 at every position of {', '.join(phases)}.</p>"]
+    parts: PageParts = [heatmap(grid, phases, slots, "KL from the reference, nats per token")]
     estimators = {"exact": last["kl"][:n]}
     estimators |= {kind: last[f"{kind}_mean"][:n] for kind in ("k1", "k2", "k3")}
     title = f"phase {last['phase']}: exact KL and its estimators, nats per token"
-    parts.append(figure(bars(slots, estimators, title)))
+    parts.append(bars(slots, estimators, title))
     if "information" in last:
         title = "exact information of each position about the reward"
-        parts.append(figure(bars(slots, {"I_t": last["information"][:n]}, title)))
-    return "".join(parts)
+        parts.append(bars(slots, {"I_t": last["information"][:n]}, title))
+    return parts
 
 
-def value_lens_html(run: Run, name: str, records: Records) -> str:
+def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:
     """How well the target can be read by layer and position, first and last."""
-    parts = []
+    parts: PageParts = []
     for record in _ends([r for r in records if "r2" in r]):
         grid = [
             [x if there else None for x, there in zip(row, flags, strict=True)]
@@ -102,13 +104,13 @@ def value_lens_html(run: Run, name: str, records: Records) -> str:
         ]
         title = f"phase {record['phase']}: R2 of value, read linearly, held out"
         sites = [short_site(site) for site in record["sites"]]
-        parts.append(figure(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0))))
-    return "".join(parts)
+        parts.append(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0)))
+    return parts
 
 
-def direction_html(run: Run, name: str, records: Records) -> str:
+def direction_parts(run: Run, name: str, records: Records) -> PageParts:
     """Accuracy by layer and position, first and last, with Bayes' rule beside it."""
-    parts = []
+    parts: PageParts = []
     for record in _ends(records):
         n = len(record["accuracy"][0])
         slots = record.get("slots", [str(t) for t in range(n)])
@@ -116,17 +118,17 @@ def direction_html(run: Run, name: str, records: Records) -> str:
         if "bayes_accuracy" in record:
             grid, rows = [*grid, record["bayes_accuracy"]], [*rows, "Bayes' rule"]
         title = f"phase {record['phase']}: accuracy of the direction, held out"
-        parts.append(figure(heatmap(grid, rows, slots, title, limits=(0.5, 1.0))))
-    return "".join(parts)
+        parts.append(heatmap(grid, rows, slots, title, limits=(0.5, 1.0)))
+    return parts
 
 
-def logit_shift_html(run: Run, name: str, records: Records) -> str:
+def logit_shift_parts(run: Run, name: str, records: Records) -> PageParts:
     """The parts of the shift in the last phase, and its sum over phases."""
     words = _settings(run, name)
     what = f"{words.get('word', 'word')} - {words.get('other', 'other')}"
     last = records[-1]
     title = f"phase {last['phase']}: shift of logit({what}), {last['measured_shift']:+.3f} in all"
-    parts = [figure(bars(last["components"], {"shift": last["shift"]}, title))]
+    parts: PageParts = [bars(last["components"], {"shift": last["shift"]}, title)]
     if last.get("grammar_log_odds") is not None:
         parts.append(
             f"<p>The grammar's own log odds of {escape(what)} average "
@@ -134,22 +136,22 @@ def logit_shift_html(run: Run, name: str, records: Records) -> str:
             f"{last['reference_error']:.3f} nats on average.</p>"
         )
     series = series_of(records, ["measured_shift"])
-    return "".join([*parts, figure(curves(series, f"shift of logit({what})"))])
+    return [*parts, curves(series, f"shift of logit({what})")]
 
 
-def weight_delta_html(run: Run, name: str, records: Records) -> str:
+def weight_delta_parts(run: Run, name: str, records: Records) -> PageParts:
     """The largest deltas of the last phase as a table."""
     rows = sorted(records[-1]["rows"], key=lambda row: -row["norm"])[:16]
     keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
     keys += [key for key in ("overlap_unembedding",) if any(key in row for row in rows)]
     table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
     series = series_of(records, ["total_norm"])
-    return table + figure(curves(series, "distance of the weights from the reference"))
+    return [table, curves(series, "distance of the weights from the reference")]
 
 
-def text_heatmap_html(run: Run, name: str, records: Records) -> str:
+def text_heatmap_parts(run: Run, name: str, records: Records) -> PageParts:
     """Every field of a few samples, in the first and in the last recorded phase."""
-    parts = []
+    parts: PageParts = []
     if run.args.normalize_reward:
         parts.append(
             "<p>Values and advantages are in units of the standardised reward; exact ones are in "
@@ -160,7 +162,7 @@ def text_heatmap_html(run: Run, name: str, records: Records) -> str:
         parts.append(f"<h4>phase {record['phase']}</h4>")
         for field in _field_order(tensors):
             parts.append(_field(record, tensors, field))
-    return "".join(parts)
+    return parts
 
 
 def _field_order(tensors: dict[str, Any]) -> list[str]:
@@ -196,7 +198,7 @@ def _sample(
     return tokens_html(tokens, numbers, label, counts, limit, kind).fragment
 
 
-def step_ledger_html(run: Run, name: str, records: Records) -> str:
+def step_ledger_parts(run: Run, name: str, records: Records) -> PageParts:
     """The terms of the objective in every recorded step, and the last of them token by token."""
     last = records[-1]
     ledger = stored_ledger(run, last["phase"], name)
@@ -215,7 +217,7 @@ def step_ledger_html(run: Run, name: str, records: Records) -> str:
     key = color_key("share of the objective", limit).fragment
     rows = [[record[term] + (term == "step") for term in STEP_COLUMNS] for record in records]
     terms = html.table(list(STEP_COLUMNS.values()), rows, words=())
-    return "".join([terms, note, key, *lines, ledger.html(order[0]).fragment])
+    return [terms, note, key, *lines, ledger.html(order[0]).fragment]
 
 
 def any_records(records: Records) -> str:
@@ -228,16 +230,16 @@ def any_records(records: Records) -> str:
     return note + html.table(keys, [[record.get(key) for key in keys] for record in shown])
 
 
-VIEWS: Mapping[str, Callable[[Run, str, Records], str]] = MappingProxyType(
+VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType(
     {
-        "RunHealth": run_health_html,
-        "StepLedger": step_ledger_html,
-        "TextHeatmap": text_heatmap_html,
-        "KLByPosition": kl_by_position_html,
-        "ValueLens": value_lens_html,
-        "Direction": direction_html,
-        "LogitShift": logit_shift_html,
-        "WeightDelta": weight_delta_html,
+        "RunHealth": run_health_parts,
+        "StepLedger": step_ledger_parts,
+        "TextHeatmap": text_heatmap_parts,
+        "KLByPosition": kl_by_position_parts,
+        "ValueLens": value_lens_parts,
+        "Direction": direction_parts,
+        "LogitShift": logit_shift_parts,
+        "WeightDelta": weight_delta_parts,
     }
 )
 
@@ -248,9 +250,27 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: no such probe recorded anything, or its records lack what the picture shows.
     """
+    return as_html(_parts(run, name))
+
+
+def probe_plots(run: Run, name: str) -> list[Picture]:
+    """The pictures among what is worth seeing of one probe's records.
+
+    Raises:
+        RunError: see `probe_html`.
+    """
+    return [part for part in _parts(run, name) if isinstance(part, Picture)]
+
+
+def as_html(parts: PageParts) -> str:
+    """Pictures as figures, and what is between them."""
+    return "".join(figure(part) if isinstance(part, Picture) else part for part in parts)
+
+
+def _parts(run: Run, name: str) -> PageParts:
     records, view = run.records(name), VIEWS.get(_settings(run, name).get("kind"))
     if view is None or not records:
-        return any_records(records)
+        return [any_records(records)]
     with reading(run.path / records_file(name)):
         return view(run, name, records)
 

@@ -12,7 +12,7 @@ from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
-from rlhf_lab.views.probe_pictures import any_records, curve_figures, probe_html
+from rlhf_lab.views.probe_pictures import any_records, as_html, curve_figures, probe_html
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES = (
@@ -90,7 +90,7 @@ def _curves(run: Run) -> str:
     metrics = run.metrics()
     if not metrics:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
-    return "<h2>Curves</h2>" + curve_figures(metrics, REPORT_CURVES)
+    return "<h2>Curves</h2>" + as_html(curve_figures(metrics, REPORT_CURVES))
 
 
 def _samples(run: Run) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab.files import PAGE_MARK
 from rlhf_lab.views import plots
-from rlhf_lab.views.plots import bars, curves, heatmap
+from rlhf_lab.views.plots import Picture, bars, curves, heatmap
 
 HEAT = ([[0.0, None], [1.0, 2.0]], ["a", "b"], ["x", "y"], "grid")
 
@@ -56,6 +56,14 @@ def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
 def test_a_picture_is_saved_as_it_is(tmp_path):
     picture = draw_all()[1]
     assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg + PAGE_MARK
+
+
+def test_a_drawing_can_be_had_in_pixels():
+    image = curves({"a": ([0, 1], [1.0, 2.0])}, "rising").image(dots_per_inch=100)
+    assert image.size == (640, 320) and image.format == "PNG"
+    assert len(set(image.convert("L").tobytes())) > 20
+    with pytest.raises(ValueError, match="SVG alone"):
+        Picture("<svg/>", "nothing").image()
 
 
 def test_what_cannot_be_drawn_is_refused():
