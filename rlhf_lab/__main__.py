@@ -31,6 +31,8 @@ NEEDS = MappingProxyType(
     }
 )
 """What the options are followed by that decide the defaults of the others."""
+FLAGS = frozenset(field.name for field in fields(RLHFArgs) if field.type is bool)
+"""Settings that are on or off."""
 COMMANDS = MappingProxyType(
     {
         "train": commands.train,
@@ -58,6 +60,8 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     """
     if "--out=" in arguments or ("--out", "") in pairwise(arguments):
         raise ConfigError("--out is empty; name a place, such as runs/first.")
+    if arguments[:1] == ["train"]:
+        arguments = [_as_flag(argument) for argument in arguments]
     if arguments[:1] == ["resume"]:
         _refuse_fixed(arguments[1:])
     base = _base(arguments) if arguments[:1] == ["train"] else {"preset": DEFAULT_PRESET}
@@ -92,6 +96,14 @@ def _refuse_fixed(options: list[str]) -> None:
                     f"{option} cannot change when a run goes on, only "
                     f"{', '.join(list(can_change)[1:])} can; start a new run for it."
                 )
+
+
+def _as_flag(argument: str) -> str:
+    """`--name=True` and `--name=False` of a setting, as wandb's agent writes them, as a flag."""
+    option, _, value = argument.partition("=")
+    if value.lower() not in ("true", "false") or _field_of(argument) not in FLAGS:
+        return argument
+    return option if value.lower() == "true" else f"--no-{option.removeprefix('--')}"
 
 
 def _field_of(option: str) -> str:

@@ -135,3 +135,17 @@ def test_what_was_asked_for_is_refused_also_where_a_preset_says_the_same():
         trained_with("--total-phases", 2, "--warmup-steps", 2)
     with pytest.raises(ConfigError, match="batch_size=12 is not divisible by num_minibatches=8"):
         trained_with("--batch-size", 12, "--num-minibatches=8")
+
+
+@pytest.mark.parametrize("spelling", ["normalize_reward", "normalize-reward"])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("True", True), ("False", False), ("false", False)]
+)
+def test_a_switch_takes_its_value_as_the_agent_of_a_sweep_writes_it(spelling, value, expected):
+    args = trained_with(f"--{spelling}={value}", "--top_k=None")
+    assert (args.normalize_reward, args.top_k) == (expected, None)
+
+
+def test_a_value_that_is_neither_true_nor_false_is_refused():
+    with pytest.raises(ConfigError, match="perhaps"):
+        parse(["train", "--normalize_reward=perhaps"])
