@@ -105,6 +105,14 @@ class Samples(Rows):
         rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
         return [ids[real].tolist() for ids, real in rows]
 
+    def prompt_texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """The prompts as text, without special tokens."""
+        ids = self.tokens[:, : self.prefix_len].tolist()
+        rows = zip(ids, self.prompt_mask.tolist(), strict=True)
+        return tokenizer.batch_decode(
+            [list(compress(*row)) for row in rows], skip_special_tokens=True
+        )
+
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Prompt and response as text, without special tokens or what follows a stop token."""
         real = self.written_mask.tolist()

@@ -176,7 +176,8 @@ class Recorder:
     def log_samples(self, rollout: Rollout) -> None:
         """What the policy wrote after so many learning phases as are done."""
         phase = {"phase": self.trainer.phase}
-        self.run.append(SAMPLES, [phase | line for line in sample_lines(rollout)])
+        lines = sample_lines(rollout, self.trainer.tokenizer)
+        self.run.append(SAMPLES, [phase | line for line in lines])
 
     def save_due(self, ctx: Context) -> None:
         """Weights after 0, 1, 2, 4, 8, ... phases; the state every `save_every`, and at the end."""

@@ -8,13 +8,22 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
 from rlhf_lab.rewards.pipeline import Scores
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
 
-SAMPLE_COLUMNS = ("text", "reward", "gold_reward")
+SAMPLE_COLUMNS = (
+    "text",
+    "prompt",
+    "response",
+    "reward",
+    "gold_reward",
+    "kl_per_sequence",
+    "response_length",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +109,31 @@ def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None
     return means | {"samples": sum(size for _, size in batches)}
 
 
-def sample_lines(rollout: Rollout) -> list[dict[str, Any]]:
-    """What samples.jsonl has of each sequence; the gold reward is None where no truth is known."""
-    rewards, gold = rollout.raw_rewards.tolist(), rollout.gold_rewards
-    golds = [None] * len(rewards) if gold is None else gold.tolist()
-    rows = zip(rollout.texts, rewards, golds, strict=True)
-    return [dict(zip(SAMPLE_COLUMNS, row, strict=True)) for row in rows]
+def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """What samples.jsonl has of each sequence: its text, whole and in its two parts, and numbers.
+
+    The text is prompt and response. The KL is in nats, summed over the response; the length counts
+    the real generated tokens. The gold reward is None where no truth is known.
+    """
+    samples, rewards = rollout.samples, rollout.raw_rewards
+    kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
+    numbers = torch.stack([rewards, kl, samples.mask.sum(1).to(rewards)], dim=1).tolist()
+    gold = rollout.gold_rewards
+    golds = [None] * len(numbers) if gold is None else gold.tolist()
+    prompts = samples.prompt_texts(tokenizer)
+    rows = zip(rollout.texts, prompts, numbers, golds, strict=True)
+    return [
+        {
+            "text": text,
+            "prompt": prompt,
+            "response": text.removeprefix(prompt),
+            "reward": reward,
+            "gold_reward": gold,
+            "kl_per_sequence": kl,
+            "response_length": round(length),
+        }
+        for text, prompt, (reward, kl, length), gold in rows
+    ]
 
 
 def _mean(x: Tensor | None) -> float | None:

@@ -28,20 +28,21 @@ class Entry:
         phase: counted from 0; the step of a curve.
         scalars: the line of metrics.jsonl, what a phase cost under names such as
             cost/rollout_seconds, without what is not known.
-        samples: text, reward and gold reward (None where no truth is known) of the first 16
-            sequences.
+        samples: the first 16 sequences, each a tuple of `SAMPLE_COLUMNS`.
     """
 
     phase: int
     scalars: dict[str, float]
-    samples: list[tuple[str, float, float | None]]
+    samples: list[tuple[Any, ...]]
 
     @classmethod
     def of(cls, line: dict[str, Any], samples: list[dict[str, Any]]) -> "Entry":
         """From a line of metrics.jsonl, and the lines of samples.jsonl that belong to it."""
         costs = {f"cost/{name}": value for name, value in line["cost"].items()}
         metrics = {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
-        rows = [tuple(sample[name] for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]]
+        rows = [
+            tuple(sample.get(name) for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]
+        ]
         return cls(line["phase"], metrics | costs, rows)
 
 
@@ -93,7 +94,8 @@ class Sink:
         if self._state != "open":
             return
         if ctx.event == "after_phase":
-            self.send(Entry.of(ctx.report.to_dict(), sample_lines(ctx.rollout)))
+            samples = sample_lines(ctx.rollout, ctx.policy.base_model.tokenizer)
+            self.send(Entry.of(ctx.report.to_dict(), samples))
         if ctx.event == "run_end":
             self._state = "closed"
             self.close()
@@ -227,7 +229,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(value: str | float | None) -> str:
+def _cell(value: str | float | int | None) -> str:
     """A value such that Markdown reads neither a mark nor the end of a cell in it."""
     if isinstance(value, str):
         return value.translate(MARKS)

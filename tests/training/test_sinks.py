@@ -116,7 +116,8 @@ def test_trackio_holds_every_number_of_the_metrics_file(make_trainer, trackio_ho
         written = [s for s in samples if s["phase"] == line["phase"]]
         rows = log["samples"]["_value"]
         assert [row["text"] for row in rows] == [s["text"] for s in written]
-        assert [row["reward"] for row in rows] == [s["reward"] for s in written]
+        for column in ("reward", "prompt", "response", "kl_per_sequence", "response_length"):
+            assert [row[column] for row in rows] == [s[column] for s in written]
         assert log["step"] == line["phase"]
 
 
@@ -252,11 +253,8 @@ def test_a_sink_that_fails_is_named_and_switched_off_and_the_run_goes_on(
 def test_an_entry_takes_sixteen_samples_and_leaves_out_what_is_not_known():
     """20 samples of reward 0, 1, ...; the gold reward of the phase is unknown."""
     line = {"phase": 4, "mean_reward": 9.5, "gold_reward": None, "cost": {"rollout_seconds": 2.0}}
-    samples = [
-        {"phase": 4, "text": f"text {i}", "reward": float(i), "gold_reward": None}
-        for i in range(20)
-    ]
+    samples = [{"phase": 4, "text": f"text {i}", "reward": float(i)} for i in range(20)]
     entry = Entry.of(line, samples)
     assert entry.scalars == {"mean_reward": 9.5, "cost/rollout_seconds": 2.0}
     assert entry.phase == 4 and len(entry.samples) == 16
-    assert entry.samples[15] == ("text 15", 15.0, None)
+    assert entry.samples[15] == ("text 15", None, None, 15.0, None, None, None)

@@ -273,6 +273,19 @@ def test_the_samples_file_holds_every_text_with_its_reward(watched):
         assert gold == pytest.approx(report.gold_reward, abs=1e-6)
 
 
+def test_the_samples_file_has_prompt_and_response_apart_with_their_kl_and_length(make_trainer):
+    trainer = make_trainer({"prompts": ["this movie", "honestly , the plot"]}, total_phases=2)
+    reports = trainer.train()
+    for report in reports:
+        lines = [s for s in trainer.run.read("samples.jsonl") if s["phase"] == report.phase]
+        assert {line["prompt"] for line in lines} == {"this movie", "honestly , the plot"}
+        for line in lines:
+            assert line["prompt"] + line["response"] == line["text"] and line["response"]
+        for name in ("kl_per_sequence", "response_length"):
+            mean = sum(line[name] for line in lines) / len(lines)
+            assert mean == pytest.approx(getattr(report, name), rel=1e-5, abs=1e-6)
+
+
 def test_run_json_holds_arguments_versions_and_both_ends(watched):
     info = json.loads((watched.trainer.run.path / "run.json").read_text())
     assert RLHFArgs.from_dict(info["args"]) == watched.trainer.args
