@@ -49,7 +49,7 @@ def train(
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
     _say_what_is_rewarded(trainer.reward_fn, console)
-    if probes:
+    if probes or args.log_probes:
         attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 

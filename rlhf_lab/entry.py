@@ -109,6 +109,7 @@ def _is_rule(line: str) -> bool:
 def guarded(prog: str, run: Callable[[], int]) -> int:
     """Run a program in a process of its own: warnings and errors are one line each."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("WANDB_SILENT", "true")  # the programs say themselves where a run is
     write_out_what_cannot_be_encoded()
     warnings.showwarning = functools.partial(_show_warning, prog)
     # transformers imports bitsandbytes where it is there, which then names kernels it would like.

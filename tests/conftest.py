@@ -97,6 +97,15 @@ def no_wait_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_variables_of_wandb() -> Iterator[None]:
+    """What is set where the tests run would switch wandb on, and name its runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_models() -> types.ModuleType:
     """The module `tests/tiny_models.py`."""

@@ -40,7 +40,11 @@ SEED_DEFAULTS = {
 FIELDS = [field.name for field in dataclasses.fields(RLHFArgs)]
 OPTIONAL = {
     "keep_checkpoints",
+    "wandb_mode",
     "wandb_entity",
+    "wandb_group",
+    "wandb_tags",
+    "wandb_notes",
     "vf_clip",
     "top_k",
     "top_p",
@@ -151,6 +155,9 @@ OUT_OF_RANGE = [
     ("direction", "positive"),
     ("direction", "POS"),
     ("wandb_mode", "on"),
+    ("wandb_group", ""),
+    ("wandb_tags", ""),
+    ("wandb_tags", "one,,two"),
     ("loggers", "tensorboard,csv"),
 ]
 WRONG_TYPE = [
@@ -162,6 +169,7 @@ WRONG_TYPE = [
     *((name, 1) for name in ("prepend_bos", "stop_at_eos", "normalize_reward", "penalize_no_eos")),
     *((name, 0) for name in ("normalize_advantages",)),
     *((name, 3) for name in ("base_model", "reward_model", "prefix", "device", "wandb_entity")),
+    ("wandb_notes", 3),
     ("reward_fn", max),
     ("preset", ["reel"]),
 ]
@@ -191,7 +199,7 @@ def test_what_the_seed_did_not_have_is_off_or_as_it_was():
     assert (args.advantages, args.gamma, args.weight_decay) == ("one_step", 1.0, 0.01)
     assert args.vf_clip is None and args.top_p is None
     assert args.stop_at_eos is False and args.normalize_advantages is True
-    assert (args.wandb_mode, args.device, args.direction) == ("disabled", "auto", "pos")
+    assert (args.wandb_mode, args.device, args.direction) == (None, "auto", "pos")
 
 
 def test_the_minibatch_size_divides_the_batch():

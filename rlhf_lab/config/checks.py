@@ -58,10 +58,14 @@ RANGES = (
         Range(bool, "a name, not empty"),
         "base_model reward_fn reward_model wandb_project_name prompts_column",
     ),
-    (Range(bool, "a name, or None"), "labels_column positive_label"),
+    (Range(bool, "a name, or None"), "labels_column positive_label wandb_group"),
     (Range(bool, "a file, or None"), "prompts"),
     (Range(bool, "a directory, or None"), "critic_from"),
     (Range(lambda v: all(v.split(",")), "texts with one comma between, or None"), "stop_tokens"),
+    (
+        Range(lambda v: all(map(str.strip, v.split(","))), "tags with one comma between, or None"),
+        "wandb_tags",
+    ),
     (
         Range(
             lambda v: all(n.strip().isascii() and n.strip().isdigit() for n in v.split(",")),

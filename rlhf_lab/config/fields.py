@@ -37,14 +37,26 @@ class RunArgs:
     """Keep so many of the weights after 1, 2, 4, 8, ... phases, the newest, besides those of phase
     0, the best and the last; and leave what phase 0 loaded where it was loaded from. All when None.
     """
-    wandb_mode: Literal["disabled", "online", "offline"] = "disabled"
-    """Mirror metrics and samples to Weights & Biases."""
+    wandb_mode: Literal["disabled", "online", "offline"] | None = None
+    """Mirror metrics and samples to Weights & Biases; as WANDB_MODE says, or not at all, when None.
+    Where both are set, the one that sends less holds.
+    """
     wandb_project_name: str = "rlhf_transformers"
-    """The project in Weights & Biases, and in trackio."""
+    """The project in Weights & Biases, and in trackio; as it is here, WANDB_PROJECT comes first."""
     wandb_entity: str | None = None
-    """The Weights & Biases user or team; the account's default when None."""
+    """The Weights & Biases user or team; WANDB_ENTITY or the account's default when None."""
+    wandb_group: str | None = None
+    """The group of runs in Weights & Biases, and in trackio; WANDB_RUN_GROUP when None."""
+    wandb_tags: str | None = None
+    """The run's tags in Weights & Biases, with commas between; WANDB_TAGS when None."""
+    wandb_notes: str | None = None
+    """What Weights & Biases shows as the run's notes; WANDB_NOTES when None."""
     loggers: str = ""
     """Where else to mirror metrics and samples, with commas between: tensorboard, trackio."""
+    log_probes: bool = False
+    """Mirror what probes record, too, to wandb and TensorBoard: each number as probe/NAME/NUMBER,
+    and pictures after 1, 2, 4, 8, ... phases and at the end.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

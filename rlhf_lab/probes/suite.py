@@ -63,7 +63,12 @@ class Suite:
             ConfigError: a site that the model does not have, eval text or labels that do not fit,
                 or a probe of a name that records already.
         """
-        return Attachment(self.probes, self._read_eval_text(trainer), self.budget, trainer)
+        attachment = Attachment(self.probes, self._read_eval_text(trainer), self.budget, trainer)
+        if trainer.args.log_probes:
+            from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes
+
+            ProbeLogger(trainer.sinks, list(attachment.probes)).attach(trainer)
+        return attachment
 
     def _read_eval_text(self, trainer: RLHFTrainer) -> EvalText | None:
         """The eval text as tokens on the run's device; None if there is none and none is needed."""

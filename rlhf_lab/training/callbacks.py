@@ -98,8 +98,13 @@ class Callbacks:
         self._registered: dict[str, list[Registration]] = {}
         self._names: dict[str, Listener] = {}
 
-    def on(self, event: Event, every: int = 1) -> Callable[[Listener], Listener]:
+    def on(
+        self, event: Event, every: int = 1, last: bool = False
+    ) -> Callable[[Listener], Listener]:
         """Register the decorated callable for an event of every `every`-th phase.
+
+        Args:
+            last: call it after those that are not registered so.
 
         Raises:
             ConfigError: no such event, or `every` is no whole number above 0.
@@ -112,7 +117,7 @@ class Callbacks:
 
         def register(listener: Listener) -> Listener:
             refuse_no_function(listener, f"on({event!r})")
-            self._add(event, Registration(every, self._name(listener), listener, False))
+            self._add(event, Registration(every, self._name(listener), listener, last))
             return listener
 
         return register

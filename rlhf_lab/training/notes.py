@@ -62,11 +62,20 @@ def _is_any(_: Any) -> bool:
     return True
 
 
+WANDB_NAMES = frozenset(("name", "project", "entity", "group", "job_type", "notes", "tags"))
+"""What a run is called in wandb, and where it is."""
 _HAS_CHANGE = _has(**{"phase": _is_count, "field": _is_text, "from": _is_any, "to": _is_any})
 _HAS_REMARK = _has(phase=_is_count, text=_is_text)
 FORM_OF_INFO = MappingProxyType(
     {
         "id": (_is_text, "the text that names a run"),
+        "wandb_id": (_is_text, "the id of a run"),
+        "wandb_run": (
+            lambda v: isinstance(v, dict) and v.keys() <= WANDB_NAMES,
+            f"an object of {', '.join(sorted(WANDB_NAMES))}",
+        ),
+        "wandb_url": (lambda v: v is None or _is_text(v), "an address"),
+        "wandb_directories": (_are(_is_text), "a list of directories"),
         "saved": (lambda v: v is None or _is_count(v), "a number of phases"),
         "changes": (_are(_HAS_CHANGE), "a list of phase, field, from and to"),
         "remarks": (

@@ -1,49 +1,72 @@
 """Sinks: loggers that a run's metrics and samples are sent to, besides its own directory."""
 
-import contextlib
-import io
-import json
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Literal
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.console import INTERRUPTED
 from rlhf_lab.training.callbacks import Callbacks, Context
-from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.rollout import SAMPLE_COLUMNS, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 
-MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "&<>|*_`~#[]()!\\-+\n"}
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 N_SAMPLES = 16
+FINAL, FINAL_SAMPLES = "final/", "final_samples"
+"""What stands before the name of a figure of the final evaluation; the table of its samples."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One phase as a sink sees it.
+    """One phase as a sink sees it, or what is added to one.
 
     Args:
         phase: counted from 0; the step of a curve.
         scalars: the line of metrics.jsonl, what a phase cost under names such as
             cost/rollout_seconds, without what is not known.
         samples: the first 16 sequences, each a tuple of `SAMPLE_COLUMNS`.
+        pictures: each with its caption, by name.
+        is_final: found at the end of the run, of the weights after `phase` learning phases.
     """
 
     phase: int
     scalars: dict[str, float]
-    samples: list[tuple[Any, ...]]
+    samples: list[tuple[Any, ...]] = field(default_factory=list)
+    pictures: dict[str, tuple["Image", str]] = field(default_factory=dict)
+    is_final: bool = False
 
     @classmethod
     def of(cls, line: dict[str, Any], samples: list[dict[str, Any]]) -> "Entry":
         """From a line of metrics.jsonl, and the lines of samples.jsonl that belong to it."""
         costs = {f"cost/{name}": value for name, value in line["cost"].items()}
         metrics = {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
-        rows = [
-            tuple(sample.get(name) for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]
-        ]
-        return cls(line["phase"], metrics | costs, rows)
+        return cls(line["phase"], metrics | costs, _rows(samples))
+
+    @property
+    def table_name(self) -> str:
+        """What the table of the samples is called."""
+        return FINAL_SAMPLES if self.is_final else "samples"
+
+    @classmethod
+    def of_end(cls, run: RunDir) -> "Entry | None":
+        """The final evaluation of a finished run, and what the policy wrote in it, if it had one.
+
+        The figures are those of run.json, each under its name there behind final/.
+        """
+        info = run.read_info()
+        if info.get("status") != "finished" or not info.get("final"):
+            return None
+        phase = info["phases_done"]
+        figures = {FINAL + k: value for k, value in info["final"].items() if value is not None}
+        samples = [sample for sample in run.read(SAMPLES) if sample["phase"] == phase]
+        return cls(phase, figures, _rows(samples), is_final=True)
+
+
+def _rows(samples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The first lines of samples.jsonl in columns; runs of earlier versions have fewer of them."""
+    return [tuple(sample.get(name) for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]]
 
 
 def entries_so_far(run: RunDir) -> list[Entry]:
@@ -57,12 +80,19 @@ def entries_so_far(run: RunDir) -> list[Entry]:
 class Sink:
     """Sends a run's phases to one logger, and does nothing else.
 
-    A logger is a subclass with `open`, `send` and `close`. What is in the run's directory is the
-    record; a sink that fails is switched off with a warning, and the run goes on.
+    A logger is a subclass with `open`, `send` and `close`, and with `add` if it is to have the
+    final figures and what probes record. What is in the run's directory is the record; a sink that
+    fails is switched off with a warning, and the run goes on.
+
+    Attributes:
+        exit_code: how the run ended, there for `close`: 0 when it is finished, 130 when it was
+            stopped before its last phase, 1 after an error.
     """
 
     def __init__(self) -> None:
         self._state: Literal["new", "open", "closed"] = "new"
+        self._adds = True
+        self.exit_code = 0
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
         """Begin a log, or go on with that of an earlier part of the run.
@@ -77,14 +107,28 @@ class Sink:
         """Add one phase to the log."""
         raise NotImplementedError
 
+    def add(self, entry: Entry) -> None:
+        """Add to the phase that was sent last, or to the whole run if `entry.is_final`.
+
+        Nothing is done by a logger that has no use for it.
+        """
+
+    def complete(self, phase: int) -> None:
+        """Write what was sent of a phase: all other callbacks have seen it, and more follow it.
+
+        Nothing is done by a logger that writes at once.
+        """
+
     def close(self) -> None:
         """Finish the log; it may be opened again."""
         raise NotImplementedError
 
     def attach(self, callbacks: Callbacks) -> None:
-        """Be called when the run starts, after each phase, and when it ends."""
-        for event in ("run_start", "after_phase", "run_end"):
+        """Be called when the run starts, after each phase, and when all others saw its end."""
+        for event in ("run_start", "after_phase"):
             callbacks.on(event)(self)
+        callbacks.on("after_phase", last=True)(self._complete)
+        callbacks.on("run_end", last=True)(self)
 
     def __call__(self, ctx: Context) -> None:
         """Open, send or close, as the event asks; a run that goes on after its end is reopened."""
@@ -97,140 +141,43 @@ class Sink:
             samples = sample_lines(ctx.rollout, ctx.policy.base_model.tokenizer)
             self.send(Entry.of(ctx.report.to_dict(), samples))
         if ctx.event == "run_end":
-            self._state = "closed"
-            self.close()
+            self._end(ctx.run)
 
+    def offer(self, entry: Entry) -> None:
+        """Add something that is found beside the phases; what fails is not tried again."""
+        if self._state != "open" or not self._adds:
+            return
+        try:
+            self.add(entry)
+        except Exception as error:
+            self._adds = False
+            self._warn("adding", error)
 
-class WandbSink(Sink):
-    """Sends every phase's metrics, and a table of some of its samples, to wandb or to trackio.
+    def _complete(self, ctx: Context) -> None:
+        """Leave the last phase open for what is found at the end of the run."""
+        if self._state == "open" and ctx.phase + 1 < ctx.args.total_phases:
+            self.complete(ctx.phase)
 
-    Trackio has wandb's API, and writes to a local database that `trackio show` reads, in a folder
-    of the user's or in TRACKIO_DIR; no server is started.
-    """
+    def _end(self, run: RunDir) -> None:
+        """Add the final evaluation, and close the log."""
+        final = Entry.of_end(run)
+        if final is not None:
+            self.offer(final)
+        self._close(0 if run.read_info().get("status") == "finished" else INTERRUPTED)
 
-    def __init__(self, module: ModuleType) -> None:
-        super().__init__()
-        self.__name__ = module.__name__
-        self._module, self._run = module, None
+    def break_off(self, error: BaseException) -> None:
+        """Close the log of a run that an error ended."""
+        if self._state != "open":
+            return
+        try:
+            self._close(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+        except Exception as second:
+            self._warn("closing", second)
 
-    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Begin a run under the directory's name, or go on with its earlier part.
+    def _close(self, exit_code: int) -> None:
+        self._state, self.exit_code = "closed", exit_code
+        self.close()
 
-        wandb goes on under the old id, and takes each step once: a phase that is done again stays
-        as it was. trackio would keep such a phase twice, so that the earlier part is deleted, and
-        what the run's directory still holds of it is sent again.
-        """
-        info, noted = run.read_info(), f"{self.__name__}_id"
-        is_trackio, earlier = self.__name__ == "trackio", info.get(noted)
-        only_wandb = {
-            "entity": args.wandb_entity,
-            "id": earlier,
-            "resume": "allow" if earlier else None,
-            "mode": args.wandb_mode,
-            "dir": str(run.path),
-        }
-        only_trackio = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._run = self._module.init(
-                project=args.wandb_project_name,
-                name=run.path.name,
-                config=args.to_dict(),
-                **(only_trackio if is_trackio else only_wandb),
-            )
-        if is_trackio and earlier:
-            self._delete(args.wandb_project_name, earlier)
-        run.write_info(info | {noted: self._run.id})
-        for entry in entries_so_far(run) if is_trackio else ():
-            self.send(entry)
-
-    def _delete(self, project: str, run_id: str) -> None:
-        """Delete a run of trackio's, if it is still there."""
-        with contextlib.suppress(ValueError):
-            for earlier in self._module.Api().runs(project):
-                if earlier.id == run_id:
-                    earlier.delete()
-
-    def send(self, entry: Entry) -> None:
-        """Send one phase; trackio writes it within a second."""
-        rows = [list(row) for row in entry.samples]
-        table = self._module.Table(columns=list(SAMPLE_COLUMNS), data=rows)
-        self._run.log({**entry.scalars, "samples": table}, step=entry.phase)
-
-    def close(self) -> None:
-        """Wait until all is sent, and close the run."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._run.finish()
-
-
-class TensorBoardSink(Sink):
-    """Writes event files to the folder tensorboard of the run's directory.
-
-    Scalars keep their names and are of single precision, as TensorBoard stores them; the samples
-    are a table under Text.
-    """
-
-    def __init__(self, module: ModuleType) -> None:
-        super().__init__()
-        self._module, self._writer = module, None
-
-    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Start an event file that takes the place of this phase and later ones in earlier files.
-
-        The event file says so to its readers (purge_step); nothing is deleted.
-        """
-        self._writer = self._module.SummaryWriter(str(run.path / "tensorboard"), purge_step=phase)
-        if phase == 0:
-            fields = json.dumps(args.to_dict(), indent=2).splitlines()
-            self._writer.add_text("args", "\n".join(f"    {line}" for line in fields), 0)
-
-    def send(self, entry: Entry) -> None:
-        """Write one phase to disk."""
-        for name, value in entry.scalars.items():
-            self._writer.add_scalar(name, value, entry.phase)
-        self._writer.add_text("samples", _table(SAMPLE_COLUMNS, entry.samples), entry.phase)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
-
-
-def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> None:
-    """Make the loggers of `args.loggers`, and wandb if `args.wandb_mode` says so; attach them.
-
-    Raises:
-        ConfigError: a logger's package is not installed, or wandb needs a login.
-    """
-    sinks: list[Sink] = [] if args.wandb_mode == "disabled" else [WandbSink(_wandb(args))]
-    for name in args.logger_names:
-        package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
-        module = import_extra(package, f"loggers={name!r}", "loggers")
-        sinks.append({"tensorboard": TensorBoardSink, "trackio": WandbSink}[name](module))
-    for sink in sinks:
-        sink.attach(callbacks)
-
-
-def _wandb(args: RLHFArgs) -> ModuleType:
-    """The package wandb; refused at once without a login, so that no prompt for one ever waits."""
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
-    if args.wandb_mode == "online" and not wandb.login(prompt=False, verify=False):
-        raise ConfigError(
-            "wandb_mode='online' needs a login; run `wandb login`, set WANDB_API_KEY, "
-            "or use wandb_mode='offline'."
-        )
-    return wandb
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as a Markdown table, which shows every text as it stands."""
-    lines = [head, ["---"] * len(head), *([_cell(value) for value in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: str | float | int | None) -> str:
-    """A value such that Markdown reads neither a mark nor the end of a cell in it."""
-    if isinstance(value, str):
-        return value.translate(MARKS)
-    return "" if value is None else f"{value:.4g}"
+    def _warn(self, doing: str, error: Exception) -> None:
+        name = getattr(self, "__name__", type(self).__name__)
+        warnings.warn(f"{name} raised {type(error).__name__} in {doing}: {error}", stacklevel=2)

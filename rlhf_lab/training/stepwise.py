@@ -58,4 +58,4 @@ class Stepwise(Parts):
         if error is None:
             self.finish()
         else:
-            self.recorder.break_off()
+            self.break_off(error)

@@ -21,6 +21,7 @@ from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import capturing, gradients_put_back
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
+from rlhf_lab.training.loggers import attach_sinks
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
@@ -28,7 +29,6 @@ from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.training.sinks import attach_sinks
 from rlhf_lab.training.stepwise import Stepwise
 
 EVALUATION_BATCHES = 4
@@ -63,7 +63,7 @@ class RLHFTrainer(Stepwise):
         self.interventions = Interventions(self.policy, lambda: self.phase)
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
-        attach_sinks(args, self.callbacks)
+        self.sinks = attach_sinks(args, self.callbacks)
         self._started = self._recording = False
 
     @property
@@ -186,11 +186,17 @@ class RLHFTrainer(Stepwise):
         self._recording = True
         try:
             yield
-        except BaseException:
-            self.recorder.break_off()
+        except BaseException as error:
+            self.break_off(error)
             raise
         finally:
             self._recording = False
+
+    def break_off(self, error: BaseException) -> None:
+        """Close the loggers of a run that an error ends, and let its directory go."""
+        for sink in self.sinks:
+            sink.break_off(error)
+        self.recorder.break_off()
 
     def __iter__(self) -> Iterator[PhaseReport]:
         """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""

@@ -85,6 +85,8 @@ class RunView:
         """Note what is new at an event, and show it."""
         args = ctx.args
         self.doing = DOING.get(ctx.event, self.doing)
+        if ctx.event == "run_start" and (url := ctx.run.read_info().get("wandb_url")):
+            print_line(f"wandb: {url}", self.console)
         if ctx.event == "after_step":
             steps = args.num_minibatches * args.batches_per_learning_phase
             self.doing = f"learning, step {ctx.step + 1}/{steps}"

@@ -191,7 +191,11 @@ ELSEWHERE = {
     "wandb_mode",
     "wandb_project_name",
     "wandb_entity",
+    "wandb_group",
+    "wandb_tags",
+    "wandb_notes",
     "loggers",
+    "log_probes",
     "save_every",
     "keep_checkpoints",
 }
@@ -782,13 +786,17 @@ def wandb_calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
     calls = []
 
     class Run:
-        id = "run-id"
+        id, url, sync_dir = "run-id", "https://wandb.test/run-id", "offline-run"
+        step, summary = 0, {}
 
-        def log(self, metrics: dict[str, Any], step: int) -> None:
-            calls.append(("log", {"metrics": metrics, "step": step}))
+        def log(
+            self, metrics: dict[str, Any], step: int | None = None, commit: bool | None = None
+        ) -> None:
+            if step is not None and "mean_reward" in metrics:
+                calls.append(("log", {"metrics": metrics, "step": step}))
 
-        def finish(self) -> None:
-            calls.append(("finish", {}))
+        def finish(self, exit_code: int) -> None:
+            calls.append(("finish", {"exit_code": exit_code}))
 
     def login(**options: Any) -> bool:
         calls.append(("login", options))
@@ -799,7 +807,11 @@ def wandb_calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
         return Run()
 
     fake = types.ModuleType("wandb")
+    settings = types.SimpleNamespace(
+        update_from_env_vars=lambda environment: None, model_fields_set=frozenset()
+    )
     fake.__dict__.update(login=login, init=init, Table=lambda columns, data: data)
+    fake.__dict__.update(Settings=lambda **names: settings, Error=RuntimeError, run=None)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return calls
 
@@ -853,6 +865,31 @@ def test_wandb_entity_is_handed_on(wandb_calls, tmp_path):
 
 
 @pytest.mark.slow
+def test_wandb_group_is_handed_on(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_group="pairs")
+    assert options_of_init(wandb_calls)["group"] == "pairs"
+
+
+@pytest.mark.slow
+def test_wandb_tags_are_handed_on_one_by_one(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_tags="one, two")
+    assert options_of_init(wandb_calls)["tags"] == ["one", "two"]
+
+
+@pytest.mark.slow
+def test_wandb_notes_are_handed_on(wandb_calls, tmp_path):
+    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_notes="of my own")
+    assert options_of_init(wandb_calls)["notes"] == "of my own"
+
+
+def test_log_probes_without_a_logger_is_refused(tmp_path):
+    """What it logs is read back in test_wandb.py."""
+    with pytest.raises(ConfigError, match="log_probes=True has no logger"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"log_probes": True})), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
     pytest.importorskip("tensorboard")
     mirrored = phases_only(tmp_path / "run", loggers="tensorboard")
@@ -861,8 +898,9 @@ def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
 
 
 def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatch, reel_args):
-    fake = types.SimpleNamespace(login=lambda **options: False)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    import wandb
+
+    monkeypatch.setattr(wandb, "login", lambda **options: False)
     with pytest.raises(ConfigError, match="wandb_mode='online' needs a login.*offline"):
         RLHFTrainer(reel_args(wandb_mode="online"))
 

@@ -14,6 +14,11 @@ from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.sinks import Entry, Sink
 
 
+def final_figures(run: RunDir) -> dict[str, float]:
+    """The final evaluation as curves of one point, and how many samples it took."""
+    return {f"final/{name}": value for name, value in run.read_info()["final"].items()}
+
+
 def flat(line: dict) -> dict[str, float]:
     """A line of metrics.jsonl as curves: without phase and nulls, costs under cost/."""
     curves = {f"cost/{name}": float(value) for name, value in line["cost"].items()}
@@ -36,12 +41,12 @@ def tensorboard_curves(run: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def tensorboard_tables(run: Path) -> dict[int, str]:
+def tensorboard_tables(run: Path, name: str = "samples") -> dict[int, str]:
     """The text of the samples by phase."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    texts = events.Tensors("samples/text_summary")
+    texts = events.Tensors(f"{name}/text_summary")
     return {event.step: event.tensor_proto.string_val[0].decode() for event in texts}
 
 
@@ -73,9 +78,9 @@ def test_tensorboard_holds_every_number_of_the_metrics_file(make_trainer):
     trainer = make_trainer(loggers="tensorboard", total_phases=3)
     trainer.train()
     lines = trainer.run.read("metrics.jsonl")
-    expected = {line["phase"]: flat(line) for line in lines}
+    expected = {line["phase"]: flat(line) for line in lines} | {3: final_figures(trainer.run)}
     found = tensorboard_curves(trainer.run.path)
-    assert found.keys() == expected.keys() == {0, 1, 2}
+    assert found.keys() == expected.keys() == {0, 1, 2, 3}
     for phase, curves in expected.items():
         assert found[phase] == {name: np.float32(value) for name, value in curves.items()}
 
@@ -91,11 +96,15 @@ def test_tensorboard_shows_the_samples_as_they_stand(make_trainer):
         samples = [s for s in trainer.run.read("samples.jsonl") if s["phase"] == phase]
         assert [html.unescape(text) for text in texts] == [s["text"] for s in samples]
     assert tables.keys() == {0, 1}
+    (final,) = tensorboard_tables(trainer.run.path, "final_samples").values()
+    samples = [s for s in trainer.run.read("samples.jsonl") if s["phase"] == 2]
+    assert len(final.splitlines()) - 2 == min(len(samples), 16)
+    assert html.unescape(final.splitlines()[2].split(" | ")[2]) == samples[0]["response"]
 
 
 def test_marks_of_markdown_in_a_text_are_shown_and_not_read():
     pytest.importorskip("tensorboard")
-    from rlhf_lab.training.sinks import _table
+    from rlhf_lab.training.tensorboard_sink import _table
 
     text = "a|b\n*c* <i>d</i> _e_ `f`"
     table = _table(("text", "reward"), [(text, 0.5), ("plain", None)])
@@ -110,6 +119,9 @@ def test_trackio_holds_every_number_of_the_metrics_file(make_trainer, trackio_ho
     trainer = make_trainer(loggers="trackio", total_phases=3, wandb_project_name="all-numbers")
     trainer.train()
     (logs,) = trackio_logs("all-numbers").values()
+    final = logs.pop()
+    figures = final_figures(trainer.run)
+    assert final["step"] == 3 and {name: final[name] for name in figures} == figures
     samples = trainer.run.read("samples.jsonl")
     for log, line in zip(logs, trainer.run.read("metrics.jsonl"), strict=True):
         assert {name: log[name] for name in flat(line)} == flat(line)
@@ -153,14 +165,15 @@ def test_a_resumed_run_goes_on_in_the_same_logs_and_has_each_phase_once(make_tra
     assert resumed.phase == 2
     resumed.train()
     expected = {line["phase"]: flat(line) for line in run.read("metrics.jsonl")}
+    expected[4] = final_figures(run)
     found = tensorboard_curves(run.path)
-    assert found.keys() == expected.keys() == {0, 1, 2, 3}
+    assert found.keys() == expected.keys() == {0, 1, 2, 3, 4}
     for phase, curves in expected.items():
         assert found[phase] == {name: np.float32(value) for name, value in curves.items()}
     assert tensorboard_tables(run.path).keys() == {0, 1, 2, 3}
     (logs,) = trackio_logs("resumed").values()
-    assert [log["step"] for log in logs] == [0, 1, 2, 3]
-    assert [log["mean_reward"] for log in logs] == [
+    assert [log["step"] for log in logs] == [0, 1, 2, 3, 4]
+    assert [log["mean_reward"] for log in logs[:4]] == [
         expected[phase]["mean_reward"] for phase in range(4)
     ]
 
