@@ -37,10 +37,12 @@ def raw_records(path: Path) -> Iterator[bytes]:
 
 def items(records: Any) -> dict[str, Any]:
     """Entries of wandb's, each a key, or a path of keys joined by a dot, and JSON."""
-    return {
-        ".".join(item.nested_key) if item.nested_key else item.key: json.loads(item.value_json)
-        for item in records
-    }
+    found = {}
+    for item in records:
+        name, value = ".".join(item.nested_key) or item.key, json.loads(item.value_json)
+        is_media = isinstance(value, dict) and "_type" in value  # apart in the history already
+        found |= {f"{name}.{k}": v for k, v in value.items()} if is_media else {name: value}
+    return found
 
 
 class WandbFile:

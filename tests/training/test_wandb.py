@@ -517,17 +517,19 @@ def test_probes_that_are_logged_change_no_weight(make_trainer, parameters_of):
 def test_what_probes_find_at_the_end_of_a_stopped_run_is_in_its_summary(make_trainer):
     from rlhf_lab.probes import WeightDelta, attach
 
-    trainer = make_trainer(total_phases=5, wandb_mode="offline", log_probes=True)
-    attach(trainer, WeightDelta(every=5))
+    trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
+    attach(trainer, WeightDelta(every=9))
     for report in trainer:
-        if report.phase == 2:
+        if report.phase == 3:
             trainer.request_stop()
     file = only_file_of(trainer.run.path)
     last = Run(trainer.run.path).records("weight_delta")[-1]
     assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
     picture = file.directory / "files" / file.summary["probe/weight_delta/picture_1.path"]
     assert Image.open(picture).size == (768, 384)
-    assert [row["_step"] for row in file.history] == [0, 1, 2]
+    begun = file.history[0]["probe/weight_delta/picture_1.sha256"]
+    assert file.summary["probe/weight_delta/picture_1.sha256"] != begun
+    assert [row["_step"] for row in file.history] == [0, 1, 2, 3]
 
 
 def test_a_callback_that_logs_by_itself_keeps_every_phase(make_trainer):
