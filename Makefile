@@ -13,7 +13,7 @@ REFERENCE_torchrl := torchrl==0.14.1
 REFERENCE_trl := trl==0.11.4
 REFERENCE_verl := verl==0.9.1
 
-.PHONY: train test quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
+.PHONY: train test lock quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -27,7 +27,7 @@ quick: $(DEVELOPED) lint
 
 # Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(DEVELOPED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[browser]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[browser]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
 # The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
@@ -36,12 +36,21 @@ test-reference: $(DEVELOPED) reference
 
 reference: $(foreach name,torchtune torchrl trl verl,$(REFERENCES)/$(name)/installed)
 
-$(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt requirements.txt
+$(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt requirements.lock
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(REFERENCE_$*)"
 	touch $@
+
+# All extras, as new as the ranges of requirements.txt allow, beside the torch that is pinned; written down whole.
+lock:
+	$(PYTHON) -m venv .cache/lock
+	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,course,data,browser,eightbit]"
+	grep '^#' requirements.lock > .cache/lock/written
+	.cache/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .cache/lock/written
+	mv .cache/lock/written requirements.lock
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .
@@ -64,21 +73,21 @@ bench: $(DEVELOPED)
 
 bench-peers: $(PEERS)/trl-0.11.4/installed $(PEERS)/trl-1.12/installed
 
-$(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.txt
+$(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.lock
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 # torch goes first and alone, so that a CPU build that is at hand is taken and nothing else decides its version.
-$(INSTALLED): requirements.txt pyproject.toml
+$(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable .
 	touch $@
 
 $(DEVELOPED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[dev]"
 	touch $@
 
 clean:

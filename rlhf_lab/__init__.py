@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rlhf_lab.shape_checks import check_shapes
     from rlhf_lab.training.trainer import RLHFTrainer
 
+__version__ = "0.1.0"
 __all__ = ["RLHFArgs", "RLHFTrainer", "check_shapes"]
 
 

@@ -11,13 +11,14 @@ from huggingface_hub import HfApi
 from rich.console import Console
 from rich.table import Table
 
+from rlhf_lab import __version__
 from rlhf_lab.device_gaps import COMPARISONS, Compared
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.fast.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer
 
-PACKAGES = ("rlhf_lab", "torch", "transformer_lens", "transformers", "numpy", "wandb")
+PACKAGES = ("torch", "transformer_lens", "transformers", "numpy", "wandb")
 
 
 # what was looked at, what was found, and whether that is well; None where it is for information
@@ -38,6 +39,7 @@ def examine() -> int:
 
 def _findings() -> Iterator[Finding]:
     yield "python", platform.python_version(), None
+    yield "rlhf_lab", __version__, None
     for package in PACKAGES:
         yield package, version(package), None
     yield "processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None

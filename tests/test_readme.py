@@ -104,7 +104,7 @@ def planned(tmp_path):
     """What a make target would run in a fresh clone that has these marks of what is installed."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
-    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+    for name in ("Makefile", "requirements.txt", "requirements.lock", "pyproject.toml"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / ".venv").mkdir()
@@ -125,7 +125,8 @@ def planned(tmp_path):
 def test_make_train_installs_what_training_needs_and_make_test_the_rest(planned):
     alone = planned("train")
     assert "-m venv" in alone and "--editable .\n" in alone and "dev" not in alone
-    assert re.search(r"grep '\^torch==' requirements.txt.*--editable \.\n.*train", alone, re.DOTALL)
+    in_order = r"grep '\^torch==' requirements.lock.*--constraint requirements.lock --editable \.\n"
+    assert re.search(in_order + ".*train", alone, re.DOTALL)
     first = planned("test")
     assert first.index("-m venv") < first.index('".[dev]"') < first.index("-m pytest")
 

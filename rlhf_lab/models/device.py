@@ -6,9 +6,12 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from rlhf_lab.errors import ConfigError
 
+MPS_TORCH = "2.13"
+"""The oldest torch whose MPS is allowed: each release mends kernels that gave wrong numbers."""
 LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 """How far rounding may take a log-probability from that of another path, in nats, and so the ratio
 from 1, by the format of matrix products. TF32's is ten times what was seen where the factors of
@@ -19,11 +22,12 @@ def pick_device(name: str = "auto") -> torch.device:
     """The device that `name` asks for; auto is CUDA, else MPS, else the CPU.
 
     Raises:
-        ConfigError: no such device on this machine.
+        ConfigError: no such device on this machine, or MPS with a torch that is too old for it.
     """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    if name == "auto" and (cuda or not mps):
+        return torch.device("cuda" if cuda else "cpu")
+    name = "mps" if name == "auto" else name
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -36,6 +40,11 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device={name!r} is not there: this machine has {torch.cuda.device_count()} of them."
+        )
+    if device.type == "mps" and TorchVersion(torch.__version__) < MPS_TORCH:
+        raise ConfigError(
+            f"device={name!r} needs torch {MPS_TORCH} or newer, since older kernels are not tested "
+            f"here, and this is {torch.__version__}; install a newer one, or choose cpu."
         )
     return device
 

@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.load import locate
@@ -177,7 +177,7 @@ def _write(directory: Path, library: str, notes: Mapping[str, Any], **words: str
         name=directory.name,
         front_matter=front_matter.to_yaml(),
         settings=_table([("setting", "value"), *settings]),
-        version=version("rlhf_lab"),
+        version=__version__,
         license=f"{_base(base_model)}, under the MIT license." if is_bundled else UNKNOWN_LICENSE,
         **words,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf_lab import __version__
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
@@ -122,7 +123,7 @@ class Recorder:
         """Bring run.json up to date, with these changes."""
         trainer = self.trainer
         info = self.run.read_info() if self.run.info_path.exists() else {}
-        versions = {"rlhf_lab": version("rlhf_lab"), "python": platform.python_version()}
+        versions = {"rlhf_lab": __version__, "python": platform.python_version()}
         info |= {
             "args": trainer.args.to_dict(),
             "versions": versions | {name: version(name) for name in _PACKAGES},

@@ -6,7 +6,13 @@ import torch
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, run_policy
-from rlhf_lab.models.device import LOGPROB_ROUNDING, float32_products, refuse_tf32, total_memory
+from rlhf_lab.models.device import (
+    LOGPROB_ROUNDING,
+    float32_products,
+    pick_device,
+    refuse_tf32,
+    total_memory,
+)
 from rlhf_lab.models.fast import proof
 from rlhf_lab.models.fast.readout import chunk_sizes
 from tests.tf32 import RoundsToTF32, rounded
@@ -93,6 +99,23 @@ def test_a_run_that_asks_for_tf32_on_the_cpu_is_refused_before_anything_is_loade
     with pytest.raises(ConfigError, match="precision='tf32'"):
         RLHFTrainer(RLHFArgs(**SMALL | {"device": "cpu"}, precision="tf32"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "there"),
+    [("2.9.0", False), ("2.12.1", False), ("2.13.0", True), ("2.13.0+cpu", True), ("2.20", True)],
+)
+@pytest.mark.parametrize("name", ["mps", "auto"])
+def test_mps_is_refused_with_a_torch_that_is_too_old(version, there, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "__version__", version)
+    assert pick_device("cpu").type == "cpu"
+    if there:
+        assert pick_device(name).type == "mps"
+        return
+    with pytest.raises(ConfigError, match=f"needs torch 2.13 or newer.*this is {version}"):
+        pick_device(name)
 
 
 def test_rounding_to_tf32_by_hand():

@@ -1,0 +1,63 @@
+"""Requirements: ranges in the metadata, pins within them in the lock, and a bare clone."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+
+
+def lines(name: str) -> list[str]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def plain(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+RANGES = [Requirement(line) for line in lines("requirements.txt")]
+PINS = {plain(r.name): r for r in map(Requirement, lines("requirements.lock"))}
+
+
+@pytest.mark.parametrize("asked", RANGES, ids=str)
+def test_a_range_has_a_lower_bound_and_holds_the_version_that_is_tested(asked):
+    operators = {specifier.operator for specifier in asked.specifier}
+    assert ">=" in operators and not operators & {"==", "~=", "==="}
+    assert operators == {">="} or asked.name == "transformer_lens", "nothing else is known to break"
+    (pin,) = PINS[plain(asked.name)].specifier
+    assert pin.operator == "==" and asked.specifier.contains(pin.version)
+
+
+def test_the_lock_pins_everything_once():
+    assert len(PINS) == len(lines("requirements.lock")) > 100
+    for pin in PINS.values():
+        (specifier,) = pin.specifier
+        assert specifier.operator == "==" and "+" not in specifier.version, pin
+
+
+@pytest.mark.process
+def test_a_clone_runs_without_being_installed(tmp_path):
+    """With the packages of requirements.txt alone: the metadata of rlhf_lab is nowhere."""
+    program = """
+import importlib.metadata as metadata, sys
+of = metadata.version
+def hidden(name):
+    if name.replace("-", "_") == "rlhf_lab":
+        raise metadata.PackageNotFoundError(name)
+    return of(name)
+metadata.version = hidden
+from rlhf_lab.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+    small = ["--total-phases", "1", "--batch-size", "4", "--gen-len", "4", "--out", "run"]
+    for words in (["train", "--preset", "reel", *small], ["report", "run"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert '"rlhf_lab": "' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
