@@ -45,6 +45,7 @@ COMMANDS = MappingProxyType(
         "export": model_commands.export,
         "report": commands.report,
         "doctor": commands.doctor,
+        "course": commands.course,
         "progress": commands.show_progress,
     }
 )

@@ -255,6 +255,24 @@ def doctor() -> int:
     return examine()
 
 
+def course(
+    action: Positional[Literal["copy", "open"]], directory: Positional[Path] = Path("rlhf_lessons")
+) -> int:
+    """Copy the lessons into a new directory, or open them in JupyterLab.
+
+    Args:
+        action: Copy, or open what was copied, which copies it where it is not there.
+        directory: The directory of the lessons; the solutions are in a folder of it.
+    """
+    from rlhf_lab.course.copying import copy_lessons, open_lessons
+
+    if action == "open":
+        return open_lessons(directory)
+    copied = copy_lessons(directory)
+    print_line(f"{len(copied)} notebooks written to {directory}; start with 00_start.ipynb")
+    return 0
+
+
 def show_progress() -> int:
     """Show how far you are in the course."""
     from rlhf_lab.course import progress

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 from rlhf_lab.errors import ConfigError
 
 MPS_TORCH = "2.13"
-"""The oldest torch whose MPS is allowed: each release mends kernels that gave wrong numbers."""
+"""The oldest torch whose MPS is allowed: each release corrects kernels that gave wrong numbers."""
 LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 """How far rounding may take a log-probability from that of another path, in nats, and so the ratio
 from 1, by the format of matrix products. TF32's is ten times what was seen where the factors of
