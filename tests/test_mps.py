@@ -43,6 +43,7 @@ MAY_READ = {
     "sampling.py:_sample": "whether all rows have stopped",
     "sampling.py:_gather_support": "how many tokens truncation left",
     "samples.py:texts": "tokens for the reward's texts",
+    "samples.py:prompt_texts": "tokens of the prompts, for the recorder",
     "samples.py:prompts": "tokens of the prompts, for the greedy baseline",
     "rewards/sentiment.py:__call__": "whether the reward's texts are padded",
     "rewards/load.py:score_texts": "whether the rewards are finite",

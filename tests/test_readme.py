@@ -114,8 +114,9 @@ def planned(tmp_path):
             (tmp_path / ".venv" / mark).touch()
             os.utime(tmp_path / ".venv" / mark, (time, time))
         command = ["make", "--dry-run", target]
+        outside = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=True
+            command, cwd=tmp_path, env=outside, capture_output=True, text=True, check=True
         ).stdout
 
     return plan

@@ -154,7 +154,8 @@ def test_without_assertions_a_mistake_is_refused_as_well(cold: Callable, here: P
 def test_a_limit_on_the_size_of_files(limit: int, warm: Callable, here: Path) -> None:
     done = warm([*TRAIN, "made"], file_size=limit)
     assert done.returncode == 2 and NO_TRACE not in done.stderr
-    assert "File too large" in done.stderr and len(done.stderr.splitlines()) == 1
+    lines = done.stderr.splitlines()  # samples may not fit, and before them weights may not
+    assert 1 <= len(lines) <= 2 and all("File too large" in line for line in lines)
 
 
 @pytest.mark.parametrize("file", ["random.py"])

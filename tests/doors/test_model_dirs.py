@@ -62,7 +62,8 @@ def command(kind: str, place: str = "./model") -> list[str]:
 def effect(kind: str, ending: Ending) -> str:
     """What a command made of a directory: the texts that a policy wrote, or the reward of one."""
     if kind == "policy":
-        return Path("made", "samples.jsonl").read_text()
+        lines = map(json.loads, Path("made", "samples.jsonl").read_text().splitlines())
+        return json.dumps([(line["phase"], line["text"], line["reward"]) for line in lines])
     return ending.out.splitlines()[-1]
 
 
