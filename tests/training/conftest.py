@@ -42,6 +42,21 @@ def make_trainer(tmp_path: Path, reel_args: Callable[..., RLHFArgs]) -> Callable
 
 
 @pytest.fixture(scope="session")
+def broken_off_and_resumed() -> Callable[[RLHFTrainer], RLHFTrainer]:
+    """Stops a run after its second phase, and trains it to its end in a trainer of its own."""
+
+    def finish(halved: RLHFTrainer) -> RLHFTrainer:
+        for report in halved:
+            if report.phase == 1:
+                halved.request_stop()
+        resumed = RLHFTrainer.resume(halved.run.path)
+        resumed.train()
+        return resumed
+
+    return finish
+
+
+@pytest.fixture(scope="session")
 def parameters_of() -> Callable[[nn.Module], dict[str, Tensor]]:
     """Copies of all parameters of a module, by name."""
 

@@ -10,7 +10,6 @@ from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.export import load_value_head
 from rlhf_lab.models.transformer_lens import make_model
 from rlhf_lab.rewards import RewardModel, with_critic_from
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.restore import load_policy
 
 
@@ -39,18 +38,14 @@ def test_the_first_values_are_what_the_reward_model_gives_the_text_so_far(
 
 @pytest.mark.slow
 def test_critic_and_head_learn_and_a_resumed_run_goes_on_with_them(
-    make_trainer, reward_model, parameters_of
+    make_trainer, reward_model, parameters_of, broken_off_and_resumed
 ):
     _, directory = reward_model
     fields = {"value_head": "separate", "critic_from": directory, "total_phases": 3}
     whole, halved = make_trainer(**fields), make_trainer(**fields)
     before = parameters_of(whole.policy)
     whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.train()
+    resumed = broken_off_and_resumed(halved)
     theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
     assert not torch.equal(theirs["critic.blocks.0.mlp.W_in"], before["critic.blocks.0.mlp.W_in"])

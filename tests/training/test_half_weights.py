@@ -229,16 +229,14 @@ def test_weights_and_state_take_the_bytes_that_are_said(reel_args):
     ],
     ids=["plain", "a critic, in micro-batches", "in the backward pass", "recomputed"],
 )
-def test_a_run_is_resumed_to_the_bit(make_trainer, parameters_of, metrics_of, kind, fields):
+def test_a_run_is_resumed_to_the_bit(
+    make_trainer, parameters_of, metrics_of, broken_off_and_resumed, kind, fields
+):
     fields = fields | {"weight_precision": kind, "total_phases": 3, "warmup_steps": 0}
     whole, halved = make_trainer(**fields), make_trainer(**fields)
     before = parameters_of(whole.policy)
     whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.train()
+    resumed = broken_off_and_resumed(halved)
     theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
     assert not torch.equal(theirs["base_model.unembed.W_U"], before["base_model.unembed.W_U"])

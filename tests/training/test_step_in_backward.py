@@ -124,14 +124,12 @@ def test_an_objective_that_is_not_finite_steps_nothing(make_trainer, parameters_
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, parameters_of):
+def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(
+    make_trainer, parameters_of, broken_off_and_resumed
+):
     whole, halved = (make_trainer(total_phases=3, **IN_BACKWARD) for _ in range(2))
     whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.train()
+    resumed = broken_off_and_resumed(halved)
     theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
 

@@ -7,7 +7,6 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import compute_gae
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import LearnedReward, RewardModel, ScoreGains, TokenReward
-from rlhf_lab.training import RLHFTrainer
 
 AS_THEY_ARE = {"normalize_reward": False}
 
@@ -169,17 +168,15 @@ def test_values_that_know_the_score_leave_no_advantage(make_trainer, model):
 
 
 @pytest.mark.slow
-def test_a_run_of_gains_is_resumed_to_the_bit(make_trainer, model, tmp_path, parameters_of):
+def test_a_run_of_gains_is_resumed_to_the_bit(
+    make_trainer, model, tmp_path, parameters_of, broken_off_and_resumed
+):
     model.save(tmp_path / "reward", "reel-nano", {})
     fields = {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
     fields |= {"reward_per_token": True, "total_phases": 3, **AS_THEY_ARE}
     whole, halved = make_trainer(**fields), make_trainer(**fields)
     whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.train()
+    resumed = broken_off_and_resumed(halved)
     theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
