@@ -101,8 +101,10 @@ class Forward:
         if model is None or not self.packs(model, reference):
             return True
         plain = why_not_read(policy) is None
-        reader = policy if plain else TransformerWithValueHead(model)
-        reader.value_head = policy.value_head  # as it is: it may be of another dtype than the model
+        reader = policy
+        if not plain:
+            reader = TransformerWithValueHead(model, nn.Identity())
+            reader.value_head = policy.value_head  # as it is: its dtype may not be the model's
         proof = prove(
             reader,
             reference,

@@ -172,8 +172,8 @@ def refuse_reward_model(name: str) -> None:
         )
 
 
-class LearnedReward:
-    """The normalised reward of each text, from a reward model; a `reward_fn`.
+class OfRewardModel:
+    """What reads the scores of a reward model, some texts at a time.
 
     Args:
         model: a trained reward model, or the directory of one, which is loaded to `device`.
@@ -190,6 +190,10 @@ class LearnedReward:
     ) -> None:
         self.model = model if isinstance(model, RewardModel) else RewardModel.load(model, device)
         self.batch_size = batch_size
+
+
+class LearnedReward(OfRewardModel):
+    """The normalised reward of each text, by a reward model (`OfRewardModel`); a `reward_fn`."""
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Mean 0 and variance 1 over the texts that the model was trained on."""

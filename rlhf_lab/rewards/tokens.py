@@ -1,7 +1,6 @@
 """Rewards on token ids: one number per text, or one per token."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.rewards.model import RewardModel
+from rlhf_lab.rewards.model import OfRewardModel
 from rlhf_lab.torch_modes import torch_modes_kept
 
 
@@ -82,7 +81,7 @@ class TokenReward:
             )
 
 
-class ScoreGains:
+class ScoreGains(OfRewardModel):
     """What each token adds to the score of a reward model; a function for `TokenReward`.
 
     1. Score the text as it stands after each of its tokens; after the last one, at the EOS behind
@@ -91,24 +90,9 @@ class ScoreGains:
 
     The gains of a response add up to the score of the whole text less that of its prompt. With
     gamma = 1, the best policy is therefore the one that the score at the end has (potential-based
-    shaping: Ng, Harada and Russell 1999), and credit is assigned sooner.
-
-    Args:
-        model: a trained reward model, or the directory of one, which is loaded to `device`.
-        batch_size: texts to score at a time.
-
-    Raises:
-        LoadError: no reward model is there.
+    shaping: Ng, Harada and Russell 1999), and credit is assigned sooner. For the model that it is
+    made from, see `OfRewardModel`.
     """
-
-    def __init__(
-        self,
-        model: RewardModel | str | Path,
-        device: str | torch.device = "cpu",
-        batch_size: int = 128,
-    ) -> None:
-        self.model = model if isinstance(model, RewardModel) else RewardModel.load(model, device)
-        self.batch_size = batch_size
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
