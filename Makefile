@@ -2,8 +2,11 @@
 # the others what tests, lessons and benchmarks need as well.
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread a process: small models are not faster with two. Bytecode is kept, or all of them compile everything anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# pip leaves the bytecode to the first import of a module, since most are never imported; it has to be kept then.
+export PYTHONDONTWRITEBYTECODE :=
+# One thread a process: small models are not faster with two.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 PEERS := .cache/peers
@@ -13,7 +16,11 @@ REFERENCE_torchrl := torchrl==0.14.1
 REFERENCE_trl := trl==0.11.4
 REFERENCE_verl := verl==0.9.1
 
-.PHONY: train test lock quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
+# What depends on the versions of other packages and of Python most.
+ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
+ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
+
+.PHONY: train test lock lowest pinned quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -27,7 +34,7 @@ quick: $(DEVELOPED) lint
 
 # Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(DEVELOPED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[browser]"
+	$(PIP) --constraint requirements.lock --editable ".[browser]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
 # The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
@@ -51,6 +58,15 @@ lock:
 	grep '^#' requirements.lock > .cache/lock/written
 	.cache/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .cache/lock/written
 	mv .cache/lock/written requirements.lock
+
+# With PYTHON, in an environment of its own: the oldest packages that the ranges allow, which is what the lower bounds are
+# tested by, or the pinned ones, for another Python than that of .venv. On Linux, uv takes a torch that brings CUDA.
+lowest: VERSIONS := --resolution lowest-direct
+pinned: VERSIONS := --constraint requirements.lock
+lowest pinned: $(DEVELOPED)
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) .cache/$@
+	$(BIN)/uv pip install --quiet --python .cache/$@ $(VERSIONS) --editable ".[dev]"
+	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --numprocesses 2 --dist loadfile --quiet -m "not slow" $(ELSEWHERE)
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .
@@ -82,12 +98,12 @@ $(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.lock
 # torch goes first and alone, so that a CPU build that is at hand is taken and nothing else decides its version.
 $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable .
+	$(PIP) "$$(grep '^torch==' requirements.lock)"
+	$(PIP) --constraint requirements.lock --editable .
 	touch $@
 
 $(DEVELOPED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[dev]"
+	$(PIP) --constraint requirements.lock --editable ".[dev]"
 	touch $@
 
 clean:

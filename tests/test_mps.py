@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.torch_version import TorchVersion
 
 from rlhf_lab import model_commands
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts, RewardLoss
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.probes import Budget, Run, attach, default_suite
@@ -24,7 +25,10 @@ from rlhf_lab.training import RLHFTrainer, phase_stats
 from rlhf_lab.training.phase_stats import furthest_ratio
 from tests.refusing_device import RefusingDevice
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = [
+    pytest.mark.usefixtures("without_type_checks"),
+    pytest.mark.skipif(TorchVersion(torch.__version__) < MPS_TORCH, reason="refused on MPS"),
+]
 
 SMALL = {
     "preset": "reel",

@@ -22,7 +22,8 @@ def check_files(loader: type, name: str, place: str) -> None:
     """Refuse files of which no model can come, before memory is taken for it.
 
     Raises:
-        LoadError: the weights are pickled, or many fewer than its configuration describes.
+        LoadError: the weights are pickled, or many fewer than its configuration describes; or that
+            is no object.
     """
     pickled = sorted(path.name for path in Path(place).glob("*.bin"))
     if pickled and not any(Path(place).glob("model*.safetensors")):
@@ -31,6 +32,8 @@ def check_files(loader: type, name: str, place: str) -> None:
             "them as safetensors with a copy of transformers that you trust it to."
         )
     held = sum(math.prod(shape) for _, shape in stored(place).values())
+    if Path(place, "config.json").read_bytes().lstrip()[:1] not in (b"{", b""):
+        raise LoadError(f"config.json of {name!r} holds no settings; restore it.")
     config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         made = loader.from_config(config, trust_remote_code=False)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models import load_model
+from rlhf_lab.models import device, load_model
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.rewards import SentimentReward
@@ -370,6 +370,7 @@ def test_a_device_index_beyond_the_last_is_refused(monkeypatch):
 def test_auto_takes_the_fastest_device_there_is(monkeypatch, cuda, mps, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    monkeypatch.setattr(device, "MPS_TORCH", "0")
     assert pick_device("auto") == torch.device(expected)
 
 

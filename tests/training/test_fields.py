@@ -897,6 +897,7 @@ def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
     assert not differ(weights(base_run), weights(mirrored))
 
 
+@pytest.mark.process  # older versions of wandb ask git for its version
 def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatch, reel_args):
     import wandb
 

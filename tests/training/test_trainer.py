@@ -289,7 +289,7 @@ def test_the_samples_file_has_prompt_and_response_apart_with_their_kl_and_length
 def test_run_json_holds_arguments_versions_and_both_ends(watched):
     info = json.loads((watched.trainer.run.path / "run.json").read_text())
     assert RLHFArgs.from_dict(info["args"]) == watched.trainer.args
-    assert info["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(info["versions"]["torch"])
     assert {"rlhf_lab", "python", "transformer_lens", "transformers"} < info["versions"].keys()
     assert (info["device"], info["own_parts"]) == (str(watched.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", PHASES)

@@ -363,7 +363,7 @@ def test_every_number_and_its_curve_is_whole_at_usual_widths(width):
     assert re.search(r"approx KL nats/tok +0 to 0.25 +[▁▂▃▄▅▆▇█]{31,}", shown)
     assert re.search(r"learning rate, head +0.003 to 0.003 ", shown)
     assert "…" not in shown
-    assert re.search(r"3 of 20 done +━+ +0:17 left +phase 3: learning, step 12/16", shown)
+    assert re.search(r"3 of 20 done +[━╸╺]+ +0:17 left +phase 3: learning, step 12/16", shown)
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 50, 60])
