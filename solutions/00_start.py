@@ -20,7 +20,11 @@
 # | likely: ... | the mistake that gives exactly your results |
 # | TypeCheckError, or "Type-check error" | a tensor has another shape or type than the function promises |
 # | ✓ | done; the next cells use *your* function |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 15 minutes of work. All cells together run in about 8 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

@@ -22,7 +22,11 @@
 # | first values are far from 0 | the size of the last layer | a random last layer makes the first advantages noise |
 # | explained variance does not leave 0 | `head_lr`, the hook, which reward goes with which row | the head does not learn, or cannot |
 # | a probe reads everything, everywhere | sequences that it was fitted on | score it on others |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 60 minutes of work. All cells together run in about 13 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

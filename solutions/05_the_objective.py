@@ -26,7 +26,11 @@
 # | ratio is not 1 on the first minibatch | temperature, top-k, off by one | the policy that is trained is not the policy that sampled |
 # | `kl_coef` climbs although the KL is tiny | the unit of its target | nats per token are 26 times fewer than nats per sequence |
 # | explained variance stays at 0 | value loss and its sign | the value head does not learn |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 110 minutes of work. All cells together run in about 33 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

@@ -24,7 +24,11 @@
 # | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
 # | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
 # | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 175 minutes of work. All cells together run in about 40 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

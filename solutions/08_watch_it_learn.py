@@ -27,7 +27,11 @@
 # | who gets it? | differences of the critic's values | compare with the exact ones |
 # | is there a sentiment direction? | held-out accuracy beside Bayes' rule | no probe beats Bayes' rule, but by luck |
 # | is it used? | ablate it, look at the next word | a random direction must change little |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 115 minutes of work. All cells together run in about 24 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

@@ -23,7 +23,11 @@
 # | is it sparse? | share of unchanged entries, in which precision | compared to the bit |
 # | which part changed its mind? | rows of the logit shift | they sum to the measured shift |
 # | is it a steering vector? | reward over alpha | beside a random vector of the same length |
-#
+
+# %%
+# first cell
+
+# %% [markdown]
 # About 60 minutes of work. All cells together run in about 18 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #

@@ -1,7 +1,8 @@
 """The notebook builder: from a lesson's master to the learner's notebook and the solved one.
 
-A master is a percent-format script in solutions/. Two kinds of lines become something else:
+A master is a percent-format script in solutions/. Three kinds of lines become something else:
 
+- `# first cell`, alone in its cell, becomes the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, alone in its cell, becomes a heading, the function as a
   stub (or whole, in the solution) and a call of `check`.
 - `GUESS = VALUE  # predict: CHOICES` has its value left out for the learner.
@@ -25,6 +26,7 @@ from rlhf_lab.course.display import dots
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
+from tools.course.first_cell import MARK, badges, first_cell
 from tools.course.stub import bound_names, solution_source, stub_source
 
 EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
@@ -87,12 +89,15 @@ def solution_notebook(master: Path) -> NotebookNode:
 
 def _notebook(master: Path, solved: bool) -> NotebookNode:
     read = jupytext.read(master, fmt="py:percent")
+    _add_badges(read.cells[0], master)
     cells: list[NotebookNode] = []
     bound: set[str] = set()
     for cell in read.cells:
         name = exercise_name(cell, master)
         if name:
             cells += _exercise_cells(find_exercise(name), bound, solved)
+        elif cell.cell_type == "code" and cell.source == MARK:
+            cells.append(new_code_cell(first_cell()))
         elif cell.cell_type == "code":
             source = (
                 cell.source if solved else PREDICTION.sub(r"\1 = ...  # predict: ", cell.source)
@@ -106,6 +111,14 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
         cell["id"] = f"c{number:03}"
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def _add_badges(cell: NotebookNode, master: Path) -> None:
+    """Put the lesson's badges below its title, where the repository has an address."""
+    title, *rest = cell.source.split("\n")
+    shown = badges(master.parents[1], master.stem)
+    if shown and title.startswith("# "):
+        cell.source = "\n".join([title, "", shown, *rest])
 
 
 def exercise_name(cell: NotebookNode, master: Path) -> str | None:

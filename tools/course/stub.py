@@ -62,7 +62,8 @@ def used_names(source: str) -> set[str]:
 
 def bound_names(source: str) -> set[str]:
     """Names that a cell imports or defines at its top level."""
-    code = "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+    lines = (line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+    code = "\n".join(lines)
     names: set[str] = set()
     for node in ast.parse(code).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
