@@ -97,10 +97,11 @@ def resume(
 
 def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
     """Name the class that a sentiment reward pays; nothing for other rewards."""
-    from rlhf_lab.rewards import SentimentReward
+    from rlhf_lab.rewards import SentimentReward, rewards_in
 
-    if isinstance(reward_fn, SentimentReward):
-        print_line(reward_fn.summary(), console)
+    for reward in rewards_in(reward_fn).values():
+        if isinstance(reward, SentimentReward):
+            print_line(reward.summary(), console)
 
 
 def write_samples(
@@ -130,7 +131,7 @@ def write_samples(
 
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import load_reward, score_texts
+    from rlhf_lab.rewards import Written, asks_for_answers, load_reward, read_reward
     from rlhf_lab.rewards.model import refuse_reward_model
     from rlhf_lab.sampling import SamplingSpec, check_context, sample, tokenize_prompts
     from rlhf_lab.training.remarks import broken_weight
@@ -165,8 +166,9 @@ def write_samples(
             f"{model!r} gives nan at temperature={spec.temperature}; raise it, such as to 1."
         )
     texts = samples.texts(tokenizer)
-    if args:
-        rewards = score_texts(load_reward(args, place), texts).tolist()
+    reward_fn = load_reward(args, place) if args else None
+    if reward_fn and not asks_for_answers(reward_fn):  # which a prompt of one's own has not
+        rewards = read_reward(reward_fn, Written(texts, [prompt] * n)).rewards.tolist()
         Console().print(sample_table(texts, rewards, prompt))
     else:
         print_line("\n".join(texts))
@@ -179,23 +181,26 @@ def score(
     reward_model: str = "reel-sentiment",
     direction: Literal["pos", "neg"] = "pos",
     positive_label: str | None = None,
+    reward_weights: tuple[float, ...] | None = None,
     device: Device = "auto",
 ) -> int:
     """Print the reward of texts, given as arguments or one per line on standard input.
 
     Args:
         texts: Texts to score.
-        reward_fn: Sentiment, learned, zero, count:TEXT, or on Reel gold, soft, soft_popcorn,
-            negblind, bagsum, length.
+        reward_fn: Sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE,
+            diversity:N, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length; or several
+            of them with commas between, whose sum is printed, and then each.
         reward_model: The classifier behind sentiment: a bundled name, a Hugging Face directory or a
             hub id; or the directory of the reward model behind learned.
         direction: Which class is rewarded.
         positive_label: The name of the positive class of a classifier whose names do not tell.
+        reward_weights: What each of several rewards is multiplied by; 1 each when not given.
     """
     from rich.console import Console
 
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import load_reward, score_texts
+    from rlhf_lab.rewards import Written, load_reward, read_reward
 
     lines = list(texts) or _lines_of_input()
     if not lines:
@@ -211,12 +216,14 @@ def score(
         reward_model=reward_model,
         direction=direction,
         positive_label=positive_label,
+        reward_weights=reward_weights,
     )
     scorer = load_reward(args, pick_device(device))
-    rewards = score_texts(scorer, lines).tolist()
+    paid = read_reward(scorer, Written(lines))
     _say_what_is_rewarded(scorer, Console(stderr=True))
-    for reward, line in zip(rewards, lines, strict=True):
-        print(visible(f"{reward:.4f}\t{line}"))
+    for i, line in enumerate(lines):
+        each = "".join(f"\t{name} {of[i].item():.4f}" for name, of in paid.by_name.items())
+        print(visible(f"{paid.rewards[i].item():.4f}{each}\t{line}"))
     return 0
 
 

@@ -82,7 +82,8 @@ class RLHFArgs(AllFields):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "RLHFArgs":

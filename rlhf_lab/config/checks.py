@@ -1,7 +1,7 @@
 """Validation of a run's configuration: types, ranges, and values that do not go together."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
@@ -10,6 +10,7 @@ from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from rlhf_lab.config.groups import AllFields
+from rlhf_lab.config.reward_checks import of_rewards
 from rlhf_lab.errors import ConfigError
 
 NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")
@@ -58,8 +59,12 @@ RANGES = (
         Range(bool, "a name, not empty"),
         "base_model reward_fn reward_model wandb_project_name prompts_column",
     ),
-    (Range(bool, "a name, or None"), "labels_column positive_label wandb_group"),
+    (Range(bool, "a name, or None"), "labels_column answers_column positive_label wandb_group"),
     (Range(bool, "a file, or None"), "prompts"),
+    (
+        Range(lambda v: v and all(abs(x) < 1e38 for x in v), "one finite number per reward"),
+        "reward_weights",
+    ),
     (Range(bool, "a directory, or None"), "critic_from"),
     (Range(lambda v: all(v.split(",")), "texts with one comma between, or None"), "stop_tokens"),
     (
@@ -110,7 +115,7 @@ def check_args(args: AllFields) -> None:
         _of_weights,
         _of_sampling,
         _of_loss,
-        _of_rewards,
+        of_rewards,
         _of_run,
     )
     for sentence in chain.from_iterable(conflicts(args) for conflicts in by_subject):
@@ -120,7 +125,11 @@ def check_args(args: AllFields) -> None:
 def _check_type(args: AllFields, name: str, hint: Any) -> None:
     """Refuse a value of another type; a whole number becomes a float where one is meant."""
     value, numbers_widen = getattr(args, name), BeartypeConf(is_pep484_tower=True)
-    is_flag_for_number = isinstance(value, bool) and hint is not bool
+    if hint == tuple[float, ...] | None and isinstance(value, list | tuple):
+        value = _numbers(value)  # JSON and YAML have lists
+        object.__setattr__(args, name, value)  # the dataclass is frozen
+    flags = [isinstance(v, bool) for v in (value if isinstance(value, tuple) else (value,))]
+    is_flag_for_number = any(flags) and hint is not bool
     if name == "reward_fn" and callable(value):
         raise ConfigError(
             f"reward_fn={value!r} is a function, and settings are text; hand it to the trainer: "
@@ -134,9 +143,15 @@ def _check_type(args: AllFields, name: str, hint: Any) -> None:
         object.__setattr__(args, name, float(value))  # the dataclass is frozen
 
 
+def _numbers(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Whole numbers as floats; what is no number stays, to be refused."""
+    return tuple(float(v) if type(v) is int and abs(v) < 2**53 else v for v in values)
+
+
 def _in_words(hint: Any) -> str:
     """A type as a reader would say it."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+    names[tuple[float, ...] | None] = "a list of numbers, or None"
     return names.get(hint, str(hint).removeprefix("typing.").replace("Literal", "one of "))
 
 
@@ -243,57 +258,6 @@ def _of_loss(args: AllFields) -> Iterator[str]:
             f"batch_size={args.batch_size} exceeds kl_horizon={args.kl_horizon}, so that one "
             "update could swing kl_coef by more than a fifth; raise kl_horizon."
         )
-
-
-FOR_TEXTS = MappingProxyType(
-    {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
-    | {"dynamic_sampling": None}
-)
-"""What is for one reward per text, and its value where each token is paid."""
-
-
-def refuse_with_token_rewards(args: AllFields) -> None:
-    """Refuse the settings that are for one reward per text, where each token is paid.
-
-    Raises:
-        ConfigError: one of them is set.
-    """
-    for name, off in FOR_TEXTS.items():
-        value = getattr(args, name)
-        if value != off:
-            raise ConfigError(
-                f"{name}={value!r} is for one reward per text, and reward_fn pays each token; set "
-                f"{name}={off!r} (whiten_rewards=True scales the rewards of tokens)."
-            )
-
-
-def _of_rewards(args: AllFields) -> Iterator[str]:
-    if args.reward_per_token and args.reward_fn != "learned":
-        yield (
-            f"reward_per_token=True needs a reward model, but reward_fn={args.reward_fn!r}; set "
-            "reward_fn='learned', or hand in a TokenReward."
-        )
-    if args.reward_per_token:
-        refuse_with_token_rewards(args)
-    if args.reward_fn == "count:":
-        yield "reward_fn='count:' names no text; write for example count:great."
-    if args.normalize_reward and args.batch_size == 1:
-        yield (
-            "normalize_reward=True with batch_size=1 turns every reward into 0; "
-            "raise batch_size or set normalize_reward=False."
-        )
-    if args.normalize_reward and args.reward_scaling != "off":
-        yield (
-            f"reward_scaling={args.reward_scaling!r} is undone by normalize_reward=True; "
-            "set one of the two."
-        )
-    for name in ("penalize_no_eos", "min_response_length", "overlong_buffer"):
-        value = getattr(args, name)
-        if value and not (args.stop_at_eos or args.stop_tokens or args.stop_token_ids):
-            yield (
-                f"{name}={value!r} needs responses of different lengths, but "
-                "stop_at_eos=False; set it True, or name stop_tokens or stop_token_ids."
-            )
 
 
 def _of_run(args: AllFields) -> Iterator[str]:

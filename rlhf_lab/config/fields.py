@@ -137,9 +137,12 @@ class RewardArgs:
     """What a response is paid, and what is done to rewards before they become advantages."""
 
     reward_fn: str = "sentiment"
-    """What is rewarded: sentiment, learned, zero, count:TEXT, or on Reel gold, soft, soft_popcorn,
-    negblind, bagsum, length.
+    """What is rewarded: sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE,
+    exact_match, diversity:N, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length; or
+    several of them with commas between, whose weighted sum is paid.
     """
+    reward_weights: tuple[float, ...] | None = None
+    """What each of several rewards is multiplied by, in their order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
     """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id; or
     the reward model of reward_fn=learned: a directory that train-reward wrote.
@@ -157,6 +160,10 @@ class RewardArgs:
     labels_column: str | None = None
     """Pay a response what it earns beyond the text in this column, put behind the same prompt; what
     it earns by itself when None.
+    """
+    answers_column: str | None = None
+    """The column of the right answers to the prompts, which exact_match compares responses with and
+    a ResponseReward may read.
     """
     normalize_reward: bool = True
     """Standardise the rewards within each batch before they become advantages."""

@@ -1,77 +1,85 @@
 """Loading a reward function by the name in RLHFArgs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import RLHFArgs, reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.rewards.diversity import Diversity
+from rlhf_lab.rewards.json_schema import JsonSchemaReward
 from rlhf_lab.rewards.model import LearnedReward
+from rlhf_lab.rewards.reading import RewardFn
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
-from rlhf_lab.torch_modes import torch_modes_kept
+from rlhf_lab.rewards.verifiable import ExactMatch, RegexReward
+from rlhf_lab.rewards.weighted import WeightedRewards
 
-RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
+WITH_VALUES: Mapping[str, Callable[[str], RewardFn]] = {
+    "count": CountReward,
+    "regex": RegexReward,
+    "json_schema": JsonSchemaReward,
+    "diversity": lambda n: Diversity(int(n)),
+    "exact_match": lambda options: ExactMatch(*options.split("+")),
+}
+"""What makes a reward of the text behind its name and a colon."""
+RULES: Mapping[str, RewardFn] = {"zero": zero, "exact_match": ExactMatch(), **REWARDS}
 
 
 def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
-    """The reward that `args.reward_fn` names.
+    """The reward that `args.reward_fn` names, or the weighted sum of several.
 
     Raises:
-        ConfigError: no reward of this name, or a classifier whose positive class is not known.
+        ConfigError: no reward of this name, one that cannot be made of what follows the name, a
+            number of weights that does not fit, or a classifier whose positive class is not known.
         LoadError: the model behind the sentiment or the learned reward was not found.
     """
-    if args.reward_fn == "sentiment":
+    names = reward_names(args.reward_fn)
+    if len(names) == 1 and args.reward_weights is None:
+        return _load_one(names[0], args, device)
+    WeightedRewards(dict.fromkeys(names, zero), args.reward_weights)  # refused before models load
+    rewards = {name: _load_one(name, args, device) for name in names}
+    return WeightedRewards(rewards, args.reward_weights)
+
+
+def own_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
+    """A reward that was handed in: a function, or several in a mapping or a list, with weights.
+
+    Raises:
+        ConfigError: see `WeightedRewards`; or weights beside one, which has its own.
+    """
+    if isinstance(reward_fn, WeightedRewards) and args.reward_weights is not None:
+        raise ConfigError(
+            f"reward_weights={args.reward_weights} is for rewards without weights, and the "
+            "WeightedRewards that was handed in has its own; leave reward_weights out."
+        )
+    if isinstance(reward_fn, Mapping | list | tuple):
+        return WeightedRewards(reward_fn, args.reward_weights)
+    if args.reward_weights is not None:
+        return WeightedRewards([reward_fn], args.reward_weights)
+    return reward_fn
+
+
+def _load_one(name: str, args: RLHFArgs, device: str | torch.device) -> RewardFn:
+    """The reward of one name."""
+    if name == "sentiment":
         return SentimentReward(
             args.reward_model, args.direction, device, positive_label=args.positive_label
         )
-    if args.reward_fn == "learned":
+    if name == "learned":
         if args.reward_per_token:
             gains = ScoreGains(args.reward_model, device)
             return TokenReward(gains, gains.tokenizer)
         return LearnedReward(args.reward_model, device)
-    if args.reward_fn.startswith("count:"):
-        return CountReward(args.reward_fn.removeprefix("count:"))
-    rules = {"zero": zero, **REWARDS}
-    if args.reward_fn not in rules:
+    kind, colon, value = name.partition(":")
+    if colon and kind in WITH_VALUES:
+        return WITH_VALUES[kind](value)
+    if name not in RULES:
         raise ConfigError(
-            f"reward_fn={args.reward_fn!r} is unknown; "
-            f"choose sentiment, learned, count:TEXT, {', '.join(rules)}."
+            f"reward_fn={name!r} is unknown; choose sentiment, learned, count:TEXT, regex:PATTERN, "
+            f"json_schema:FILE, diversity:N, {', '.join(RULES)}, or several with commas between."
         )
-    return rules[args.reward_fn]
-
-
-def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"]:
-    """Call a reward function and refuse anything but one finite number per text.
-
-    Raises:
-        ConfigError: the function returned something else.
-    """
-    with torch_modes_kept():
-        returned = reward_fn(list(texts))  # a list of its own, which it may change
-    try:
-        rewards = torch.as_tensor(returned).detach().clone()  # it may fill one tensor every time
-    except (TypeError, ValueError, RuntimeError):
-        rewards = None
-    if rewards is None or rewards.is_complex():
-        raise ConfigError(
-            f"reward_fn returned {type(returned).__name__}, which is not one real number per text; "
-            "return a list of numbers or a tensor."
-        )
-    rewards = rewards.float()
-    if rewards.shape != (len(texts),):
-        raise ConfigError(
-            f"reward_fn returned shape {tuple(rewards.shape)} for {len(texts)} texts; "
-            "return one number per text."
-        )
-    if not rewards.isfinite().all():
-        worst = int((~rewards.isfinite()).nonzero()[0])
-        raise ConfigError(
-            f"reward_fn returned {rewards[worst]} for the text {texts[worst]!r}; "
-            "return finite numbers."
-        )
-    return rewards
+    return RULES[name]

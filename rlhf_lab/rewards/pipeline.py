@@ -1,23 +1,22 @@
 """The reward pipeline: everything that is done to a reward, in one order."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.config import RLHFArgs, refuse_with_token_rewards
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
-from rlhf_lab.rewards.load import RewardFn, score_texts
-from rlhf_lab.rewards.tokens import TokenReward
+from rlhf_lab.rewards.reading import Paid, RewardFn, Written, read_reward, score_texts
+from rlhf_lab.rewards.responses import ResponseReward
+from rlhf_lab.rewards.trial import Prompt, one_answer_each, try_rewards
+from rlhf_lab.rewards.weighted import rewards_in
 from rlhf_lab.samples import Samples
-
-Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Scores:
             scaled.
         group: the number of the prompt that each text answers, if prompts have several answers.
         compared: whether advantages compare the answers of a group.
+        rewards_by_name: what each of several rewards paid, before it was weighted; their weighted
+            sum is `raw_rewards`. Empty where there is one.
     """
 
     texts: list[str]
@@ -45,6 +46,7 @@ class Scores:
     group: Int[Tensor, " batch"] | None = None
     compared: bool = False
     token_rewards: Float[Tensor, "batch gen"] | None = None
+    rewards_by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
     @property
     def earned(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
@@ -56,7 +58,8 @@ class Scores:
 class RewardPipeline:
     """From samples to the rewards that advantages are made of.
 
-    1. score: the reward function reads the texts, or the token ids (`TokenReward`).
+    1. score: the reward function reads the texts, the responses (`ResponseReward`) or the token ids
+       (`TokenReward`); of several, the weighted sum goes on (`WeightedRewards`).
     2. labels: less what the labels of the same prompts earn (`labels_column`).
     3. penalties: for responses that are too short, unfinished or overlong.
     4. scale: by the running standard deviation, and shifted by the running mean
@@ -75,6 +78,7 @@ class RewardPipeline:
 
     Attributes:
         label_rewards: what the label of each prompt earns, where there are labels.
+        answers: the right answer to each prompt, where they are known.
         moments: mean and variance of the rewards of all phases that were learned from.
     """
 
@@ -88,6 +92,7 @@ class RewardPipeline:
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None
     compares: bool = False
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
+    answers: dict[Prompt, str] = field(init=False, default_factory=dict)
     moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
 
     def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
@@ -100,34 +105,33 @@ class RewardPipeline:
             ConfigError: the reward function returned something else than one finite number per
                 text, or a prompt has no label.
         """
-        texts, of_tokens = samples.texts(self.tokenizer), None
+        texts = samples.texts(self.tokenizer)
         if raw_rewards is None:
-            raw_rewards, of_tokens = self.read(self.reward_fn, samples, texts)
+            paid = self.read(self.reward_fn, samples, texts)
         else:
-            given = raw_rewards
-            raw_rewards = score_texts(lambda texts: given, texts)
-        raw_rewards = raw_rewards.to(samples.tokens.device)
-        moments, rewards = self.shape(samples, raw_rewards)
+            paid = Paid(score_texts(lambda texts: raw_rewards, texts))
+        raw, of_tokens = paid.rewards.to(samples.tokens.device), paid.token_rewards
+        moments, rewards = self.shape(samples, raw)
         if self.args.normalize_reward:
             rewards = self.normalize(rewards)
         if of_tokens is not None:  # what the whole text loses, its last token loses
-            of_tokens = of_tokens + F.token_rewards(rewards - raw_rewards, samples.mask)
+            of_tokens = of_tokens + F.token_rewards(rewards - raw, samples.mask)
+        gold = self.read(self.gold_fn, samples, texts).rewards if self.gold_fn else None
         return Scores(
             texts=texts,
-            raw_rewards=raw_rewards,
+            raw_rewards=raw,
             rewards=rewards,
-            gold_rewards=self.read(self.gold_fn, samples, texts)[0] if self.gold_fn else None,
+            gold_rewards=gold,
             grammatical=grammatical(texts) if self.check_grammar else None,
             reward_moments=moments,
             group=self.groups(samples),
             compared=self.compares,
             token_rewards=of_tokens,
+            rewards_by_name={k: v.to(raw.device) for k, v in paid.by_name.items()},
         )
 
-    def read(
-        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
-    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch gen"] | None]:
-        """What a reward function pays each sequence, and each token, if it pays tokens.
+    def read(self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None) -> Paid:
+        """What a reward function pays each sequence, each token, and each by name of several.
 
         Rewards of texts are on the device that the function left them on.
 
@@ -135,16 +139,35 @@ class RewardPipeline:
             texts: of the samples, where they are at hand.
 
         Raises:
-            ConfigError: it returned something else than one finite number for each.
+            ConfigError: see `read_reward`, or a prompt has no answer where answers are read.
         """
-        if not isinstance(reward_fn, TokenReward):
-            texts = samples.texts(self.tokenizer) if texts is None else texts
-            return score_texts(reward_fn, texts), None
-        rewards = reward_fn(samples.tokens, samples.written_mask)
-        if rewards.ndim == 1:
-            return rewards, None
-        of_tokens = F.zero_masked(rewards[:, samples.prefix_len :], samples.mask)
-        return of_tokens.sum(1), of_tokens
+        texts = samples.texts(self.tokenizer) if texts is None else texts
+        if not any(isinstance(reward, ResponseReward) for reward in rewards_in(reward_fn).values()):
+            return read_reward(reward_fn, Written(texts, samples=samples))
+        prompts = samples.prompt_texts(self.tokenizer)
+        return read_reward(reward_fn, Written(texts, prompts, self._answers_to(samples), samples))
+
+    def _answers_to(self, samples: Samples) -> list[str] | None:
+        """The right answer to the prompt of each row; None where there are no answers.
+
+        Raises:
+            ConfigError: a prompt that has none.
+        """
+        if not self.answers:
+            return None
+        prompts = [tuple(prompt) for prompt in samples.prompts()]
+        self._refuse_unknown(prompts, self.answers, "answer", "answers_column")
+        return [self.answers[prompt] for prompt in prompts]
+
+    def _refuse_unknown(
+        self, prompts: list[Prompt], known: Mapping[Prompt, Any], what: str, field: str
+    ) -> None:
+        unknown = next((prompt for prompt in prompts if prompt not in known), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"the prompt {self.tokenizer.decode(unknown)!r} has no {what} under "
+                f"{field}={getattr(self.args, field)!r}; leave {field} out."
+            )
 
     def groups(self, samples: Samples) -> Int[Tensor, " batch"] | None:
         """Which prompt each row answers, by number; None with one answer to each."""
@@ -184,53 +207,41 @@ class RewardPipeline:
         if not self.label_rewards:
             return rewards
         prompts = [tuple(prompt) for prompt in samples.prompts()]
-        unknown = next((p for p in prompts if p not in self.label_rewards), None)
-        if unknown is not None:
-            raise ConfigError(
-                f"the prompt {self.tokenizer.decode(unknown)!r} has no label under "
-                f"labels_column={self.args.labels_column!r}; leave labels_column out."
-            )
+        self._refuse_unknown(prompts, self.label_rewards, "label", "labels_column")
         labels = [self.label_rewards[prompt] for prompt in prompts]
         return F.rewards_over_labels(rewards, rewards.new_tensor(labels))
 
     def try_on(
-        self, prompts: Sequence[Sequence[int]], texts: list[str], labels: list[str] | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: list[str],
+        labels: list[str] | None = None,
+        answers: list[str] | None = None,
     ) -> None:
-        """Have the reward function read a prompt, and each prompt with its label behind it.
+        """Have each reward function read a prompt, and each prompt with its label behind it.
 
         What a label earns is noted: its mean, if a prompt has several labels.
 
         Args:
             prompts, texts: token ids and text of each prompt.
+            labels, answers: see `Prompts`.
 
         Raises:
-            ConfigError: it returned something else than one finite number per text, or it pays
-                each token where settings are for texts.
+            ConfigError: it returned something else than one finite number per text, pays each token
+                or by the whole batch where settings do not go with that, or asks for answers that
+                are not there.
         """
-        if isinstance(self.reward_fn, TokenReward):
-            self._try_on_tokens(prompts[0], labels)
-            return
-        score_texts(self.reward_fn, [texts[0], texts[0]])
+        keys = [tuple(prompt) for prompt in prompts]
+        self.answers = {} if answers is None else one_answer_each(keys, texts, answers)
+        try_rewards(self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers)
         if labels is None:
             return
         whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
-        rewards = score_texts(self.reward_fn, whole).tolist()
+        rewards = read_reward(self.reward_fn, Written(whole, texts, answers)).rewards.tolist()
         earned: dict[Prompt, list[float]] = {}
-        for prompt, reward in zip(prompts, rewards, strict=True):
-            earned.setdefault(tuple(prompt), []).append(reward)
+        for key, reward in zip(keys, rewards, strict=True):
+            earned.setdefault(key, []).append(reward)
         self.label_rewards = {prompt: statistics.mean(of) for prompt, of in earned.items()}
-
-    def _try_on_tokens(self, prompt: Sequence[int], labels: list[str] | None) -> None:
-        """Have a reward function read the token ids of a prompt, twice."""
-        self.reward_fn.refuse_other_tokens(self.tokenizer)
-        if labels is not None:
-            raise ConfigError(
-                f"labels_column={self.args.labels_column!r} is paid by a reward function of texts, "
-                "and reward_fn reads token ids; leave labels_column out."
-            )
-        ids = torch.tensor([list(prompt)] * 2)
-        if self.reward_fn(ids, torch.ones_like(ids, dtype=torch.bool)).ndim == 2:
-            refuse_with_token_rewards(self.args)
 
     def penalize(
         self, samples: Samples, rewards: Float[Tensor, " batch"]
@@ -266,7 +277,7 @@ class RewardPipeline:
         prompts = [tuple(prompt) for prompt in samples.prompts()]
         distinct = list(dict.fromkeys(prompts))
         greedy = self.sample_greedily(distinct)
-        rewards, _ = self.read(self.reward_fn, greedy)
+        rewards = self.read(self.reward_fn, greedy).rewards
         _, rewards = self.shape(greedy, rewards.to(samples.tokens.device), moments)
         return rewards[[distinct.index(prompt) for prompt in prompts]]
 

@@ -35,31 +35,34 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2, which draws without bound.
     """
     args, others = trainer.args, trainer.prompts.in_place_of(trainer.phase)
-    samples, rewards = _sample_and_score(trainer, trainer.next_prompts())
+    samples, rewards, by_name = _sample_and_score(trainer, trainer.next_prompts())
     group = trainer.rewards.groups(samples)
     redraws, dull = 0, ~F.informative_groups(rewards, group)
     while redraws < args.dynamic_sampling and dull.any():
         redraws += 1
         prompts = islice(others, int(dull.sum()) // args.samples_per_prompt)
         rows = [prompt for prompt in prompts for _ in range(args.samples_per_prompt)]
-        fresh, earned = _sample_and_score(trainer, rows, redraws)
+        fresh, earned, earned_by = _sample_and_score(trainer, rows, redraws)
         samples = _replace_rows(samples, dull, fresh, trainer.tokenizer.pad_token_id or 0)
         rewards = rewards.masked_scatter(dull, earned)
+        by_name = {k: v.masked_scatter(dull, earned_by[k]) for k, v in by_name.items()}
         dull = ~F.informative_groups(rewards, group)
     trainer.emit("after_rollout", samples=samples)
-    rollout = dataclasses.replace(score_samples(trainer, samples, rewards), redraws=redraws)
+    scored = score_samples(trainer, samples, rewards)
+    rollout = dataclasses.replace(scored, redraws=redraws, rewards_by_name=by_name)
     trainer.emit("after_score", samples=samples, rollout=rollout)
     return rollout
 
 
 def _sample_and_score(
     trainer: "RLHFTrainer", prompts: list[list[int]], draw: int = 0
-) -> tuple[Samples, Float[Tensor, " rows"]]:
-    """Answers to these prompts, and what the reward function returned for them."""
+) -> tuple[Samples, Float[Tensor, " rows"], dict[str, Float[Tensor, " rows"]]]:
+    """Answers to these prompts, and what the reward function, and each of several, paid them."""
     generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", draw)
     samples = trainer.sample(prompts, generator)
-    rewards, _ = trainer.rewards.read(trainer.reward_fn, samples)
-    return samples, rewards.to(samples.tokens.device)
+    paid, device = trainer.rewards.read(trainer.reward_fn, samples), samples.tokens.device
+    by_name = {name: rewards.to(device) for name, rewards in paid.by_name.items()}
+    return samples, paid.rewards.to(device), by_name
 
 
 def _replace_rows(

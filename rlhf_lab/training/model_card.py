@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from rlhf_lab import __version__
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import RLHFArgs, reward_names
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.load import locate
 from rlhf_lab.organism.bundled import BUNDLED
@@ -214,7 +214,12 @@ def _reward(args: RLHFArgs, own: Sequence[str], info: Mapping[str, Any]) -> str:
         "sentiment": f"the probability of class `{args.direction}` by the classifier `{model}`",
         "learned": f"the reward model `{model}`",
     }
-    return models.get(args.reward_fn, f"the rule `{args.reward_fn}`")
+    names = reward_names(args.reward_fn)
+    said = [models.get(name, f"the rule `{name}`") for name in names]
+    if args.reward_weights is not None:
+        pairs = zip(args.reward_weights, said, strict=True)
+        said = [f"{weight:g} times {each}" for weight, each in pairs]
+    return " plus ".join(said)
 
 
 def _figures(columns: Mapping[str, Mapping[str, Any]]) -> str:

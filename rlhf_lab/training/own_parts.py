@@ -34,6 +34,8 @@ def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
         if part is not None and not (isinstance(part, nn.Module) and hasattr(part, attribute)):
             raise ConfigError(f"{name}={parts[name]!r:.60} is no such model; give {remedy}.")
     for name in ("reward_fn", "gold_fn"):
+        if name == "reward_fn" and isinstance(parts[name], Mapping | list | tuple):
+            continue  # several, each of which `WeightedRewards` looks at
         if parts[name] is not None and not callable(parts[name]):
             raise ConfigError(
                 f"{name}={parts[name]!r:.60} is no function; give one from a list of texts to one "

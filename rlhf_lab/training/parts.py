@@ -1,7 +1,7 @@
 """The parts of a run: models, prompts, rewards, optimizer; built from the settings or handed in."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from rlhf_lab.rewards import (
     SentimentReward,
     load_policy_and_critic,
     load_reward,
+    own_reward,
+    rewards_in,
 )
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample_in_parts
@@ -48,7 +50,8 @@ class Parts:
         policy, reference: the model to train, and what the KL is measured from (a frozen copy).
         prompts: texts to continue.
         reward_fn, gold_fn: from texts to rewards, and to a known truth to show beside them (the
-            gold reward of a loaded model with Reel's words).
+            gold reward of a loaded model with Reel's words). Several rewards, in a mapping by name
+            or a list, are paid as their sum with `reward_weights`.
         kl_controller: what sets the weight of the KL penalty.
         optimizer: any of torch's over the policy's parameters; it is made to maximise. AdamW with
             two learning rates when None.
@@ -73,7 +76,7 @@ class Parts:
         policy: TransformerWithValueHead | None = None,
         reference: HookedTransformer | None = None,
         prompts: Sequence[str] | None = None,
-        reward_fn: RewardFn | None = None,
+        reward_fn: RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn] | None = None,
         gold_fn: RewardFn | None = None,
         kl_controller: KLController | None = None,
         optimizer: Any = None,
@@ -111,7 +114,7 @@ class Parts:
         self.rewards = RewardPipeline(
             args,
             self.tokenizer,
-            reward_fn or load_reward(args, self.device),
+            load_reward(args, self.device) if reward_fn is None else own_reward(reward_fn, args),
             gold_fn=gold_fn or (REWARDS["gold"] if self.speaks_reel else None),
             stop_tokens=self.sampling_spec.stops(self.tokenizer),
             check_grammar=self.speaks_reel,
@@ -119,7 +122,8 @@ class Parts:
             sample_greedily=self.sample_greedily if self.functions.wants_greedy(args) else None,
             compares=self.functions.compares_groups(args),
         )
-        self.rewards.try_on(self.prompts.tokens, self.prompts.texts, self.prompts.labels)
+        asked = self.prompts
+        self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers)
         if optimizer is None and scheduler is None:
             self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
             add_critic(self.optimizer, self.policy)
@@ -143,10 +147,10 @@ class Parts:
     @property
     def rewarded_class(self) -> dict[str, Any] | None:
         """Index and label of the class that a sentiment reward pays; None for other rewards."""
-        reward = self.reward_fn
-        if not isinstance(reward, SentimentReward):
-            return None
-        return {"index": reward.rewarded_class, "label": reward.rewarded_label}
+        for reward in rewards_in(self.reward_fn).values():
+            if isinstance(reward, SentimentReward):
+                return {"index": reward.rewarded_class, "label": reward.rewarded_label}
+        return None
 
     @property
     def gold_fn(self) -> RewardFn | None:

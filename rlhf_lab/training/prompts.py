@@ -88,6 +88,7 @@ class Prompts:
     Attributes:
         texts, tokens: the prompts.
         labels: the text behind each that a response is compared with; None without labels.
+        answers: the right answer to each; None without `answers_column`.
 
     Raises:
         ConfigError: no tokenizer, an empty prompt, or one that leaves no room for an answer.
@@ -97,15 +98,9 @@ class Prompts:
         self, args: RLHFArgs, given: Sequence[str] | None, model: HookedTransformer
     ) -> None:
         self.args, self.texts = args, choose_prompts(args, given)
-        self.labels = None
-        if args.labels_column is not None:
-            if given is not None:
-                raise ConfigError(
-                    f"labels_column={args.labels_column!r} is a column of the file of prompts, "
-                    "but prompts were handed in; leave one of them out."
-                )
-            rows = read_rows(args.prompts, "prompts", lines_as=args.prompts_column)
-            self.labels = [row.text(args.labels_column) for row in rows]
+        self.labels, self.answers = (
+            self._column(name, given) for name in ("labels_column", "answers_column")
+        )
         _refuse_endless(self.texts, model)
         self.tokens = tokenize_prompts(model.tokenizer, self.texts, args.prepend_bos)
         if not all(self.tokens):
@@ -113,6 +108,19 @@ class Prompts:
                 "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
             )
         check_context(model, max(map(len, self.tokens)), args.gen_len)
+
+    def _column(self, field: str, given: Sequence[str] | None) -> list[str] | None:
+        """The texts of the column of the file of prompts that a field names; None without one."""
+        column = getattr(self.args, field)
+        if column is None:
+            return None
+        if given is not None:
+            raise ConfigError(
+                f"{field}={column!r} is a column of the file of prompts, but prompts were handed "
+                "in; leave one of them out."
+            )
+        rows = read_rows(self.args.prompts, "prompts", lines_as=self.args.prompts_column)
+        return [row.text(column) for row in rows]
 
     def of_batch(self, batch: int) -> list[list[int]]:
         """The prompt of each row of a run's batch, counted from 0.

@@ -57,6 +57,8 @@ class RolloutStats:
         uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
             None with one answer to each.
         redraws: how often prompts were drawn again; None without `dynamic_sampling`.
+        reward_means: of several rewards, the mean of each, before it is weighted; in metrics.jsonl
+            each is `reward/NAME`. None where there is one.
     """
 
     mean_reward: float
@@ -71,6 +73,7 @@ class RolloutStats:
     packed_gap: float | None = None
     uninformative_group_fraction: float | None = None
     redraws: int | None = None
+    reward_means: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,17 @@ class PhaseReport:
         raise AttributeError(f"PhaseReport has no {name!r}; see `report.to_dict()`.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values: metrics flat, costs apart."""
+        """The report as plain JSON values: metrics flat, several rewards by name, costs apart."""
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= value if name in ("rollout", "learning") else {name: value}
-        return flat
+        means = flat.pop("reward_means") or {}
+        return flat | {reward_metric(name): mean for name, mean in means.items()}
+
+
+def reward_metric(name: str) -> str:
+    """What the mean of one of several rewards is called in metrics, samples and logs."""
+    return f"reward/{name}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab import functional as F
 from rlhf_lab.rewards.pipeline import Scores
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.report import RolloutStats
+from rlhf_lab.training.report import RolloutStats, reward_metric
 
 SAMPLE_COLUMNS = (
     "text",
@@ -87,11 +87,15 @@ def summarize(rollout: Rollout) -> RolloutStats:
     if rollout.group is not None:
         informative = F.informative_groups(rollout.raw_rewards, rollout.group)
         found["uninformative_group_fraction"] = 1 - informative.float().mean()
-    numbers = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+    by_name = {name: rewards.mean() for name, rewards in rollout.rewards_by_name.items()}
+    read = torch.stack([*found.values(), *by_name.values()]).tolist()
+    numbers = dict(zip(found, read, strict=False))
+    means = dict(zip(by_name, read[len(found) :], strict=True))
     return RolloutStats(
         gold_reward=_mean(rollout.gold_rewards),
         grammatical_fraction=_mean(rollout.grammatical),
         redraws=rollout.redraws,
+        reward_means=means or None,
         **numbers,
     )
 
@@ -106,6 +110,9 @@ def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None
     for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
         values = [getattr(stats, name) for stats, _ in batches]
         means[name] = None if None in values else sum(values) / len(values)
+    for name in batches[0][0].reward_means or {}:
+        of_batches = [stats.reward_means[name] for stats, _ in batches]
+        means[reward_metric(name)] = sum(of_batches) / len(of_batches)
     return means | {"samples": sum(size for _, size in batches)}
 
 
@@ -113,7 +120,8 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
     """What samples.jsonl has of each sequence: its text, whole and in its two parts, and numbers.
 
     The text is prompt and response. The KL is in nats, summed over the response; the length counts
-    the real generated tokens. The gold reward is None where no truth is known.
+    the real generated tokens. The gold reward is None where no truth is known. Of several rewards,
+    each is there as reward/NAME, before it is weighted.
     """
     samples, rewards = rollout.samples, rollout.raw_rewards
     kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
@@ -121,7 +129,9 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
     gold = rollout.gold_rewards
     golds = [None] * len(numbers) if gold is None else gold.tolist()
     prompts = samples.prompt_texts(tokenizer)
-    rows = zip(rollout.texts, prompts, numbers, golds, strict=True)
+    columns = {reward_metric(k): v.tolist() for k, v in rollout.rewards_by_name.items()}
+    by_name = [{k: column[i] for k, column in columns.items()} for i in range(len(numbers))]
+    rows = zip(rollout.texts, prompts, numbers, golds, by_name, strict=True)
     return [
         {
             "text": text,
@@ -132,7 +142,8 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
             "kl_per_sequence": kl,
             "response_length": round(length),
         }
-        for text, prompt, (reward, kl, length), gold in rows
+        | each
+        for text, prompt, (reward, kl, length), gold, each in rows
     ]
 
 

@@ -26,7 +26,8 @@ class Entry:
         phase: counted from 0; the step of a curve.
         scalars: the line of metrics.jsonl, what a phase cost under names such as
             cost/rollout_seconds, without what is not known.
-        samples: the first 16 sequences, each a tuple of `SAMPLE_COLUMNS`.
+        samples: the first 16 sequences, each a tuple of `columns`.
+        columns: `SAMPLE_COLUMNS`, and each of several rewards.
         pictures: each with its caption, by name.
         is_final: found at the end of the run, of the weights after `phase` learning phases.
     """
@@ -36,13 +37,15 @@ class Entry:
     samples: list[tuple[Any, ...]] = field(default_factory=list)
     pictures: dict[str, tuple["Image", str]] = field(default_factory=dict)
     is_final: bool = False
+    columns: tuple[str, ...] = SAMPLE_COLUMNS
 
     @classmethod
     def of(cls, line: dict[str, Any], samples: list[dict[str, Any]]) -> "Entry":
         """From a line of metrics.jsonl, and the lines of samples.jsonl that belong to it."""
         costs = {f"cost/{name}": value for name, value in line["cost"].items()}
         metrics = {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
-        return cls(line["phase"], metrics | costs, _rows(samples))
+        columns, rows = _table_of(samples)
+        return cls(line["phase"], metrics | costs, rows, columns=columns)
 
     @property
     def table_name(self) -> str:
@@ -61,12 +64,18 @@ class Entry:
         phase = info["phases_done"]
         figures = {FINAL + k: value for k, value in info["final"].items() if value is not None}
         samples = [sample for sample in run.read(SAMPLES) if sample["phase"] == phase]
-        return cls(phase, figures, _rows(samples), is_final=True)
+        columns, rows = _table_of(samples)
+        return cls(phase, figures, rows, is_final=True, columns=columns)
 
 
-def _rows(samples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The first lines of samples.jsonl in columns; runs of earlier versions have fewer of them."""
-    return [tuple(sample.get(name) for name in SAMPLE_COLUMNS) for sample in samples[:N_SAMPLES]]
+def _table_of(samples: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """The names of the columns, and the first lines of samples.jsonl in them.
+
+    Runs of earlier versions have fewer of them.
+    """
+    rewards = [name for name in (samples[0] if samples else {}) if name.startswith("reward/")]
+    columns = (*SAMPLE_COLUMNS, *rewards)
+    return columns, [tuple(sample.get(name) for name in columns) for sample in samples[:N_SAMPLES]]
 
 
 def entries_so_far(run: RunDir) -> list[Entry]:

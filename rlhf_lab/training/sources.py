@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlhf_lab.rewards import rewards_in
+
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
@@ -19,11 +21,14 @@ LOOKED_AT = 1024
 def sources(trainer: "RLHFTrainer") -> dict[str, int]:
     """A digest of the prompts, of the reference and of the model behind the reward, if one is."""
     prompts = trainer.prompts
-    found = {"prompts": zlib.crc32(json.dumps([prompts.texts, prompts.labels]).encode())}
+    read = [prompts.texts, prompts.labels] + [prompts.answers] * (prompts.answers is not None)
+    found = {"prompts": zlib.crc32(json.dumps(read).encode())}
     found["reference"] = weights_digest(trainer.reference)
-    judge = getattr(trainer.reward_fn, "model", None)
-    if isinstance(judge, nn.Module):
-        found["reward"] = weights_digest(judge)
+    judges = [getattr(reward, "model", None) for reward in rewards_in(trainer.reward_fn).values()]
+    digests = [weights_digest(judge) for judge in judges if isinstance(judge, nn.Module)]
+    if digests:
+        several = zlib.crc32(json.dumps(digests).encode())
+        found["reward"] = digests[0] if len(digests) == 1 else several
     return found
 
 

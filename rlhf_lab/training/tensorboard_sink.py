@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training.rollout import SAMPLE_COLUMNS
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.sinks import Entry, Sink
 
@@ -41,7 +40,7 @@ class TensorBoardSink(Sink):
         for name, value in entry.scalars.items():
             self._writer.add_scalar(name, value, entry.phase)
         if entry.samples:
-            table = _table(SAMPLE_COLUMNS, entry.samples)
+            table = _table(entry.columns, entry.samples)
             self._writer.add_text(entry.table_name, table, entry.phase)
         for name, (picture, _) in entry.pictures.items():
             pixels = np.asarray(picture.convert("RGB"))

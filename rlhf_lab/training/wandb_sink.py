@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.notes import WANDB_NAMES
-from rlhf_lab.training.rollout import SAMPLE_COLUMNS
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.sinks import Entry, Sink
 
@@ -188,7 +187,7 @@ def values_of(entry: Entry, module: ModuleType) -> dict[str, Any]:
     values: dict[str, Any] = dict(entry.scalars)
     if entry.samples:
         rows = [list(row) for row in entry.samples]
-        values[entry.table_name] = module.Table(columns=list(SAMPLE_COLUMNS), data=rows)
+        values[entry.table_name] = module.Table(columns=list(entry.columns), data=rows)
     for name, (picture, caption) in entry.pictures.items():
         values[name] = module.Image(picture, caption=caption)
     return values

@@ -10,6 +10,7 @@ from rich.live import Live
 
 from rlhf_lab.console import print_line
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
+from rlhf_lab.training.report import reward_metric
 from rlhf_lab.views.panel import CURVES, Display, in_short
 from rlhf_lab.views.text import in_one_line
 
@@ -116,8 +117,10 @@ class RunView:
         """Its number, what fits of its figures, the first of them first, and the time left."""
         left = f"{hours_minutes_seconds(self.remaining_seconds() or 0.0)} left"
         parts = [f"phase {report.phase}"]
-        for name, _, label, form in CURVES:
-            value = getattr(report, name)
+        figures = [(label, getattr(report, name), form) for name, _, label, form in CURVES]
+        means = report.rollout.reward_means or {}
+        figures[1:1] = [(reward_metric(name), mean, "z.3f") for name, mean in means.items()]
+        for label, value, form in figures:
             longer = [*parts, f"{label} {in_short(value, form)}"]
             if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:
                 parts = longer

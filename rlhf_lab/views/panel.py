@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlhf_lab.console import visible
 from rlhf_lab.training import PhaseReport
+from rlhf_lab.training.report import reward_metric
 from rlhf_lab.views.text import in_one_line, sample_table, sparkline
 
 CURVES = (
@@ -108,12 +109,20 @@ class Display:
         table.add_column(no_wrap=True)
         room = width - _LABEL - _NUMBERS - _PADDING
         shown = (0, -1) if room >= 0 else (-1,)
-        for name, label, _, form in CURVES:
-            values = [getattr(report, name) for report in self.reports]
+        means = [report.rollout.reward_means or {} for report in self.reports]
+        by_name = [
+            (reward_metric(name), [of_phase.get(name) for of_phase in means], "z.3f")
+            for name in dict.fromkeys(name for of_phase in means for name in of_phase)
+        ]
+        known = [
+            (label, [getattr(report, name) for report in self.reports], form)
+            for name, label, _, form in CURVES
+        ]
+        for label, values, form in [*known[:1], *by_name, *known[1:]]:
             if any(value is not None for value in values):
                 numbers = " to ".join(in_short(values[i], form) for i in shown)
                 curve = sparkline(values, room) if room > 0 else ""
-                named = Text(label, no_wrap=True, overflow="ellipsis")
+                named = Text(visible(label), no_wrap=True, overflow="ellipsis")
                 table.add_row(named, numbers, Text(curve, style="blue"))
         return table
 

@@ -10,6 +10,7 @@ from rlhf_lab.files import is_marked, refuse_foreign, write_marked
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, FOLDER
+from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.probe_pictures import any_records, as_html, curve_figures, probe_html
@@ -90,7 +91,10 @@ def _curves(run: Run) -> str:
     metrics = run.metrics()
     if not metrics:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
-    return "<h2>Curves</h2>" + as_html(curve_figures(metrics, REPORT_CURVES))
+    by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
+    several = [("several rewards, before they are weighted", by_name)] if by_name else []
+    curves = [REPORT_CURVES[0], *several, *REPORT_CURVES[1:]]
+    return "<h2>Curves</h2>" + as_html(curve_figures(metrics, curves))
 
 
 def _samples(run: Run) -> str:
@@ -118,7 +122,11 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
         color = reward_color(sample["reward"], *limits)
         style = f"border-left:8px solid {color};padding-left:.6rem;margin:.4rem 0"
         gold = sample.get("gold_reward")
-        note = f"{sample['reward']:.3f}" + ("" if gold is None else f" (gold {gold:.3f})")
+        by_name = {k: v for k, v in sample.items() if k.startswith(reward_metric(""))}
+        beside = {} if gold is None else {"gold": gold}
+        beside |= {name.removeprefix(reward_metric("")): v for name, v in by_name.items()}
+        noted = ", ".join(f"{name} {value:.3f}" for name, value in beside.items())
+        note = escape(f"{sample['reward']:.3f}" + (f" ({noted})" if noted else ""))
         lines.append(f'<p style="{style}"><code>{note}</code> {escape(sample["text"])}</p>')
     return "".join(lines)
 

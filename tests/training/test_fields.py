@@ -75,6 +75,7 @@ BASE = {
     "prompts_column": "prompt",
     "prompt_words": None,
     "labels_column": None,
+    "answers_column": None,
     "prepend_bos": True,
     "gen_len": 6,
     "gen_len_min": None,
@@ -91,6 +92,7 @@ BASE = {
     "kl_target": 0.01,
     "kl_horizon": 100,
     "reward_fn": "sentiment",
+    "reward_weights": None,
     "reward_model": "reel-sentiment",
     "reward_per_token": False,
     "direction": "pos",
@@ -166,6 +168,8 @@ ELSEWHERE = {
     "prompts_column",
     "prompt_words",
     "labels_column",
+    "answers_column",
+    "reward_weights",
     "gen_len_min",
     "optimizer",
     "optimizer_in_backward",
@@ -707,6 +711,34 @@ def test_labels_column_pays_what_a_response_earns_beyond_its_label(tmp_path):
     assert set(earned_by_labels) == {2.0, 3.0}
     expected = rollout.raw_rewards - torch.tensor(earned_by_labels)
     assert torch.equal(rollout.rewards, expected)
+
+
+def test_answers_column_pays_the_responses_that_are_the_answer(tmp_path):
+    """Greedy answers of one word: what the model writes to each prompt, and not to the other."""
+    fields = {"gen_len": 1, "top_k": 1, "normalize_reward": False, "batch_size": 2}
+    written = {}
+    for prompt in ("the film", "this movie was"):
+        rollout = RLHFTrainer(RLHFArgs(**(BASE | fields | {"prefix": prompt}))).rollout_phase()
+        written[prompt] = rollout.texts[0].removeprefix(prompt).strip()
+    assert len(set(written.values())) == 2
+    for right in (True, False):
+        words = list(written.values()) if right else list(written.values())[::-1]
+        rows = "".join(f"{a},{b}\n" for a, b in zip(written, words, strict=True))
+        (tmp_path / "prompts.csv").write_text(f"prompt,right\n{rows}")
+        source = {"prompts": str(tmp_path / "prompts.csv"), "answers_column": "right"}
+        args = RLHFArgs(**(BASE | fields | source | {"reward_fn": "exact_match"}))
+        assert RLHFTrainer(args).rollout_phase().rewards.tolist() == [float(right)] * 2
+
+
+@pytest.mark.slow
+def test_reward_weights_say_how_much_each_reward_counts(tmp_path):
+    fields = {"reward_fn": "sentiment,count:the"}
+    equal, other, alone = (
+        phases_only(tmp_path / name, reward_weights=given, **fields)
+        for name, given in {"a": None, "b": (1.0, 0.1), "c": (1.0, 0.0)}.items()
+    )
+    assert differ(weights(equal), weights(other)) and differ(weights(other), weights(alone))
+    assert not differ(weights(alone), weights(phases_only(tmp_path / "d")))
 
 
 @pytest.mark.slow
