@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import einops
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError
@@ -22,7 +21,12 @@ from rlhf_lab.models.agreement import TOLERANCE, Agreement, agreement_with_files
 from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.load import model_from_files, quiet, tokenizer_from_files
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_bias, key_value_weights
+from rlhf_lab.models.lora import effective_weights
+from rlhf_lab.models.transformer_lens import (
+    HookedTransformer,
+    family_of,
+    to_hugging_face_weights,
+)
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -191,96 +195,17 @@ def to_hugging_face(model: HookedTransformer, original: PreTrainedModel) -> PreT
     """
     config = copy.deepcopy(original.config)
     config.tie_word_embeddings = False
+    parameters = effective_weights(model)
+    if family_of(original).folds_unembedding_bias and model.b_U.any():
+        norm, unembed = model.ln_final, model.unembed
+        bias, W_U = fold_unembedding_bias(norm.w, norm.b, unembed.W_U, unembed.b_U)
+        parameters |= {"ln_final.b": bias, "unembed.W_U": W_U}
+        del parameters["unembed.b_U"]
+    weights = to_hugging_face_weights(original, parameters)
     exported = type(original)(config)
-    converters = {"GPT2LMHeadModel": _gpt2_weights, "LlamaForCausalLM": _llama_weights}
-    if type(original).__name__ not in converters:
-        raise LoadError(
-            f"the architecture {type(original).__name__} cannot be exported; "
-            f"choose a model of one of {', '.join(converters)}."
-        )
-    weights = converters[type(original).__name__](model)
-    kept = {name: tensor for name, tensor in original.state_dict().items() if name not in weights}
-    if "transformer.wpe.weight" in weights:
-        longer = original.transformer.wpe.weight[model.cfg.n_ctx :].detach()
-        weights["transformer.wpe.weight"] = torch.cat([weights["transformer.wpe.weight"], longer])
-    exported.load_state_dict(
-        {name: tensor.detach().cpu().float() for name, tensor in (kept | weights).items()}
-    )
+    exported.load_state_dict(weights)
     exported.generation_config = original.generation_config
     return exported.eval()
-
-
-def _gpt2_weights(model: HookedTransformer) -> dict[str, Tensor]:
-    """The weights under GPT-2's names; its layers keep their matrices as [in out]."""
-    norm, unembed = model.ln_final, model.unembed
-    bias, W_U = norm.b, unembed.W_U
-    if unembed.b_U.any():
-        bias, W_U = fold_unembedding_bias(norm.w, norm.b, unembed.W_U, unembed.b_U)
-    weights = {
-        "transformer.wte.weight": model.embed.W_E,
-        "transformer.wpe.weight": model.pos_embed.W_pos.cpu(),
-        "transformer.ln_f.weight": norm.w,
-        "transformer.ln_f.bias": bias,
-        "lm_head.weight": W_U.T,
-    }
-    for layer, block in enumerate(model.blocks):
-        attn, mlp = block.attn, block.mlp
-        of_block = {
-            "ln_1.weight": block.ln1.w,
-            "ln_1.bias": block.ln1.b,
-            "attn.c_attn.weight": torch.cat(
-                [
-                    einops.rearrange(W, "head d_model d_head -> d_model (head d_head)")
-                    for W in (attn.W_Q, attn.W_K, attn.W_V)
-                ],
-                dim=1,
-            ),
-            "attn.c_attn.bias": torch.cat([b.flatten() for b in (attn.b_Q, attn.b_K, attn.b_V)]),
-            "attn.c_proj.weight": einops.rearrange(attn.W_O, "head d_head m -> (head d_head) m"),
-            "attn.c_proj.bias": attn.b_O,
-            "ln_2.weight": block.ln2.w,
-            "ln_2.bias": block.ln2.b,
-            "mlp.c_fc.weight": mlp.W_in,
-            "mlp.c_fc.bias": mlp.b_in,
-            "mlp.c_proj.weight": mlp.W_out,
-            "mlp.c_proj.bias": mlp.b_out,
-        }
-        weights |= {f"transformer.h.{layer}.{name}": weight for name, weight in of_block.items()}
-    return weights
-
-
-def _llama_weights(model: HookedTransformer) -> dict[str, Tensor]:
-    """The weights under Llama's names; its layers keep their matrices as [out in]."""
-    for name, parameter in model.named_parameters():
-        if is_bias(name) and parameter.any():
-            raise LoadError(
-                f"the policy's {name} is not 0, and LlamaForCausalLM has no place for it; "
-                "train again with this version, which leaves it at 0."
-            )
-    weights = {
-        "model.embed_tokens.weight": model.embed.W_E,
-        "model.norm.weight": model.ln_final.w,
-        "lm_head.weight": model.unembed.W_U.T,
-    }
-    for layer, block in enumerate(model.blocks):
-        attn, mlp = block.attn, block.mlp
-        W_K, W_V, *_ = key_value_weights(attn)
-        of_block = {
-            f"self_attn.{letter}_proj": einops.rearrange(
-                W, "head d_model d_head -> (head d_head) d_model"
-            )
-            for letter, W in {"q": attn.W_Q, "k": W_K, "v": W_V}.items()
-        }
-        of_block |= {
-            "self_attn.o_proj": einops.rearrange(attn.W_O, "head d_head m -> m (head d_head)"),
-            "input_layernorm": block.ln1.w,
-            "post_attention_layernorm": block.ln2.w,
-            "mlp.up_proj": mlp.W_in.T,
-            "mlp.gate_proj": mlp.W_gate.T,
-            "mlp.down_proj": mlp.W_out.T,
-        }
-        weights |= {f"model.layers.{layer}.{name}.weight": W for name, W in of_block.items()}
-    return weights
 
 
 def fold_unembedding_bias(

@@ -22,8 +22,10 @@ from rlhf_lab.models.transformer_lens import HookedTransformer, from_hugging_fac
 from rlhf_lab.models.weight_files import check_files, check_loaded, check_numbers
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
-LARGEST_GAP = 1e-2
-"""Of the logits of a converted model, relative to their norm."""
+LARGEST_GAP, LARGEST_GAP_OF_HALF = 1e-3, 0.25
+"""Of the logits of a converted model, relative to their norm, and where weights are rounded to half
+precision, in which both models round at other places."""
+CHECKED_TOKENS = 64
 GPT2_END = "<|endoftext|>"
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 
@@ -194,7 +196,7 @@ def load_model(
     2. Convert the configuration and the weights, without folding or centring: the norms stay
        trainable, and `ln_final.hook_normalized` is the activation before the norm's gain in every
        architecture.
-    3. Freeze the biases that the conversion adds to a Llama, so that it stays one.
+    3. Freeze the biases that the architecture does not have, so that it stays one of it.
     4. Move the model, `cfg.device` included.
 
     Args:
@@ -222,6 +224,8 @@ def load_model(
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
         gap = _logit_gap(model, hf_model)
+    except LabError as error:
+        raise LoadError(f"{name!r} cannot be converted to a hooked model: {error}") from error
     except Exception as error:  # a configuration of others fails in any way there is
         raise LoadError(
             f"{name!r} cannot be converted to a hooked model ({_reason(error)}); correct its "
@@ -229,10 +233,11 @@ def load_model(
         ) from error
     if not math.isfinite(gap):
         raise LoadError(f"{name!r} gives logits that are not finite; its weights are damaged.")
-    if gap > LARGEST_GAP:
+    is_half = min(torch.finfo(kind).bits for kind in (dtype, hf_model.dtype)) == 16
+    if gap > (LARGEST_GAP_OF_HALF if is_half else LARGEST_GAP):
         raise LoadError(
-            f"{name!r} cannot be converted to a hooked model: its logits come out different; "
-            "choose a model without unusual settings such as extra biases or a rope scaling."
+            f"{name!r} cannot be converted to a hooked model: its logits come out different by "
+            f"{gap:.2g} of their norm; choose a model without unusual settings."
         )
     model.cfg.model_name = name
     return model.to(str(device), print_details=False)
@@ -242,9 +247,9 @@ def load_model(
 def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
     """How far the logits moved in a conversion, relative to their norm: 0 if nothing was lost.
 
-    A lost bias or rope scaling shows here.
+    A lost bias or rope scaling shows here, and a lost window where it is shorter than the text.
     """
-    n = min(8, model.cfg.n_ctx)
+    n = min(CHECKED_TOKENS, model.cfg.n_ctx)
     tokens = torch.arange(n)[None] % model.cfg.d_vocab
     was_training = hf_model.training
     expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)

@@ -56,6 +56,7 @@ class Attachment:
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
+            probe.check_model(trainer.policy.base_model)
             events |= dict.fromkeys(probe.events)
         registers = [trainer.on(event) for event in events]
         for register in registers:  # all, or none where an event is refused

@@ -1,8 +1,11 @@
 """The default suite of probes: everything that is known on Reel, what makes sense elsewhere."""
 
+import warnings
+
 import torch
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.transformer_lens import why_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction import Direction
@@ -53,8 +56,11 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     probes += [ValueLens(text="rollout", every=20)]
     probes += [StepLedger(every=-(-trainer.args.total_phases // LEDGERS))]
     probes += [WeightDelta(words=pair, every=trainer.args.total_phases)]
-    if pair is not None:
+    why = why_not_additive(trainer.policy.base_model)
+    if pair is not None and why is None:
         probes.append(LogitShift(*pair))
+    elif pair is not None:
+        warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
     return Suite(*probes, eval_tokens=torch.tensor([trainer.prompt]), budget=budget)
 
 

@@ -11,7 +11,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 SITES = (
@@ -54,7 +54,11 @@ def residual_components(
     2. Of each block: every head's z W_O, the output bias of its attention, its MLP.
 
     They sum to the residual after the last block.
+
+    Raises:
+        ConfigError: they do not, or the logits are no sum over them.
     """
+    refuse_sums(model)
     names, parts = ["embed"], [acts["hook_embed"].double()]
     if "hook_pos_embed" in acts:
         names.append("pos_embed")
@@ -68,6 +72,16 @@ def residual_components(
         parts.append(block.attn.b_O.double().expand_as(parts[0]))
         parts.append(acts[f"blocks.{layer}.hook_mlp_out"].double())
     return names, torch.stack(parts)
+
+
+def refuse_sums(model: HookedTransformer) -> None:
+    """Raise ConfigError where a model's logits are no sum over its heads and MLPs."""
+    why = why_not_additive(model)
+    if why is not None:
+        raise ConfigError(
+            f"the model's logits are no sum over its heads and MLPs, since {why}; leave out "
+            "logit_shift, and look at the residual stream."
+        )
 
 
 @torch.no_grad()
@@ -166,6 +180,10 @@ class LogitShift(Probe):
     def settings(self) -> dict:
         """Also the two words."""
         return super().settings() | {"word": self.word, "other": self.other}
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Refuse a model whose logits are no sum over its parts."""
+        refuse_sums(model)
 
     def observe(self, seen: Observation) -> Record:
         """Attribute both models, and subtract."""

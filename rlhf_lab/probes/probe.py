@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event
 from rlhf_lab.training.callbacks import check_every
@@ -125,6 +126,9 @@ class Probe:
         check_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Raise ConfigError for a model that the probe would be wrong on; none by default."""
 
     def observe(self, seen: Observation) -> Record:
         """Look, and say what was found."""

@@ -11,7 +11,8 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training.capture import capture_activations, text_at
 
-RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_mid", "blocks.*.hook_resid_post")
+RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
+"""Before the first block, and mid and post of each; blocks that are parallel have no mid."""
 
 
 def normalize_residual(

@@ -235,14 +235,13 @@ def lose_a_number(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_model_that_differs_is_kept_aside(trained, model_dir, tmp_path, monkeypatch, fault):
-    name = "_gpt2_weights" if "one" in model_dir.name else "_llama_weights"
-    right = getattr(export_module, name)
+    right = export_module.to_hugging_face_weights
 
-    def wrong(model):
-        weights = right(model)
+    def wrong(hf_model, parameters):
+        weights = right(hf_model, parameters)
         return weights | fault(weights)
 
-    monkeypatch.setattr(export_module, name, wrong)
+    monkeypatch.setattr(export_module, "to_hugging_face_weights", wrong)
     with pytest.raises(LoadError, match=r"(differ by|nan or inf).* is in .*out-unverified\.$"):
         export_policy(trained, str(model_dir), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out-unverified"]

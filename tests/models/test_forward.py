@@ -138,8 +138,8 @@ MODELS = {
     "a soft cap on scores": {"attn_scores_soft_cap": 2.0},
     "parallel blocks": {"parallel_attn_mlp": True},
     "parallel blocks, final RMS": {"parallel_attn_mlp": True, "final_rms": True},
-    "Qwen 2, whose windows TransformerLens drops": LLAMA
-    | {"original_architecture": "Qwen2ForCausalLM"},
+    "normed queries and keys, Qwen 3": LLAMA
+    | {"original_architecture": "Qwen3ForCausalLM", "use_qk_norm": True},
     "a window that is not used": {"window_size": 3},
     "local attention": {
         "use_local_attn": True,

@@ -13,8 +13,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
 )
 
 from rlhf_lab.errors import ConfigError, LoadError
@@ -312,7 +312,7 @@ def test_a_corrupt_tokenizer_is_refused(copy_of):
     assert str(copy_of) in sentence and "tokenizer" in sentence
 
 
-@pytest.mark.parametrize("architecture", ["GPTNeoXForCausalLM", "BertLMHeadModel"])
+@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "BertLMHeadModel"])
 def test_an_unsupported_architecture_is_named_with_the_supported_ones(
     tmp_path, gpt2_tokenizer, save_model, architecture
 ):
@@ -324,7 +324,7 @@ def test_an_unsupported_architecture_is_named_with_the_supported_ones(
         "intermediate_size": 32,
     }
     makers = {
-        "GPTNeoXForCausalLM": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**shape)),
+        "BloomForCausalLM": lambda: BloomForCausalLM(BloomConfig(**shape)),
         "BertLMHeadModel": lambda: BertLMHeadModel(BertConfig(**shape, is_decoder=True)),
     }
     directory = save_model(makers[architecture](), gpt2_tokenizer, tmp_path / "other")

@@ -23,6 +23,15 @@ ACTIVATIONS = MappingProxyType(
         "relu": F.relu,
     }
 )
+PLAIN_ARCHITECTURES = (
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+)
+"""Those of which the other fields say everything; the package's loader writes all of them."""
 PASSED = (
     "hook_resid_pre",
     "attn.hook_q",
@@ -70,7 +79,7 @@ KNOWN_VALUES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
         **dict.fromkeys(("seed", "initializer_range", "init_weights", "n_params"), _any),
         **dict.fromkeys(("default_prepend_bos", "tokenizer_prepends_bos"), _any),
         **dict.fromkeys(("trust_remote_code", "device"), _any),
-        "original_architecture": _one_of(None, "GPT2LMHeadModel", "LlamaForCausalLM"),
+        "original_architecture": _one_of(None, *PLAIN_ARCHITECTURES),
         # sizes
         **dict.fromkeys(("d_model", "d_head", "n_layers", "n_ctx", "n_heads"), _number),
         **dict.fromkeys(("d_mlp", "d_vocab", "d_vocab_out"), _number),

@@ -7,13 +7,19 @@ weights and hook points are HookedTransformer's, here and in every file that is 
 from transformer_lens import ActivationCache, HookedTransformer
 from transformer_lens.hook_points import HookPoint
 
-from rlhf_lab.models.transformer_lens.convert import from_hugging_face, is_bias
+from rlhf_lab.models.transformer_lens.convert import (
+    FAMILIES,
+    family_of,
+    from_hugging_face,
+    to_hugging_face_weights,
+)
 from rlhf_lab.models.transformer_lens.kinds import (
     blocks_of,
     is_centered,
     is_gated,
     key_value_weights,
     odd_part,
+    why_not_additive,
 )
 from rlhf_lab.models.transformer_lens.kv_cache import (
     KVCache,
@@ -35,18 +41,19 @@ from rlhf_lab.models.transformer_lens.rotary import make_room_for, rotate
 
 __all__ = [
     "ActivationCache",
+    "FAMILIES",
     "HOOK_STATE",
     "HookPoint",
     "HookedTransformer",
     "KVCache",
     "blocks_of",
     "empty_cache",
+    "family_of",
     "final_logits",
     "final_residual",
     "from_hugging_face",
     "has_own_forward",
     "hook_level",
-    "is_bias",
     "is_centered",
     "is_gated",
     "join_caches",
@@ -58,4 +65,6 @@ __all__ = [
     "rotate",
     "share_mask",
     "split_cache",
+    "to_hugging_face_weights",
+    "why_not_additive",
 ]

@@ -1,15 +1,51 @@
-"""Conversion of Hugging Face models to hooked ones: configuration and weights, per architecture."""
+"""Conversion of Hugging Face models to hooked ones and back, by the table of the architecture."""
 
 import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
-import transformer_lens.loading_from_pretrained as conversion
+from torch import Tensor
+from transformer_lens import HookedTransformerConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.models.transformer_lens import families
 from rlhf_lab.models.transformer_lens.library import HookedTransformer, construct
 
-SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", "LlamaForCausalLM")
+FAMILIES = MappingProxyType(
+    {
+        family.architecture: family
+        for family in (
+            families.GPT2,
+            families.NEOX,
+            families.LLAMA,
+            families.MISTRAL,
+            families.QWEN2,
+            families.QWEN3,
+            families.PHI3,
+            families.GEMMA2,
+            families.GEMMA3,
+            families.OLMO2,
+        )
+    }
+)
+"""The architectures that are loaded and exported, by the name of transformers' class."""
+
+
+def family_of(hf_model: PreTrainedModel) -> families.Family:
+    """The table of a model's architecture.
+
+    Raises:
+        LoadError: there is none.
+    """
+    architecture = type(hf_model).__name__
+    if architecture not in FAMILIES:
+        raise LoadError(
+            f"the architecture {architecture} is not supported; "
+            f"choose a model of one of {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[architecture]
 
 
 def from_hugging_face(
@@ -17,46 +53,57 @@ def from_hugging_face(
 ) -> HookedTransformer:
     """Convert a causal language model, without folding or centring anything.
 
-    The configuration goes through a directory with a neutral name, because TransformerLens reads
-    the architecture from a directory, and guesses it from names such as "llama" or "gemma" anywhere
-    in the path. The biases that the conversion adds to a Llama are frozen, so that it stays one.
+    Biases of the hooked model that the architecture does not have are frozen at 0, so that what is
+    trained stays one of it.
 
     Raises:
-        LoadError: the architecture is not supported.
+        LoadError: the architecture, or a setting of it, is not supported.
     """
-    architecture = type(hf_model).__name__
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise LoadError(
-            f"the architecture {architecture} is not supported; "
-            f"choose a model of one of {', '.join(SUPPORTED_ARCHITECTURES)}."
-        )
-    with tempfile.TemporaryDirectory(prefix="hf_config_") as directory:
-        given = hf_model.config.to_dict() | {"architectures": [architecture]}
-        if "n_positions" in given:
-            given.setdefault("n_ctx", given["n_positions"])
-        config = type(hf_model.config).from_dict(given)
-        config.save_pretrained(directory)
-        cfg = conversion.get_pretrained_model_config(
-            directory, hf_cfg=config.to_dict(), device="cpu", dtype=dtype, fold_ln=False
-        )
-        weights = conversion.get_pretrained_state_dict(directory, cfg, hf_model, dtype=dtype)
-        if "name_or_path" not in tokenizer.init_kwargs:
-            tokenizer.save_pretrained(directory)
-            tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-        model = construct(cfg, tokenizer, move_to_device=False)
-    model.load_and_process_state_dict(
-        weights,
-        fold_ln=False,
-        center_writing_weights=False,
-        center_unembed=False,
-        fold_value_biases=False,
+    family, config = family_of(hf_model), hf_model.config
+    family.check(config)
+    cfg = HookedTransformerConfig(
+        **family.settings(config),
+        original_architecture=family.architecture,
+        model_name=family.architecture,
+        init_weights=False,
+        device="cpu",
+        dtype=dtype,
     )
-    if architecture == "LlamaForCausalLM":
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not is_bias(name))
+    weights = family.read(config, hf_model.state_dict())
+    with tempfile.TemporaryDirectory(prefix="tokenizer_") as directory:
+        model = construct(cfg, _with_a_name(tokenizer, directory), move_to_device=False)
+    model.load_state_dict(weights, strict=False)
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            continue
+        if not is_bias(name):
+            raise LoadError(f"the weight {name} is in no tensor of a {family.architecture}.")
+        if not (family.folds_unembedding_bias and name == "unembed.b_U"):
+            parameter.requires_grad_(False)
     return model
+
+
+def to_hugging_face_weights(
+    hf_model: PreTrainedModel, parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights of a hooked model's parameters under transformers' names, in float32.
+
+    Args:
+        hf_model: what the hooked model was converted from.
+
+    Raises:
+        LoadError: the architecture is not supported, or a parameter has no place in it.
+    """
+    family = family_of(hf_model)
+    return family.write(hf_model.config, parameters, hf_model.state_dict())
+
+
+def _with_a_name(tokenizer: PreTrainedTokenizerBase, directory: str) -> PreTrainedTokenizerBase:
+    """A tokenizer that TransformerLens can read anew: one made in memory is saved for that."""
+    if "name_or_path" in tokenizer.init_kwargs:
+        return tokenizer
+    tokenizer.save_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def is_bias(name: str) -> bool:

@@ -23,6 +23,7 @@ from transformer_lens.components.mlps.gated_mlp import GatedMLP
 from transformer_lens.components.mlps.mlp import MLP
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
+from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 from transformer_lens.utilities.typed_module_list import TypedModuleList
 
 from rlhf_lab.models.transformer_lens.library import HookedTransformer
@@ -59,6 +60,22 @@ def is_gated(mlp: nn.Module) -> bool:
 def is_centered(norm: nn.Module) -> bool:
     """Whether a norm takes the mean away before it scales: LayerNorm does, RMSNorm does not."""
     return isinstance(norm, LayerNorm | LayerNormPre)
+
+
+def why_not_additive(model: HookedTransformer) -> str | None:
+    """Why a model's logits are no sum over heads and MLPs, in words; None if they are.
+
+    They are where what heads and MLPs write is added to the residual stream as it is, and the final
+    norm, whose scale is known, and the unembedding are all that comes behind it.
+    """
+    cfg = model.cfg
+    if cfg.use_normalization_before_and_after or (
+        cfg.original_architecture in POST_NORM_ARCHITECTURES
+    ):
+        return "its blocks normalize what attention gives before it is added"
+    if cfg.output_logits_soft_cap is not None and cfg.output_logits_soft_cap > 0:
+        return f"its logits are capped at {cfg.output_logits_soft_cap:g}"
+    return None
 
 
 def key_value_weights(attn: nn.Module) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,151 @@
+"""A training phase on every architecture that is loaded: probes, adapters, export, resume."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import load_model
+from rlhf_lab.models.export import export_policy
+from rlhf_lab.models.transformer_lens import why_not_additive
+from rlhf_lab.probes import LogitShift, Run, attach, default_suite
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.training import RLHFTrainer
+from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
+
+NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
+WITHOUT_WORDS = ("Qwen2ForCausalLM",)
+"""Transformers reads a Qwen 2's tokenizer as one of bytes, which does not know the tests' words."""
+UNLIMITED = Budget(mb=1000, time_frac=1000)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("without_type_checks"),
+    pytest.mark.filterwarnings("ignore:the hooked modules run"),
+]
+
+
+@pytest.fixture
+def make_run(tmp_path, llama_tokenizer, save_model):
+    """Makes short runs on a tiny model of an architecture, whose texts go beyond its windows."""
+    numbers = itertools.count()
+
+    def make(architecture: str, **changes: object) -> RLHFTrainer:
+        directory = tmp_path / architecture
+        if not directory.exists():
+            save_model(tiny_of(architecture), llama_tokenizer, directory)
+        settings = {
+            "base_model": str(directory),
+            "reward_fn": "count:w1",
+            "prefix": "w3 w4",
+            "total_phases": 1,
+            "warmup_steps": 0,
+            "batch_size": 8,
+            "num_minibatches": 2,
+            "gen_len": 3 * WINDOW,
+            "base_lr": 3e-3,
+        }
+        return RLHFTrainer(RLHFArgs(**settings | changes), out=tmp_path / f"run{next(numbers)}")
+
+    return make
+
+
+def exported_logits(trainer: RLHFTrainer, out) -> None:
+    """Hold what plain transformers reads of the exported policy to the policy."""
+    place, _ = export_policy(trainer.policy, trainer.args.base_model, out)
+    tokens = random_tokens()
+    with torch.no_grad():
+        ours = trainer.policy(tokens)[0]
+        theirs = AutoModelForCausalLM.from_pretrained(place, local_files_only=True)
+        torch.testing.assert_close(theirs.eval()(tokens).logits, ours, atol=1e-4, rtol=0)
+        before = load_model(trainer.args.base_model)(tokens)
+        torch.testing.assert_close(load_model(str(place))(tokens), ours, atol=1e-4, rtol=0)
+    assert (ours - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("architecture", TINY)
+def test_a_phase_with_the_default_probes_is_exported_as_what_it_is(
+    architecture, make_run, tmp_path
+):
+    """All checks of all probes hold, and the first minibatch is on policy."""
+    trainer = make_run(architecture)
+    suite = default_suite(trainer, UNLIMITED)
+    attachment = attach(trainer, suite)
+    has_shift = architecture not in NOT_ADDITIVE + WITHOUT_WORDS
+    if has_shift:
+        shift = LogitShift("w1", "w2", name="words")
+        attach(trainer, shift, eval_tokens=random_tokens(length=12), budget=UNLIMITED)
+    (report,) = trainer
+    assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
+    assert abs(report.rollout.kl_per_sequence) < 1e-4
+    assert attachment.notes == []
+    run = Run(trainer.run.path)
+    assert run.checks() and [check for check in run.checks() if not check.ok] == []
+    assert ("words" in run.probes()) == has_shift
+    exported_logits(trainer, tmp_path / "out")
+
+
+@pytest.mark.parametrize("architecture", TINY)
+def test_a_phase_of_adapters_is_exported_as_part_of_the_weights(architecture, make_run, tmp_path):
+    trainer = make_run(architecture, lora_rank=2, lora_targets="W_Q,W_K,W_V,W_O,W_in", base_lr=0.1)
+    (report,) = trainer
+    assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
+    exported_logits(trainer, tmp_path / "out")
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo2ForCausalLM"])
+def test_a_run_that_was_broken_off_ends_bit_for_bit_as_one_that_was_not(architecture, make_run):
+    whole, halved = (make_run(architecture, total_phases=3, head_lr=1e-2) for _ in range(2))
+    whole.train()
+    for report in halved:
+        if report.phase == 1:
+            halved.request_stop()
+    resumed = RLHFTrainer.resume(halved.run.path)
+    resumed.train()
+    for (name, one), other in zip(
+        whole.policy.state_dict().items(), resumed.policy.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("architecture", NOT_ADDITIVE)
+def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_run, monkeypatch):
+    """In one sentence when it is attached; the default suite says that it goes without."""
+    trainer = make_run(architecture)
+    with pytest.raises(ConfigError, match="are no sum over its heads and MLPs, since") as refused:
+        attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr("rlhf_lab.probes.defaults.WORD_PAIRS", (("w1", "w2"),))
+    with pytest.warns(UserWarning, match="default suite leaves out logit_shift: its "):
+        suite = default_suite(trainer)
+    assert "logit_shift" not in [probe.name for probe in suite.probes]
+    assert "logit_shift" in [p.name for p in default_suite(make_run("Qwen3ForCausalLM")).probes]
+
+
+def test_a_capped_logit_is_no_sum_either(llama_tokenizer):
+    model = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)
+    assert why_not_additive(model) is None
+    model.cfg.output_logits_soft_cap = 4.0
+    assert why_not_additive(model) == "its logits are capped at 4"
+
+
+@pytest.mark.process
+def test_from_the_command_line(warm_python, save_model, llama_tokenizer, tmp_path):
+    """Trained, exported and sampled from, in processes of their own."""
+    save_model(tiny_of("Gemma3ForCausalLM"), llama_tokenizer, tmp_path / "gemma")
+
+    def lab(*arguments: object) -> str:
+        done = warm_python.run(["-m", "rlhf_lab", *map(str, arguments)], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    sizes = ("--total-phases", 1, "--batch-size", 4, "--num-minibatches", 2, "--gen-len", 9)
+    sources = ("--base-model", "gemma", "--reward-fn", "count:w1", "--prefix", "w3 w4")
+    lab("train", *sources, *sizes, "--warmup-steps", 0, "--out", "run")
+    lab("export", "run", "tuned")
+    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert config["architectures"] == ["Gemma3ForCausalLM"]
+    assert lab("sample", "tuned", "--n", 2, "--prompt", "w3 w4").count("w3 w4") == 2
