@@ -16,7 +16,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlhf_lab import commands, model_commands
+from rlhf_lab import commands, model_commands, tuning_commands
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.config.args import settings_of
 from rlhf_lab.entry import guarded, read_call
@@ -40,8 +40,10 @@ COMMANDS = MappingProxyType(
         "sample": commands.write_samples,
         "score": commands.score,
         "train-reward": model_commands.train_reward,
-        "sft": model_commands.sft,
-        "dpo": model_commands.dpo,
+        "sft": tuning_commands.sft,
+        "dpo": tuning_commands.dpo,
+        "kto": tuning_commands.kto,
+        "orpo": tuning_commands.orpo,
         "export": model_commands.export,
         "report": commands.report,
         "doctor": commands.doctor,

@@ -1,5 +1,7 @@
 """Settings of supervised training, for Python and the command line alike; needs no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -82,11 +84,68 @@ class DPOLoss:
 
         from rlhf_lab.functional import dpo_loss
 
-        try:
+        with _as_config_error():
             dpo_loss(*torch.zeros(4, 1), **asdict(self))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         check_range(RATE, beta=self.beta)
+
+
+@dataclass(frozen=True)
+class KTOLoss:
+    """The loss of a policy on texts that are judged one by one. Where there are several times as
+    many good ones as bad ones, or the reverse, weigh those that are rare, so that number times
+    weight is about the same for both.
+
+    Raises:
+        ConfigError: values that `kto_loss` refuses, or that are not finite.
+    """
+
+    beta: float = 0.1
+    """The larger, the closer the policy stays to the reference for what it is told."""
+    good_weight: float = 1.0
+    """Weight of texts that are judged good (lambda_D)."""
+    bad_weight: float = 1.0
+    """Weight of texts that are judged bad (lambda_U)."""
+
+    def __post_init__(self) -> None:
+        import torch  # --help makes no instance, and so starts without it
+
+        from rlhf_lab.functional import kto_loss
+
+        with _as_config_error():
+            kto_loss(*torch.zeros(2, 1), torch.ones(1).bool(), 0.0, **asdict(self))
+        check_range(RATE, beta=self.beta)
+        check_range(AT_LEAST_0, good_weight=self.good_weight, bad_weight=self.bad_weight)
+
+
+@dataclass(frozen=True)
+class ORPOLoss:
+    """The loss of a policy on a pair of texts, without a reference: it is fine-tuned on the chosen
+    one, and the odds of the chosen one are raised above those of the rejected one.
+
+    Raises:
+        ConfigError: a weight that `orpo_loss` refuses, or that is not finite.
+    """
+
+    odds_weight: float = 0.1
+    """Weight of the odds beside the surprise at the chosen text (lambda); SFT alone when 0."""
+
+    def __post_init__(self) -> None:
+        import torch  # --help makes no instance, and so starts without it
+
+        from rlhf_lab.functional import orpo_loss
+
+        with _as_config_error():
+            orpo_loss(*torch.zeros(2, 1), **asdict(self))
+        check_range(AT_LEAST_0, odds_weight=self.odds_weight)
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """What a loss refuses, as an error that the command line answers in one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True)

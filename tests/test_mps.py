@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch.torch_version import TorchVersion
 
-from rlhf_lab import model_commands
+from rlhf_lab import model_commands, tuning_commands
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, Fitting, OwnTexts, RewardLoss
+from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
@@ -305,19 +305,25 @@ def test_a_model_on_the_device_is_copied_to_the_cpu_and_one_on_the_cpu_is_not():
 FEW = Fitting(steps=2, batch_size=4, held_out=0.2, show_progress=False)
 OWN = OwnTexts(4, 5)
 COMMANDS = {
-    "sft": lambda place: model_commands.sft(
+    "sft": lambda place: tuning_commands.sft(
         "reel", place, AdapterArgs(), OWN, n_texts=20, fitting=FEW
     ),
-    "dpo": lambda place: model_commands.dpo(
+    "dpo": lambda place: tuning_commands.dpo(
         model_commands.PairSource("reel", 20), place, DPOLoss(), AdapterArgs(), OWN, fitting=FEW
     ),
-    "dpo of adapters": lambda place: model_commands.dpo(
+    "dpo of adapters": lambda place: tuning_commands.dpo(
         model_commands.PairSource("reel", 20),
         place,
         DPOLoss(),
         AdapterArgs(lora_rank=2),
         OWN,
         fitting=FEW,
+    ),
+    "kto": lambda place: tuning_commands.kto(
+        tuning_commands.JudgedSource("reel", 20), place, KTOLoss(), AdapterArgs(), OWN, fitting=FEW
+    ),
+    "orpo": lambda place: tuning_commands.orpo(
+        model_commands.PairSource("reel", 20), place, ORPOLoss(), AdapterArgs(), OWN, fitting=FEW
     ),
     "train-reward": lambda place: model_commands.train_reward(
         model_commands.PairSource("reel", 20), place, RewardLoss(), fitting=FEW

@@ -6,6 +6,7 @@ from rlhf_lab.functional.baselines import *
 from rlhf_lab.functional.by_name import *
 from rlhf_lab.functional.choices import *
 from rlhf_lab.functional.diagnostics import *
+from rlhf_lab.functional.direct_preference import *
 from rlhf_lab.functional.entropy import *
 from rlhf_lab.functional.kl import *
 from rlhf_lab.functional.logprobs import *

@@ -1,6 +1,4 @@
-"""Preference losses: Bradley-Terry, DPO, and supervised fine-tuning on good examples."""
-
-from typing import Literal
+"""Preference losses of a reward model (Bradley-Terry), and supervised fine-tuning (SFT)."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -16,11 +14,10 @@ from rlhf_lab.functional.masks import (
 )
 
 __all__ = [
+    "auc",
     "bradley_terry_loss",
     "bradley_terry_token_loss",
     "divergence_mask",
-    "dpo_loss",
-    "implicit_rewards",
     "preference_accuracy",
     "sft_loss",
 ]
@@ -51,7 +48,7 @@ def bradley_terry_loss(
         raise ValueError(
             f"center_coef is {center_coef}; give a number of at least 0, such as 0.01."
         )
-    _refuse_no_pairs(chosen)
+    refuse_no_pairs(chosen)
     check_same_shape(chosen=chosen, rejected=rejected)
     if isinstance(margin, Tensor) and margin.ndim:
         check_same_shape(chosen=chosen, margin=margin)
@@ -118,27 +115,25 @@ def preference_accuracy(
 
     Raises ValueError if there is no pair.
     """
-    _refuse_no_pairs(chosen)
+    refuse_no_pairs(chosen)
     check_same_shape(chosen=chosen, rejected=rejected)
     difference = at_least_float32(chosen) - at_least_float32(rejected)
     return (difference.sign() + 1).mean() / 2
 
 
-def implicit_rewards(
-    policy: Float[Tensor, " batch"], ref: Float[Tensor, " batch"], beta: float
-) -> Float[Tensor, " batch"]:
-    """Read the reward that a policy trained by DPO implies for each response.
+def auc(scores: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:
+    """Give the chance that a positive example scores higher than a negative one (ROC AUC).
 
-    Takes log-probabilities summed over each response. Right up to a constant of the prompt, which a
-    pair has in common. Raises ValueError unless beta > 0.
+    1. Compare each positive example with each negative one.
+    2. Count a comparison that is won as 1, and a tie as one half, and average.
 
-    r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290,
-    equation 5)
+    In float64; nan where one of the kinds is missing.
+
+    AUC = P(s+ > s-) + P(s+ = s-) / 2   (Mann and Whitney 1947)
     """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}; give a number above 0, such as 0.1.")
-    check_same_shape(policy=policy, ref=ref)
-    return beta * (at_least_float32(policy) - at_least_float32(ref))
+    positive, negative = scores[..., labels], scores[..., ~labels]
+    gap = positive[..., :, None] - negative[..., None, :]
+    return ((gap > 0).double() + 0.5 * (gap == 0).double()).mean((-2, -1))
 
 
 def sft_loss(
@@ -156,58 +151,7 @@ def sft_loss(
     return -masked_mean(logprobs, mask, denominator=denominator)
 
 
-def dpo_loss(
-    policy_chosen: Float[Tensor, " batch"],
-    policy_rejected: Float[Tensor, " batch"],
-    ref_chosen: Float[Tensor, " batch"],
-    ref_rejected: Float[Tensor, " batch"],
-    beta: float,
-    label_smoothing: float = 0.0,
-    kind: Literal["sigmoid", "ipo"] = "sigmoid",
-) -> Float[Tensor, ""]:
-    """Train the policy on preferences directly, without a reward model; to be minimised.
-
-    1. h = how much more the policy prefers the chosen response than the reference does, from
-       log-probabilities summed over each response (see `sequence_sum`).
-    2. "sigmoid": minus log-sigmoid of beta * h, with a share `label_smoothing` of the pairs taken
-       to be labelled the wrong way round.
-    3. "ipo": the squared distance of h from 1 / (2 beta).
-    4. Average over the pairs.
-
-    Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5, for label_smoothing with
-    "ipo", where it has no meaning, and if there is no pair.
-
-    h = (log pi(c) - log pi(r)) - (log pi_ref(c) - log pi_ref(r))
-    DPO: -mean log sigmoid(beta h)   (Rafailov et al. 2023, arXiv 2305.18290, equation 7)
-    cDPO: -mean [(1 - e) log sigmoid(beta h) + e log sigmoid(-beta h)]   (Mitchell 2023)
-    IPO: mean (h - 1 / (2 beta))^2   (Azar et al. 2023, arXiv 2310.12036, equation 17)
-    """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}; give a number above 0, such as 0.1.")
-    if not 0 <= label_smoothing < 0.5 or (kind == "ipo" and label_smoothing):
-        raise ValueError(
-            f"label_smoothing is {label_smoothing} with kind {kind!r}; give a number from 0 to "
-            "below 0.5 for 'sigmoid', and 0 for 'ipo'."
-        )
-    check_same_shape(
-        policy_chosen=policy_chosen,
-        policy_rejected=policy_rejected,
-        ref_chosen=ref_chosen,
-        ref_rejected=ref_rejected,
-    )
-    _refuse_no_pairs(policy_chosen)
-    policy_log_ratio = at_least_float32(policy_chosen) - at_least_float32(policy_rejected)
-    ref_log_ratio = at_least_float32(ref_chosen) - at_least_float32(ref_rejected)
-    h = policy_log_ratio - ref_log_ratio
-    if kind == "ipo":
-        return (h - 1 / (2 * beta)).square().mean()
-    if kind == "sigmoid":
-        right, wrong = logsigmoid(beta * h), logsigmoid(-beta * h)
-        return -((1 - label_smoothing) * right + label_smoothing * wrong).mean()
-    raise ValueError(f"kind is {kind!r}; give 'sigmoid' or 'ipo'.")
-
-
-def _refuse_no_pairs(chosen: Tensor) -> None:
+def refuse_no_pairs(batch: Tensor, what: str = "pair") -> None:
     """Refuse an empty batch, whose mean would be nan."""
-    if not len(chosen):
-        raise ValueError("there is no pair to average over; give at least one.")
+    if not len(batch):
+        raise ValueError(f"there is no {what} to average over; give at least one.")

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import auc
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
@@ -92,16 +93,6 @@ def accuracy(
 ) -> Float[Tensor, "*site"]:
     """The share of sequences on the right side of the threshold."""
     return ((projection > threshold[..., None]) == labels).double().mean(-1)
-
-
-def auc(projection: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:
-    """The chance that a positive sequence projects further than a negative one; ties count half.
-
-    Over all pairs of a positive and a negative sequence (Mann and Whitney 1947).
-    """
-    positive, negative = projection[..., labels], projection[..., ~labels]
-    gap = positive[..., :, None] - negative[..., None, :]
-    return ((gap > 0).double() + 0.5 * (gap == 0).double()).mean((-2, -1))
 
 
 def paired_excess(

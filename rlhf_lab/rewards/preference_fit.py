@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, Fitting, RewardLoss
+from rlhf_lab.fitting import DPOLoss, Fitting, ORPOLoss, RewardLoss
 from rlhf_lab.functional import bradley_terry_loss, preference_accuracy
 from rlhf_lab.models.device import exact
 from rlhf_lab.rewards.model import RewardModel
@@ -30,7 +30,7 @@ class PairFit:
     """
 
     fitting: Fitting
-    loss: RewardLoss | DPOLoss
+    loss: RewardLoss | DPOLoss | ORPOLoss
     train_pairs: int
     held_out_pairs: int
     first_loss: float

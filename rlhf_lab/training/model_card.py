@@ -48,9 +48,10 @@ In this directory:
 {SIGNED} {{version}} from what was noted in `{{source}}`.
 """
 SETTINGS = (
-    "batch_size seed steps learning_rate held_out beta label_smoothing kind policy_loss clip_coef "
-    "advantages kl_estimator kl_in kl_coef kl_controller base_lr head_lr lora_rank lora_alpha "
-    "lora_targets prefix prompts gen_len temperature top_k top_p precision device parts_handed_in"
+    "batch_size seed steps learning_rate held_out beta label_smoothing kind good_weight "
+    "bad_weight odds_weight policy_loss clip_coef advantages kl_estimator kl_in kl_coef "
+    "kl_controller base_lr head_lr lora_rank lora_alpha lora_targets prefix prompts gen_len "
+    "temperature top_k top_p precision device parts_handed_in"
 ).split()
 FIGURES = {
     "mean_reward": "mean reward",
@@ -145,6 +146,8 @@ def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str])
     how = {
         "sft": f"supervised fine-tuning on texts from `{notes.get('texts')}`",
         "dpo": f"direct preference optimization on pairs from `{notes.get('pairs')}`",
+        "orpo": f"odds ratio preference optimization on pairs from `{notes.get('pairs')}`",
+        "kto": f"Kahneman-Tversky optimization on judged texts from `{notes.get('examples')}`",
     }[notes["method"]]
     return _write(
         out,

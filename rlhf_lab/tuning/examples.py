@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import get_logprobs
+from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.padding import beginnings, pad_rows
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
@@ -73,6 +73,11 @@ class TokenRow(NamedTuple):
     prefix_len: int
 
 
+def room_of(model: HookedTransformer, max_tokens: int | None) -> int:
+    """Tokens of a row at most: the model's context, or fewer."""
+    return model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
+
+
 def encode_examples(
     model: HookedTransformer,
     prompts: Sequence[str],
@@ -89,7 +94,7 @@ def encode_examples(
         ConfigError: `max_tokens` below 2, a word outside a closed vocabulary, or a prompt that
         leaves no room for its text.
     """
-    room = model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
+    room = room_of(model, max_tokens)
     if room < 2:
         raise ConfigError(f"max_tokens={max_tokens} is too small; allow at least 2.")
     tokenizer = model.tokenizer
@@ -122,3 +127,8 @@ def example_logprobs(
     counts = real & (positions >= given[:, None])
     logits = model(tokens, attention_mask=torch.ones_like(tokens))
     return get_logprobs(logits, tokens), counts[:, 1:]
+
+
+def text_logprobs(model: HookedTransformer, rows: Sequence[TokenRow]) -> Float[Tensor, " batch"]:
+    """The log-probability of each whole text, in nats."""
+    return sequence_sum(*example_logprobs(model, rows))

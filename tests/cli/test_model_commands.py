@@ -1,4 +1,4 @@
-"""The commands that make models, as real processes: train-reward, sft, dpo, runs, export."""
+"""The commands that make models, as processes: train-reward, sft, dpo, orpo, kto, runs, export."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_lab.__main__ import main
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training.restore import load_policy
@@ -58,6 +59,36 @@ def preferred(place, run):
     settings = ["--beta", "0.3", "--label-smoothing", "0.1", "--lora-rank", "4", "--samples", "16"]
     rate = ["--learning-rate", "3e-3"]
     return run("dpo", "--pairs", "reel", "--out", out, *FEW, *settings, *rate), out
+
+
+@pytest.fixture(scope="module")
+def by_odds(place, run):
+    """A model of few steps of ORPO on pairs with a prompt each, and no texts of its own."""
+    pairs = "".join(
+        f'{{"ask": "this movie", "chosen": " wow , the {w}", "rejected": " it was bad"}}\n'
+        for w in NOUNS
+    )
+    (place / "asked.jsonl").write_text(pairs)
+    out = place / "by_odds"
+    few = ["--steps", "6", "--batch-size", "2", "--held-out", "0.5", "--learning-rate", "3e-3"]
+    columns = ["--prompt-column", "ask", "--samples", "0", "--odds-weight", "0.5"]
+    return run("orpo", "--pairs", place / "asked.jsonl", "--out", out, *few, *columns), out
+
+
+@pytest.fixture(scope="module")
+def judged(place, run):
+    """A model of few steps of KTO on texts judged one by one, eight good and eight bad."""
+    rows = [("good", f"wow , the {w}") for w in NOUNS] + [("bad", f"bad , the {w}") for w in NOUNS]
+    lines = "".join(
+        f'{{"prompt": "this movie", "completion": "{text}", "label": "{label}"}}\n'
+        for label, text in rows
+    )
+    # of one prompt all texts would be held out together
+    (place / "judged.jsonl").write_text(lines + lines.replace("this movie", "this film"))
+    out = place / "judged"
+    few = ["--steps", "12", "--batch-size", "4", "--held-out", "0.5", "--learning-rate", "3e-3"]
+    weights = ["--good-weight", "1.5", "--samples", "8", "--gen-len", "4"]
+    return run("kto", "--examples", place / "judged.jsonl", "--out", out, *few, *weights), out
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +190,38 @@ def test_the_card_beside_a_tuned_model_says_what_was_printed_and_how_to_load_it(
     assert loaded.returncode == 0, loaded.stderr
 
 
+def test_orpo_says_how_it_judges_held_out_pairs_and_what_it_writes(by_odds):
+    done, out = by_odds
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((out / "tuning.json").read_text())
+    assert f"accuracy {notes['accuracy']:.3f} by log odds per token on 2 held" in done.stdout
+    assert f"margin {notes['margin']:.3f}" in done.stdout and "6/6" in done.stdout
+    assert "of its own" not in done.stdout and notes["drift"] is None
+    assert (notes["method"], notes["pairs"], notes["odds_weight"]) == ("orpo", "asked.jsonl", 0.5)
+    assert notes["last_loss"] < notes["first_loss"] - 0.1
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "odds ratio preference optimization on pairs from `asked.jsonl`" in card
+    assert "| odds_weight | 0.5 |" in card and "\n- orpo\n" in card
+
+
+def test_kto_says_how_it_judges_held_out_texts_and_what_it_writes(judged):
+    done, out = judged
+    assert done.returncode == 0, done.stderr
+    assert "16 examples from" in done.stdout
+    notes = json.loads((out / "tuning.json").read_text())
+    good, bad = notes["good_reward"], notes["bad_reward"]
+    counts = "on 4 good and 4 bad held-out texts"
+    line = f"accuracy {notes['accuracy']:.3f} by implicit reward {counts}, {good:+.3f} good"
+    assert line in done.stdout and good > bad + 0.01 and notes["accuracy"] > 0.7
+    assert (notes["train_good"], notes["train_bad"]) == (4, 4)
+    assert "on 8 texts of its own" in done.stdout
+    assert (notes["method"], notes["examples"]) == ("kto", "judged.jsonl")
+    assert (notes["beta"], notes["good_weight"], notes["bad_weight"]) == (0.1, 1.5, 1.0)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "Kahneman-Tversky optimization on judged texts from `judged.jsonl`" in card
+    assert "| good_weight | 1.5 |" in card and "| bad_weight | 1.0 |" in card
+
+
 def test_what_dpo_wrote_has_the_adapters_in_its_weights(preferred):
     """Of all matrices only queries and values have moved."""
     shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
@@ -225,6 +288,25 @@ def refusal(capsys):
     return ask
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "loader"),
+    [
+        ("dpo", "--pairs", "rewards.load_pairs"),
+        ("orpo", "--pairs", "rewards.load_pairs"),
+        ("kto", "--examples", "tuning.load_judged"),
+        ("sft", "--texts", "tuning.load_examples"),
+    ],
+)
+def test_the_seed_chooses_the_data(refusal, monkeypatch, place, command, option, loader):
+    def stop(name, number, seed, *columns):
+        raise ConfigError(f"{name} {number} {seed} {columns[-1]}")
+
+    monkeypatch.setattr(f"rlhf_lab.{loader}", stop)
+    number = "--n-texts" if command == "sft" else "--n-pairs"
+    asked = [option, "reel", number, "9", "--prompt-column", "q", "--seed", "7"]
+    assert refusal(command, *asked, "--out", place / "never") == "rlhf_lab: reel 9 7 q"
+
+
 @pytest.mark.slow
 def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
     run_dir, never = trained[1], place / "never"
@@ -265,6 +347,14 @@ def test_bad_input_is_answered_in_one_sentence(refusal, trained, place):
         (["dpo", "--pairs", "reel", "--label-smoothing", "0.5", *to_never], "label_smoothing is"),
         (["dpo", "--pairs", "reel", "--kind", "kto", *to_never], "--kind"),
         (["dpo", "--pairs", "reel", "--out", run_dir], "is there already"),
+        (["orpo", "--pairs", "reel", "--odds-weight", "-1", *to_never], "odds_weight is -1.0"),
+        (["orpo", "--pairs", "reel", "--beta", "1", *to_never], "--beta"),
+        (["orpo", "--pairs", "reel", "--out", run_dir], "is there already"),
+        (["kto", *to_never], "--examples"),
+        (["kto", "--examples", place / "bad.jsonl", *to_never], "'rejected'"),
+        (["kto", "--examples", "reel", "--bad-weight", "-1", *to_never], "bad_weight is -1.0"),
+        (["kto", "--examples", "reel", "--batch-size", "1", *to_never], "batch_size=1"),
+        (["kto", "--examples", "reel", "--out", run_dir], "is there already"),
         (["train", "--reward-fn", "learned", "--out", never], "no reward model"),
         (["export", place / "none", never], "there is no directory"),
         (["export", run_dir, never, "--checkpoint", "7"], "phase_000007"),

@@ -89,6 +89,7 @@ BAD_PAIRS = {
 }
 WRONG_COLUMNS = {
     "prompts": (["dpo", "--prompt-column", "q"], ["line 1", "'q'", "chosen"]),
+    "prompts of ORPO": (["orpo", "--prompt-column", "q"], ["line 1", "'q'", "chosen"]),
     "prompts of a reward": (["train-reward", "--prompt-column", "q"], ["line 1", "'q'"]),
     "margins": (["train-reward", "--margin", "1"], ["line 1", "number", "'margin'"]),
 }
@@ -108,13 +109,37 @@ def test_the_pairs_of_a_file_are_read_as_they_stand(name) -> None:
     assert found == PAIRS
 
 
-@pytest.mark.parametrize("command", ["dpo", "train-reward"])
+@pytest.mark.parametrize("command", ["dpo", "orpo", "train-reward"])
 @pytest.mark.parametrize("name", BAD_PAIRS)
 def test_pairs_that_are_broken_are_refused(there, name, command) -> None:
     file, content, words = BAD_PAIRS[name]
     put(file, content)
     with untouched(there):
         refused([command, "--pairs", file, *FIT], *words)
+
+
+BAD_JUDGED = {
+    "none": ("x.jsonl", "", ["0 good texts"]),
+    "lines of text": ("x.txt", "a\nb\n", ["x.txt", "no columns"]),
+    "one pair": ("x.jsonl", lines_of(PAIRS[:1]), ["1 pairs", "at least 2"]),
+    "all good": ("x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
+    "no label": ("x.csv", "response\na\n", ["line 2", "'label'", "good, true"]),
+    "another label": ("x.csv", "response,label\na,fine\n", ["line 2", "'fine'"]),
+    "no response": ("x.csv", "text,label\na,good\n", ["line 2", "'response'", "'text'"]),
+    "words that Reel lacks": (
+        "x.csv",
+        "response,label\nquantum,good\nx,bad\nx,bad\n",
+        ["vocabulary"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_JUDGED)
+def test_judged_texts_that_are_broken_are_refused(there, name) -> None:
+    file, content, words = BAD_JUDGED[name]
+    put(file, content)
+    with untouched(there):
+        refused([*DOORS["kto"], file], *words)
 
 
 @pytest.mark.parametrize("name", WRONG_COLUMNS)
@@ -136,6 +161,8 @@ DOORS = {
     "train": [*TRAIN, "--prompts"],
     "sft": ["sft", *FIT, "--texts"],
     "dpo": ["dpo", *FIT, "--pairs"],
+    "orpo": ["orpo", *FIT, "--pairs"],
+    "kto": ["kto", *FIT, "--examples"],
     "train-reward": ["train-reward", *FIT, "--pairs"],
 }
 PLACES = {
@@ -199,7 +226,7 @@ def test_texts_of_which_nothing_can_be_learned_are_refused(there, content, words
         refused(["sft", "--texts", "x.txt", *FIT], *words)
 
 
-@pytest.mark.parametrize("command", ["sft", "dpo", "train-reward"])
+@pytest.mark.parametrize("command", ["sft", "dpo", "orpo", "kto", "train-reward"])
 def test_a_text_of_10_mb_is_cut_before_it_is_read_in_tokens(command) -> None:
     row = {"text": "good " * 2_000_000, "chosen": "good " * 2_000_000, "rejected": "bad"}
     put("x.jsonl", lines_of([row] * 2))

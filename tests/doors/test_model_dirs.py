@@ -26,6 +26,8 @@ LOADERS = {
     "sample": "sample ./model -n 1",
     "sft": "sft --texts texts.txt --out made --steps 1 --base-model ./model",
     "dpo": "dpo --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
+    "orpo": "orpo --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
+    "kto": "kto --examples pairs.jsonl --out made --steps 1 --base-model ./model",
     "train-reward": "train-reward --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
 }
 SPOILT = [

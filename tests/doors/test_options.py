@@ -35,6 +35,8 @@ SEEDS = {
         "sample": ["sample", "RUN"],
         "train-reward": ["train-reward", *MODELS],
         "dpo": ["dpo", *MODELS],
+        "orpo": ["orpo", *MODELS],
+        "kto": ["kto", "--examples", "reel", "--out", "made"],
         "sft": ["sft", "--texts", "reel", "--out", "made"],
     }.items()
     for seed in (-1, 2**63, 2**64, 10**30)
@@ -78,6 +80,9 @@ REQUIRED = {
     "sft --out made": ("--texts",),
     "dpo": ("--pairs", "--out"),
     "dpo --out made": ("--pairs",),
+    "orpo": ("--pairs", "--out"),
+    "kto": ("--examples", "--out"),
+    "kto --out made": ("--examples",),
 }
 """What is missing, or no command."""
 UNKNOWN = {
@@ -90,6 +95,8 @@ UNKNOWN = {
         "train-reward --pairs reel --out made",
         "sft --texts reel --out made",
         "dpo --pairs reel --out made",
+        "orpo --pairs reel --out made",
+        "kto --examples reel --out made",
         "export RUN made",
         "report RUN",
         "doctor",
@@ -129,6 +136,7 @@ VALUES = {
     "train-reward --pairs reel --out made --base-model ./nowhere": ("./nowhere", "existing"),
     "sft --texts nowhere.txt --out made": ("texts='nowhere.txt'", "No such file"),
     "dpo --pairs nowhere.jsonl --out made": ("pairs='nowhere.jsonl'", "No such file"),
+    "kto --examples nowhere.jsonl --out made": ("examples='nowhere.jsonl'", "No such file"),
     "train-reward --pairs Reel --out made": ("pairs='Reel'", "No such file"),
     "sft --texts hub: --out made": ("hub:", "hub:NAME"),
     "sft --texts movie-reviews:nowhere --out made": ("movie-reviews",),

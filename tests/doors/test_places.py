@@ -75,6 +75,8 @@ MAKERS = {
     "export": "export RUN",
     "sft": f"sft --texts reel --n-texts 8 --samples 0 {FEW} --out",
     "dpo": f"dpo --pairs reel --n-pairs 8 --samples 0 {FEW} --out",
+    "kto": f"kto --examples reel --n-pairs 8 --samples 0 {FEW} --out",
+    "orpo": f"orpo --pairs reel --n-pairs 8 --samples 0 {FEW} --out",
     "train-reward": f"train-reward --pairs reel --n-pairs 8 {FEW} --out",
 }
 NO_PLACE_FOR_A_RUN = {
@@ -115,6 +117,11 @@ NOT_TO_BE_READ = {
     "dpo --pairs /dev/null --out made": ("pairs=", "device"),
     "dpo --pairs RUN/run.json --out made": ("no list of rows",),
     "dpo --pairs RUN/samples.jsonl --out made": ("line 1", "'chosen'"),
+    "kto --examples empty --out made": ("Is a directory",),
+    "kto --examples /dev/null --out made": ("examples=", "device"),
+    "kto --examples RUN/run.json --out made": ("no list of rows",),
+    "kto --examples RUN/samples.jsonl --out made": ("line 1", "'label'"),
+    "orpo --pairs empty --out made": ("Is a directory",),
     "train-reward --pairs empty --out made": ("Is a directory",),
     "train-reward --pairs RUN/checkpoints/last.safetensors --out made": (".safetensors",),
     "train-reward --pairs reel --out made --base-model RUN": ("RUN", "is a run", "export"),

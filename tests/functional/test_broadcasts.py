@@ -34,6 +34,8 @@ SETTINGS = {
     "estimator": lambda values: values,
     "objective": "ppo",
     "center_coef": 0.1,
+    "reference_point": 0.5,
+    "odds_weight": 0.1,
 }
 """Of parameters that hold no tensor, and do not do without one or would be left out."""
 

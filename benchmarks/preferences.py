@@ -1,0 +1,133 @@
+"""Preference tuning on Reel over seeds: the gold reward's gain by DPO, KTO and ORPO, and their KL.
+
+python -m benchmarks.preferences
+python -m benchmarks.preferences --page
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from tyro.conf import FlagCreatePairsOff
+
+from benchmarks.records import RESULTS, Record, put_record, read_records, write_whole
+from benchmarks.results.records import bundled_digest, rounded
+from rlhf_lab.config.checks import AT_LEAST_1, check_range
+from rlhf_lab.entry import run_program
+from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
+from rlhf_lab.models import load_model
+from rlhf_lab.organism import REWARDS
+from rlhf_lab.rewards import reel_pairs
+from rlhf_lab.tuning import split_pairs, tune_on_judged, tune_on_pairs
+from rlhf_lab.tuning_commands import PREFERENCES
+
+METHODS = MappingProxyType(
+    {
+        "DPO": DPOLoss(),
+        "DPO, `--beta 0.5`": DPOLoss(0.5),
+        "IPO": DPOLoss(kind="ipo"),
+        "KTO": KTOLoss(),
+        "KTO, `--beta 0.5`": KTOLoss(0.5),
+        "ORPO": ORPOLoss(),
+        "ORPO, `--odds-weight 1`": ORPOLoss(1.0),
+        "SFT on the chosen texts": ORPOLoss(0.0),
+    }
+)
+N_PAIRS, OWN_TEXTS = 10_000, OwnTexts(1024, 28)
+KEYS = frozenset({"method", "seed", "weights", "n_pairs", "fitting", "loss", "drift", "accuracy"})
+PAGE = Path("docs/preferences.md")
+FIGURES = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
+HEAD = """\
+| method | gold reward, before | after | gain (lowest to highest) | KL, nats per text | accuracy |
+| --- | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def asked(method: str, seed: int) -> dict[str, Any]:
+    """What a record says of the question; it is not asked again where all of it is the same."""
+    return {
+        "method": method,
+        "seed": seed,
+        "weights": bundled_digest(),
+        "n_pairs": N_PAIRS,
+        "own_texts": asdict(OWN_TEXTS),
+        "fitting": replace(PREFERENCES, seed=seed).to_dict(),
+        "loss": asdict(METHODS[method]),
+    }
+
+
+def tune(method: str, seed: int) -> dict[str, Any]:
+    """Tune the bundled model on Reel's pairs, as the command does; gives what was measured."""
+    loss, fitting = METHODS[method], Fitting(**asked(method, seed)["fitting"], show_progress=False)
+    pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
+    how = {"own_texts": OWN_TEXTS, "gold_fn": REWARDS["gold"]}
+    if isinstance(loss, KTOLoss):
+        found = tune_on_judged(model, split_pairs(pairs), fitting, loss, **how)
+    else:
+        found = tune_on_pairs(model, pairs, fitting, loss, **how)
+    return {"drift": rounded(asdict(found.drift)), "accuracy": rounded(found.accuracy)}
+
+
+def table(records: Sequence[Record]) -> str:
+    """The table of the page: means over the seeds, and the range of the gain."""
+    lines = [HEAD]
+    for method in METHODS:
+        runs = [record for record in records if record["method"] == method]
+        if not runs:
+            continue
+        before, after, kl = (
+            [run["drift"][name] for run in runs]
+            for name in ("gold_before", "gold_after", "kl_per_sequence")
+        )
+        gains = [b - a for a, b in zip(before, after, strict=True)]
+        accuracy = mean(run["accuracy"] for run in runs)
+        lines.append(
+            f"| {method} | {mean(before):.3f} | {mean(after):.3f} | {mean(gains):+.3f} "
+            f"({min(gains):+.3f} to {max(gains):+.3f}) | {mean(kl):.2f} | {accuracy:.3f} |"
+        )
+    seeds = len({record["seed"] for record in records})
+    return "\n".join([*lines, "", f"Seeds per row: {seeds}."])
+
+
+def measure(
+    seeds: int = 5,
+    records: Path = RESULTS,
+    docs: Path = PAGE,
+    page: FlagCreatePairsOff[bool] = False,
+) -> int:
+    """Tune the bundled model by each method over seeds, and write the table of docs/preferences.md.
+
+    Args:
+        seeds: for each method; those that are stored are not made again.
+        records: the directory that holds preferences.jsonl.
+        docs: the page, which keeps all but its table.
+        page: make no run: write the table from the records that are there.
+    """
+    check_range(AT_LEAST_1, seeds=seeds)
+    file = records / "preferences.jsonl"
+    there = read_records(file, KEYS) if file.exists() else []
+    questions = [asked(method, seed) for seed in range(seeds) for method in METHODS]
+    missing = [q for q in questions if not any(q.items() <= old.items() for old in there)]
+    for question in track([] if page else missing, "tuning", console=Console()):
+        which = question["method"], question["seed"]
+        same = lambda old, which=which: (old["method"], old["seed"]) == which
+        put_record(file, question | tune(*which), same)
+    text = docs.read_text(encoding="utf-8")
+    made = table(read_records(file, KEYS))
+    write_whole(docs, FIGURES.sub(lambda _: made, text))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_program(measure, "benchmarks.preferences", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
