@@ -5,13 +5,14 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.budget import MEGABYTE, Budget, record_bytes
-from rlhf_lab.probes.probe import EvalText, Observation, Probe, Record
+from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.store import ProbeStore
 from rlhf_lab.training import Context, RLHFTrainer
@@ -53,6 +54,8 @@ class Attachment:
         self._within_phase, self._run_seconds = 0.0, []
         self._store: ProbeStore | None = None
         self._reference_acts: Acts = {}
+        self._failed: set[tuple[str, str]] = set()
+        self._remark = trainer.recorder.remark
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
@@ -140,9 +143,10 @@ class Attachment:
             truth=self.truth,
         )
         record = probe.observe(seen)
-        if not record.checks:
+        checks = [*record.checks, *probe.bind(seen, record)]
+        if not checks:
             raise ConfigError(f"{probe.name} returned a record without a check; add one.")
-        return record
+        return replace(record, checks=checks)
 
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
         """The policy's and the reference's activations at all sites that these probes want.
@@ -180,6 +184,9 @@ class Attachment:
             return
         self._store.write(probe.name, ctx.phase, record)
         self.bytes[probe.name][ctx.phase] += size
+        for check in record.checks:
+            if not check.ok:
+                self._say_failed(ctx, probe.name, check)
 
     def _note_time(self, ctx: Context, name: str, seconds: float) -> None:
         self.seconds[name][ctx.phase] += seconds
@@ -190,6 +197,16 @@ class Attachment:
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
         self._store.note(ctx.phase, probe, note)
+
+    def _say_failed(self, ctx: Context, probe: str, check: Check) -> None:
+        """Warn of a check that fails, and remark it in the run; once for each check of a probe."""
+        if (probe, check.name) in self._failed:
+            return
+        self._failed.add((probe, check.name))
+        what = f"the check '{check.name}' misses by {check.value:.3g}, with {check.tolerance:.3g}"
+        text = f"{probe}: {what} allowed; do not rely on this record."
+        warnings.warn(f"phase {ctx.phase}: {text}", stacklevel=2)
+        self._remark(f"{probe}: {check.name}", ctx.phase, text)
 
     def _keep_to_budget(self, ctx: Context) -> None:
         """Project what was measured to the end of the run, and thin what is over budget.

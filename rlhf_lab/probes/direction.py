@@ -8,7 +8,9 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import auc
+from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.probes.bindings import bind_direction
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
@@ -41,18 +43,20 @@ def fit_direction(
     """
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
+    x = x.double()  # the covariance's inverse makes much of what float32 rounds away
     positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
-    direction = (positive - negative).double()
+    direction = positive - negative
     if method == "lda":
-        centered = x - torch.where(labels[:, None], positive[..., None, :], negative[..., None, :])
-        covariance = (centered.mT @ centered).double() / len(labels)
+        means = torch.where(labels[:, None], positive[..., None, :], negative[..., None, :])
+        centered = x - means
+        covariance = centered.mT @ centered / len(labels)
         variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)
         identity = torch.eye(x.shape[-1], dtype=variance.dtype, device=x.device)
         covariance = covariance + ridge * variance[..., None, None] * identity
         factor = torch.linalg.cholesky(covariance)
         direction = torch.cholesky_solve(direction[..., None], factor)[..., 0]
     direction = direction / direction.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    threshold = ((positive + negative).double() / 2 * direction).sum(-1)
+    threshold = ((positive + negative) / 2 * direction).sum(-1)
     return Fitted(direction, threshold)
 
 
@@ -72,6 +76,7 @@ def project(
     x: Float[Tensor, "*site n d_model"], direction: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site n"]:
     """The length of each activation along a direction."""
+    x = at_least_float32(x)
     return exact((x @ direction.to(x)[..., None])[..., 0])
 
 
@@ -180,7 +185,12 @@ class Direction(Probe):
             bayes, check = _against_bayes(seen, ours, fitted, cut)
             values |= bayes
             checks.append(check)
-        return Record(values, {"direction": fitted.direction.float()}, checks)
+        tensors = {"direction": fitted.direction, "reference_direction": first.direction}
+        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_direction`."""
+        return bind_direction(seen, record, self.method)
 
 
 class Split(NamedTuple):

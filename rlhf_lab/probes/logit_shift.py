@@ -12,6 +12,7 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
+from rlhf_lab.probes.bindings import bind_logit_shift
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 SITES = (
@@ -219,7 +220,12 @@ class LogitShift(Probe):
             ),
             Check.at_most("the rows of the shift sum to the measured shift", gap, allowed),
         ]
-        return Record(values, {"shift": shift.float(), "measured": measured.float()}, checks)
+        tensors = {"shift": shift, "measured": measured, "reference": before.rows}
+        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_logit_shift`."""
+        return bind_logit_shift(seen, record, (self.word, self.other), self.pos)
 
 
 def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:

@@ -134,6 +134,13 @@ class Probe:
         """Look, and say what was found."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
 
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Checks that hold what is about to be stored to something computed another way.
+
+        They are stored with those of the record. None for a probe that has no more than those.
+        """
+        return []
+
     def settings(self) -> dict[str, Any]:
         """What describes the probe in the run's store."""
         kept = {"events": list(self.events), "sites": list(self.sites), "pos": self.pos}

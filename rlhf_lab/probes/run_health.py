@@ -7,6 +7,7 @@ from typing import Any
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.device import LOGPROB_ROUNDING
+from rlhf_lab.probes.bindings import bind_run_health
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.training import PhaseReport, Rollout
 
@@ -71,6 +72,10 @@ class RunHealth(Probe):
         if seen.truth is not None:
             values |= _optimum(beta, seen)
         return Record(values, checks=_checks(rollout, report, seen.args.rounding))
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_run_health`."""
+        return bind_run_health(seen, record)
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:

@@ -9,6 +9,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import read_out
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.probes.bindings.text_heatmap import bind_text_heatmap, credited_by_values
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
@@ -109,6 +110,10 @@ class TextHeatmap(Probe):
         }
         return Record(values, tensors, checks)
 
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_text_heatmap`."""
+        return bind_text_heatmap(seen, record)
+
     def _numbers(self, seen: Observation, n: int) -> dict[str, Tensor]:
         """The fields of the first n samples."""
         rollout: Rollout = seen.ctx.rollout
@@ -143,8 +148,7 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
     """The identities of what the trainer computed."""
     args, samples = seen.args, rollout.samples
     checks = []
-    by_values = args.advantages in ("one_step", "gae") and args.kl_in == "loss"
-    if "advantages" not in seen.own_parts and by_values:
+    if credited_by_values(seen):
         is_gae = args.advantages == "gae"
         error = telescoping_error(
             rollout.advantages,

@@ -8,6 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.bindings import bind_value_lens
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training.capture import capture_activations, text_at
 
@@ -193,6 +194,10 @@ class ValueLens(Probe):
                 head_r2, _ = r_squared(model_values.T, target.T, mask.T)
                 values["head_r2"] = decimals(head_r2, 4)
         return Record(values, tensors, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_value_lens`."""
+        return bind_value_lens(seen, record, self._states(seen), self.text == "eval", self.ridge)
 
     def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
         """The residuals of the model whose last one the value head reads."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.probes.bindings import bind_weight_delta
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
@@ -99,8 +100,9 @@ def describe_delta(
         "energy_error": abs(s.square().sum() - energy).item() / max(energy.item(), 1e-30),
     }
     if name.endswith(WRITERS) and stable_rank:
-        # The spectrum has the vectors of the shorter side; the residual stream is that of columns.
-        wide = delta.shape[1] > delta.shape[0]
+        # The spectrum has the vectors of the rows unless they are more than the columns, on whose
+        # side the residual stream is.
+        wide = delta.shape[1] >= delta.shape[0]
         top = delta.T @ vectors[:, 0] / s[0] if wide else vectors[:, 0]
         for label, direction in directions.items():
             unit = exact(direction / direction.norm())
@@ -150,3 +152,11 @@ class WeightDelta(Probe):
         if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({"total_norm": total, "rows": rows}, checks=checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_weight_delta`."""
+        ids = None
+        if self.words is not None:
+            tokenizer = seen.ctx.reference.tokenizer
+            ids = tuple(tokenizer.encode(word, add_special_tokens=False)[0] for word in self.words)
+        return bind_weight_delta(seen, record, ids)

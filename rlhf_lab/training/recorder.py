@@ -174,6 +174,11 @@ class Recorder:
         for sign, text in remarks_on(ctx.report.rollout, ctx.rollout, ctx.args).items():
             self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
 
+    def remark(self, sign: str, phase: int, text: str) -> None:
+        """Note a remark of a listener's, once in a run, and write it to run.json at once."""
+        self.remarks.setdefault(sign, {"phase": phase, "text": text})
+        self.run.write_info(self.run.read_info() | {"remarks": self.remarks})
+
     def log_samples(self, rollout: Rollout) -> None:
         """What the policy wrote after so many learning phases as are done."""
         phase = {"phase": self.trainer.phase}

@@ -273,6 +273,33 @@ def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
     assert second.value != second.value
 
 
+class Missing(Probe):
+    """Its check fails in every phase but the first."""
+
+    name = "missing"
+
+    def observe(self, seen):
+        return Record({"x": 1}, checks=[Check.at_most("x is there", seen.ctx.phase, 0.5)])
+
+
+@pytest.mark.slow
+def test_a_failed_check_is_told_at_once_and_once(make_trainer, unlimited):
+    trainer, told = make_trainer(total_phases=3), []
+    attach(trainer, Missing(), budget=unlimited)
+
+    @trainer.on("after_phase")
+    def look(ctx):
+        remarks = ctx.run.read_info()["remarks"].items()
+        told.append([remark["text"] for sign, remark in remarks if "x is there" in sign])
+
+    with pytest.warns(UserWarning, match="phase 1: missing: the check 'x is there'") as warned:
+        trainer.train()
+    text = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
+    assert told == [[], [text + "record."], [text + "record."]]
+    assert sum("x is there" in str(warning.message) for warning in warned) == 1
+    assert trainer.recorder.remarks["missing: x is there"]["phase"] == 1
+
+
 @pytest.mark.slow
 def test_a_probe_that_cannot_be_thinned_into_the_budget_is_refused(make_trainer):
     class Hopeless(Counter):

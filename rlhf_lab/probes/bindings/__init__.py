@@ -1,0 +1,21 @@
+"""Checks that bind what a record stores to something computed another way, probe by probe."""
+
+from rlhf_lab.probes.bindings.direction import bind_direction
+from rlhf_lab.probes.bindings.kl_by_position import bind_kl_by_position
+from rlhf_lab.probes.bindings.logit_shift import bind_logit_shift
+from rlhf_lab.probes.bindings.run_health import bind_run_health
+from rlhf_lab.probes.bindings.step_ledger import bind_step_ledger
+from rlhf_lab.probes.bindings.text_heatmap import bind_text_heatmap
+from rlhf_lab.probes.bindings.value_lens import bind_value_lens
+from rlhf_lab.probes.bindings.weight_delta import bind_weight_delta
+
+__all__ = [
+    "bind_direction",
+    "bind_kl_by_position",
+    "bind_logit_shift",
+    "bind_run_health",
+    "bind_step_ledger",
+    "bind_text_heatmap",
+    "bind_value_lens",
+    "bind_weight_delta",
+]

@@ -1,0 +1,142 @@
+"""Checks of LogitShift's record: components taken out of the last residual, one after another."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, relative_gap
+from rlhf_lab.probes.probe import Check, Observation, Record
+
+TEXTS = 8
+HEADS_ANEW = 8
+"""How many heads are left out in turn in each record; all, where a model has no more."""
+
+
+class End(NamedTuple):
+    """The end of a forward at one position."""
+
+    acts: dict[str, Float[Tensor, "rows d_model"]]
+    residual: Float[Tensor, "rows d_model"]
+    scale: Float[Tensor, "rows 1"]
+    logits: Float[Tensor, "rows d_vocab"]
+
+
+def bind_logit_shift(
+    seen: Observation, record: Record, words: tuple[str, str], pos: int
+) -> list[Check]:
+    """Hold stored rows and labels to what the logits lose with each component.
+
+    Args:
+        words: whose logits are compared, and the second is taken off the first.
+        pos: the position before the word.
+    """
+    stored, values = record.tensors, record.values
+    shift, before = as_float64(stored["shift"]), as_float64(stored["reference"])
+    found = {"shift": shift, "reference": before, "policy": before + shift}
+    means = max(relative_gap(values[name], rows.mean(1)) for name, rows in found.items())
+    means = max(means, gap(values["measured_shift"], as_float64(stored["measured"]).mean()))
+    checks = [Check.at_most("stored means are those of the stored rows", means, 1e-5)]
+    if not as_rows_say(seen):
+        return checks
+    tokenizer = seen.ctx.policy.base_model.tokenizer
+    ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
+    tokens = seen.text.tokens[:TEXTS]
+    misses: dict[str, float] = {}
+    measured = []
+    for model, rows in ((seen.ctx.policy.base_model, before + shift), (seen.ctx.reference, before)):
+        model = model_where_exact(model)
+        # what is later than the position has no part in it
+        upto = tokens[:, : pos % tokens.shape[1] + 1].to(next(model.parameters()).device)
+        end = _run(model, upto)
+        measured.append(end.logits[:, ids[0]] - end.logits[:, ids[1]])
+        for name, row in _rows(model, upto, end, ids, seen.ctx.phase).items():
+            at = values["components"].index(name)
+            miss = relative_gap(rows[at, : len(upto)], row)
+            misses[name] = max(miss, misses.get(name, 0.0))
+    allowed = seen.allowed(1e-3, half=0.3)
+    missed = relative_gap(stored["measured"][: len(tokens)], measured[0] - measured[1])
+    worst = max(misses, key=misses.get)
+    expected = _names(seen.ctx.reference)
+    named = [name for name in values["components"] if name != "hooks"]
+    return [
+        *checks,
+        Check.at_most("the measured shift is a fresh forward's", missed, allowed),
+        Check.at_most("a component's row is what the logits lose with it", misses[worst], allowed),
+        Check.at_most("components are named in their order", float(named != expected), 0),
+    ]
+
+
+def _run(model: HookedTransformer, tokens: Int[Tensor, "rows seq"], *hooks: tuple) -> End:
+    """One forward, and what it has at the last position."""
+    kept: dict[str, Tensor] = {}
+
+    def keep(activation: Tensor, hook: object) -> None:
+        kept[hook.name] = activation[:, -1]
+
+    layers = range(model.cfg.n_layers)
+    sites = ["ln_final.hook_scale", "hook_embed", f"blocks.{layers[-1]}.hook_resid_post"]
+    sites += ["hook_pos_embed"] if "hook_pos_embed" in model.hook_dict else []
+    sites += [f"blocks.{layer}.hook_{part}" for layer in layers for part in ("attn_out", "mlp_out")]
+    sites = [site for site in sites if site in model.hook_dict]
+    with model.hooks(fwd_hooks=[*hooks, *((site, keep) for site in sites)]):
+        logits = model(tokens, attention_mask=torch.ones_like(tokens))[:, -1]
+    scale, residual = kept.pop(sites[0]), kept.pop(f"blocks.{layers[-1]}.hook_resid_post")
+    return End(kept, residual, scale, as_float64(logits))
+
+
+def _difference(
+    model: HookedTransformer, residual: Float[Tensor, "rows d_model"], end: End, ids: list[int]
+) -> Float[Tensor, " rows"]:
+    """The logit difference that a residual has, at the scale that the forward used."""
+    hold = lambda scale, hook: end.scale[:, None].to(scale)
+    with model.hooks(fwd_hooks=[("ln_final.hook_scale", hold)]):
+        logits = as_float64(model.unembed(model.ln_final(residual[:, None])))[:, 0]
+    return logits[:, ids[0]] - logits[:, ids[1]]
+
+
+def _rows(
+    model: HookedTransformer, tokens: Int[Tensor, "rows seq"], end: End, ids: list[int], phase: int
+) -> dict[str, Float[Tensor, " rows"]]:
+    """What the logit difference loses without a component; for heads, without it in its layer."""
+    whole = _difference(model, end.residual, end, ids)
+    loss = lambda part: whole - _difference(model, end.residual - part, end, ids)
+    rows = {"embed": loss(end.acts["hook_embed"])}
+    if "hook_pos_embed" in end.acts:
+        rows["pos_embed"] = loss(end.acts["hook_pos_embed"])
+    for layer, block in enumerate(model.blocks):
+        if f"blocks.{layer}.hook_mlp_out" in end.acts:
+            rows[f"L{layer} mlp"] = loss(end.acts[f"blocks.{layer}.hook_mlp_out"])
+        rows[f"L{layer} b_O"] = loss(block.attn.b_O.expand_as(end.residual))
+    heads = [
+        (layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)
+    ]
+    order = np.random.default_rng(phase).permutation(len(heads))[:HEADS_ANEW]
+    for layer, head in (heads[i] for i in order):
+
+        def silence(z: Tensor, hook: object, head: int = head) -> Tensor:
+            z = z.clone()
+            z[:, :, head] = 0
+            return z
+
+        without = _run(model, tokens, (f"blocks.{layer}.attn.hook_z", silence))
+        site = f"blocks.{layer}.hook_attn_out"
+        rows[f"L{layer}H{head}"] = loss(end.acts[site] - without.acts[site])
+    nothing = _difference(model, torch.zeros_like(end.residual), end, ids)
+    of_bias = as_float64(model.unembed(torch.zeros_like(end.residual)[:, None]))[:, 0]
+    rows["b_U"] = of_bias[:, ids[0]] - of_bias[:, ids[1]]
+    rows["norm bias"] = nothing - rows["b_U"]
+    return rows
+
+
+def _names(model: HookedTransformer) -> list[str]:
+    """The components in the order in which they are added to the residual stream."""
+    names = ["embed"] + ["pos_embed"] * ("hook_pos_embed" in model.hook_dict)
+    for layer in range(model.cfg.n_layers):
+        names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
+        names += [f"L{layer} b_O", f"L{layer} mlp"]
+    return [*names, "norm bias", "b_U"]
