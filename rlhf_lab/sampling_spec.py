@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.chat import template_stops
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
@@ -58,12 +59,18 @@ class SamplingSpec:
     ) -> "SamplingSpec":
         """The spec that a run's arguments describe; their stop tokens are the tokenizer's.
 
+        In a chat, what its template puts behind an answer is a stop token, too.
+
         Raises:
             ConfigError: stop tokens that are not one token each, or ids that the tokenizer lacks.
+            LoadError: a chat without a template.
         """
         settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
-        by_text = stop_ids(tokenizer, args.stop_tokens)
-        return cls(*settings, (*by_text, *given_stop_ids(tokenizer, args.stop_token_ids)))
+        given = stop_ids(tokenizer, args.stop_tokens)
+        given += given_stop_ids(tokenizer, args.stop_token_ids)
+        if args.chat:
+            given += chat_stop_ids(tokenizer, bool(given) or args.stop_at_eos)
+        return cls(*settings, given)
 
     @property
     def truncates(self) -> bool:
@@ -108,6 +115,26 @@ class SamplingSpec:
                 "name the tokens in stop_tokens instead."
             )
         return (*self.stop_tokens, tokenizer.eos_token_id)
+
+
+def chat_stop_ids(tokenizer: PreTrainedTokenizerBase | None, others: bool) -> tuple[int, ...]:
+    """The token that the chat template puts behind an answer.
+
+    Args:
+        others: there are other stop tokens, so that there need not be one.
+
+    Raises:
+        ConfigError: no tokenizer, or no end of an answer.
+    """
+    if tokenizer is None:
+        raise ConfigError("chat=True needs a tokenizer; give the policy one.")
+    found = template_stops(tokenizer)
+    if not found and not others:
+        raise ConfigError(
+            "chat=True, but the chat template puts no token behind an answer, so that none would "
+            "end; set stop_at_eos=True, or name stop_tokens."
+        )
+    return found
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase | None, texts: str | None) -> tuple[int, ...]:

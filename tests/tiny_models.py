@@ -18,6 +18,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 
 WORDS = tuple(f"w{i}" for i in range(20))
 N_CTX = 24
+CHAT_CTX = 64
 
 
 def word_tokenizer(special: dict[str, str], model_max_length: int) -> PreTrainedTokenizerFast:
@@ -40,6 +41,34 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
     """Four distinct special tokens."""
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return word_tokenizer(special, N_CTX)
+
+
+CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }} {% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late system') }}{% endif %}"
+    "<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> w0 {% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
+"""ChatML with blanks, a BOS in front, and a word behind each turn in place of its line break."""
+
+
+def chat_tokenizer(template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """Llama's special tokens, those of ChatML, and a chat template."""
+    roles = ("unk", "bos", "eos", "pad")
+    special = dict(zip(roles, ("<unk>", "<s>", "</s>", "<pad>"), strict=True))
+    words = [*special.values(), *CHAT_MARKS, "system", "user", "assistant", *WORDS]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=CHAT_CTX,
+        extra_special_tokens=list(CHAT_MARKS),
+        chat_template=template,
+        **{f"{role}_token": token for role, token in special.items()},
+    )
 
 
 def randomize(model: nn.Module, seed: int) -> None:
@@ -78,6 +107,12 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
     randomize(model, seed=2)
     return model.eval()
+
+
+def tiny_chat(directory: Path, template: str | None = CHAT_TEMPLATE) -> Path:
+    """A random Llama that reads and writes turns, as a Hugging Face directory."""
+    model = tiny_llama(vocab_size=29, max_position_embeddings=CHAT_CTX)
+    return save(model, chat_tokenizer(template), directory)
 
 
 def save(

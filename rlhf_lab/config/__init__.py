@@ -2,7 +2,7 @@
 
 from rlhf_lab.config.args import RLHFArgs
 from rlhf_lab.config.checks import LOGGERS, NEED_GROUPS
-from rlhf_lab.config.fields import AdapterArgs, Advantages
+from rlhf_lab.config.fields import AdapterArgs, Advantages, ChatArgs
 from rlhf_lab.config.groups import GROUPS, AllFields
 from rlhf_lab.config.presets import PRESETS, Preset
 from rlhf_lab.config.reward_checks import (
@@ -21,6 +21,7 @@ __all__ = [
     "AdapterArgs",
     "Advantages",
     "AllFields",
+    "ChatArgs",
     "Preset",
     "RLHFArgs",
     "refuse_parts_of_batch",

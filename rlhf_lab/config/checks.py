@@ -61,6 +61,7 @@ RANGES = (
     ),
     (Range(bool, "a name, or None"), "labels_column answers_column positive_label wandb_group"),
     (Range(bool, "a file, or None"), "prompts"),
+    (Range(str.strip, "a text, or None"), "system_prompt"),
     (
         Range(lambda v: v and all(abs(x) < 1e38 for x in v), "one finite number per reward"),
         "reward_weights",
@@ -232,6 +233,11 @@ def _of_sampling(args: AllFields) -> Iterator[str]:
         yield (
             "prefix='' with prepend_bos=False leaves nothing to start from; "
             "give a prefix or set prepend_bos=True."
+        )
+    if args.system_prompt is not None and not args.chat:
+        yield (
+            f"system_prompt={args.system_prompt!r:.60} is a message of a chat, but chat=False; set "
+            "chat=True (--chat)."
         )
     if args.labels_column is not None and args.prompts is None:
         yield (

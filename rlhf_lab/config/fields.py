@@ -133,6 +133,19 @@ class SamplingArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatArgs:
+    """Whether texts are turns of a chat, in the form of the tokenizer's chat template."""
+
+    chat: bool = False
+    """Render prompts with the tokenizer's chat template: lists of messages (role and content), and
+    plain texts as a user's turn. The template's end of a turn is a stop token, and rewards of texts
+    read the response alone.
+    """
+    system_prompt: str | None = None
+    """The system message of chats that have none of their own; none when None."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardArgs:
     """What a response is paid, and what is done to rewards before they become advantages."""
 

@@ -103,7 +103,8 @@ def of_rewards(args: AllFields) -> Iterator[str]:
         )
     for name in ("penalize_no_eos", "min_response_length", "overlong_buffer"):
         value = getattr(args, name)
-        if value and not (args.stop_at_eos or args.stop_tokens or args.stop_token_ids):
+        stops = args.stop_at_eos or args.stop_tokens or args.stop_token_ids or args.chat
+        if value and not stops:
             yield (
                 f"{name}={value!r} needs responses of different lengths, but "
                 "stop_at_eos=False; set it True, or name stop_tokens or stop_token_ids."

@@ -13,6 +13,7 @@ from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.rules import CountReward, zero
 from rlhf_lab.rewards.sentiment import SentimentReward
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
+from rlhf_lab.rewards.turns import TurnReward
 from rlhf_lab.rewards.verifiable import ExactMatch, RegexReward
 from rlhf_lab.rewards.weighted import WeightedRewards, asks_for_answers, rewards_in
 
@@ -34,6 +35,7 @@ __all__ = [
     "Scores",
     "SentimentReward",
     "TokenReward",
+    "TurnReward",
     "WeightedRewards",
     "Written",
     "asks_for_answers",

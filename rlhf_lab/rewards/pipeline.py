@@ -9,12 +9,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
+from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
 from rlhf_lab.rewards.reading import Paid, RewardFn, Written, read_reward, score_texts
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.trial import Prompt, one_answer_each, try_rewards
+from rlhf_lab.rewards.turns import TurnReward, chat_answers
 from rlhf_lab.rewards.weighted import rewards_in
 from rlhf_lab.samples import Samples
 
@@ -79,6 +81,7 @@ class RewardPipeline:
     Attributes:
         label_rewards: what the label of each prompt earns, where there are labels.
         answers: the right answer to each prompt, where they are known.
+        conversations: the messages of each prompt, in a chat.
         moments: mean and variance of the rewards of all phases that were learned from.
     """
 
@@ -93,6 +96,7 @@ class RewardPipeline:
     compares: bool = False
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
     answers: dict[Prompt, str] = field(init=False, default_factory=dict)
+    conversations: dict[Prompt, Sequence[Message]] = field(init=False, default_factory=dict)
     moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
 
     def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
@@ -141,11 +145,21 @@ class RewardPipeline:
         Raises:
             ConfigError: see `read_reward`, or a prompt has no answer where answers are read.
         """
+        if self.conversations:
+            return read_reward(reward_fn, self._in_chat(samples))
         texts = samples.texts(self.tokenizer) if texts is None else texts
-        if not any(isinstance(reward, ResponseReward) for reward in rewards_in(reward_fn).values()):
+        apart = (ResponseReward, TurnReward)
+        if not any(isinstance(reward, apart) for reward in rewards_in(reward_fn).values()):
             return read_reward(reward_fn, Written(texts, samples=samples))
         prompts = samples.prompt_texts(self.tokenizer)
         return read_reward(reward_fn, Written(texts, prompts, self._answers_to(samples), samples))
+
+    def _in_chat(self, samples: Samples) -> Written:
+        """The responses of a chat, and what they answer; other prompts are a user's turn."""
+        responses = chat_answers(samples, self.tokenizer, self.stop_tokens)
+        rows = zip(samples.prompts(), samples.prompt_texts(self.tokenizer), strict=True)
+        asked = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
+        return Written.in_chat(asked, responses, self._answers_to(samples), samples)
 
     def _answers_to(self, samples: Samples) -> list[str] | None:
         """The right answer to the prompt of each row; None where there are no answers.
@@ -217,6 +231,7 @@ class RewardPipeline:
         texts: list[str],
         labels: list[str] | None = None,
         answers: list[str] | None = None,
+        turns: list[list[Message]] | None = None,
     ) -> None:
         """Have each reward function read a prompt, and each prompt with its label behind it.
 
@@ -224,7 +239,7 @@ class RewardPipeline:
 
         Args:
             prompts, texts: token ids and text of each prompt.
-            labels, answers: see `Prompts`.
+            labels, answers, turns: see `Prompts`.
 
         Raises:
             ConfigError: it returned something else than one finite number per text, pays each token
@@ -233,11 +248,17 @@ class RewardPipeline:
         """
         keys = [tuple(prompt) for prompt in prompts]
         self.answers = {} if answers is None else one_answer_each(keys, texts, answers)
-        try_rewards(self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers)
+        self.conversations = {} if turns is None else dict(zip(keys, turns, strict=True))
+        first = None if turns is None else turns[0]
+        try_rewards(self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers, first)
         if labels is None:
             return
-        whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
-        rewards = read_reward(self.reward_fn, Written(whole, texts, answers)).rewards.tolist()
+        if turns is None:
+            whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
+            written = Written(whole, texts, answers)
+        else:
+            written = Written.in_chat(turns, labels, answers)
+        rewards = read_reward(self.reward_fn, written).rewards.tolist()
         earned: dict[Prompt, list[float]] = {}
         for key, reward in zip(keys, rewards, strict=True):
             earned.setdefault(key, []).append(reward)

@@ -10,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
+from rlhf_lab.chat import Message, assistant_turn, user_turn
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.tokens import TokenReward
+from rlhf_lab.rewards.turns import TurnReward
 from rlhf_lab.rewards.weighted import WeightedRewards, naming
 from rlhf_lab.samples import Samples
 from rlhf_lab.torch_modes import torch_modes_kept
@@ -26,20 +28,56 @@ class Written:
     """What rewards read of a batch.
 
     Args:
-        texts: prompts with their responses.
-        prompts: the beginnings of the texts that were given; empty where None.
+        texts: prompts with their responses; in a chat, the responses alone.
+        prompts: the beginnings of the texts that were given, empty where None; in a chat, what the
+            user said last.
         answers: the right answer to each prompt, where they are known.
         samples: the tokens, for rewards on token ids.
+        turns: in a chat, its messages, of which the last is the response.
     """
 
     texts: list[str]
     prompts: Sequence[str] | None = None
     answers: list[str] | None = None
     samples: Samples | None = None
+    turns: Sequence[Sequence[Message]] | None = None
+
+    @classmethod
+    def in_chat(
+        cls,
+        conversations: Sequence[Sequence[Message]],
+        responses: Sequence[str],
+        answers: list[str] | None = None,
+        samples: Samples | None = None,
+    ) -> "Written":
+        """Responses to conversations that end with a user's turn."""
+        asked = [turns[-1]["content"] for turns in conversations]
+        pairs = zip(conversations, responses, strict=True)
+        turns = [(*before, assistant_turn(response)) for before, response in pairs]
+        return cls(list(responses), asked, answers, samples, turns)
+
+    @property
+    def conversations(self) -> list[Sequence[Message]]:
+        """The turns; without a chat, the prompt as a user's and the response, less outer blanks.
+
+        Raises:
+            ConfigError: what the texts answer is not known.
+        """
+        if self.turns is not None:
+            return list(self.turns)
+        if self.prompts is None:
+            raise ConfigError(
+                "the reward reads prompt and response, and there are texts only; give what they "
+                "answer (score --prompt TEXT)."
+            )
+        pairs = zip(self.given, self.responses, strict=True)
+        return [(user_turn(a.strip()), assistant_turn(b.strip())) for a, b in pairs]
 
     @property
     def responses(self) -> list[str]:
         """What follows the prompts."""
+        if self.turns is not None:
+            return list(self.texts)
         return responses_of(self.texts, self.given)
 
     @property
@@ -71,7 +109,7 @@ def responses_of(texts: Sequence[str], prompts: Sequence[str]) -> list[str]:
 def read_reward(reward_fn: RewardFn, written: Written) -> Paid:
     """What a reward function of any kind pays a batch.
 
-    1. A function of texts, or of responses, is called once, with all of them.
+    1. A function of texts, of responses or of conversations is called once, with all of them.
     2. One on token ids reads the samples; prompts are not paid.
     3. Of several, each is read so, and their weighted sum is paid.
 
@@ -86,6 +124,9 @@ def read_reward(reward_fn: RewardFn, written: Written) -> Paid:
     if isinstance(reward_fn, ResponseReward):
         read = lambda responses: reward_fn.read(written.given, responses, written.answers)
         return Paid(score_texts(read, written.responses))
+    if isinstance(reward_fn, TurnReward):
+        conversations = written.conversations
+        return Paid(score_texts(lambda texts: reward_fn.read(conversations), written.texts))
     return Paid(score_texts(reward_fn, written.texts))
 
 

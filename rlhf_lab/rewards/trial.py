@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.chat import Message
 from rlhf_lab.config import RLHFArgs, refuse_parts_of_batch, refuse_with_token_rewards
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards.reading import RewardFn, Written, read_reward
@@ -21,12 +22,14 @@ def try_rewards(
     prompt: Prompt,
     text: str,
     answers: Sequence[str] | None,
+    turns: Sequence[Message] | None = None,
 ) -> None:
     """Have a reward function, or each of several, read a prompt.
 
     Args:
         prompt, text: token ids and text of a prompt.
         answers: to the prompts, that one first; None where none are known.
+        turns: the messages of the prompt in a chat, where what is said last is said once more.
 
     Raises:
         ConfigError: it returned something else than one finite number per text, pays each token or
@@ -44,21 +47,30 @@ def try_rewards(
             if isinstance(reward, TokenReward):
                 _try_on_tokens(reward, args, tokenizer, prompt)
             else:
-                _try_on_texts(reward, name, args, text, answers)
+                _try_on_texts(reward, name, args, text, answers, turns)
         except ConfigError as error:
             raise (error if len(functions) == 1 else naming(name, error)) from None
 
 
 def _try_on_texts(
-    reward: RewardFn, name: str, args: RLHFArgs, text: str, answers: Sequence[str] | None
+    reward: RewardFn,
+    name: str,
+    args: RLHFArgs,
+    text: str,
+    answers: Sequence[str] | None,
+    turns: Sequence[Message] | None,
 ) -> None:
     """Have a reward read a prompt twice, or as often as a batch has it if it needs the batch."""
     whole_batch = getattr(reward, "whole_batch", False)
     if whole_batch:
         refuse_parts_of_batch(args, f"the reward {name!r}")
-    texts = [text] * (args.batch_size if whole_batch else 2)
-    repeated = None if answers is None else [answers[0]] * len(texts)
-    read_reward(reward, Written(texts, texts, repeated))
+    times = args.batch_size if whole_batch else 2
+    repeated = None if answers is None else [answers[0]] * times
+    if turns is None:
+        read_reward(reward, Written([text] * times, [text] * times, repeated))
+    else:
+        said = [turns[-1]["content"]] * times
+        read_reward(reward, Written.in_chat([turns] * times, said, repeated))
 
 
 def _try_on_tokens(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rlhf_lab.chat import Message
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
@@ -48,7 +49,7 @@ class Parts:
     Args:
         args: the settings; they name what is not handed in.
         policy, reference: the model to train, and what the KL is measured from (a frozen copy).
-        prompts: texts to continue.
+        prompts: texts to continue; with `args.chat`, also lists of messages to answer.
         reward_fn, gold_fn: from texts to rewards, and to a known truth to show beside them (the
             gold reward of a loaded model with Reel's words). Several rewards, in a mapping by name
             or a list, are paid as their sum with `reward_weights`.
@@ -75,7 +76,7 @@ class Parts:
         args: RLHFArgs,
         policy: TransformerWithValueHead | None = None,
         reference: HookedTransformer | None = None,
-        prompts: Sequence[str] | None = None,
+        prompts: Sequence[str | list[Message]] | None = None,
         reward_fn: RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn] | None = None,
         gold_fn: RewardFn | None = None,
         kl_controller: KLController | None = None,
@@ -123,7 +124,7 @@ class Parts:
             compares=self.functions.compares_groups(args),
         )
         asked = self.prompts
-        self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers)
+        self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers, asked.turns)
         if optimizer is None and scheduler is None:
             self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
             add_critic(self.optimizer, self.policy)

@@ -4,12 +4,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rlhf_lab.chat import Message, read_turns, render_chat, with_system
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, Row, read_rows
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.padding import most_characters
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
@@ -28,10 +30,68 @@ def load_prompts(source: str | Path, column: str = "prompt", words: int | None =
     """
     source = str(source)
     column = TEXT if source.partition(":")[0] == MOVIE_REVIEWS else column
-    texts = [row.text(column) for row in read_rows(source, "prompts", lines_as=column)]
-    if words is None:
-        return texts
-    return [" ".join(text.split()[:words]) for text in texts]
+    rows = read_rows(source, "prompts", lines_as=column)
+    held = next((row for row in rows if isinstance(_found(row, column), list)), None)
+    if held is not None:
+        raise LoadError(
+            f"{held.where} has a list under {column!r}; if it is one of messages, set chat=True "
+            "(--chat)."
+        )
+    return [_first_words(row.text(column), words) for row in rows]
+
+
+def _found(row: Row, column: str) -> Any:
+    return row.fields.get(column) if isinstance(row.fields, dict) else None
+
+
+def _first_words(text: str, words: int | None) -> str:
+    return text if words is None else " ".join(text.split()[:words])
+
+
+def load_conversations(
+    source: str | Path, column: str = "prompt", words: int | None = None
+) -> list[list[Message]]:
+    """The prompts of a source as conversations: messages, or texts as a user's turn each.
+
+    For the arguments, see `load_prompts`.
+
+    Raises:
+        LoadError: no such source, or one sentence on the first row that is no conversation up to a
+            user's turn, or of which `words` cannot be kept.
+    """
+    source = str(source)
+    column = TEXT if source.partition(":")[0] == MOVIE_REVIEWS else column
+    found = []
+    for row in read_rows(source, "prompts", lines_as=column):
+        given = _found(row, column)
+        if not isinstance(given, list):
+            given = _first_words(row.text(column), words)
+        elif words is not None:
+            raise LoadError(f"{row.where} has messages; prompt_words={words} is for plain texts.")
+        found.append(read_turns(given, row.where, last="user"))
+    return found
+
+
+def choose_conversations(
+    args: RLHFArgs, given: Sequence[str | list[Message]] | None
+) -> list[list[Message]]:
+    """The conversations to answer: those handed in, those of `args.prompts`, or the prefix alone.
+
+    Raises:
+        ConfigError: there is none.
+        LoadError: see `load_conversations`.
+    """
+    if given is None and args.prompts is not None:
+        found = load_conversations(args.prompts, args.prompts_column, args.prompt_words)
+    elif isinstance(given, str):
+        raise ConfigError("prompts must be a list of prompts; put a single one in a list.")
+    else:
+        given = [args.prefix] if given is None else given
+        names = [f"prompt {number}" for number in range(1, len(given) + 1)]
+        found = [read_turns(*pair, last="user") for pair in zip(given, names, strict=True)]
+    if not found:
+        raise ConfigError(f"prompts={args.prompts!r} holds no prompt; give at least one.")
+    return [with_system(turns, args.system_prompt) for turns in found]
 
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str] | None) -> list[str]:
@@ -82,11 +142,13 @@ class Prompts:
 
     Args:
         args: the settings.
-        given: texts that were handed in; those of `args.prompts`, or the prefix alone, when None.
+        given: texts, or conversations in a chat, that were handed in; those of `args.prompts`, or
+            the prefix alone, when None.
         model: the policy's transformer, whose tokenizer reads them.
 
     Attributes:
-        texts, tokens: the prompts.
+        texts, tokens: the prompts, in a chat as its template writes them.
+        turns: the messages of each; None without a chat.
         labels: the text behind each that a response is compared with; None without labels.
         answers: the right answer to each; None without `answers_column`.
 
@@ -95,21 +157,33 @@ class Prompts:
     """
 
     def __init__(
-        self, args: RLHFArgs, given: Sequence[str] | None, model: HookedTransformer
+        self,
+        args: RLHFArgs,
+        given: Sequence[str | list[Message]] | None,
+        model: HookedTransformer,
     ) -> None:
-        self.args, self.texts = args, choose_prompts(args, given)
+        self.args = args
+        self.turns = choose_conversations(args, given) if args.chat else None
+        if self.turns is None:
+            self.texts = choose_prompts(args, given)
+        else:
+            self.texts = [
+                render_chat(model.tokenizer, turns, f"prompt {number} of {len(self.turns)}")
+                for number, turns in enumerate(self.turns, 1)
+            ]
         self.labels, self.answers = (
             self._column(name, given) for name in ("labels_column", "answers_column")
         )
         _refuse_endless(self.texts, model)
-        self.tokens = tokenize_prompts(model.tokenizer, self.texts, args.prepend_bos)
+        prepend_bos = args.prepend_bos and not args.chat  # a template writes its own
+        self.tokens = tokenize_prompts(model.tokenizer, self.texts, prepend_bos)
         if not all(self.tokens):
             raise ConfigError(
                 "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
             )
         check_context(model, max(map(len, self.tokens)), args.gen_len)
 
-    def _column(self, field: str, given: Sequence[str] | None) -> list[str] | None:
+    def _column(self, field: str, given: Sequence[Any] | None) -> list[str] | None:
         """The texts of the column of the file of prompts that a field names; None without one."""
         column = getattr(self.args, field)
         if column is None:

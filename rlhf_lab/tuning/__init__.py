@@ -1,6 +1,7 @@
 """Fine-tuning without a reward in the loop: supervised (SFT), DPO, KTO and ORPO."""
 
 from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
+from rlhf_lab.tuning.conversations import read_conversations, render_examples
 from rlhf_lab.tuning.drift import Drift, DriftMeter
 from rlhf_lab.tuning.examples import (
     Examples,
@@ -33,6 +34,8 @@ __all__ = [
     "held_out_loss",
     "load_examples",
     "load_judged",
+    "read_conversations",
+    "render_examples",
     "split_pairs",
     "text_logprobs",
     "tune_on_judged",

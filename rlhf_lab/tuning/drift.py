@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from rlhf_lab import functional as F
+from rlhf_lab.chat import template_stops
 from rlhf_lab.fitting import OwnTexts
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, make_reference
 from rlhf_lab.models.transformer_lens import HookedTransformer
@@ -55,6 +56,7 @@ class DriftMeter:
         own_texts: what to write; nothing is measured when None, or without samples.
         gold_fn: the true reward of texts, where one is known.
         reference: a copy of the model that stays as it is; made when None and needed.
+        rendered: a chat template wrote the prompts, and ends what is written.
 
     Raises:
         ConfigError: its own texts are to be longer than the model's context.
@@ -69,14 +71,17 @@ class DriftMeter:
         seed: int = 0,
         batch_size: int = 64,
         reference: HookedTransformer | None = None,
+        rendered: bool = False,
     ) -> None:
         self.model, self.seed, self.batch_size = model, seed, batch_size
+        self.rendered = rendered
         self.prompts: list[list[int]] = []
         if own_texts is None or not own_texts.samples:
             return
         stops = model.tokenizer.eos_token_id is not None
         check_context(model, 1, own_texts.gen_len)
-        self.spec = SamplingSpec(own_texts.gen_len, stop_at_eos=stops)
+        ends = template_stops(model.tokenizer) if rendered else ()
+        self.spec = SamplingSpec(own_texts.gen_len, stop_at_eos=stops, stop_tokens=ends)
         self.prompts = self._that_fit(prompts, own_texts.samples)
         self.reference, self.gold_fn = reference or make_reference(model), gold_fn
         self.gold_before = self._gold(self._write()) if self.prompts and self.gold_fn else None
@@ -98,7 +103,8 @@ class DriftMeter:
     def _that_fit(self, prompts: Sequence[str], count: int) -> list[list[int]]:
         """Token ids of the prompts that leave room to write, over and over up to `count`."""
         tokenizer = self.model.tokenizer
-        encoded = tokenize_prompts(tokenizer, prompts[:count], tokenizer.bos_token_id is not None)
+        with_bos = tokenizer.bos_token_id is not None and not self.rendered
+        encoded = tokenize_prompts(tokenizer, prompts[:count], with_bos)
         longest = self.model.cfg.n_ctx - self.spec.gen_len
         fitting = [ids for ids in encoded if 0 < len(ids) <= longest]
         return [fitting[i % len(fitting)] for i in range(count)] if fitting else []

@@ -27,10 +27,12 @@ class Examples:
     Args:
         prompts: given, and not to be learned; empty where the text stands alone.
         texts: to be learned; put behind their prompts as they are, without a blank between.
+        rendered: a chat template wrote both, so that no other BOS or EOS belongs to them.
     """
 
     prompts: list[str]
     texts: list[str]
+    rendered: bool = False
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -83,8 +85,11 @@ def encode_examples(
     prompts: Sequence[str],
     texts: Sequence[str],
     max_tokens: int | None = None,
+    rendered: bool = False,
 ) -> list[TokenRow]:
     """Tokens of each prompt and text, with BOS in front and EOS behind if the tokenizer has them.
+
+    What a chat template has `rendered` has neither but where the template writes it.
 
     1. Cut to `max_tokens`, or to the model's context; a text that is cut gets no EOS, which would
        teach the model to stop in the middle.
@@ -99,10 +104,19 @@ def encode_examples(
         raise ConfigError(f"max_tokens={max_tokens} is too small; allow at least 2.")
     tokenizer = model.tokenizer
     texts = beginnings(texts, tokenizer, model.cfg.n_ctx)
-    starts = tokenize_prompts(tokenizer, prompts, tokenizer.bos_token_id is not None)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    with_bos = tokenizer.bos_token_id is not None and not rendered
+    starts = tokenize_prompts(tokenizer, prompts, with_bos)
+    end = [] if tokenizer.eos_token_id is None or rendered else [tokenizer.eos_token_id]
+    behind = tokenize_prompts(tokenizer, texts, False)
+    if rendered:  # tokens of the whole, where those of the prompt stay the same
+        pairs = zip(prompts, texts, strict=True)
+        wholes = tokenize_prompts(tokenizer, [prompt + text for prompt, text in pairs], False)
+        behind = [
+            whole[len(start) :] if whole[: len(start)] == start else ids
+            for start, whole, ids in zip(starts, wholes, behind, strict=True)
+        ]
     rows = []
-    for start, ids in zip(starts, tokenize_prompts(tokenizer, texts, False), strict=True):
+    for start, ids in zip(starts, behind, strict=True):
         prefix_len = max(1, len(start))
         row = TokenRow((start + ids + end)[:room], prefix_len)
         if len(row.ids) <= prefix_len:

@@ -89,17 +89,18 @@ def fine_tune(
     """
     rng = np.random.default_rng(fitting.seed)
     held_out, train = hold_out(len(examples), fitting.held_out, rng)
-    rows = encode_examples(model, examples.prompts, examples.texts, max_tokens)
+    prompts, texts, rendered = examples.prompts, examples.texts, examples.rendered
+    rows = encode_examples(model, prompts, texts, max_tokens, rendered)
     test = [rows[i] for i in held_out]
-    prompts = [examples.prompts[i] for i in held_out]
-    meter = DriftMeter(model, prompts, own_texts, gold_fn, fitting.seed, fitting.batch_size)
+    prompts, size = [prompts[i] for i in held_out], fitting.batch_size
+    meter = DriftMeter(model, prompts, own_texts, gold_fn, fitting.seed, size, rendered=rendered)
 
     def batch_loss(chosen: Int[np.ndarray, " batch"]) -> Float[Tensor, ""]:
         return sft_loss(*example_logprobs(model, [rows[i] for i in chosen]))
 
-    before, _ = held_out_loss(model, test, fitting.batch_size)
+    before, _ = held_out_loss(model, test, size)
     first, last = first_and_last(fit_rows(model, train, batch_loss, fitting, rng, "fine-tuning"))
-    after, tokens = held_out_loss(model, test, fitting.batch_size)
+    after, tokens = held_out_loss(model, test, size)
     return SFTFit(
         fitting=fitting,
         train_texts=len(train),

@@ -20,6 +20,7 @@ from rlhf_lab.models.fast import run_block
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import Objective, ReplayMemory, RLHFTrainer, Rollout, objective_terms
+from tests.tiny_models import tiny_chat
 
 pytestmark = pytest.mark.usefixtures("without_type_checks")
 
@@ -76,6 +77,8 @@ BASE = {
     "prompt_words": None,
     "labels_column": None,
     "answers_column": None,
+    "chat": False,
+    "system_prompt": None,
     "prepend_bos": True,
     "gen_len": 6,
     "gen_len_min": None,
@@ -168,6 +171,8 @@ ELSEWHERE = {
     "prompts_column",
     "prompt_words",
     "labels_column",
+    "chat",
+    "system_prompt",
     "answers_column",
     "reward_weights",
     "gen_len_min",
@@ -739,6 +744,22 @@ def test_reward_weights_say_how_much_each_reward_counts(tmp_path):
     )
     assert differ(weights(equal), weights(other)) and differ(weights(other), weights(alone))
     assert not differ(weights(alone), weights(phases_only(tmp_path / "d")))
+
+
+def test_chat_and_its_system_prompt_are_what_a_prompt_becomes(tmp_path):
+    settings = BASE | {"base_model": str(tiny_chat(tmp_path / "model")), "prefix": "w1 w2"}
+    settings |= {"reward_fn": "zero", "reward_model": "reel-sentiment"}
+    prompts = lambda **given: RLHFTrainer(RLHFArgs(**(settings | given))).prompts.texts
+    asked = "<|im_start|> user w1 w2 <|im_end|> w0 <|im_start|> assistant "
+    assert prompts() == ["w1 w2"]
+    assert prompts(chat=True) == [f"<s> {asked}"]
+
+
+def test_system_prompt_stands_before_the_first_turn(tmp_path):
+    settings = BASE | {"base_model": str(tiny_chat(tmp_path / "model")), "prefix": "w1 w2"}
+    args = RLHFArgs(**(settings | {"reward_fn": "zero", "chat": True, "system_prompt": "w9"}))
+    (text,) = RLHFTrainer(args).prompts.texts
+    assert text.startswith("<s> <|im_start|> system w9 <|im_end|> w0 <|im_start|> user w1 w2")
 
 
 @pytest.mark.slow

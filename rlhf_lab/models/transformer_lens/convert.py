@@ -72,6 +72,7 @@ def from_hugging_face(
     weights = family.read(config, hf_model.state_dict())
     with tempfile.TemporaryDirectory(prefix="tokenizer_") as directory:
         model = construct(cfg, _with_a_name(tokenizer, directory), move_to_device=False)
+        model.tokenizer.chat_template = tokenizer.chat_template  # it may have been read anew
     model.load_state_dict(weights, strict=False)
     for name, parameter in model.named_parameters():
         if name in weights:

@@ -1,0 +1,132 @@
+"""Chat templates: conversations as a tokenizer's template writes them, and the tokens that end one.
+
+A conversation is a list of messages, each with a role and a content, as data sets hold them. The
+template is Jinja that comes with the tokenizer; transformers renders it in a sandbox.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.errors import LoadError
+
+Message = dict[str, str]
+CHAT_ROLES = ("system", "user", "assistant")
+TOOL_PARTS = ("tool_calls", "function_call", "tool_call_id")
+TRIED_ANSWER = "answer"
+
+
+def user_turn(text: str) -> Message:
+    """A text as what a user says."""
+    return {"role": "user", "content": text}
+
+
+def assistant_turn(text: str) -> Message:
+    """A text as what the assistant answers."""
+    return {"role": "assistant", "content": text}
+
+
+def read_turns(found: Any, where: str, last: str) -> list[Message]:
+    """The messages of a conversation; a text alone is one turn of who is to speak last.
+
+    Args:
+        where: which row it is, for error messages.
+        last: whose turn the last one has to be, "user" before an answer is written.
+
+    Raises:
+        LoadError: no messages, or one that is not a role with a text; it names the row.
+    """
+    if isinstance(found, str) and found.strip():
+        return [{"role": last, "content": found}]
+    if not isinstance(found, list) or not found:
+        raise LoadError(
+            f"{where} has no messages; give a text, or a list of messages with role and content."
+        )
+    turns = [_turn(message, f"{where}, message {n},") for n, message in enumerate(found, 1)]
+    if any(turn["role"] == "system" for turn in turns[1:]):
+        raise LoadError(f"{where} has a system message behind the first; put it first.")
+    if turns[-1]["role"] != last:
+        raise LoadError(
+            f"{where} ends with a turn of {turns[-1]['role']!r}, and it takes one of {last!r}; "
+            "leave out what follows that."
+        )
+    return turns
+
+
+def _turn(message: Any, where: str) -> Message:
+    """Role and content of one message."""
+    if not isinstance(message, dict):
+        raise LoadError(f"{where} is no message; give an object with role and content.")
+    role, content = message.get("role"), message.get("content")
+    tools = next((part for part in TOOL_PARTS if message.get(part)), None)
+    if tools is not None:
+        raise LoadError(f"{where} has {tools}, and tools are not run here; leave that row out.")
+    if role not in CHAT_ROLES:
+        raise LoadError(
+            f"{where} has the role {role!r:.40}; give one of {', '.join(CHAT_ROLES)}, or leave "
+            "that row out."
+        )
+    if not isinstance(content, str):
+        raise LoadError(f"{where} has a content that is no text; give texts alone.")
+    if not content.strip():
+        raise LoadError(f"{where} has an empty content; write one, or leave that row out.")
+    return {"role": role, "content": content}
+
+
+def with_system(turns: Sequence[Message], system_prompt: str | None) -> list[Message]:
+    """A conversation with a system message in front, unless it has one of its own."""
+    if system_prompt is None or turns[0]["role"] == "system":
+        return list(turns)
+    return [{"role": "system", "content": system_prompt}, *turns]
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Message],
+    where: str,
+    for_answer: bool = True,
+) -> str:
+    """A conversation as the tokenizer's chat template writes it, special tokens included.
+
+    No other special token belongs to it: a BOS is there if the template writes one.
+
+    Args:
+        where: which conversation it is, for error messages.
+        for_answer: end it with what the template puts before an answer (the generation prompt).
+
+    Raises:
+        LoadError: no template, or a conversation that the template refuses.
+    """
+    if not tokenizer.chat_template:
+        raise LoadError(
+            f"chat=True, but the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no "
+            "chat template; take a model tuned for chats, or leave chat out."
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=for_answer
+        )
+    except Exception as error:  # a template fails in any way there is
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise LoadError(
+            f"{where} does not fit the chat template ({reason:.200}); change its roles, or leave "
+            "it out."
+        ) from None
+
+
+def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The token that the chat template puts behind an answer, such as <|im_end|> or <|eot_id|>.
+
+    1. Render a question and an answer.
+    2. Take the first special or added token behind the answer; there is none if the template ends
+       turns by text alone.
+    """
+    turns = [user_turn("question"), assistant_turn(TRIED_ANSWER)]
+    rendered = render_chat(tokenizer, turns, "a question and an answer", for_answer=False)
+    _, answer, behind = rendered.rpartition(TRIED_ANSWER)
+    if not answer:
+        return ()
+    marks = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
+    ids = tokenizer.encode(behind, add_special_tokens=False)
+    return tuple(token for token in ids if token in marks)[:1]

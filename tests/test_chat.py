@@ -1,0 +1,108 @@
+"""Chat templates: what is read as a conversation, what is rendered of it, and where it ends."""
+
+import pytest
+
+from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.sampling import SamplingSpec
+from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
+
+ASK = {"role": "user", "content": "w1 w2"}
+SAY = {"role": "assistant", "content": "w3"}
+RULE = {"role": "system", "content": "w9"}
+
+
+def test_a_conversation_is_rendered_to_the_ids_of_transformers_with_one_bos():
+    tokenizer = chat_tokenizer()
+    for turns in ([ASK], [RULE, ASK], [ASK, SAY, ASK]):
+        text = render_chat(tokenizer, turns, "it")
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+        assert ids == expected["input_ids"] and ids.count(tokenizer.bos_token_id) == 1
+        assert text.endswith("<|im_start|> assistant ")
+        assert (
+            render_chat(tokenizer, turns, "it", for_answer=False) + "<|im_start|> assistant "
+            == text
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "stop"),
+    [
+        (CHAT_TEMPLATE, ["<|im_end|>"]),
+        ("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }} </s>{% endfor %}", ["</s>"]),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }} w0 w1 {% endfor %}", []),
+        ("{% for m in messages %}<s> {{ m.role }} {% endfor %}", []),
+    ],
+)
+def test_the_end_of_an_answer_is_what_the_template_puts_behind_it(template, stop):
+    tokenizer = chat_tokenizer(template)
+    assert tokenizer.convert_ids_to_tokens(template_stops(tokenizer)) == stop
+
+
+def test_sampling_stops_where_the_template_ends_a_turn_and_where_else_it_is_told_to():
+    tokenizer = chat_tokenizer()
+    settings = {"preset": "reel", "stop_at_eos": False}
+    end, eos, other = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "</s>", "w4"))
+    stops = lambda **given: set(
+        SamplingSpec.from_args(RLHFArgs(**(settings | given)), tokenizer).stops(tokenizer)
+    )
+    assert stops() == set()
+    assert stops(chat=True) == {end}
+    assert stops(chat=True, stop_at_eos=True, stop_tokens="w4") == {end, eos, other}
+    bare = chat_tokenizer("{% for m in messages %}{{ m.content }} {% endfor %}")
+    with pytest.raises(ConfigError, match="puts no token behind an answer.*stop_at_eos=True"):
+        SamplingSpec.from_args(RLHFArgs(**settings, chat=True), bare)
+    ended = RLHFArgs(preset="reel", chat=True)
+    assert SamplingSpec.from_args(ended, bare).stops(bare) == (eos,)
+
+
+def test_a_text_is_one_turn_and_messages_keep_role_and_content_alone():
+    assert read_turns("w1", "it", "user") == [{"role": "user", "content": "w1"}]
+    noisy = [RULE | {"weight": 1, "tool_calls": None}, ASK | {"name": "x", "tool_calls": []}]
+    assert read_turns(noisy, "it", "user") == [RULE, ASK]
+
+
+@pytest.mark.parametrize(
+    ("found", "last", "complaint"),
+    [
+        ("  ", "user", "row 7 has no messages; give a text"),
+        ([], "user", "row 7 has no messages"),
+        (3, "user", "row 7 has no messages"),
+        (["w1"], "user", "row 7, message 1, is no message; give an object"),
+        ([{"role": "human", "content": "w1"}], "user", "the role 'human'; give one of system"),
+        ([{"from": "user", "value": "w1"}], "user", "message 1, has the role None"),
+        ([ASK, {"role": "tool", "content": "w1"}], "user", "message 2, has the role 'tool'"),
+        ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, has tool_calls, and tools"),
+        ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "function_call"),
+        ([ASK | {"content": " \n"}], "user", "message 1, has an empty content"),
+        (
+            [ASK | {"content": [{"type": "text", "text": "w1"}]}],
+            "user",
+            "no text; give texts alone",
+        ),
+        ([ASK, RULE], "user", "a system message behind the first; put it first"),
+        ([ASK, SAY], "user", "ends with a turn of 'assistant', and it takes one of 'user'"),
+        ([RULE, ASK], "assistant", "ends with a turn of 'user', and it takes one of 'assistant'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_row_and_remedy(found, last, complaint):
+    with pytest.raises(LoadError, match=complaint) as refused:
+        read_turns(found, "row 7", last)
+    assert str(refused.value).startswith("row 7") and "\n" not in str(refused.value)
+
+
+def test_a_system_message_of_its_own_stays_alone():
+    assert with_system([ASK], "w8") == [{"role": "system", "content": "w8"}, ASK]
+    assert with_system([RULE, ASK], "w8") == [RULE, ASK]
+    assert with_system([ASK], None) == [ASK]
+
+
+def test_no_template_and_a_template_that_refuses_are_said_in_one_sentence():
+    with pytest.raises(LoadError, match="chat=True, but the tokenizer of .* has no chat template"):
+        render_chat(chat_tokenizer(None), [ASK], "row 7")
+    with pytest.raises(LoadError, match=r"row 7 does not fit the chat template \(late system\)"):
+        render_chat(chat_tokenizer(), [ASK, RULE], "row 7")
+    with pytest.raises(LoadError, match="row 7 does not fit the chat template"):
+        render_chat(chat_tokenizer("{% for %}"), [ASK], "row 7")

@@ -1,0 +1,221 @@
+"""Runs in a chat: prompts as the template writes them, rewards of the response, own turns."""
+
+import dataclasses
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.functional import response_mask
+from rlhf_lab.rewards import ResponseReward, TurnReward, Written, read_reward
+from rlhf_lab.training import RLHFTrainer
+from tests.tiny_models import tiny_chat
+
+ASK = {"role": "user", "content": "w1 w2"}
+MORE = [ASK, {"role": "assistant", "content": "w3"}, {"role": "user", "content": "w4"}]
+RULED = [{"role": "system", "content": "w7"}, ASK]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_chat(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture
+def args(base):
+    def make(**changes):
+        settings = dict(preset="reel", base_model=str(base), reward_fn="zero", chat=True)
+        settings |= dict(gen_len=8, batch_size=8, num_minibatches=2, total_phases=1, device="cpu")
+        return RLHFArgs(**(settings | {"stop_at_eos": False, "normalize_reward": False} | changes))
+
+    return make
+
+
+def of_transformers(trainer, turns):
+    return trainer.tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The same three conversations as JSONL, parquet and a dataset's files."""
+    rows = [{"ask": turns} for turns in ([ASK], MORE, RULED)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "set").mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "set" / "train.parquet")
+    return {kind: str(tmp_path / f"a.{kind}") for kind in ("jsonl", "parquet")} | {
+        "hub": f"hub:{tmp_path / 'set'}"
+    }
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
+def test_messages_of_a_file_are_prompts_with_the_ids_of_transformers(args, stored, kind):
+    if kind == "hub":
+        pytest.importorskip("datasets")
+    trainer = RLHFTrainer(args(prompts=stored[kind], prompts_column="ask", system_prompt="w8"))
+    rule = {"role": "system", "content": "w8"}
+    turns = [[rule, ASK], [rule, *MORE], RULED]
+    assert trainer.prompts.tokens == [of_transformers(trainer, each) for each in turns]
+    assert trainer.prompts.turns == turns
+
+
+def test_plain_prompts_and_the_prefix_are_a_users_turn(args, tmp_path):
+    (tmp_path / "p.txt").write_text("w1 w2 w3\n")
+    for given, words in (({"prefix": "w1 w2"}, None), ({"prompts": str(tmp_path / "p.txt")}, 2)):
+        trainer = RLHFTrainer(args(prompt_words=words, **given))
+        assert trainer.prompts.tokens == [of_transformers(trainer, [ASK])]
+
+
+def test_conversations_are_handed_in_as_texts_or_messages(args):
+    trainer = RLHFTrainer(args(system_prompt="w7"), prompts=["w1 w2", MORE])
+    rule = RULED[:1]
+    assert trainer.prompts.tokens == [of_transformers(trainer, rule + t) for t in ([ASK], MORE)]
+    with pytest.raises(LoadError, match="prompt 2 has no messages"):
+        RLHFTrainer(args(), prompts=["w1", 3])
+    with pytest.raises(ConfigError, match="must be a list of prompts"):
+        RLHFTrainer(args(), prompts="w1")
+    with pytest.raises(ConfigError, match="holds no prompt"):
+        RLHFTrainer(args(), prompts=[])
+
+
+def test_responses_end_with_the_turn_and_rewards_read_them_alone(args):
+    """Among 29 tokens at random one in 29 ends a turn, and each of the others is read."""
+    heard = {}
+
+    def count_words(texts):
+        heard["texts"] = texts
+        return torch.tensor([float(len(text.split())) for text in texts])
+
+    def of_turns(conversations):
+        heard["turns"] = conversations
+        return torch.ones(len(conversations))
+
+    def apart(prompts, responses):
+        heard["asked"], heard["responses"] = prompts, responses
+        return torch.zeros(len(prompts))
+
+    rewards = [count_words, TurnReward(of_turns), ResponseReward(apart)]
+    settings = args(batch_size=64, gen_len=20)
+    trainer = RLHFTrainer(settings, prompts=[[ASK], MORE], reward_fn=rewards)
+    rollout = trainer.rollout_phase()
+    samples, read = rollout.samples, heard["texts"]
+    tokenizer, prefix_len = trainer.tokenizer, samples.prefix_len
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    written = samples.tokens[:, prefix_len:]
+    assert torch.equal(samples.mask, response_mask(written, [end]))
+    ended = ((written == end) & samples.mask).any(1)
+    assert 0 < ended.sum() < 64
+    special = set(tokenizer.all_special_ids)
+    assert heard["responses"] == read
+    rows = zip(written, samples.mask, samples.prompts(), strict=True)
+    for i, (row, mask, prompt) in enumerate(rows):
+        words = tokenizer.convert_ids_to_tokens([t for t in row[mask].tolist() if t not in special])
+        assert read[i] == " ".join(words)
+        turns = {tuple(of_transformers(trainer, t)): t for t in ([ASK], MORE)}[tuple(prompt)]
+        assert heard["turns"][i] == [*turns, {"role": "assistant", "content": read[i]}]
+        assert heard["asked"][i] == turns[-1]["content"]
+    paid = torch.tensor([len(text.split()) + 1.0 for text in read])
+    assert torch.equal(rollout.raw_rewards, paid)
+    assert rollout.texts == samples.texts(tokenizer)
+    assert all(text.startswith("user w1 w2 w0") for text in rollout.texts)
+
+
+def test_an_end_that_is_no_special_token_is_no_part_of_the_answer(args):
+    heard = []
+
+    def listen(texts):
+        heard.append(texts)
+        return torch.zeros(len(texts))
+
+    settings = args(stop_tokens="w5", batch_size=64, gen_len=20)
+    trainer = RLHFTrainer(settings, reward_fn=listen)
+    samples = trainer.rollout_phase().samples
+    five = trainer.tokenizer.convert_tokens_to_ids("w5")
+    assert (samples.tokens[:, samples.prefix_len :] == five).any()
+    assert not any("w5" in text.split() for text in heard[-1])
+
+
+def test_without_a_chat_a_text_holds_prompt_and_response_as_turns(args):
+    heard = []
+
+    def of_turns(conversations):
+        heard.append(conversations)
+        return torch.zeros(len(conversations))
+
+    settings = args(chat=False, prefix="w1 w2")
+    trainer = RLHFTrainer(settings, reward_fn=TurnReward(of_turns))
+    texts = trainer.rollout_phase().texts
+    for text, turns in zip(texts, heard[-1], strict=True):
+        answer = text.removeprefix("w1 w2").strip()
+        assert text.startswith("w1 w2 ") and answer
+        assert turns == [ASK, {"role": "assistant", "content": answer}]
+
+
+def test_texts_alone_are_no_conversation():
+    for read in (TurnReward(len), lambda texts: read_reward(TurnReward(len), Written(texts))):
+        with pytest.raises(ConfigError, match="reads prompt and response, and there are texts"):
+            read(["w1"])
+
+
+def test_labels_are_answers_too(args, tmp_path):
+    rows = [{"prompt": [ASK], "good": "w5 w5"}, {"prompt": MORE, "good": "w5"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(prompts=str(tmp_path / "p.jsonl"), labels_column="good")
+    turns = []
+
+    def count(conversations):
+        turns.extend(conversations)
+        return torch.tensor([float(each[-1]["content"].count("w5")) for each in conversations])
+
+    trainer = RLHFTrainer(args(**settings), reward_fn=TurnReward(count))
+    assert list(trainer.rewards.label_rewards.values()) == [2.0, 1.0]
+    assert turns[-2:] == [
+        [ASK, {"role": "assistant", "content": "w5 w5"}],
+        [*MORE, {"role": "assistant", "content": "w5"}],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "complaint"),
+    [
+        ({"prompt": [ASK]}, {"chat": False}, "line 2 has a list under 'prompt'.*set chat=True"),
+        ({"prompt": [ASK]}, {"prompt_words": 3}, "line 2 has messages; prompt_words=3 is for"),
+        ({"prompt": MORE[:2]}, {}, "line 2 ends with a turn of 'assistant'"),
+        ({"prompt": [{"role": "tool", "content": "w1"}]}, {}, "line 2, message 1, has the role"),
+        ({"other": "w1"}, {}, "line 2 has no text under 'prompt', only 'other'"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_refused_with_its_line(args, tmp_path, row, changes, complaint):
+    lines = [{"prompt": "w1"}, row]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LoadError, match=complaint):
+        RLHFTrainer(args(prompts=str(tmp_path / "p.jsonl"), **changes))
+
+
+def test_a_model_without_a_template_is_refused(tmp_path, args):
+    bare = tiny_chat(tmp_path / "bare", template=None)
+    with pytest.raises(LoadError, match="no chat template; take a model tuned for chats"):
+        RLHFTrainer(args(base_model=str(bare)))
+
+
+def test_a_system_prompt_without_a_chat_is_refused(args):
+    with pytest.raises(ConfigError, match="system_prompt='w1' is a message of a chat"):
+        dataclasses.replace(args(), chat=False, system_prompt="w1")
+
+
+@pytest.mark.slow
+def test_a_run_in_a_chat_goes_on_after_a_break(args, tmp_path, stored):
+    settings = args(prompts=stored["jsonl"], prompts_column="ask", total_phases=2)
+    whole = RLHFTrainer(settings, out=tmp_path / "whole")
+    whole.train()
+    broken = RLHFTrainer(settings, out=tmp_path / "broken")
+    next(iter(broken))
+    broken.finish()
+    resumed = RLHFTrainer.resume(tmp_path / "broken")
+    resumed.train()
+    pairs = zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
