@@ -19,6 +19,7 @@ from beartype.door import is_bearable
 from rlhf_lab.__main__ import parse
 from rlhf_lab.compat import trl_stats
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.transformer_lens import FAMILIES
 from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
 from tests.pages import DOCS, ROOT, page, quoted, resolve, rows
 from tools.reel.__main__ import main as reel
@@ -261,6 +262,18 @@ def test_the_page_of_settings_is_what_its_script_makes_of_the_fields():
     assert page("settings") == made, "run: python docs/make_settings.py"
     named = [quoted(row[0])[0] for row in rows(made, 5)]
     assert named == [field.name for field in dataclasses.fields(RLHFArgs)]
+
+
+@pytest.mark.slow
+def test_the_page_of_models_is_what_its_script_makes_of_the_tables():
+    """But for the measured figures, which are rounding, and below what the tests allow."""
+    made = runpy.run_path(str(DOCS / "make_models.py"))
+    nothing = dict.fromkeys(FAMILIES, made["Figures"](0.0, 0.0))
+    figure = re.compile(r"\d\.\de[+-]\d\d")
+    found = page("models")
+    assert figure.sub("", found) == figure.sub("", made["page"](nothing)), "run: docs.make_models"
+    figures = [float(x) for x in figure.findall(found)]
+    assert len(figures) == 2 * len(FAMILIES) and all(0 < x < 1e-4 for x in figures)
 
 
 METRICS = {
