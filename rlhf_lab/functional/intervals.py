@@ -209,6 +209,8 @@ def _mean_of_rows(
     real = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     values = values.masked_fill(~real, 0.0)
     if values.isnan().any():
-        raise ValueError("values hold nan where the mask is True; mask it, or mend it.")
+        raise ValueError(
+            "values hold nan where the mask is True; mask those entries, or correct them."
+        )
     sums, counts = values.reshape(len(values), -1).sum(1), real.reshape(len(values), -1).sum(1)
     return lambda drawn: sums[drawn].sum() / counts[drawn].sum()
