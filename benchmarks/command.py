@@ -21,7 +21,7 @@ from benchmarks.contestants import OTHERS, short_hash
 from benchmarks.estimate import estimated_seconds, memory_warning, spoken
 from benchmarks.harness import Answer
 from benchmarks.options import Bench
-from benchmarks.page import page
+from benchmarks.page import aims_page, page
 from benchmarks.records import Record, put_record, read_records, write_whole
 from benchmarks.sheets import sheets
 from benchmarks.work import Work, write_model
@@ -132,7 +132,7 @@ def command_line(options: Bench) -> str:
     words = ["python -m benchmarks"]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value == field.default or field.name in ("out", "peers", "write_docs", "docs"):
+        if value == field.default or field.name in ("out", "peers", "write_docs", "docs", "aims"):
             continue
         words.append(f"--{field.name.replace('_', '-')}")
         if not isinstance(value, bool):
@@ -151,14 +151,15 @@ def _is_same_measurement(result: Record, other: Record) -> bool:
 
 
 def write_page(options: Bench) -> int:
-    """Write the page of figures from stored results."""
+    """Write the page of figures, and that of the aims, from stored results."""
     results, sources = [], []
     for path in options.write_docs:
         there = read_records(path, KEYS)
         results += there
         sources += [_link(path, options.docs)] * len(there)
     write_whole(options.docs, page(results, sources))
-    print_line(f"written to {options.docs}")
+    write_whole(options.aims, aims_page(results))
+    print_line(f"written to {options.docs} and {options.aims}")
     return 0
 
 

@@ -47,6 +47,8 @@ class Bench:
     """Measure nothing: write the page `docs` from these stored results."""
     docs: Path = Path("docs/performance.md")
     """The page that write_docs writes."""
+    aims: Path = Path("benchmarks/README.md")
+    """The developers' page that write_docs writes besides."""
 
     @property
     def contestants(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The performance page (docs/performance.md), generated from stored results alone."""
+"""The pages of performance and of its aims, generated from stored results alone."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,12 +12,7 @@ from benchmarks.summary import rows, size_exponent
 from benchmarks.work import Work
 
 TEMPLATE = Path(__file__).with_name("performance.template.md")
-
-
-AIMS = (
-    'What this package\'s developers aim for. A "no" is work that is left to them; it says nothing '
-    "about a run.\n"
-)
+AIMS = Path(__file__).with_name("aims.template.md")
 
 
 def page(results: Sequence[Record], sources: Sequence[str]) -> str:
@@ -28,11 +23,15 @@ def page(results: Sequence[Record], sources: Sequence[str]) -> str:
     """
     parts = ["## At a glance\n", _overview(results).markdown()]
     parts += [sheet.markdown() for sheet in _sizes(results)]
-    parts += ["## Aims\n", AIMS, bounds_sheet(results).markdown()]
     for result, source in zip(results, sources, strict=True):
         parts += [f"## {label(result)}\n", _circumstances(result, source)]
         parts += [sheet.markdown() for sheet in sheets(result)]
     return TEMPLATE.read_text(encoding="utf-8").replace("<<figures>>", "\n".join(parts))
+
+
+def aims_page(results: Sequence[Record]) -> str:
+    """What the developers aim for as Markdown, beside what was measured."""
+    return AIMS.read_text(encoding="utf-8").replace("<<figures>>", bounds_sheet(results).markdown())
 
 
 def label(result: Record) -> str:

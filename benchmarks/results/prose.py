@@ -4,7 +4,7 @@ INTRODUCTION = """\
 # What the methods reach
 
 Written by `python -m benchmarks.results` from the records in
-[benchmarks/results](../benchmarks/results), one .jsonl file per part; no figure in a table is typed
+`benchmarks/results/`, one .jsonl file per part; no figure in a table is typed
 by hand. The command makes the runs that are not there yet, tells how long they will take, and goes
 on where it was stopped; `--only methods`, `--only loophole`, `--only learned` make one part,
 `--page` writes the page again. A run whose settings or bundled weights have changed is made anew.

@@ -70,10 +70,12 @@ def test_a_kill_loses_only_the_kind_that_was_being_measured(tmp_path, warm_pytho
 
 def test_the_page_is_written_from_what_was_stored(measured):
     stored, page = measured[1] / "nano.jsonl", measured[1] / "performance.md"
-    assert main(["--write-docs", str(stored), "--docs", str(page)]) == 0
+    aims = page.with_name("aims.md")
+    assert main(["--write-docs", str(stored), "--docs", str(page), "--aims", str(aims)]) == 0
     text = page.read_text()
     assert "## nano, cpu, fp32" in text
     assert "[nano.jsonl](nano.jsonl)" in text
+    assert "| nano, fp32: seconds of --help | at most 1 | not measured |" in aims.read_text()
 
 
 MISTAKES = {

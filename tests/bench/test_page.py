@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.command import command_line
 from benchmarks.estimate import estimated_seconds, spoken
 from benchmarks.options import Bench
-from benchmarks.page import page
+from benchmarks.page import aims_page, page
 from benchmarks.records import read_records
 from benchmarks.sheets import sheets
 from benchmarks.work import Work
@@ -111,6 +111,16 @@ def test_the_page_in_the_repository_comes_from_the_records_in_the_repository():
     assert (ROOT / "docs" / "../benchmarks/results/speed.jsonl").is_file()
     stored = (ROOT / "docs/performance.md").read_bytes()
     assert page(results, [link] * len(results)).encode() == stored
+    assert aims_page(results).encode() == (ROOT / "benchmarks/README.md").read_bytes()
+
+
+def test_the_page_for_readers_has_no_aims_and_the_one_for_developers_has():
+    plain = stored("tiny", 2.0)
+    text = page([plain], ["[speed.jsonl](speed.jsonl)"])
+    assert "Aims" not in text and "| met |" not in text
+    # 3 times as long as this package, where 2.2 is aimed for.
+    row = "| tiny, fp32: times faster than naive | at least 2.2 | 3.00 | yes |"
+    assert row in aims_page([plain])
 
 
 def test_growth_with_size_is_shown_for_results_that_differ_in_shape_only(full):
