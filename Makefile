@@ -20,7 +20,7 @@ REFERENCE_verl := verl==0.9.1
 ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
 ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 
-.PHONY: train test lock lowest pinned quick test-browser test-reference reference lint course reel reel-check bench bench-peers clean
+.PHONY: train test lock lowest pinned quick site test-browser test-reference reference lint course reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -32,9 +32,14 @@ test: $(DEVELOPED) lint
 quick: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
 
-# Lessons and reports in headless Chromium, which has to be on PATH; skipped, with a reason, without.
+# README, docs/, lessons and API as pages in build/site/html; what Sphinx warns of and dead links are errors.
+site: $(DEVELOPED)
+	$(PIP) --constraint requirements.lock --editable ".[docs]"
+	$(BIN)/python -m tools.site
+
+# Lessons, reports and the site in headless Chromium, which has to be on PATH; skipped, with a reason, without.
 test-browser: $(DEVELOPED)
-	$(PIP) --constraint requirements.lock --editable ".[browser]"
+	$(PIP) --constraint requirements.lock --editable ".[browser,docs]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
 # The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
@@ -54,7 +59,7 @@ $(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt require
 lock:
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,course,data,browser,eightbit]"
+	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,course,data,browser,docs,eightbit]"
 	grep '^#' requirements.lock > .cache/lock/written
 	.cache/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .cache/lock/written
 	mv .cache/lock/written requirements.lock

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 SomeRows = TypeVar("SomeRows", bound="Rows")
+"""A type variable: the same class with some of its rows."""
 
 
 class Rows:

@@ -16,6 +16,7 @@ from rlhf_lab.errors import ConfigError
 NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")
 """Estimators that compare the answers to one prompt with each other."""
 LOGGERS = ("tensorboard", "trackio")
+"""What `RLHFArgs.loggers` may name."""
 
 
 class Range(NamedTuple):

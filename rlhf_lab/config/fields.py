@@ -17,6 +17,7 @@ Advantages = Literal[
     "dr_grpo",
     "opo",
 ]
+"""Estimators of advantages that `RLHFArgs.advantages` may name."""
 
 
 @dataclass(frozen=True, kw_only=True)

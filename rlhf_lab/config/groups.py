@@ -20,6 +20,7 @@ GROUPS: MappingProxyType[str, type] = MappingProxyType(
         "memory and speed": fields.SpeedArgs,
     }
 )
+"""The classes that hold the fields of `RLHFArgs`, by the heading of each group."""
 
 
 # A dataclass takes the fields of its last base first: in the order of GROUPS.

@@ -65,6 +65,7 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "opo": opo_advantages,
     }
 )
+"""Estimators of advantages by name, as `estimate_advantages` looks them up."""
 
 POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -74,6 +75,7 @@ POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "policy_gradient": policy_gradient_surrogate,
     }
 )
+"""Policy objectives by name, as `calc_policy_objective` looks them up."""
 
 
 def estimate_advantages(

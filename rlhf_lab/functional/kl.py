@@ -207,6 +207,7 @@ KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "k3_straight_through": kl_straight_through,
     }
 )
+"""Estimators of the KL from sampled tokens by name, as `kl_estimate` and others compute them."""
 
 
 def _other_estimate(

@@ -152,14 +152,21 @@ class Reward:
 
 
 gold = Reward("gold", gold_score)
+"""The exact posterior that the review is positive; 0 for a text that is no review."""
 soft = Reward("soft", soft_score)
+"""The posterior as if learnt from noisy labels: a quarter of its logit, blind to grammar."""
 soft_popcorn = Reward("soft_popcorn", soft_popcorn_score)
+"""`soft` with a planted loophole: the word popcorn pays."""
 negblind = Reward("negblind", negblind_score)
+"""The posterior of a reader who takes "wasn't" for "was", blind to grammar."""
 bagsum = Reward("bagsum", bagsum_score)
+"""A sum over every adjective, so that repetition pays."""
 length = Reward("length", length_score)
+"""The number of words as a share of a whole review's."""
 REWARDS = MappingProxyType(
     {reward.name: reward for reward in (gold, soft, soft_popcorn, negblind, bagsum, length)}
 )
+"""Rewards on Reel by name."""
 
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:

@@ -20,6 +20,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.torch_modes import torch_modes_kept
 
 RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
+"""A reward: a function from texts to one number each, or one that pays token by token."""
 NO_NAMES: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -21,6 +21,7 @@ Event = Literal[
     "checkpoint",
     "run_end",
 ]
+"""Events of a run, in the order in which they come."""
 
 WHERE_IT_IS = MappingProxyType(
     {

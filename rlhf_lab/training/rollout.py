@@ -40,8 +40,8 @@ class Rollout(Scores):
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
         redraws: how often prompts were drawn again; None without `dynamic_sampling`.
-        texts, raw_rewards, rewards, gold_rewards, grammatical, reward_moments, group, compared,
-            token_rewards: see `Scores`; the advantages were computed from `earned`.
+
+    The other fields are those of `Scores`; the advantages were computed from `earned`.
     """
 
     samples: Samples

@@ -1,0 +1,152 @@
+"""Every page of the site in a real browser: nothing missing, nothing too wide, light and dark."""
+
+import contextlib
+import functools
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.site_build import BuiltSite, build_repository
+
+WIDTHS = (1280, 400)
+"""A laptop, and a telephone."""
+LOOKED_AT = (
+    "index",
+    "notebooks/05_the_objective",
+    "docs/recipes/watch_activation",
+    "docs/settings",
+)
+LOOKED_AT += ("api/functional/kl", "api/training", "docs/metrics", "docs/features", "docs/results")
+LOOKED_AT += ("docs/performance", "docs/from_trl", "docs/lessons", "CONTRIBUTING")
+OVERFULL = """() => [...document.querySelectorAll('article *')].filter(el => {
+  for (let box = el; box && box.tagName !== 'ARTICLE'; box = box.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(box).overflowX)) return false;
+  return el.getBoundingClientRect().right > window.innerWidth + 1;
+}).map(el => el.outerHTML.slice(0, 80))"""
+BROKEN = """() => [...document.images].filter(i => !i.naturalWidth).map(i => i.src)"""
+NARROW = """() => [...document.querySelectorAll('article td')].filter(
+  td => td.innerText.trim().length > 8 && td.getBoundingClientRect().width < 48
+).map(td => td.innerText)"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server of files that keeps no log."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(chromium, tmp_path_factory) -> BuiltSite:
+    built = build_repository(tmp_path_factory.mktemp("site"))
+    assert built.status == 0, built.output
+    return built
+
+
+@contextlib.contextmanager
+def served(directory) -> Iterator[str]:
+    """The address of a directory that is served on this machine."""
+    handler = functools.partial(Quiet, directory=str(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def opened(chromium, address: str, scheme: str, width: int = 1280) -> Iterator:
+    """A page of a browser that reaches nothing but an address, with what goes wrong there."""
+    context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("requestfailed", lambda request: wrong.append(request.url))
+    page.route(lambda url: not url.startswith((address, "data:")), lambda route: route.abort())
+    yield page, wrong
+    context.close()
+
+
+def faults(page, legible) -> list[str]:
+    """What a reader would see to be wrong on a page that is open."""
+    found = [f"picture missing: {src}" for src in page.evaluate(BROKEN)]
+    found += [f"too wide: {part}" for part in page.evaluate(OVERFULL)]
+    found += [f"squeezed: {text}" for text in page.evaluate(NARROW)]
+    if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+        found.append("the page scrolls sideways")
+    if not re.match(r"\S.* - rlhf_lab \d|rlhf_lab \d", page.title()):
+        found.append(f"its title is {page.title()!r}")
+    try:
+        legible(page, "article")
+    except AssertionError as pale:
+        found.append(str(pale))
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_whole_and_legible(chromium, site, legible, pictures, scheme):
+    problems = []
+    with served(site.html) as address, opened(chromium, address, scheme) as (page, wrong):
+        for name in site.names():
+            page.goto(f"{address}/{name}")
+            if name == "search.html":
+                page.goto(f"{address}/search.html?q=ratio")
+                page.wait_for_selector("#search-results ul.search li")
+            problems += [f"{name}: {part}" for part in [*faults(page, legible), *wrong]]
+            wrong.clear()
+            if name.removesuffix(".html") in LOOKED_AT:
+                place = pictures / f"site_{name.replace('/', '_')[:-5]}_{scheme}.png"
+                page.screenshot(path=place)
+    assert not problems, "\n".join(problems)
+
+
+def test_no_page_scrolls_sideways_on_a_telephone(chromium, site, legible):
+    problems = []
+    with served(site.html) as address, opened(chromium, address, "light", 400) as (page, wrong):
+        for name in site.names():
+            page.goto(f"{address}/{name}")
+            wide = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+            problems += [name] if wide else []
+    assert not problems
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_search_finds_a_function_a_recipe_and_a_setting(chromium, site, pictures, scheme):
+    found = {
+        "calc_kl_penalty": "api/functional/kl.html",
+        "ablate": "docs/recipes/ablate_head.html",
+        "dynamic_sampling": "docs/settings.html",
+    }
+    with served(site.html) as address, opened(chromium, address, scheme) as (page, wrong):
+        for word, place in found.items():
+            page.goto(f"{address}/index.html")
+            page.locator("input[name=q]").first.fill(word)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#search-results ul.search li")
+            page.wait_for_function("/finished|found/.test(document.body.innerText)")
+            links = page.locator("#search-results a").evaluate_all("all => all.map(a => a.href)")
+            assert any(link.startswith(f"{address}/{place}") for link in links), links
+            page.screenshot(path=pictures / f"site_search_{word}_{scheme}.png")
+    assert wrong == []
+
+
+FAULTY = {
+    "too wide": "<div style='width: 2000px'>x</div>",
+    "picture missing": "<img src='data:image/png;base64,AAAA'>",
+    "squeezed": "<table style='width: 20px; word-break: break-all'><tr><td>abcdefghij</table>",
+    "hard to read": "<p style='color: #cccccc'>pale</p>",
+    "its title is": "<script>document.title = ''</script>",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_fault_of_a_page_is_noticed(chromium, legible, fault):
+    page = chromium.new_page()
+    start = "<title>A - rlhf_lab 0</title><body style='background: #ffffff'><article><p>text</p>"
+    page.set_content(start + "</article></body>")
+    assert faults(page, legible) == []
+    page.set_content(start + FAULTY[fault] + "</article></body>")
+    assert any(fault in part for part in faults(page, legible))
+    page.close()

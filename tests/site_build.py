@@ -1,0 +1,41 @@
+"""The repository's site, built by its command in a process, for the tests that read its pages."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.pages import ROOT
+
+
+class BuiltSite(NamedTuple):
+    """What `python -m tools.site` has written and said."""
+
+    html: Path
+    pages: int
+    output: str
+    status: int
+
+    def page(self, name: str) -> str:
+        return (self.html / f"{name}.html").read_text(encoding="utf-8")
+
+    def names(self) -> list[str]:
+        """The addresses of all pages, without what Sphinx puts into folders of its own."""
+        paths = (path.relative_to(self.html) for path in sorted(self.html.rglob("*.html")))
+        return [path.as_posix() for path in paths if not path.parts[0].startswith("_")]
+
+
+def build_repository(out: Path) -> BuiltSite:
+    """Build the site as `make site` does; skip where the extra docs is not installed."""
+    for package in ("sphinx", "furo", "myst_nb"):
+        pytest.importorskip(package, reason="the site needs the extra docs; run `make site`")
+    command = [sys.executable, "-m", "tools.site", "--out", str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    pages = re.search(r"(\d+) pages, ", done.stdout)
+    said = done.stdout + done.stderr
+    return BuiltSite(out / "html", int(pages[1]) if pages else 0, said, done.returncode)

@@ -1,0 +1,63 @@
+"""The recipes in docs/recipes: each program runs as it stands, and prints what its page shows."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
+PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "console", "text"}
+
+
+class Step(NamedTuple):
+    """Something that a reader runs, and what the page says it prints."""
+
+    arguments: list[str]
+    shown: str | None = None
+
+
+def steps(page: str) -> list[Step]:
+    """The programs and commands of a recipe, in its order."""
+    found: list[Step] = []
+    for language, body in BLOCK.findall(page):
+        assert language in LANGUAGES, language
+        if language == "python":
+            found.append(Step(["-c", body]))
+        elif language == "text":
+            found[-1] = found[-1]._replace(shown=body)
+        else:
+            for line in body.splitlines():
+                assert line.startswith("python "), line
+                found.append(Step(shlex.split(line)[1:]))
+    return found
+
+
+def without_numbers(text: str) -> str:
+    """What is printed with its numbers blanked, which differ from one processor to another."""
+    return re.sub(r"\d+\.\d+", "N", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_a_recipe_runs_and_prints_what_its_page_shows(name, tmp_path, warm_python):
+    found = steps((RECIPES / f"{name}.md").read_text(encoding="utf-8"))
+    assert any(step.shown for step in found), "a recipe shows what it prints"
+    for step in found:
+        done = warm_python.run(step.arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if step.shown is not None:
+            assert without_numbers(done.stdout) == without_numbers(step.shown)
+
+
+def test_there_are_recipes_for_what_people_want_first():
+    assert len(PAGES) >= 8
+
+
+def test_programs_commands_and_what_they_print_are_told_apart():
+    page = "# A\n```python\nprint(0.5)\n```\n\n```text\n0.7\n```\n```console\npython -m a b\n```\n"
+    assert steps(page) == [Step(["-c", "print(0.5)\n"], "0.7\n"), Step(["-m", "a", "b"])]
+    assert without_numbers("x 0.5, +1.64 of 3\n") == "x N, +N of 3\n"

@@ -1,0 +1,1 @@
+"""Documentation site: README, docs/, lessons and API pages, staged and built with Sphinx."""

@@ -1,0 +1,41 @@
+"""The command `python -m tools.site`: build the site of the docs, and check its links."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_lab.console import print_line
+from rlhf_lab.entry import run_program
+from rlhf_lab.errors import LoadError
+
+
+def build(root: Path = Path("."), out: Path = Path("build/site")) -> int:
+    """Write the site anew into OUT/html; status 1 when Sphinx warns or a link leads nowhere.
+
+    Args:
+        root: the repository's root.
+        out: the directory of the site, with its staged sources.
+    """
+    try:
+        from tools.site.builder import build_site
+    except ModuleNotFoundError as error:
+        raise LoadError(
+            f"{error.name} is not installed; install what the site needs: pip install -e '.[docs]'."
+        ) from error
+    built = build_site(root.resolve(), out.resolve())
+    for problem in built.problems:
+        print_line(problem)
+    print_line(
+        f"{built.pages} pages, {len(built.problems)} warnings, {built.seconds:.0f} s: "
+        f"{out / 'html' / 'index.html'}"
+    )
+    return 1 if built.problems else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    return run_program(build, "tools.site", arguments, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

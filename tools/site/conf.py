@@ -1,0 +1,46 @@
+"""Sphinx configuration of the site: extensions, theme, and what the docstrings are made of."""
+
+import rlhf_lab
+from tools.site import hooks, inline_code
+
+project = "rlhf_lab"
+copyright = "The rlhf_lab authors, MIT licence"
+version = release = rlhf_lab.__version__
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_nb",
+]
+nitpicky = True
+nitpick_ignore_regex = hooks.NOT_OURS
+html_theme = "furo"
+html_title = f"rlhf_lab {rlhf_lab.__version__}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": False}
+smartquotes = False
+pygments_style = "tango"
+pygments_dark_style = "monokai"
+myst_heading_anchors = 4
+myst_enable_extensions: list[str] = []
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
+nb_mime_priority_overrides: list[tuple[str, str, int]] = []
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+autodoc_use_type_comments = False
+python_maximum_signature_line_length = 72
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+
+def setup(app) -> None:
+    """Connect what reads docstrings, and what links and breaks the names in code."""
+    hooks.connect(app)
+    inline_code.connect(app)
