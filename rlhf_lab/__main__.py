@@ -16,7 +16,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlhf_lab import commands, model_commands, tuning_commands
+from rlhf_lab import best_of_n_command, commands, model_commands, tuning_commands
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.config.args import settings_of
 from rlhf_lab.entry import guarded, read_call
@@ -44,6 +44,7 @@ COMMANDS = MappingProxyType(
         "dpo": tuning_commands.dpo,
         "kto": tuning_commands.kto,
         "orpo": tuning_commands.orpo,
+        "best-of-n": best_of_n_command.best_of_n_command,
         "export": model_commands.export,
         "report": commands.report,
         "doctor": commands.doctor,

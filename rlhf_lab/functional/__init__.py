@@ -3,6 +3,7 @@
 from rlhf_lab.functional.advantages import *
 from rlhf_lab.functional.aggregation import *
 from rlhf_lab.functional.baselines import *
+from rlhf_lab.functional.best_of_n import *
 from rlhf_lab.functional.by_name import *
 from rlhf_lab.functional.choices import *
 from rlhf_lab.functional.diagnostics import *

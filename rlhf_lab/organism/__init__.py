@@ -2,7 +2,9 @@
 
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.exact import (
+    BestOfNPoint,
     FrontierPoint,
+    best_of_n,
     frontier,
     optimal_policy,
     state_values,
@@ -30,6 +32,7 @@ __all__ = [
     "REWARDS",
     "VOCABULARY",
     "WORD_IDS",
+    "BestOfNPoint",
     "Features",
     "FrontierPoint",
     "Grammar",
@@ -37,6 +40,7 @@ __all__ = [
     "GraphPolicy",
     "Reward",
     "bagsum",
+    "best_of_n",
     "build_graph",
     "decode",
     "frontier",

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.functional.best_of_n import best_of_n_distribution
 from rlhf_lab.organism.graph import GraphPolicy
 from rlhf_lab.organism.rewards import Reward, gold
 
@@ -61,6 +62,35 @@ def frontier(reference: GraphPolicy, proxy: Reward, betas: Iterable[float]) -> l
         best, kl = tilted(chances, figures[0], beta)
         proxy_mean, gold_mean, popcorn = (float(best @ figure) for figure in figures)
         points.append(FrontierPoint(beta, proxy_mean, gold_mean, kl, popcorn))
+    return points
+
+
+class BestOfNPoint(NamedTuple):
+    """The exact best of n reviews: its expected rewards, and its KL in nats per sequence."""
+
+    n: int
+    proxy: float
+    gold: float
+    kl_per_sequence: float
+
+
+def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> list[BestOfNPoint]:
+    """Give what the best of n reviews of a policy earns, exactly, where a proxy chooses it.
+
+    Reviews that end in one state earn the same, so that the distribution over the final states
+    has the rewards and the KL of that over reviews.
+
+    Raises ValueError for an n below 1.
+    """
+    features, chances = reference.graph.final_features(), torch.tensor(reference.occupancy()[-1])
+    scores, golds = (torch.tensor(reward.score(features)) for reward in (proxy, gold))
+    points = []
+    for n in numbers:
+        best = best_of_n_distribution(chances, scores, n)
+        kl = (torch.special.xlogy(best, best) - torch.special.xlogy(best, chances)).sum()
+        points.append(
+            BestOfNPoint(n, float(best @ scores), float(best @ golds), max(0.0, float(kl)))
+        )
     return points
 
 

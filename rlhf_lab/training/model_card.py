@@ -145,6 +145,7 @@ def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str])
     """
     how = {
         "sft": f"supervised fine-tuning on texts from `{notes.get('texts')}`",
+        "best_of_n": f"rejection sampling: fine-tuning on the best of {notes.get('n')} answers",
         "dpo": f"direct preference optimization on pairs from `{notes.get('pairs')}`",
         "orpo": f"odds ratio preference optimization on pairs from `{notes.get('pairs')}`",
         "kto": f"Kahneman-Tversky optimization on judged texts from `{notes.get('examples')}`",

@@ -6,7 +6,15 @@ import numpy as np
 import torch
 
 Stream = Literal[
-    "sampling", "minibatches", "evaluation", "prompts", "lengths", "generate", "redraws", "rounding"
+    "sampling",
+    "minibatches",
+    "evaluation",
+    "prompts",
+    "lengths",
+    "generate",
+    "redraws",
+    "rounding",
+    "best_of_n",
 ]
 STREAMS = get_args(Stream)
 

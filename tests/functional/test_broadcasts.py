@@ -36,6 +36,7 @@ SETTINGS = {
     "center_coef": 0.1,
     "reference_point": 0.5,
     "odds_weight": 0.1,
+    "n": 2,
 }
 """Of parameters that hold no tensor, and do not do without one or would be left out."""
 
@@ -100,7 +101,8 @@ def cases() -> Iterator[tuple[str, str, tuple[int, ...], dict[str, int]]]:
         if len(tensors) < 2:
             continue
         for sizes in ({"batch": 2, "gen": 3}, {"batch": 3, "gen": 3}):
-            sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5}
+            sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5, "outcome": 3}
+            sizes = sizes | {"prompts": sizes["batch"], "samples": sizes["gen"]}
             for parameter, axes in tensors.items():
                 for shape in wrong_shapes(tuple(sizes[axis] for axis in axes)):
                     yield name, parameter, shape, sizes
