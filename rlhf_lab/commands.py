@@ -96,11 +96,11 @@ def resume(
 
 
 def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
-    """Name the class that a sentiment reward pays; nothing for other rewards."""
-    from rlhf_lab.rewards import SentimentReward, rewards_in
+    """Name the class or the logit that a classifier pays; nothing for other rewards."""
+    from rlhf_lab.rewards import LogitReward, SentimentReward, rewards_in
 
     for reward in rewards_in(reward_fn).values():
-        if isinstance(reward, SentimentReward):
+        if isinstance(reward, SentimentReward | LogitReward):
             print_line(reward.summary(), console)
 
 
@@ -204,6 +204,7 @@ def score(
     positive_label: str | None = None,
     reward_weights: tuple[float, ...] | None = None,
     device: Device = "auto",
+    prompt: str | None = None,
 ) -> int:
     """Print the reward of texts, given as arguments or one per line on standard input.
 
@@ -216,6 +217,7 @@ def score(
             hub id; or the directory of the reward model behind learned.
         direction: Which class is rewarded.
         positive_label: The name of the positive class of a classifier whose names do not tell.
+        prompt: What the texts answer, for rewards that read prompt and response.
         reward_weights: What each of several rewards is multiplied by; 1 each when not given.
     """
     from rich.console import Console
@@ -240,7 +242,10 @@ def score(
         reward_weights=reward_weights,
     )
     scorer = load_reward(args, pick_device(device))
-    paid = read_reward(scorer, Written(lines))
+    asked = Written(lines)
+    if prompt is not None:
+        asked = Written([prompt + line for line in lines], [prompt] * len(lines))
+    paid = read_reward(scorer, asked)
     _say_what_is_rewarded(scorer, Console(stderr=True))
     for i, line in enumerate(lines):
         each = "".join(f"\t{name} {of[i].item():.4f}" for name, of in paid.by_name.items())

@@ -158,8 +158,9 @@ class RewardArgs:
     reward_weights: tuple[float, ...] | None = None
     """What each of several rewards is multiplied by, in their order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
-    """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id; or
-    the reward model of reward_fn=learned: a directory that train-reward wrote.
+    """The classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id,
+    whose logit is paid if it has a single one, as reward models of the hub do; or the reward model
+    of reward_fn=learned: a directory that train-reward wrote.
     """
     reward_per_token: bool = False
     """With reward_fn=learned, pay each token what it adds to the score of the text so far, rather

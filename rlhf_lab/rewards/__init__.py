@@ -4,6 +4,7 @@ from rlhf_lab.rewards.critic import load_policy_and_critic, with_critic_from
 from rlhf_lab.rewards.diversity import Diversity
 from rlhf_lab.rewards.json_schema import JsonSchemaReward
 from rlhf_lab.rewards.load import load_reward, own_reward
+from rlhf_lab.rewards.logit import LogitReward
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
 from rlhf_lab.rewards.pairs import Pairs, load_pairs, read_pairs, reel_pairs
 from rlhf_lab.rewards.pipeline import RewardPipeline, Scores
@@ -23,6 +24,7 @@ __all__ = [
     "ExactMatch",
     "JsonSchemaReward",
     "LearnedReward",
+    "LogitReward",
     "Paid",
     "Pairs",
     "PreferenceFit",

@@ -10,6 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.rewards.diversity import Diversity
 from rlhf_lab.rewards.json_schema import JsonSchemaReward
+from rlhf_lab.rewards.logit import LogitReward, count_labels
 from rlhf_lab.rewards.model import LearnedReward
 from rlhf_lab.rewards.reading import RewardFn
 from rlhf_lab.rewards.rules import CountReward, zero
@@ -63,8 +64,20 @@ def own_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
     return reward_fn
 
 
+def _load_logit(args: RLHFArgs, device: str | torch.device) -> LogitReward:
+    """The reward model of a single logit; what is for two classes is refused."""
+    if args.direction != "pos" or args.positive_label is not None:
+        raise ConfigError(
+            f"reward_model={args.reward_model!r} has one logit and no classes, so that direction "
+            "and positive_label say nothing; leave them at 'pos' and None."
+        )
+    return LogitReward(args.reward_model, device)
+
+
 def _load_one(name: str, args: RLHFArgs, device: str | torch.device) -> RewardFn:
     """The reward of one name."""
+    if name == "sentiment" and count_labels(args.reward_model) == 1:
+        return _load_logit(args, device)
     if name == "sentiment":
         return SentimentReward(
             args.reward_model, args.direction, device, positive_label=args.positive_label

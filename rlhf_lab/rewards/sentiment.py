@@ -84,7 +84,7 @@ class SentimentReward:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """The probability of the rewarded class, between 0 and 1, for each text."""
-        probs, longest = [], min(self.tokenizer.model_max_length, _readable_length(self.model))
+        probs, longest = [], min(self.tokenizer.model_max_length, readable_length(self.model))
         texts = beginnings(texts, self.tokenizer, longest)
         for start in range(0, len(texts), self.batch_size):
             batch = self.tokenizer(
@@ -197,7 +197,7 @@ def _is_unclear(name: str) -> bool:
     return speaks and not _sign(name) and not NEGATED.match(name)
 
 
-def _readable_length(model: PreTrainedModel) -> int:
+def readable_length(model: PreTrainedModel) -> int:
     """Tokens a classifier can read; RoBERTa's position table starts behind its padding index."""
     tables = [
         module
