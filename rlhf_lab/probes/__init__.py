@@ -10,6 +10,7 @@ from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
+from rlhf_lab.probes.seeds import Runs, Spread, runs
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
@@ -31,6 +32,8 @@ __all__ = [
     "Run",
     "RunHealth",
     "StepLedger",
+    "Runs",
+    "Spread",
     "Suite",
     "TextHeatmap",
     "ValueLens",
@@ -40,5 +43,6 @@ __all__ = [
     "attribute_logits",
     "default_suite",
     "had_default_suite",
+    "runs",
     "value_lens",
 ]

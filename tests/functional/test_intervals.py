@@ -117,6 +117,9 @@ def test_a_statistic_without_meaning_in_some_resamples_leaves_them_out_or_says_s
     labels = scores > 0.4
     found = bootstrap_interval(scores, labels, statistic=auc)
     assert (found.low, found.value, found.high) == (1.0, 1.0, 1.0)
+    # three positives of 30 are missing in one resample of 24, which is left out
+    few = bootstrap_interval(scores, scores > 0.92, statistic=auc)
+    assert (few.low, few.value, few.high) == (1.0, 1.0, 1.0)
     # one positive of 30 is missing in a third of the resamples
     rare = bootstrap_interval(scores, scores > 0.99, statistic=auc)
     assert rare.value == 1.0 and rare.low is None
@@ -233,6 +236,8 @@ def test_where_there_is_nothing_to_recover_it_is_undefined_and_says_so():
     assert found.value is None and found.low is None and found.n == 50
     assert str(found).startswith("undefined (clean and corrupted differ by ")
     assert "no more than noise" in str(found) and str(found).endswith("n = 50")
+    other = recovered_fraction(noise, torch.randn(50, generator=generator(1)), torch.ones(50))
+    assert other.value is None and "no more than noise" in str(other)
     same = recovered_fraction(noise, noise, torch.ones(50))
     assert same.value is None
     with pytest.raises(ValueError, match="there is no estimate to choose"):

@@ -1,0 +1,217 @@
+"""Runs over seeds: what is trained, what is read again, what is refused, what is said of them."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.probes import (
+    Check,
+    KLByPosition,
+    Probe,
+    Record,
+    Run,
+    RunHealth,
+    Runs,
+    Spread,
+    Suite,
+    runs,
+)
+from rlhf_lab.probes import seeds as module
+from rlhf_lab.training import RLHFTrainer
+from tests.probes import conftest
+
+pytestmark = pytest.mark.usefixtures("without_type_checks")
+
+NO_LIMIT = conftest.NO_LIMIT
+SMALL = conftest.SMALL | {"reward_fn": "sentiment"}
+ARGS = RLHFArgs(**(SMALL | {"seed": 3}))
+
+
+class Parts(Probe):
+    """Records numbers that are known, and what is none."""
+
+    name = "parts"
+    events = ("after_score",)
+
+    def observe(self, seen):
+        seed, phase = seen.ctx.args.seed, seen.ctx.phase
+        values = {"a": seed + phase, "b": {"c": [1, 2.5 * seed]}, "word": "x", "nan": None}
+        return Record(values | {"flag": True}, checks=[Check.at_most("fine", 0, 0)])
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The seeds that are trained, in order, with the phases each has done before."""
+    seen = []
+    iterate = RLHFTrainer.__iter__
+
+    def noted(self):
+        seen.append((self.args.seed, self.phase))
+        return iterate(self)
+
+    monkeypatch.setattr(RLHFTrainer, "__iter__", noted)
+    return seen
+
+
+def ask(out, probes=(), seeds=2, args=ARGS, **more):
+    return runs(args, probes, seeds, out, show_progress=False, **more)
+
+
+def test_mean_and_range_by_hand():
+    spread = Spread((0.5, 0.25, 0.75))
+    assert (spread.mean, spread.low, spread.high) == (0.5, 0.25, 0.75)
+    assert str(spread) == "0.5 (0.25 to 0.75, 3 seeds)" and str(Spread((2.0,))).endswith("1 seed)")
+    missing = Spread((0.5, math.nan))
+    assert all(math.isnan(x) for x in (missing.mean, missing.low, missing.high))
+
+
+@pytest.mark.slow
+def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path, trained):
+    found = ask(tmp_path / "many", [Parts(), RunHealth()])
+    assert isinstance(found, Runs) and found.seeds == [3, 4] and trained == [(3, 0), (4, 0)]
+    alone = RLHFTrainer(RLHFArgs(**(SMALL | {"seed": 4})), out=tmp_path / "alone")
+    alone.train()
+    one, other = Run(tmp_path / "alone").policy(), found[1].policy()
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    rewards = [run.metrics()[-1]["mean_reward"] for run in found]
+    spread = found.metrics()["mean_reward"]
+    assert spread.values == tuple(rewards) and len(set(rewards)) == 2
+    assert spread.mean == pytest.approx(sum(rewards) / 2) and spread.low == min(rewards)
+    assert found.metrics(0)["mean_reward"].values != spread.values
+    assert found.over(lambda run: run.args.seed).values == (3.0, 4.0)
+    finals = tuple(run.info["final"]["mean_reward"] for run in found)
+    assert found.final()["mean_reward"].values == finals
+
+
+@pytest.mark.slow
+def test_every_number_of_a_record_is_named_by_its_place(tmp_path):
+    found = ask(tmp_path, [Parts()]).record("parts", 1)
+    assert found["a"].values == (4.0, 5.0) and found["b.c.0"].values == (1.0, 1.0)
+    assert found["b.c.1"].values == (7.5, 10.0)
+    assert not {"word", "nan", "flag"} & found.keys()
+    again = ask(tmp_path, [Parts()])
+    assert again.record("parts", 0)["a"].values == (3.0, 4.0)
+    with pytest.raises(ConfigError, match=r"phase=9 has no parts in .*, only 0, 1\."):
+        again.record("parts", 9)
+    with pytest.raises(LabError, match="no records of probe 'other'"):
+        again.record("other")
+
+
+@pytest.mark.slow
+def test_finished_runs_are_read_and_more_seeds_are_added(tmp_path, trained):
+    first = ask(tmp_path, seeds=1)
+    stamp = (tmp_path / "seed_3" / "metrics.jsonl").stat().st_mtime_ns
+    both = ask(tmp_path, seeds=2)
+    assert trained == [(3, 0), (4, 0)] and both.seeds == [3, 4]
+    assert (tmp_path / "seed_3" / "metrics.jsonl").stat().st_mtime_ns == stamp
+    assert ask(tmp_path, seeds=1).metrics() == first.metrics() and len(trained) == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_goes_on_with_its_probes(tmp_path, trained):
+    class Stops(Parts):
+        def observe(self, seen):
+            if seen.ctx.phase == 1 and not (tmp_path / "went").exists():
+                (tmp_path / "went").touch()
+                raise KeyboardInterrupt
+            return super().observe(seen)
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(tmp_path / "many", [Stops()], seeds=1)
+    found = ask(tmp_path / "many", [Stops()], seeds=1)
+    assert trained == [(3, 0), (3, 1)]
+    assert found[0].phases("parts") == [0, 1]
+    whole = ask(tmp_path / "whole", [Parts()], seeds=1)
+    assert found.metrics()["mean_reward"] == whole.metrics()["mean_reward"]
+    assert 0 < whole.metrics()["mean_reward"].mean < 1
+
+
+@pytest.mark.slow
+def test_a_suite_and_a_function_that_makes_one_are_taken_and_told_apart(tmp_path):
+    tokens = torch.tensor([[0, 5, 6], [0, 7, 8]])
+    suite = lambda tokens: Suite(RunHealth(), eval_tokens=tokens, budget=NO_LIMIT)
+    assert ask(tmp_path, suite(tokens), 1)[0].probes() == ["run_health"]
+    assert ask(tmp_path, suite(tokens.clone()), 1).seeds == [3]
+    with pytest.raises(ConfigError, match="eval_tokens"):
+        ask(tmp_path, suite(tokens + 1), 1)
+
+    def made(trainer):
+        return Suite(RunHealth(name=f"of_{trainer.args.seed}"), budget=NO_LIMIT)
+
+    assert ask(tmp_path / "made", made, 1)[0].probes() == ["of_3"]
+
+
+@pytest.mark.slow
+def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained):
+    ask(tmp_path, [Parts()], seeds=1)
+    longer = RLHFArgs(**(SMALL | {"total_phases": 3, "seed": 3}))
+    for words, asked in {
+        r"holds runs with args\.total_phases=2, and 3 is asked for": {"args": longer},
+        "suite": {"probes": [Parts(every=2)]},
+        r"suite\.probes\.1": {"probes": [Parts(), RunHealth()]},
+        r"parts\.0=None, and 'reward_fn'": {"reward_fn": lambda texts: torch.zeros(len(texts))},
+    }.items():
+        with pytest.raises(ConfigError, match=words) as caught:
+            ask(tmp_path, **({"probes": [Parts()], "seeds": 1} | asked))
+        assert "\n" not in str(caught.value)
+    # another first seed is no other setting
+    assert ask(tmp_path, [Parts()], 1, RLHFArgs(**(SMALL | {"seed": 3}))).seeds == [3]
+    with pytest.raises(ConfigError, match="holds a run; give a directory"):
+        ask(tmp_path / "seed_3")
+    assert trained == [(3, 0)]
+
+
+def test_what_a_probe_was_made_with_is_part_of_the_question():
+    """Its own settings name sites and phases alone."""
+    asked = lambda n: module._asked(ARGS, [KLByPosition(n=n)], {})
+    assert asked(4) == asked(4) and asked(4) != asked(8)
+
+
+@pytest.mark.parametrize("part", module.OF_ONE_RUN)
+def test_a_part_that_each_run_needs_for_itself_is_refused(tmp_path, part):
+    with pytest.raises(ConfigError, match=f"^{part} cannot be shared"):
+        ask(tmp_path / "none", **{part: object()})
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("seeds", [0, -1])
+def test_no_seeds_are_refused(tmp_path, seeds):
+    with pytest.raises(ConfigError, match=f"seeds={seeds} "):
+        ask(tmp_path / "none", seeds=seeds)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_no_probe_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="give probes"):
+        ask(tmp_path / "none", ["RunHealth"])
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_without_a_directory_the_same_call_finds_its_runs_again(tmp_path, monkeypatch, trained):
+    monkeypatch.chdir(tmp_path)
+    quick = RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0, "seed": 3}))
+    for _ in range(2):
+        runs(quick, seeds=1, show_progress=False)
+    assert trained == [(3, 0)]
+    (place,) = (tmp_path / "runs").iterdir()
+    assert place.name.startswith("reel-seeds-")
+    common = json.loads((place / module.COMMON).read_text())
+    assert "seed" not in common["args"] and common["args"]["total_phases"] == 1
+    runs(RLHFArgs(**(SMALL | {"seed": 3, "base_lr": 1e-4})), seeds=1, show_progress=False)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_bar_says_which_seed_and_how_long(tmp_path, capsys):
+    quick = RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0, "seed": 3}))
+    runs(quick, seeds=2, out=tmp_path)
+    shown = capsys.readouterr().out
+    assert "seed 4 (2 of 2)" in shown and "2/2" in shown
+    runs(quick, seeds=2, out=tmp_path)
+    assert capsys.readouterr().out.strip() == ""
