@@ -48,7 +48,7 @@ RANGES = (
         AT_LEAST_1,
         "total_phases batch_size num_minibatches micro_batch_size generation_batch_size "
         "batches_per_learning_phase samples_per_prompt gen_len gen_len_min prompt_words top_k "
-        "kl_horizon save_every dynamic_sampling",
+        "kl_horizon save_every dynamic_sampling reset_reference_every",
     ),
     (SEED, "seed"),
     (TEMPERATURE, "temperature"),
@@ -277,6 +277,12 @@ def _of_run(args: AllFields) -> Iterator[str]:
         yield (
             f"warmup_steps={args.warmup_steps} must be smaller than "
             f"total_phases={args.total_phases}; shorten the warm-up or train longer."
+        )
+    every = args.reset_reference_every
+    if every is not None and every >= args.total_phases:
+        yield (
+            f"reset_reference_every={every} is not below total_phases={args.total_phases}, so that "
+            "no phase would have the new reference; lower it, or leave it None."
         )
     unknown = [name for name in args.logger_names if name not in LOGGERS]
     if unknown:

@@ -241,6 +241,10 @@ class KLArgs:
     """The KL that the adaptive controller steers towards, in nats per sequence."""
     kl_horizon: int = 10_000
     """Sequences over which the adaptive controller could change kl_coef by a fifth."""
+    reset_reference_every: int | None = None
+    """Make the policy as it is the new reference after each so many phases; the first stays when
+    None. The KL from the first is logged beside that from the newest.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from time import perf_counter
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.budget import MEGABYTE, Budget, record_bytes
 from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
@@ -54,6 +55,7 @@ class Attachment:
         self._within_phase, self._run_seconds = 0.0, []
         self._store: ProbeStore | None = None
         self._reference_acts: Acts = {}
+        self._reference: HookedTransformer | None = None
         self._failed: set[tuple[str, str]] = set()
         self._remark = trainer.recorder.remark
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
@@ -151,7 +153,7 @@ class Attachment:
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
         """The policy's and the reference's activations at all sites that these probes want.
 
-        The reference's on the eval text never change and are captured once.
+        The reference's on the eval text change when it is reset, and are captured once for each.
         """
         sites = [site for probe in probes for site in probe.sites]
         if not sites:
@@ -161,6 +163,8 @@ class Attachment:
             return capture_activations(ctx.policy, tokens, sites, attention_mask=mask), {}
         acts = capture_activations(ctx.policy, self.text.tokens, sites)
         wanted = resolve_sites(ctx.reference, [site for site in sites if site != "values"])
+        if self._reference is not ctx.reference:
+            self._reference, self._reference_acts = ctx.reference, {}
         missing = [site for site in wanted if site not in self._reference_acts]
         if missing:
             began = perf_counter()

@@ -118,13 +118,16 @@ def notes_bytes(args: RLHFArgs) -> int:
 
 
 def state_bytes(args: RLHFArgs, policy: TransformerWithValueHead) -> int:
-    """The size of the full training state: weights and AdamW's two moments.
+    """The size of the full training state: weights, AdamW's two moments, a reset reference.
 
     Moments take 8 bytes per weight, or 2 with the scales and tables of 8-bit blocks.
     """
     saved = weights(policy)
     learned = (tensor for name, tensor in saved.items() if not name.startswith(IDLE))
-    return file_bytes(saved) + sum(_moments(args, tensor) + len(OPTIMIZER) for tensor in learned)
+    size = file_bytes(saved) + sum(_moments(args, tensor) + len(OPTIMIZER) for tensor in learned)
+    if args.reset_reference_every is not None:
+        size += file_bytes({k: v for k, v in saved.items() if k.startswith("base_model.")})
+    return size
 
 
 def _moments(args: RLHFArgs, weight: Tensor) -> int:

@@ -41,6 +41,7 @@ FORM_OF_NOTES = MappingProxyType(
             _has(last_epoch=_is_count, _step_count=_is_count, _last_lr=_are_rates),
             "the state of a schedule with a rate for each group",
         ),
+        "reference_phase": (_is_count, "a number of phases"),
         "reward_moments": (_HAS_MOMENTS, "a count, a mean and a sum of squares"),
     }
 )

@@ -11,6 +11,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
 from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision, refuse_tf32
+from rlhf_lab.models.reference import refuse_lent_forwards
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
@@ -63,6 +64,9 @@ class Parts:
         own_parts: the names of the parts that were handed in.
         tokenizer: the policy's.
         forward: how the models are run.
+        first_reference: the reference that the run began with.
+        reference_phase: after how many learning phases the policy became the reference; 0 if the
+            reference is the first.
         objective: the terms of the objective with the settings bound to them.
         rewards: everything that is done to a reward.
         optimizer, scheduler: with two learning rates, and their schedule over the phases.
@@ -102,6 +106,9 @@ class Parts:
         refuse_other_weights(args, dtype)
         self.reference = reference or make_reference(self.policy.base_model)
         refuse_unfit_models(self.policy, self.reference)
+        self.first_reference, self.reference_phase = self.reference, 0
+        if args.reset_reference_every is not None:
+            refuse_lent_forwards(self.policy.base_model)
         self.forward = Forward.from_args(args)
         self.forward.packs(self.policy, self.reference)
         self.objective = Objective(args, self.functions, self.forward)

@@ -30,6 +30,7 @@ from rlhf_lab.training.checkpoint_writer import (
     wait_for_writers,
 )
 from rlhf_lab.training.model_card import keep_run_card
+from rlhf_lab.training.reference_reset import final_kl_to_start, reference_tensors
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan, remarks_on
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
@@ -134,6 +135,7 @@ class Recorder:
             "phases_done": trainer.phase,
             "id": self.run_id,
             "saved": self.saved,
+            "reference_phase": trainer.reference_phase,
             "changes": self.changes,
             "remarks": self.remarks,
         }
@@ -162,6 +164,7 @@ class Recorder:
         self.log_samples(ctx.rollout)
         self.note_remarks(ctx)
         done = {"phases_done": ctx.phase + 1, "saved": self.saved, "remarks": self.remarks}
+        done["reference_phase"] = self.trainer.reference_phase
         if ctx.phase == 0:
             done["initial"] = ctx.report.to_dict()
         self.run.write_info(self.run.read_info() | done)
@@ -203,6 +206,8 @@ class Recorder:
         self.writer.wait()  # before copying, so that one copy of the state is in memory at a time
         weights = checkpoint.weights(trainer.policy)
         moments = checkpoint.optimizer_tensors(trainer.optimizer) if is_due else {}
+        if is_due:
+            moments |= reference_tensors(trainer)
         state, due = copied_to_host(weights | moments), []
         if numbered:
             due.append(self._numbered({name: state[name] for name in weights}, phase))
@@ -259,6 +264,7 @@ class Recorder:
             "scheduler": {name: state[name] for name in ("last_epoch", "_step_count", "_last_lr")},
             "kl_coef": trainer.kl_controller.kl_coef,
             "reward_moments": dataclasses.asdict(trainer.rewards.moments),
+            "reference_phase": trainer.reference_phase,
         }
         return Snapshot(self.run.checkpoints / f"{name}.safetensors", tensors, notes, then)
 
@@ -277,7 +283,8 @@ class Recorder:
         elif self.run.read_info()["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self.log_samples(rollouts[0])
-            final = refuse_nan(mean_of_batches(rollouts), trainer)
+            figures = mean_of_batches(rollouts) | final_kl_to_start(trainer, rollouts)
+            final = refuse_nan(figures, trainer)
             self.write_info(status="finished", final=final)
         keep_run_card(self.run)
         self.lock.release()

@@ -59,6 +59,10 @@ class RolloutStats:
         redraws: how often prompts were drawn again; None without `dynamic_sampling`.
         reward_means: of several rewards, the mean of each, before it is weighted; in metrics.jsonl
             each is `reward/NAME`. None where there is one.
+        kl_to_start_per_sequence: exact KL from the reference that the run began with, in nats; None
+            where the reference stays.
+        reference_phase: after how many learning phases the policy became the reference that the
+            other KLs are from; None likewise.
     """
 
     mean_reward: float
@@ -74,6 +78,8 @@ class RolloutStats:
     uninformative_group_fraction: float | None = None
     redraws: int | None = None
     reward_means: dict[str, float] | None = None
+    kl_to_start_per_sequence: float | None = None
+    reference_phase: int | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rlhf_lab.training import checkpoint
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.half_weights import state_dtypes
 from rlhf_lab.training.notes import NEEDED
+from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_lock import refuse_locked
 
@@ -131,7 +132,8 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
 
     1. Find `last`; a run that has none yet begins at phase 0.
     2. Refuse one that is not this run's own `last`, whole.
-    3. Load weights, moments, best, reward moments and the coefficient of the KL penalty.
+    3. Load weights, moments, best, reward moments, the coefficient of the KL penalty, and the
+       reference where it was reset.
     4. Set the schedule to this phase, by the settings as they are now.
 
     Raises:
@@ -151,6 +153,7 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     refuse_edited(notes, info, path)
     checkpoint.load_weights(trainer.policy, tensors, path)
     checkpoint.load_optimizer(trainer.optimizer, tensors)
+    restore_reference(trainer, tensors, notes, path)
     trainer.phase, recorder.best = notes["phase"], notes["best"]
     recorder.saved = notes["phase"]
     trainer.rewards.moments = F.RunningMoments(**notes.get("reward_moments", {}))

@@ -23,7 +23,7 @@ def sources(trainer: "RLHFTrainer") -> dict[str, int]:
     prompts = trainer.prompts
     read = [prompts.texts, prompts.labels] + [prompts.answers] * (prompts.answers is not None)
     found = {"prompts": zlib.crc32(json.dumps(read).encode())}
-    found["reference"] = weights_digest(trainer.reference)
+    found["reference"] = weights_digest(trainer.first_reference)
     judges = [getattr(reward, "model", None) for reward in rewards_in(trainer.reward_fn).values()]
     digests = [weights_digest(judge) for judge in judges if isinstance(judge, nn.Module)]
     if digests:

@@ -24,6 +24,7 @@ from rlhf_lab.training.interventions import STAGES, InterventionFn, Intervention
 from rlhf_lab.training.loggers import attach_sinks
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
+from rlhf_lab.training.reference_reset import final_kl_to_start, kl_to_start, reset_reference
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
@@ -146,11 +147,17 @@ class RLHFTrainer(Stepwise):
     def run_phase_on(self, roll_out: Callable[[], Rollout]) -> PhaseReport:
         """One phase whose rollout is made by `roll_out`, logged and saved."""
         self.start()
+        reset_reference(self)
         with self._recorded(), self.forward.products():
             began, saving = perf_counter(), self.recorder.seconds
             rollout = roll_out()
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
-            stats = dataclasses.replace(summarize(rollout), packed_gap=self.forward.gap)
+            stats = dataclasses.replace(
+                summarize(rollout),
+                packed_gap=self.forward.gap,
+                kl_to_start_per_sequence=kl_to_start(self, rollout),
+                reference_phase=self.reference_phase if self.args.reset_reference_every else None,
+            )
             rates = self.scheduler.get_last_lr()
             rates = rates[0], rates[-1]  # an optimizer of one's own may have one, or several
             began = perf_counter()
@@ -223,7 +230,8 @@ class RLHFTrainer(Stepwise):
 
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
-        return refuse_nan(mean_of_batches(self.fresh_rollouts()), self)
+        rollouts = list(self.fresh_rollouts())
+        return refuse_nan(mean_of_batches(rollouts) | final_kl_to_start(self, rollouts), self)
 
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""

@@ -19,6 +19,7 @@ CURVES = (
     ("gold_reward", "gold", "gold", "z.3f"),
     ("grammatical_fraction", "grammatical", "grammatical", "z.3f"),
     ("kl_per_sequence", "KL nats/seq", "KL", "z.3f"),
+    ("kl_to_start_per_sequence", "KL to the start", "KL to start", "z.3f"),
     ("entropy_per_token", "entropy nats/tok", "entropy", "z.3f"),
     ("uninformative_group_fraction", "uninformative", "uninformative", "z.3f"),
     ("clip_fraction", "clip fraction", "clip fraction", "z.3f"),

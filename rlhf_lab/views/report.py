@@ -18,7 +18,7 @@ from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES = (
     ("reward", ("mean_reward", "gold_reward")),
-    ("KL from the reference, nats per sequence", ("kl_per_sequence",)),
+    ("KL from the reference, nats per sequence", ("kl_per_sequence", "kl_to_start_per_sequence")),
     ("entropy, nats per token", ("entropy_per_token",)),
     ("variance of the returns that values explain", ("explained_variance",)),
     ("share of samples that are grammatical", ("grammatical_fraction",)),

@@ -137,7 +137,7 @@ def test_answers_go_with_their_prompts(make_trainer, questions):
         seen.append(list(zip(prompts, answers, strict=True)))
         return [float(answer == "bad") for answer in answers]
 
-    fields = {"prompts": str(questions), "answers_column": "answer", "samples_per_prompt": 2}
+    fields = {"prompts": str(questions), "answers_column": "answer", "samples_per_prompt": 4}
     parts = {"reward_fn": ResponseReward(note, answers=True)}
     rollout = make_trainer(parts, normalize_reward=False, **fields).rollout_phase()
     pairs = {("this movie", "great"), ("the film", "bad")}
