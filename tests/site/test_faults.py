@@ -26,6 +26,7 @@ FAULTS = {
     "Pygments lexer name 'pyhton'": "```pyhton\nx = 1\n```",
     "Non-consecutive header level": "#### Deep",
     "rlhf_lab.errors.NoSuchError": "{py:class}`rlhf_lab.errors.NoSuchError`",
+    "reference target not found: nope": "{py:func}`nope`",
     "Unknown interpreted text role": "{nosuchrole}`x`",
     "docs/first.md links to ../unlisted/README.md, which is no page": "[x](../unlisted/README.md)",
 }

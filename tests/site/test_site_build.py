@@ -64,6 +64,14 @@ def test_every_public_name_has_an_entry_with_its_docstring(site):
     assert counted > 250
 
 
+def test_no_entry_shows_how_python_prints_an_object(site):
+    for name in site.names():
+        if name.startswith("api/"):
+            text = shown(site.page(name[:-5]))
+            found = re.findall(r"<(?:function|factory|object)[^>]*>|\bat 0x\w+|~\w+\.", text)
+            assert not found, (name, found)
+
+
 def test_lessons_are_shown_as_they_are_to_be_worked_through(site):
     """Every code cell stands there as in the notebook, unsolved and without outputs."""
     for path in ROOT.glob("notebooks/*.ipynb"):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pages import DOCS, ROOT
 from tools.site.built import dead_links
-from tools.site.docstrings import to_rst, unknown_names
+from tools.site.docstrings import readable_signature, to_rst, unknown_names
 from tools.site.public import by_home, public_names, rooms, text_after
 from tools.site.staging import contents, linked_files, links, missing_from_contents, page_files
 
@@ -117,6 +117,17 @@ def test_a_name_that_is_nowhere_in_the_code_is_noticed():
         "masked_mode",
         "RLHFArgs.no_such_field",
     ]
+
+
+def test_signatures_are_shown_as_they_are_written():
+    said = (
+        "(x: ~collections.abc.Callable[[...], ~torch.Tensor] = <function a>, y: dict = <factory>)"
+    )
+    assert readable_signature(said) == "(x: Callable[[...], Tensor] = a, y: dict = ...)"
+    assert readable_signature("(f=<function A.<locals>.g at 0x7f>)") == "(f=g)"
+    assert readable_signature("(x: Float[Tensor, 'batch gen'] = 1.0)") == (
+        "(x: Float[Tensor, 'batch gen'] = 1.0)"
+    )
 
 
 def test_dead_links_of_built_pages_are_named(tmp_path):

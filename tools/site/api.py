@@ -84,6 +84,8 @@ def _entry(public: PublicName) -> str:
     value = public.value
     if inspect.isclass(value):
         text = f".. autoclass:: {public.path}\n   :members:\n"
+        if fields := getattr(value, "_fields", ()):  # a named tuple's, which its signature has
+            text += f"   :exclude-members: {', '.join(fields)}\n"
         if public.name in WITHOUT_SIGNATURE:
             text = text.replace(public.path, f"{public.path}()")
         return text

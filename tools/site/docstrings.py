@@ -38,6 +38,13 @@ def _span(span: re.Match, own: Collection[str]) -> str:
     return f":py:obj:`{text} <{target}>`" if target else f"``{text}``"
 
 
+def readable_signature(text: str) -> str:
+    """A signature without what Python prints for objects: `~a.b.C`, `<function f>`, `<factory>`."""
+    text = re.sub(r"~(?:\w+\.)+(?=\w)", "", text)
+    text = re.sub(r"<function (?:[\w<>]+\.)*(\w+)(?: at 0x\w+)?>", r"\1", text)
+    return text.replace("<factory>", "...")
+
+
 def public_path(name: str) -> str | None:
     """The path of the public name that a docstring means; None if it is none, or not just one."""
     paths = sorted(path for path in by_home().values() if f".{path}".endswith(f".{name}"))

@@ -6,6 +6,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from tools.site.public import by_home
+
 SEPARATORS = re.compile(r"(?<=[/_.=,])(?=\w)|(?<=::)")
 SHORT = 16
 """Characters that code in a table has before it may break, after a separator and not elsewhere."""
@@ -30,8 +32,11 @@ def _process(app: Sphinx, doctree: nodes.document, page: str) -> None:
 def _link(app: Sphinx, literal: nodes.literal, page: str) -> None:
     """Link code such as `functional.masked_mean`, with or without the package before it."""
     name = literal.astext().removesuffix("()")
+    if "." not in name:
+        return
     known: dict[str, Any] = app.env.domains["py"].objects
-    found = known.get(name if name.startswith("rlhf_lab") else f"rlhf_lab.{name}")
+    path = name if name.startswith("rlhf_lab") else f"rlhf_lab.{name}"
+    found = known.get(by_home().get(path, path))
     if found is None or found.docname == page:
         return
     target = f"{app.builder.get_relative_uri(page, found.docname)}#{found.node_id}"
