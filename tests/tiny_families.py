@@ -172,6 +172,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Llama, dynamic": ("LlamaForCausalLM", base_of(100.0, rope_type="dynamic", factor=4.0)),
     "Mistral without a window": ("MistralForCausalLM", {"sliding_window": None}),
+    "Mistral, a window of all but one": (
+        "MistralForCausalLM",
+        {"sliding_window": CONTEXT - 1},
+    ),
     "Mistral, a window of all": ("MistralForCausalLM", {"sliding_window": CONTEXT}),
     "Mistral, yarn and a window": (
         "MistralForCausalLM",
