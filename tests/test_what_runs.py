@@ -53,6 +53,9 @@ OTHER_SETTINGS = {
         ),
         3.0,
     ),
+    # only where the reference is reset
+    "training.reference_reset.kl_to_start": (dict(reset_reference_every=1), 3.0),
+    "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
     # no two runs take the same time
     "training.report.cost_of": ({}, 1e4),
 }

@@ -34,6 +34,7 @@ FIELDS_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "kl_penalty": "kl_estimator",
         "target": "kl_target",
         "horizon": "kl_horizon",
+        "ref_model_sync_steps": "reset_reference_every",
         "lam": "gae_lambda",
         "lambd": "gae_lambda",
         "lmbda": "gae_lambda",

@@ -39,6 +39,11 @@ def _copy_of(policy: TransformerWithValueHead) -> HookedTransformer:
     return trainable_copy(policy.base_model).requires_grad_(False).eval()
 
 
+def age_of_reference(trainer: "RLHFTrainer") -> int | None:
+    """After how many learning phases the policy became the reference; None where it stays."""
+    return None if trainer.args.reset_reference_every is None else trainer.reference_phase
+
+
 def kl_to_start(trainer: "RLHFTrainer", rollout: Rollout) -> float | None:
     """The exact KL of the policy that wrote a rollout from the first reference, per sequence.
 

@@ -24,7 +24,12 @@ from rlhf_lab.training.interventions import STAGES, InterventionFn, Intervention
 from rlhf_lab.training.loggers import attach_sinks
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import final_kl_to_start, kl_to_start, reset_reference
+from rlhf_lab.training.reference_reset import (
+    age_of_reference,
+    final_kl_to_start,
+    kl_to_start,
+    reset_reference,
+)
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
@@ -156,7 +161,7 @@ class RLHFTrainer(Stepwise):
                 summarize(rollout),
                 packed_gap=self.forward.gap,
                 kl_to_start_per_sequence=kl_to_start(self, rollout),
-                reference_phase=self.reference_phase if self.args.reset_reference_every else None,
+                reference_phase=age_of_reference(self),
             )
             rates = self.scheduler.get_last_lr()
             rates = rates[0], rates[-1]  # an optimizer of one's own may have one, or several

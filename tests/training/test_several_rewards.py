@@ -13,7 +13,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Entry
 from tests.doors.door import refused
 
-TWO = {"reward_fn": "soft,length", "reward_weights": (1.0, 0.5)}
+TWO = {"reward_fn": "soft,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
 
 
 def test_the_sum_is_paid_and_each_is_logged_without_its_weight(make_trainer):
