@@ -40,7 +40,13 @@ PACKED = [
 ]
 
 
-@pytest.fixture(params=ALL.values(), ids=ALL.keys())
+EACH = [
+    pytest.param(kind, id=name, marks=[pytest.mark.slow] if name in VARIANTS else [])
+    for name, kind in ALL.items()
+]
+
+
+@pytest.fixture(params=EACH)
 def pair(request, llama_tokenizer):
     """A tiny model of each kind as transformers has it, and hooked."""
     architecture, changes = request.param
