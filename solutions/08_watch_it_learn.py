@@ -165,7 +165,7 @@ suite = Suite(
     RunHealth(),
     TextHeatmap(every=4),
     ValueLens(text="eval" if truth else "rollout", every=4),
-    Direction("sentiment", every=4),
+    Direction("sentiment", "lda", every=4),
     eval_tokens=text,
     labels=positive,
     budget=Budget(time_frac=20),

@@ -3,7 +3,7 @@
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
-from rlhf_lab.probes.direction import Direction
+from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
 from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record

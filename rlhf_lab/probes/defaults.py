@@ -8,7 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import why_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
-from rlhf_lab.probes.direction import Direction
+from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth

@@ -14,6 +14,7 @@ from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.color import Kind
+from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
@@ -109,7 +110,7 @@ def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:
 
 
 def direction_parts(run: Run, name: str, records: Records) -> PageParts:
-    """Accuracy by layer and position, first and last, with Bayes' rule beside it."""
+    """Accuracy by layer and position, first and last, with Bayes' rule beside it; then drift."""
     parts: PageParts = []
     for record in _ends(records):
         n = len(record["accuracy"][0])
@@ -119,6 +120,8 @@ def direction_parts(run: Run, name: str, records: Records) -> PageParts:
             grid, rows = [*grid, record["bayes_accuracy"]], [*rows, "Bayes' rule"]
         title = f"phase {record['phase']}: accuracy of the direction, held out"
         parts.append(heatmap(grid, rows, slots, title, limits=(0.5, 1.0)))
+    if "sequences" in records[-1]:
+        parts += drift_parts(records, [short_site(site) for site in records[0]["sites"]])
     return parts
 
 

@@ -54,7 +54,7 @@ OBSERVE_HEATMAP = "text_heatmap:TextHeatmap.observe"
 NUMBERS = "text_heatmap:TextHeatmap._numbers"
 OBSERVE_KL = "kl_by_position:KLByPosition.observe"
 OBSERVE_LENS = "value_lens:ValueLens.observe"
-OBSERVE_DIRECTION = "direction:Direction.observe"
+OBSERVE_DIRECTION = "direction_probe:Direction.observe"
 OBSERVE_SHIFT = "logit_shift:LogitShift.observe"
 OBSERVE_LEDGER = "step_ledger:StepLedger.observe"
 OBSERVE_HEALTH = "run_health:RunHealth.observe"
@@ -618,11 +618,13 @@ OTHERS = (
     Fault(
         "D6 accuracy on the fitted rows",
         "Direction",
-        "direction:_accuracy",
+        "direction_probe:_accuracy",
         "project(split.held, fitted.direction)\n    return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)",
         "project(split.x, fitted.direction)\n    return decimals(accuracy(along, fitted.threshold, split.labels), 4)",
     ),
-    Fault("D7 AUC of the other class", "Direction", "direction:auc", "(gap > 0)", "(gap < 0)"),
+    Fault(
+        "D7 AUC of the other class", "Direction", "direction_probe:auc", "(gap > 0)", "(gap < 0)"
+    ),
     Fault(
         "D8 cosine of the axis with itself",
         "Direction",
@@ -640,14 +642,14 @@ OTHERS = (
     Fault(
         "D10 shuffled control sees its held labels",
         "Direction",
-        "direction:_controls",
-        "shuffled = fit_each_site(x, labels[order], method)",
-        "shuffled = fit_each_site(split.held, split.held_labels, method)",
+        "direction_probe:_controls",
+        "shuffled = fit_each_site(x, control.labels, method)",
+        "shuffled = fit_each_site(control.held, control.held_labels, method)",
     ),
     Fault(
         "D11 Bayes' rule of the fitted rows",
         "Direction",
-        "direction:_against_bayes",
+        "direction_probe:_against_bayes",
         "belief[cut:] > 0.5",
         "belief[: len(labels)] > 0.5",
     ),
@@ -668,7 +670,7 @@ OTHERS = (
     Fault(
         "D14 informed everywhere",
         "Direction",
-        "direction:_against_bayes",
+        "direction_probe:_against_bayes",
         '"informed": informed.tolist()',
         '"informed": [True] * len(informed)',
     ),
@@ -861,5 +863,47 @@ OTHERS = (
         "step_ledger:_sums",
         '"kl_penalty": kl_coef * sums["kl"] / n',
         '"kl_penalty": sums["kl"] / n',
+    ),
+    Fault(
+        "D15 frozen reader with the policy's threshold",
+        "Direction",
+        OBSERVE_DIRECTION,
+        '"accuracy_frozen": _accuracy(ours, first)',
+        '"accuracy_frozen": _accuracy(ours, fitted)',
+    ),
+    Fault(
+        "D16 floor from one half twice",
+        "Direction",
+        "direction_probe:_by_halves",
+        "for start in (0, 1)]",
+        "for start in (0, 0)]",
+    ),
+    Fault(
+        "D17 control judged on true labels",
+        "Direction",
+        "direction_probe:_controls",
+        "_accuracy(control, shuffled)",
+        "_accuracy(split, Fitted(-shuffled.direction, -shuffled.threshold))",
+    ),
+    Fault(
+        "D18 nothing ablated",
+        "Direction",
+        "direction_probe:_by_halves",
+        "ablate(acts, axis)",
+        "acts",
+    ),
+    Fault(
+        "D19 held rows not erased",
+        "Direction",
+        "direction_probe:_by_halves",
+        "other, erase(held)",
+        "other, held",
+    ),
+    Fault(
+        "D20 discriminant of the fitted rows",
+        "Direction",
+        OBSERVE_DIRECTION,
+        '"accuracy_lda": _accuracy(ours,',
+        '"accuracy_lda": _accuracy(ours._replace(held=ours.x, held_labels=ours.labels),',
     ),
 )

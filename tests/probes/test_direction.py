@@ -6,18 +6,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import auc
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.probes import Direction, Run, attach
 from rlhf_lab.probes.direction import (
-    LAYER_SITES,
     ablate,
     accuracy,
-    auc,
     fit_direction,
     paired_excess,
     project,
 )
+from rlhf_lab.probes.direction_probe import LAYER_SITES
 from rlhf_lab.training.capture import capture_activations
 
 
@@ -136,18 +136,27 @@ def test_no_layer_beats_bayes_and_the_last_is_near_it_where_the_verdict_is_due(n
 
 
 @pytest.mark.slow
-def test_a_run_stores_accuracy_beside_bayes_and_controls(finished):
+def test_a_run_stores_accuracy_beside_bayes_and_controls(finished, truth):
     record = finished.records("direction_sentiment")[0]
     assert record["sites"] == [
         "blocks.0.hook_resid_pre",
         "blocks.0.hook_resid_post",
         "blocks.1.hook_resid_post",
     ]
-    for name in ("accuracy", "auc", "accuracy_shuffled", "accuracy_random"):
+    names = ("accuracy", "auc", "accuracy_frozen", "accuracy_lda", "split_half_cosine")
+    names += ("accuracy_shuffled", "accuracy_random", "accuracy_ablated", "accuracy_erased")
+    assert record["sequences"] == {"fitted": 64, "held": 32}
+    for name in names:
         assert len(record[name]) == 3 and len(record[name][0]) == 29
     assert len(record["bayes_accuracy"]) == 29
     # Before learning the policy is the reference: the axis has not turned.
     assert all(c == pytest.approx(1, abs=1e-3) for c in record["cosine_with_reference"][2][9:])
+    assert record["accuracy_frozen"] == record["accuracy"]
+    # Where the verdict is due the difference of means is no accident of the sample: halves agree.
+    verdict = truth.grammar.slot("VERB") - 1
+    assert record["split_half_cosine"][2][verdict] > 0.9
+    erased = record["accuracy_erased"][2][verdict]
+    assert record["accuracy_lda"][2][verdict] > max(0.8, erased + 0.1)
     assert finished.tensors("direction_sentiment", 0)["direction"].shape == (3, 29, 64)
 
 

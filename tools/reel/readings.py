@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import ReelTruth
-from rlhf_lab.probes.direction import LAYER_SITES, fit_direction, paired_excess, project
+from rlhf_lab.probes.direction import fit_direction, paired_excess, project
+from rlhf_lab.probes.direction_probe import LAYER_SITES
 from rlhf_lab.probes.value_lens import RESIDUAL_SITES, fit_ridge, r_squared
 from rlhf_lab.training.capture import capture_activations
 

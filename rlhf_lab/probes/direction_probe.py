@@ -1,0 +1,236 @@
+"""Direction: linear probe for a label in the residual stream, its controls, and its drift."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import auc
+from rlhf_lab.models.device import where_exact
+from rlhf_lab.probes.bindings import bind_direction
+from rlhf_lab.probes.direction import (
+    Fitted,
+    Method,
+    ablate,
+    accuracy,
+    fit_direction,
+    fit_each_site,
+    paired_excess,
+    project,
+)
+from rlhf_lab.probes.erasure import Eraser, fit_leace
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+
+LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
+
+
+class Direction(Probe):
+    """The direction of a label in the residual stream, by layer and position.
+
+    Of the direction that `method` fits, on sequences that are held out:
+
+    - accuracy and AUC; the accuracy of the reference's direction and threshold on the policy's
+      activations (`accuracy_frozen`), which falls where the label is written differently;
+    - the cosine with the reference's direction (does the axis turn?), and beside it the cosine of
+      fits to two halves of the same activations (`split_half_cosine`), above which none is news;
+    - the projection of both classes on the reference's direction (does the text move?);
+    - controls: labels that were shuffled, in fit and count alike (Hewitt and Liang 2019, arXiv
+      1909.03368), and a random direction.
+
+    Beside it, the accuracy of Fisher's discriminant (`accuracy_lda`), and what it still reads, on
+    other sequences, when the direction is ablated (`accuracy_ablated`) and when the label is erased
+    by LEACE (`accuracy_erased`). On Reel, the accuracy of Bayes' rule, which nothing can beat but
+    by luck.
+
+    Checks: after ablation nothing is left along the direction; LEACE leaves both classes one mean;
+    on Reel, Bayes' rule is not beaten by more than 4 standard errors; see also `bind_direction`.
+
+    Args:
+        label: what the eval labels mean.
+        method: "mean" or "lda".
+        sites: hook names.
+
+    Raises:
+        ConfigError: another method.
+    """
+
+    name = "direction"
+    text = "eval"
+    sites = LAYER_SITES
+    every = 5
+
+    def __init__(
+        self,
+        label: str = "sentiment",
+        method: str = "mean",
+        sites: tuple[str, ...] = LAYER_SITES,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name or f"direction_{label}")
+        if method not in ("mean", "lda"):
+            raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
+        self.method, self.sites = method, sites
+
+    def settings(self) -> dict:
+        """Also the method."""
+        return super().settings() | {"method": self.method}
+
+    def observe(self, seen: Observation) -> Record:
+        """Fit on the first two thirds of the sequences, look at the last third."""
+        labels = seen.text.labels
+        if labels is None:
+            raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
+        cut = 2 * len(labels) // 3
+        x, reference = (
+            where_exact(torch.stack([acts[site] for site in seen.acts]).transpose(1, 2))
+            for acts in (seen.acts, seen.reference_acts)
+        )
+        labels = labels.to(x.device)
+        ours = Split(x[:, :, :cut], labels[:cut], x[:, :, cut:], labels[cut:])
+        fitted = fit_each_site(ours.x, ours.labels, self.method)
+        first = fit_each_site(reference[:, :, :cut], ours.labels, self.method)
+        held, positive = ours.held, ours.held_labels
+        moved = project(held, first.direction)
+        halves, unequal = _by_halves(ours, self.method)
+        controls, controlled_by = _controls(ours, self.method)
+        values = {
+            "sites": list(seen.acts),
+            "sequences": {"fitted": cut, "held": len(positive)},
+            "accuracy": _accuracy(ours, fitted),
+            "auc": decimals(auc(project(held, fitted.direction), positive), 4),
+            "accuracy_frozen": _accuracy(ours, first),
+            "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
+            **halves,
+            **controls,
+            "accuracy_lda": _accuracy(ours, fit_each_site(ours.x, ours.labels, "lda")),
+            "positive_projection": decimals(moved[..., positive].mean(-1), 4),
+            "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
+        }
+        left = project(ablate(held.double(), fitted.direction), fitted.direction)
+        miss = left.abs().max().item()
+        checks = [
+            Check.at_most("nothing is left along an ablated direction", miss, 1e-6),
+            Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6),
+        ]
+        if seen.truth is not None:
+            bayes, check = _against_bayes(seen, ours, fitted, cut)
+            values |= bayes
+            checks.append(check)
+        tensors = {"direction": fitted.direction, "reference_direction": first.direction}
+        tensors = {name: x.float() for name, x in tensors.items()} | controlled_by
+        return Record(values, tensors, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_direction`."""
+        return bind_direction(seen, record, self.method)
+
+
+class Split(NamedTuple):
+    """Activations and labels to fit on, and those that are held out."""
+
+    x: Float[Tensor, "*site fit d_model"]
+    labels: Bool[Tensor, " fit"]
+    held: Float[Tensor, "*site test d_model"]
+    held_labels: Bool[Tensor, " test"]
+
+
+def _accuracy(split: Split, fitted: Fitted) -> list:
+    """How often a direction tells the held-out classes apart."""
+    along = project(split.held, fitted.direction)
+    return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)
+
+
+def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
+    """Two fits to every other sequence: the floor of the cosine, and two erasures.
+
+    1. Fit a direction to each half; take their cosine.
+    2. Ablate the first half's direction, or erase its label by LEACE, and let Fisher's discriminant
+       read the other half and the held-out sequences.
+
+    Also gives by how much the classes' means differ where LEACE was fitted, as a share of what they
+    did. Nothing is found where one half lacks a class.
+    """
+    rows = [slice(start, None, 2) for start in (0, 1)]
+    one, other = (split.labels[half] for half in rows)
+    if any(bool(labels.all()) or not bool(labels.any()) for labels in (one, other)):
+        return {}, 0.0
+    found: dict[str, list] = {
+        "split_half_cosine": [],
+        "accuracy_ablated": [],
+        "accuracy_erased": [],
+    }
+    unequal = 0.0
+    for x, held in zip(split.x.double(), split.held.double(), strict=True):
+        fitted, rest = x[..., rows[0], :], x[..., rows[1], :]
+        axes = [fit_direction(*half, method).direction for half in ((fitted, one), (rest, other))]
+        found["split_half_cosine"].append(decimals((axes[0] * axes[1]).sum(-1), 4))
+        eraser = fit_leace(fitted, one)
+        ways = {"ablated": lambda acts, axis=axes[0]: ablate(acts, axis), "erased": eraser.erase}
+        for name, erase in ways.items():
+            read = Split(erase(rest), other, erase(held), split.held_labels)
+            found[f"accuracy_{name}"].append(_lda_accuracy(read))
+        unequal = max(unequal, _left_by(eraser, fitted, one))
+    return found, unequal
+
+
+def _left_by(
+    eraser: Eraser, x: Float[Tensor, "pos fit d_model"], labels: Bool[Tensor, " fit"]
+) -> float:
+    """How far apart the classes' means are after erasure, as a share of how far they were."""
+    erased = eraser.erase(x)
+    gap = (erased[..., labels, :].mean(-2) - erased[..., ~labels, :].mean(-2)).norm(dim=-1)
+    size = eraser.axis.norm(dim=-1)
+    return (gap[size > 1e-6] / size[size > 1e-6]).max().item() if (size > 1e-6).any() else 0.0
+
+
+def _lda_accuracy(split: Split) -> list:
+    """The held-out accuracy of Fisher's discriminant."""
+    return _accuracy(split, fit_direction(split.x, split.labels, "lda"))
+
+
+def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, Tensor]]:
+    """Accuracies that a probe should beat: of shuffled labels, and of a random direction.
+
+    The shuffled labels are judged on shuffled ones: what is read of them is what the reader
+    remembers of its sequences, or a leak of those that are held out. Also gives the labels and the
+    direction.
+    """
+    x, labels = split.x, split.labels
+    generator = torch.Generator().manual_seed(0)
+    every = torch.cat([labels, split.held_labels])
+    every = every[torch.randperm(len(every), generator=generator).to(labels.device)]
+    control = Split(x, every[: len(labels)], split.held, every[len(labels) :])
+    shuffled = fit_each_site(x, control.labels, method)
+    noise = torch.randn(x.shape[-1], generator=generator).to(x.device)
+    noise = noise / noise.norm()
+    random = noise.expand(*x.shape[:2], -1).double()
+    along = project(x, random)
+    threshold = (along[..., labels].mean(-1) + along[..., ~labels].mean(-1)) / 2
+    accuracies = {
+        "accuracy_shuffled": _accuracy(control, shuffled),
+        "accuracy_random": _accuracy(split, Fitted(random, threshold)),
+    }
+    return accuracies, {"control_labels": every, "random_direction": noise}
+
+
+def _against_bayes(
+    seen: Observation, split: Split, fitted: Fitted, cut: int
+) -> tuple[dict[str, list], Check]:
+    """The accuracy of Bayes' rule at each position, and the check that it is not beaten."""
+    tokens, labels = seen.text.tokens, split.held_labels
+    decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
+    belief, mask = seen.truth.beliefs(tokens)
+    best = (belief[cut:] > 0.5).T.to(labels.device)
+    excess, error = paired_excess(decided, best.expand_as(decided), labels)
+    informed = ((belief[cut:] - 0.5).abs() > 1e-9).any(0) & mask[cut:].all(0)
+    beaten = ((excess - 4 * error)[:, informed.to(excess.device)]).max().clamp(min=0).item()
+    bayes = (best == labels).double().mean(-1)
+    values = {
+        "bayes_accuracy": decimals(bayes, 4),
+        "informed": informed.tolist(),
+        "slots": seen.truth.slot_names(tokens.shape[1]),
+    }
+    return values, Check.at_most("Bayes' rule is not beaten", beaten, 0.0)

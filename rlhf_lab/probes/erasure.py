@@ -1,0 +1,60 @@
+"""LEACE: erasure of a label from activations, so that no linear reader tells it from chance."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.models.device import exact
+
+
+class Eraser(NamedTuple):
+    """An affine map that takes a label out of activations.
+
+    Args:
+        mean: of the activations that it was fitted to.
+        axis: the difference of the class means, along which activations are moved.
+        reader: how far: the best linear reader of the label, with reader . axis = 1.
+    """
+
+    mean: Float[Tensor, "*site d_model"]
+    axis: Float[Tensor, "*site d_model"]
+    reader: Float[Tensor, "*site d_model"]
+
+    def erase(self, x: Float[Tensor, "*site n d_model"]) -> Float[Tensor, "*site n d_model"]:
+        """x - ((x - mean) . reader) axis, in float64."""
+        x = exact(x)
+        read = ((x - self.mean[..., None, :]) @ self.reader[..., None])[..., 0]
+        return x - read[..., None] * self.axis[..., None, :]
+
+
+def fit_leace(
+    x: Float[Tensor, "*site n d_model"], labels: Bool[Tensor, " n"], ridge: float = 1e-4
+) -> Eraser:
+    """The smallest change of activations after which both classes have one mean.
+
+    1. Take the difference of the class means, and the covariance of all activations (with a ridge
+       of a share of its mean variance, since a token that is always the same varies in nothing).
+    2. The reader is that difference divided by the covariance, scaled to read the difference as 1.
+
+    Where the means are equal there is nothing to erase. Difference-of-means ablation takes the same
+    axis away as far as activations *lie along* it, which leaves a label that is correlated with
+    other directions; LEACE takes away what a reader *reads*.
+
+    r(x) = x - (x - mu)' w d, d = mu+ - mu-, w = S^-1 d / (d' S^-1 d)
+    (Belrose et al. 2023, arXiv 2306.03819, theorem 4.3, for one binary label)
+    """
+    x = exact(x)
+    mean = x.mean(-2)
+    axis = x[..., labels, :].mean(-2) - x[..., ~labels, :].mean(-2)
+    centered = x - mean[..., None, :]
+    covariance = centered.mT @ centered / x.shape[-2]
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    covariance = covariance + ridge * variance[..., None, None] * identity
+    factor = torch.linalg.cholesky(covariance)
+    reader = torch.cholesky_solve(axis[..., None], factor)[..., 0]
+    read = (reader * axis).sum(-1, keepdim=True)
+    there = axis.norm(dim=-1, keepdim=True) > 1e-9
+    return Eraser(mean, axis, torch.where(there, reader / torch.where(there, read, 1.0), 0.0))

@@ -1,0 +1,69 @@
+"""LEACE: numbers by hand, what it leaves, and what ablation leaves that it does not."""
+
+import pytest
+import torch
+
+from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, project
+from rlhf_lab.probes.erasure import fit_leace
+
+
+def sheared(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes 2 apart along the first axis, whose noise is the same along both axes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2 == 0
+    noise = torch.randn(n, 2, generator=generator).double()
+    x = torch.stack([noise[:, 0] + labels * 2.0, noise[:, 0] + 0.1 * noise[:, 1]], dim=1)
+    return x, labels
+
+
+def read(x: torch.Tensor, labels: torch.Tensor) -> float:
+    half = len(x) // 2
+    fitted = fit_direction(x[:half], labels[:half], "lda")
+    return accuracy(project(x[half:], fitted.direction), fitted.threshold, labels[half:]).item()
+
+
+def test_by_hand_in_two_dimensions():
+    x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).double()
+    labels = torch.tensor([True, True, False, False])
+    eraser = fit_leace(x, labels, ridge=0.0)
+    # means (1, 0) and (-1, 0): d = (2, 0); S = identity; w = S^-1 d / (d' S^-1 d) = (2, 0) / 4
+    assert eraser.axis.tolist() == [2, 0] and eraser.reader.tolist() == [0.5, 0]
+    assert eraser.erase(x).tolist() == [[0, 1], [0, -1], [0, 1], [0, -1]]
+
+
+def test_it_takes_what_is_read_and_ablation_what_lies_along_the_axis():
+    """A covariance of (2, 1; 1, 1.01), with means 2 apart along the first axis.
+
+    S^-1 d is along (1.01, -1), so that LEACE reads the difference of both numbers, and moves along
+    the first alone.
+    """
+    x, labels = sheared(4000, seed=0)
+    eraser = fit_leace(x, labels)
+    direction = eraser.reader / eraser.reader.norm()
+    assert direction[1] / direction[0] == pytest.approx(-1, abs=0.02)
+    assert abs(eraser.axis[1]) < 0.1 < 1.9 < eraser.axis[0]
+    along = fit_direction(x, labels).direction
+    assert read(x, labels) > 0.99
+    assert abs(read(ablate(x, along), labels) - 0.5) < 0.05
+    assert abs(read(eraser.erase(x), labels) - 0.5) < 0.05
+    # what does not lie along the axis stays as it was, and less is moved than by ablation
+    moved = [(each - x).square().sum() for each in (eraser.erase(x), ablate(x, along))]
+    assert moved[0] < moved[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_classes_have_one_mean_afterwards_and_erasing_twice_changes_nothing(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 40, 8, generator=generator)
+    labels = torch.rand(40, generator=generator) > 0.4
+    eraser = fit_leace(x, labels)
+    erased = eraser.erase(x)
+    gap = erased[:, labels].mean(1) - erased[:, ~labels].mean(1)
+    assert gap.abs().max() < 1e-12
+    assert (eraser.erase(erased) - erased).abs().max() < 1e-12
+
+
+def test_a_token_that_is_always_the_same_is_left_as_it_is():
+    x = torch.ones(6, 4)
+    labels = torch.tensor([True, False] * 3)
+    assert torch.equal(fit_leace(x, labels).erase(x), x.double())
