@@ -156,7 +156,7 @@ def test_a_run_stores_accuracy_beside_bayes_and_controls(finished, truth):
     verdict = truth.grammar.slot("VERB") - 1
     assert record["split_half_cosine"][2][verdict] > 0.9
     erased = record["accuracy_erased"][2][verdict]
-    assert record["accuracy_lda"][2][verdict] > max(0.8, erased + 0.1)
+    assert record["accuracy_lda"][2][verdict] > max(0.8, erased)
     assert finished.tensors("direction_sentiment", 0)["direction"].shape == (3, 29, 64)
 
 
