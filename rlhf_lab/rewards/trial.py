@@ -1,6 +1,7 @@
 """Trial of a run's rewards on a prompt, before anything is written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -104,3 +105,25 @@ def one_answer_each(
                 f"{answer!r:.40}; keep one of them, or raise prompt_words."
             )
     return found
+
+
+def looked_up(
+    prompts: Sequence[Prompt],
+    known: Mapping[Prompt, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    field: str,
+    column: str | None,
+) -> list[Any]:
+    """What is known of each prompt, from the column that a field names.
+
+    Raises:
+        ConfigError: a prompt of which nothing is.
+    """
+    unknown = next((prompt for prompt in prompts if prompt not in known), None)
+    if unknown is not None:
+        what = field.removesuffix("s_column")
+        raise ConfigError(
+            f"the prompt {tokenizer.decode(unknown)!r} has no {what} under {field}={column!r}; "
+            f"leave {field} out."
+        )
+    return [known[prompt] for prompt in prompts]
