@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import Positional
+from tyro.conf import FlagCreatePairsOff, Positional
 
 from rlhf_lab.commands import Checkpoint, Device, RunDirectory
 from rlhf_lab.console import print_line
@@ -83,19 +83,31 @@ def prepare(out: Path, device: str = "auto") -> Any:
     return pick_device(device)
 
 
-def export(directory: RunDirectory, out: Positional[Path], checkpoint: Checkpoint = "last") -> int:
+def export(
+    directory: RunDirectory,
+    out: Positional[Path],
+    checkpoint: Checkpoint = "last",
+    adapter: FlagCreatePairsOff[bool] = False,
+) -> int:
     """Write a run's policy as a Hugging Face model, with its value head beside it, and check it.
 
     Args:
         out: The directory to write, which does not exist yet.
+        adapter: Write the LoRA adapters alone, in PEFT's format, without the model below them and
+            the value head.
     """
-    from rlhf_lab.models import export_policy
+    from rlhf_lab.models import export_adapter, export_policy
     from rlhf_lab.training import RunDir
     from rlhf_lab.training.model_card import write_run_card
     from rlhf_lab.training.restore import checkpoint_name, load_policy
 
     prepare(out)
     policy, args = load_policy(directory, checkpoint)
+    if adapter:
+        gap = export_adapter(policy.base_model, args.base_model, out)
+        exactly = f"read back, log-probs differ by at most {gap.weighed:.1g} nats"
+        print_line(f"written to {out} in PEFT's format for {args.base_model}; {exactly}")
+        return 0
     out, gap = export_policy(policy, args.base_model, out)
     write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
     print_line(written(out, gap))

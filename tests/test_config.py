@@ -69,6 +69,7 @@ OPTIONAL = {
     "stop_tokens",
     "stop_token_ids",
     "critic_from",
+    "adapter_from",
     "dynamic_sampling",
 }
 WHOLE_NUMBERS = (
@@ -109,6 +110,7 @@ OUT_OF_RANGE = [
     ("reward_weights", ()),
     ("positive_label", ""),
     ("critic_from", ""),
+    ("adapter_from", ""),
     ("stop_tokens", ""),
     ("stop_tokens", "was,"),
     ("stop_token_ids", ""),

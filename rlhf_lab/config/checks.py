@@ -67,7 +67,7 @@ RANGES = (
         Range(lambda v: v and all(abs(x) < 1e38 for x in v), "one finite number per reward"),
         "reward_weights",
     ),
-    (Range(bool, "a directory, or None"), "critic_from"),
+    (Range(bool, "a directory, or None"), "critic_from adapter_from"),
     (Range(lambda v: all(v.split(",")), "texts with one comma between, or None"), "stop_tokens"),
     (
         Range(lambda v: all(map(str.strip, v.split(","))), "tags with one comma between, or None"),
@@ -208,13 +208,19 @@ def _of_memory(args: AllFields) -> Iterator[str]:
 
 
 def _of_weights(args: AllFields) -> Iterator[str]:
+    if args.lora_rank and args.adapter_from is not None:
+        yield (
+            f"lora_rank={args.lora_rank} asks for fresh adapters, and adapter_from="
+            f"{args.adapter_from!r} for those that are there; leave one of the two out."
+        )
     if args.weight_precision == "fp32":
         return
     given = f"weight_precision={args.weight_precision!r}"
-    if args.lora_rank:
+    if args.lora_rank or args.adapter_from is not None:
+        name = "lora_rank" if args.lora_rank else "adapter_from"
         yield (
-            f"lora_rank={args.lora_rank} trains adapters in fp32 beside weights that are merged "
-            f"with them, which {given} would round away; set weight_precision='fp32'."
+            f"{name}={getattr(args, name)!r} trains adapters in fp32 beside weights that are "
+            f"merged with them, which {given} would round away; set weight_precision='fp32'."
         )
     if args.optimizer != "adamw":
         yield f"{given} has an AdamW of its own; leave optimizer={args.optimizer!r} at 'adamw'."

@@ -86,6 +86,10 @@ class AdapterArgs:
     """Train adapters of this rank while the transformer stays frozen; all its weights when 0."""
     lora_alpha: float = 16.0
     """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
+    adapter_from: str | None = None
+    """A directory with a LoRA adapter in PEFT's format, which is trained on; lora_rank and the
+    fields below say nothing then. Fresh adapters, or none, when None.
+    """
     lora_targets: str = "W_Q,W_V"
     """What has adapters, with commas between: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
 

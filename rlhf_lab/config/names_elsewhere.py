@@ -58,6 +58,7 @@ FIELDS_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "apply_chat_template": "chat",
         "chat_template": "chat",
         "peft_config": "lora_rank, lora_alpha and lora_targets",
+        "adapter_name_or_path": "adapter_from",
         "enable_activation_checkpointing": "activation_checkpointing",
         "gradient_checkpointing": "activation_checkpointing",
         "optimizer_in_bwd": "optimizer_in_backward",

@@ -24,6 +24,7 @@ from rlhf_lab.models.outputs import (
     run_policy,
     start_decoding,
 )
+from rlhf_lab.models.peft_format import export_adapter, load_adapter
 from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
@@ -46,12 +47,14 @@ __all__ = [
     "build_policy",
     "compare_with_reference",
     "effective_weights",
+    "export_adapter",
     "export_language_model",
     "export_policy",
     "final_residuals",
     "frozen_copy",
     "has_hooks",
     "init_cache",
+    "load_adapter",
     "load_model",
     "load_with_adapters",
     "lora_layers",

@@ -6,6 +6,7 @@ from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.models.critic import TransformerWithCritic, make_policy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
+from rlhf_lab.models.peft_format import load_adapter
 from rlhf_lab.models.reference import frozen_copy
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.models.value_head import TransformerWithValueHead
@@ -43,19 +44,27 @@ def in_weight_precision(
 def load_with_adapters(
     base_model: str, adapters: AdapterArgs, device: str | torch.device = "cpu", seed: int = 0
 ) -> HookedTransformer:
-    """A model to train: all its weights when the adapters' rank is 0, else adapters alone.
+    """A model to train: all its weights, or adapters alone, fresh ones or those of a directory.
 
     Raises:
-        LoadError: the base model was not found.
+        LoadError: the base model or the adapter was not found.
         ConfigError: adapters that do not fit it.
     """
     model = load_model(base_model, device=device)
-    if adapters.lora_rank:
+    if adapters.adapter_from is not None:
+        load_adapter(model, adapters.adapter_from, base_model)
+    elif adapters.lora_rank:
         targets = adapters.lora_targets.replace(",", " ").split()
         add_lora(model, adapters.lora_rank, adapters.lora_alpha, targets, seed)
     return model
 
 
 def make_reference(model: HookedTransformer) -> HookedTransformer:
-    """What a policy's transformer is compared with: a frozen copy, or, below adapters, itself."""
-    return without_adapters(model) if lora_layers(model) else frozen_copy(model)
+    """What a policy's transformer is compared with: as it is now, frozen.
+
+    Fresh adapters change nothing yet: below them is the model itself. Others are part of a copy.
+    """
+    layers = lora_layers(model).values()
+    if layers and not any(layer.B.any() for layer in layers):
+        return without_adapters(model)
+    return frozen_copy(model)

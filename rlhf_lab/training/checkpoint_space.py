@@ -75,7 +75,7 @@ def loaded_weights(
 
     None, unless the run has a bound on its checkpoints, trains all weights, and loaded them.
     """
-    if own_policy or args.keep_checkpoints is None or args.lora_rank:
+    if own_policy or args.keep_checkpoints is None or args.lora_rank or args.adapter_from:
         return {}
     return {name: tensor for name, tensor in tensors.items() if name.startswith(LOADED)}
 

@@ -30,7 +30,7 @@ CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every")
 """The settings that may change when a run goes on."""
 MOMENT = re.compile(re.escape(checkpoint.OPTIMIZER) + "([0-9]+)[.]([a-z_0-9]+)")
 """The names under which moments are saved: the parameter's number, and which moment it is."""
-PLACES = ("device", "base_model", "reward_model", "prompts", "critic_from")
+PLACES = ("device", "base_model", "reward_model", "prompts", "critic_from", "adapter_from")
 """Settings that say where things are: one that was corrected in run.json is only told."""
 
 

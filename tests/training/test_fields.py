@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlhf_lab.commands import resume, train
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models import load_model
+from rlhf_lab.models import export_adapter, load_model
 from rlhf_lab.models.fast import run_block
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
@@ -71,6 +71,7 @@ BASE = {
     "lora_rank": 0,
     "lora_alpha": 4.0,
     "lora_targets": "W_Q,W_V",
+    "adapter_from": None,
     "prefix": "this movie",
     "prompts": None,
     "prompts_column": "prompt",
@@ -194,6 +195,7 @@ ELSEWHERE = {
     "lora_rank",
     "lora_alpha",
     "lora_targets",
+    "adapter_from",
     "kl_target",
     "kl_horizon",
     "reward_model",
@@ -746,6 +748,20 @@ def test_reward_weights_say_how_much_each_reward_counts(tmp_path):
     )
     assert differ(weights(equal), weights(other)) and differ(weights(other), weights(alone))
     assert not differ(weights(alone), weights(phases_only(tmp_path / "d")))
+
+
+def test_adapter_from_is_what_is_trained_on(tmp_path):
+    """Where an adapter is written and read again, the run starts as the one before has ended."""
+    before = phases_only(None, lora_rank=2)
+    export_adapter(before.policy.base_model, "reel-nano", tmp_path / "adapter")
+    after = RLHFTrainer(RLHFArgs(**(BASE | {"adapter_from": str(tmp_path / "adapter")})))
+    trained = {n: w for n, w in after.policy.base_model.named_parameters() if w.requires_grad}
+    was = dict(before.policy.base_model.named_parameters())
+    assert trained and all(torch.allclose(w, was[name], atol=1e-6) for name, w in trained.items())
+    assert after.rollout_phase().kl.abs().max() < 1e-6
+    for clash in ({"lora_rank": 2}, {"weight_precision": "bf16"}):
+        with pytest.raises(ConfigError, match="adapter_from="):
+            RLHFArgs(**(BASE | {"adapter_from": "x"} | clash))
 
 
 def test_chat_and_its_system_prompt_are_what_a_prompt_becomes(tmp_path):

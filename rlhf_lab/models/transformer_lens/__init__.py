@@ -11,8 +11,10 @@ from rlhf_lab.models.transformer_lens.convert import (
     FAMILIES,
     family_of,
     from_hugging_face,
+    places_of,
     to_hugging_face_weights,
 )
+from rlhf_lab.models.transformer_lens.families import Place
 from rlhf_lab.models.transformer_lens.kinds import (
     blocks_of,
     is_centered,
@@ -46,6 +48,7 @@ __all__ = [
     "HookPoint",
     "HookedTransformer",
     "KVCache",
+    "Place",
     "blocks_of",
     "empty_cache",
     "family_of",
@@ -62,6 +65,7 @@ __all__ = [
     "make_room_for",
     "odd_part",
     "pick_rows",
+    "places_of",
     "rotate",
     "share_mask",
     "split_cache",

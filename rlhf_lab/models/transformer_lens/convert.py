@@ -7,7 +7,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 from transformer_lens import HookedTransformerConfig
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.transformer_lens import families
@@ -97,6 +102,21 @@ def to_hugging_face_weights(
     """
     family = family_of(hf_model)
     return family.write(hf_model.config, parameters, hf_model.state_dict())
+
+
+def places_of(config: PreTrainedConfig) -> list[families.Place]:
+    """Where the weights of a model of this configuration stand in a hooked model.
+
+    Raises:
+        LoadError: the architecture is not supported.
+    """
+    architecture = next(iter(config.architectures or ()), type(config).__name__)
+    if architecture not in FAMILIES:
+        raise LoadError(
+            f"the architecture {architecture} has no places for adapters; choose a model of one of "
+            f"{', '.join(FAMILIES)}."
+        )
+    return FAMILIES[architecture].places(config)
 
 
 def _with_a_name(tokenizer: PreTrainedTokenizerBase, directory: str) -> PreTrainedTokenizerBase:

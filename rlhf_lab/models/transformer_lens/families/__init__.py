@@ -5,7 +5,7 @@ from rlhf_lab.models.transformer_lens.families.gpt2 import GPT2
 from rlhf_lab.models.transformer_lens.families.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
 from rlhf_lab.models.transformer_lens.families.neox import NEOX
 from rlhf_lab.models.transformer_lens.families.olmo2 import OLMO2
-from rlhf_lab.models.transformer_lens.families.table import Family
+from rlhf_lab.models.transformer_lens.families.table import Family, Place
 
 __all__ = [
     "Family",
@@ -17,6 +17,7 @@ __all__ = [
     "NEOX",
     "OLMO2",
     "PHI3",
+    "Place",
     "QWEN2",
     "QWEN3",
 ]
