@@ -32,6 +32,7 @@ REFUSED = [
     ("LlamaForCausalLM", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'"),
     ("LlamaForCausalLM", {"head_dim": 5}, "5 numbers of each head of 5"),
     ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
+    ("LlamaForCausalLM", rope("default", partial_rotary_factor=0.5), "rope_parameters="),
     ("MistralForCausalLM", rope("linear"), "rope_parameters="),
     ("Qwen2ForCausalLM", rope("linear"), "rope_parameters="),
     ("Qwen2ForCausalLM", ALL_SLIDE, "sliding_window=None"),
