@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.chat import Message
+from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism.rewards import grammatical
 from rlhf_lab.rewards.reading import Paid, RewardFn, Written, read_reward, score_texts
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.trial import Prompt, looked_up, one_answer_each, try_rewards
-from rlhf_lab.rewards.turns import TurnReward
+from rlhf_lab.rewards.turns import TurnReward, chat_answers
 from rlhf_lab.rewards.weighted import rewards_in
 from rlhf_lab.samples import Samples
 
@@ -151,10 +151,18 @@ class RewardPipeline:
         if not any(isinstance(reward, apart) for reward in rewards_in(reward_fn).values()):
             return read_reward(reward_fn, Written(texts, samples=samples))
         prompts = samples.prompt_texts(self.tokenizer)
-        answers = None
-        if self.answers:
-            answers = self._known(samples, self.answers, "answers_column")
-        return read_reward(reward_fn, Written(texts, prompts, answers, samples))
+        return read_reward(reward_fn, Written(texts, prompts, self._answers_to(samples), samples))
+
+    def _in_chat(self, samples: Samples) -> Written:
+        """The responses of a chat, and what they answer; other prompts are a user's turn."""
+        responses = chat_answers(samples, self.tokenizer, self.stop_tokens)
+        rows = zip(samples.prompts(), samples.prompt_texts(self.tokenizer), strict=True)
+        asked = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
+        return Written.in_chat(asked, responses, self._answers_to(samples), samples)
+
+    def _answers_to(self, samples: Samples) -> list[str] | None:
+        """The right answer to the prompt of each row; None where there are no answers."""
+        return self._known(samples, self.answers, "answers_column") if self.answers else None
 
     def _known(self, samples: Samples, known: Mapping[Prompt, Any], field: str) -> list[Any]:
         """What is known of the prompt of each row; see `looked_up`."""

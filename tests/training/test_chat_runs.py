@@ -219,3 +219,9 @@ def test_a_run_in_a_chat_goes_on_after_a_break(args, tmp_path, stored):
     resumed.train()
     pairs = zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_penalties_for_what_does_not_end_need_no_other_stop_token(args):
+    assert args(penalize_no_eos=True).penalize_no_eos
+    with pytest.raises(ConfigError, match="needs responses of different lengths"):
+        args(penalize_no_eos=True, chat=False)
