@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import check_mask, check_same_shape
 
-__all__ = ["Interval", "bootstrap_interval", "recovered_fraction"]
+__all__ = ["Interval", "bootstrap_interval", "bootstrap_means", "recovered_fraction"]
 
 FEWEST_DEFINED = 0.9
 """The share of resamples in which a statistic must be defined, or there is no interval."""
@@ -64,7 +64,7 @@ class Interval:
             return f"undefined ({self.why}), {n}"
         if self.value.ndim:
             return f"{tuple(self.value.shape)} estimates, {n}"
-        if self.low is None or self.high is None:
+        if self.low is None or self.high is None or self.low.isnan():
             return f"{self.value.item():.3g} (no interval: {self.why}), {n}"
         low, high = self.low.item(), self.high.item()
         return f"{self.value.item():.3g} [{low:.3g}, {high:.3g}], {n}"
@@ -99,11 +99,7 @@ def bootstrap_interval(
 
     Source: Efron 1979; Efron and Tibshirani 1993, chapter 13
     """
-    if not 0 < level < 1 or resamples < 100:
-        raise ValueError(
-            f"level is {level} and resamples is {resamples}; give a level between 0 and 1, such as "
-            "0.95, and at least 100 resamples."
-        )
+    _check_draws(level, resamples)
     rows = [_on_cpu(column) for column in columns]
     if mask is not None:
         mask = mask.cpu()
@@ -114,25 +110,52 @@ def bootstrap_interval(
         rows, mask = [row[has_any] for row in _of_one_length(*rows, mask)[:-1]], mask[has_any]
     n = len(_of_one_length(*rows)[0])
     if not n:
-        raise ValueError("there is no sequence to take a statistic of; give at least one.")
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+        raise _no_sequence()
     if statistic is None:
-        take = _mean_of_rows(rows, mask)
-    else:
-        given = rows if mask is None else [*rows, mask]
-        take = lambda drawn: _as_float64(statistic(*(row[drawn] for row in given)))
-    value = take(torch.arange(n))
+        sums, counts = _sums_of_rows(rows, mask)
+        how = {"level": level, "resamples": resamples, "generator": generator}
+        return bootstrap_means(sums, counts, statistic=torch.div, **how)
+    given = rows if mask is None else [*rows, mask]
+    take = lambda drawn: _as_float64(statistic(*(row[drawn] for row in given)))
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    draws = (torch.randint(n, (n,), generator=generator) for _ in range(resamples if n > 1 else 0))
+    return _interval(take(torch.arange(n)), [take(drawn) for drawn in draws], n, level)
+
+
+def bootstrap_means(
+    *columns: Tensor,
+    statistic: Statistic | None = None,
+    level: float = 0.95,
+    resamples: int = 2000,
+    generator: torch.Generator | None = None,
+) -> Interval:
+    """Give the interval of what depends on the means of columns alone, for many numbers at once.
+
+    1. Draw sequences with replacement as `bootstrap_interval` does, and average each column.
+    2. Call the `statistic` with the means, once for all resamples: a ratio, or the R2 of a fit from
+       the means of its squared errors, of y and of y squared. Without it, it is the mean itself.
+
+    Columns have a row per sequence, of numbers of any shape; `statistic` takes means with an axis
+    of resamples in front of that shape. Thousands of times as fast as a call per resample. Raises
+    ValueError as `bootstrap_interval` does.
+
+    Source: Efron and Tibshirani 1993, chapter 13
+    """
+    _check_draws(level, resamples)
+    rows = [column.double() for column in _of_one_length(*map(_on_cpu, columns))]
+    n = len(rows[0])
+    if not n:
+        raise _no_sequence()
+    found_of = (lambda mean: mean) if statistic is None else statistic
+    whole = found_of(*(row.mean(0, keepdim=True) for row in rows))[0]
     if n == 1:
-        return Interval(value, None, None, n, level, why="one sequence")
-    draw = lambda: torch.randint(n, (n,), generator=generator)
-    found = torch.stack([take(draw()) for _ in range(resamples)])
-    defined = (~found.isnan()).double().mean(0)
-    if (defined < FEWEST_DEFINED).any():
-        why = f"the statistic is defined in {defined.min():.0%} of the resamples"
-        return Interval(value, None, None, n, level, why=why)
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = found.nanquantile(tails, dim=0)
-    return Interval(value, low, high, n, level)
+        return _interval(whole, [], n, level)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    draws = torch.randint(n, (resamples, n), generator=generator)
+    share = torch.zeros(resamples, n, dtype=torch.float64)
+    share.scatter_add_(1, draws, torch.full_like(share, 1 / n))
+    means = [(share @ row.reshape(n, -1)).reshape(resamples, *row.shape[1:]) for row in rows]
+    return _interval(whole, found_of(*means), n, level)
 
 
 def recovered_fraction(
@@ -199,10 +222,10 @@ def _of_one_length(*rows: Tensor) -> tuple[Tensor, ...]:
     return rows
 
 
-def _mean_of_rows(
+def _sums_of_rows(
     rows: list[Tensor], mask: Tensor | None
-) -> Callable[[Int[Tensor, " n"]], Float[Tensor, ""]]:
-    """The mean over all real entries of some rows, from each row's sum and count."""
+) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
+    """The sum and the number of the real entries of each row."""
     if len(rows) != 1:
         raise ValueError(f"{len(rows)} columns need a statistic that takes so many; give one.")
     values = rows[0].double()
@@ -212,5 +235,37 @@ def _mean_of_rows(
         raise ValueError(
             "values hold nan where the mask is True; mask those entries, or correct them."
         )
-    sums, counts = values.reshape(len(values), -1).sum(1), real.reshape(len(values), -1).sum(1)
-    return lambda drawn: sums[drawn].sum() / counts[drawn].sum()
+    return values.reshape(len(values), -1).sum(1), real.reshape(len(values), -1).sum(1)
+
+
+def _interval(
+    value: Float[Tensor, "*shape"],
+    found: Float[Tensor, "..."] | list[Float[Tensor, "*shape"]],
+    n: int,
+    level: float,
+) -> Interval:
+    """The quantiles of what was found, where enough of it is defined."""
+    if n == 1:
+        return Interval(value, None, None, n, level, why="one sequence")
+    found = found if isinstance(found, Tensor) else torch.stack(found)
+    defined = (~found.isnan()).double().mean(0)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    ends = found.nanquantile(tails, dim=0)
+    low, high = torch.where(defined < FEWEST_DEFINED, torch.nan, ends)
+    why = f"the statistic is defined in {defined.min():.0%} of the resamples"
+    if low.isnan().all():
+        return Interval(value, None, None, n, level, why=why)
+    return Interval(value, low, high, n, level, why=why if low.isnan().any() else "")
+
+
+def _check_draws(level: float, resamples: int) -> None:
+    """Refuse a level that is no share, and resamples of which no quantile can be taken."""
+    if not 0 < level < 1 or resamples < 100:
+        raise ValueError(
+            f"level is {level} and resamples is {resamples}; give a level between 0 and 1, such as "
+            "0.95, and at least 100 resamples."
+        )
+
+
+def _no_sequence() -> ValueError:
+    return ValueError("there is no sequence to take a statistic of; give at least one.")

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import auc
+from rlhf_lab.functional import Interval, auc, bootstrap_means
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.probes.bindings import bind_direction
 from rlhf_lab.probes.direction import (
@@ -21,7 +21,15 @@ from rlhf_lab.probes.direction import (
     project,
 )
 from rlhf_lab.probes.erasure import Eraser, fit_leace
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
 
 LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
 
@@ -100,6 +108,7 @@ class Direction(Probe):
             "sites": list(seen.acts),
             "sequences": {"fitted": cut, "held": len(positive)},
             "accuracy": _accuracy(ours, fitted),
+            **interval_fields("accuracy", accuracy_interval(ours, fitted)),
             "auc": decimals(auc(project(held, fitted.direction), positive), 4),
             "accuracy_frozen": _accuracy(ours, first),
             "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
@@ -141,6 +150,13 @@ def _accuracy(split: Split, fitted: Fitted) -> list:
     """How often a direction tells the held-out classes apart."""
     along = project(split.held, fitted.direction)
     return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)
+
+
+def accuracy_interval(split: Split, fitted: Fitted) -> Interval:
+    """The bootstrap interval of each site's and position's accuracy, over held-out sequences."""
+    along = project(split.held, fitted.direction)
+    is_right = (along > fitted.threshold[..., None]) == split.held_labels
+    return bootstrap_means(is_right.movedim(-1, 0), resamples=RESAMPLES)
 
 
 def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import Interval
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event
 from rlhf_lab.training.callbacks import check_every
+
+RESAMPLES = 400
+"""Of the intervals of a record: enough for two digits, and 20 ms for 150 of them."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,14 @@ class Probe:
         """What describes the probe in the run's store."""
         kept = {"events": list(self.events), "sites": list(self.sites), "pos": self.pos}
         return {"name": self.name, "kind": type(self).__name__, "every": self.every} | kept
+
+
+def interval_fields(name: str, interval: Interval, digits: int = 4) -> dict[str, Any]:
+    """What a record holds of an interval beside its value: both ends; nothing if it has none."""
+    if interval.low is None or interval.high is None:
+        return {}
+    ends = {"low": interval.low, "high": interval.high}
+    return {f"{name}_{end}": decimals(x, digits) for end, x in ends.items()}
 
 
 def decimals(x: Float[Tensor, "..."], digits: int = 6) -> Any:

@@ -1,15 +1,26 @@
 """ValueLens: the value head applied to every layer (a logit lens for value); ridge regression."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.bindings import bind_value_lens
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
 from rlhf_lab.training.capture import capture_activations, text_at
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
@@ -114,6 +125,27 @@ def readability(
 
     Raises ValueError with fewer than 6 sequences.
     """
+    found = [r_squared(*fit) for fit in held_out_fits(residuals, target, mask, ridge, pooled)]
+    r2, defined = (torch.stack(each) for each in zip(*found, strict=True))
+    return r2, defined
+
+
+class HeldOutFit(NamedTuple):
+    """What a ridge regression of one site says of held-out rows, what they are, and which count."""
+
+    predicted: Float[Tensor, "pos n"]
+    y: Float[Tensor, "pos n"]
+    mask: Bool[Tensor, "pos n"]
+
+
+def held_out_fits(
+    residuals: Float[Tensor, "site batch seq d_model"],
+    target: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    ridge: float = 1e-6,
+    pooled: bool = False,
+) -> list[HeldOutFit]:
+    """The fits behind `readability`, site by site; `pooled`, all positions are one."""
     batch = len(target)
     if batch < 6:
         raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")
@@ -128,9 +160,29 @@ def readability(
         (x_fit, y_fit, kept_fit), (x_test, y_test, kept_test) = flat
         slope, intercept = fit_ridge(x_fit, y_fit, kept_fit, ridge)
         predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]
-        found.append(r_squared(predicted, y_test, kept_test))
-    r2, defined = (torch.stack(each) for each in zip(*found, strict=True))
-    return r2, defined
+        found.append(HeldOutFit(predicted, y_test, kept_test))
+    return found
+
+
+def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
+    """The bootstrap interval of each site's and position's R2, over held-out sequences.
+
+    The fit is kept as it is. Tokens of one sequence are drawn together, also where all positions
+    are pooled.
+    """
+
+    def of_sequences(x: Float[Tensor, "pos n"]) -> Float[Tensor, "sequence pos"]:
+        n_pos = len(x)
+        return exact(x).reshape(n_pos, sequences, -1).sum(-1).T
+
+    def r2(error: Tensor, count: Tensor, y: Tensor, square: Tensor) -> Tensor:
+        total = square - y.square() / count
+        return torch.where(total > 1e-8 * count, 1 - error / total, torch.nan)
+
+    errors = [of_sequences((f.y - f.predicted).square() * f.mask) for f in fits]
+    y, weight = exact(fits[0].y), exact(fits[0].mask)
+    shared = [of_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
+    return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
 
 
 class ValueLens(Probe):
@@ -187,9 +239,14 @@ class ValueLens(Probe):
             target, mask, slots = found
             pooled = self.text == "rollout"
             x = residuals[:, :, seen.prefix_len - 1 : -1] if pooled else residuals
-            r2, defined = readability(x, target, mask, self.ridge, pooled)
+            fits = held_out_fits(x, target, mask, self.ridge, pooled)
+            r2, defined = (
+                torch.stack(part) for part in zip(*(r_squared(*fit) for fit in fits), strict=True)
+            )
+            n = len(target) - 2 * len(target) // 3
             tensors |= {"r2": r2.float(), "r2_defined": defined}
             values |= {"slots": slots, "r2": decimals(r2, 4), "defined": defined.tolist()}
+            values |= {"held_out": n, **interval_fields("r2", r2_interval(fits, n))}
             if not pooled:
                 head_r2, _ = r_squared(model_values.T, target.T, mask.T)
                 values["head_r2"] = decimals(head_r2, 4)

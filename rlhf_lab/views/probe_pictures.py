@@ -17,6 +17,7 @@ from rlhf_lab.views.color import Kind
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
+from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
@@ -105,7 +106,9 @@ def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:
         ]
         title = f"phase {record['phase']}: R2 of value, read linearly, held out"
         sites = [short_site(site) for site in record["sites"]]
+        title += held_out(record)
         parts.append(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0)))
+        parts.append(best_cell(record, "r2", grid, sites, record["slots"]))
     return parts
 
 
@@ -118,8 +121,9 @@ def direction_parts(run: Run, name: str, records: Records) -> PageParts:
         grid, rows = list(record["accuracy"]), [short_site(site) for site in record["sites"]]
         if "bayes_accuracy" in record:
             grid, rows = [*grid, record["bayes_accuracy"]], [*rows, "Bayes' rule"]
-        title = f"phase {record['phase']}: accuracy of the direction, held out"
+        title = f"phase {record['phase']}: accuracy of the direction, held out{held_out(record)}"
         parts.append(heatmap(grid, rows, slots, title, limits=(0.5, 1.0)))
+        parts.append(best_cell(record, "accuracy", record["accuracy"], rows, slots))
     if "sequences" in records[-1]:
         parts += drift_parts(records, [short_site(site) for site in records[0]["sites"]])
     return parts

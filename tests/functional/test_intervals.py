@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_lab.functional import Interval, auc, bootstrap_interval, recovered_fraction
+from rlhf_lab.functional import (
+    Interval,
+    auc,
+    bootstrap_interval,
+    bootstrap_means,
+    recovered_fraction,
+)
 
 number = st.floats(-10, 10, width=32)
 
@@ -126,6 +132,35 @@ def test_a_statistic_without_meaning_in_some_resamples_leaves_them_out_or_says_s
     assert "defined in 6" in str(rare) and "of the resamples" in str(rare)
 
 
+def test_functions_of_means_are_those_of_the_resampled_rows():
+    """R2 of many predictions at once against a call per resample and prediction."""
+    rng = generator(2)
+    y = torch.randn(40, 3, generator=rng, dtype=torch.float64)
+    y[:, 2] = 1.0
+    predicted = y + torch.randn(40, 3, generator=rng, dtype=torch.float64) * 0.5
+
+    def of_means(error, mean, square):
+        variance = square - mean**2
+        return torch.where(variance > 1e-9, 1 - error / variance, torch.nan)
+
+    fast = bootstrap_means((y - predicted) ** 2, y, y**2, statistic=of_means, resamples=300)
+
+    def of_rows(y, predicted):
+        return 1 - ((y - predicted) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+
+    for i in range(2):
+        slow = bootstrap_interval(y[:, i], predicted[:, i], statistic=of_rows, resamples=300)
+        torch.testing.assert_close(
+            (fast[i].value, fast[i].low, fast[i].high), (slow.value, slow.low, slow.high)
+        )
+    assert fast[2].low.isnan() and "no interval: the statistic is defined in 0%" in str(fast[2])
+    assert fast.best()[0] == (int(fast.value[:2].argmax()),)
+    means = bootstrap_means(y, resamples=300)
+    one = bootstrap_interval(y[:, 1], resamples=300)
+    torch.testing.assert_close((means[1].low, means[1].high), (one.low, one.high))
+    assert str(bootstrap_means(tensor([[2.0]]))[0]) == "2 (no interval: one sequence), n = 1"
+
+
 def test_draws_are_the_same_every_time_and_touch_no_global_state():
     values, before = torch.randn(20, generator=generator()), torch.get_rng_state()
     one, two = bootstrap_interval(values), bootstrap_interval(values)
@@ -165,6 +200,9 @@ def test_large_numbers_and_gradients():
         ),
         (lambda: bootstrap_interval(torch.zeros(2, 3), mask=torch.ones(2).bool()), "mask"),
         (lambda: bootstrap_interval(tensor(1.0)), "a row per sequence"),
+        (lambda: bootstrap_means(torch.zeros(0)), "there is no sequence"),
+        (lambda: bootstrap_means(torch.zeros(2), level=2.0), "level is 2.0"),
+        (lambda: bootstrap_means(torch.zeros(2), torch.zeros(3)), "a row per sequence"),
     ],
 )
 def test_what_has_no_meaning_is_refused(call, words):

@@ -170,7 +170,7 @@ REVIEWED = (
     Fault(
         "V3 R2 on the fitted rows",
         "ValueLens",
-        "value_lens:readability",
+        "value_lens:held_out_fits",
         "(slice(cut), slice(cut, None))",
         "(slice(cut), slice(cut))",
     ),
@@ -568,7 +568,7 @@ OTHERS = (
     Fault(
         "V9 intercept forgotten",
         "ValueLens",
-        "value_lens:readability",
+        "value_lens:held_out_fits",
         "[..., 0] + intercept[..., None]",
         "[..., 0]",
     ),

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import auc
+from rlhf_lab.functional import auc, bootstrap_interval
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.probes import Direction, Run, attach
@@ -14,11 +14,14 @@ from rlhf_lab.probes.direction import (
     ablate,
     accuracy,
     fit_direction,
+    fit_each_site,
     paired_excess,
     project,
 )
-from rlhf_lab.probes.direction_probe import LAYER_SITES
+from rlhf_lab.probes.direction_probe import LAYER_SITES, Split, accuracy_interval
+from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.capture import capture_activations
+from rlhf_lab.views.probe_pictures import probe_html
 
 
 def planted_classes(
@@ -93,6 +96,22 @@ def test_auc_counts_pairs_and_half_of_ties():
     # pairs: 1 > 0, 1 < 2, 3 > 0, 3 > 2 -> 3 of 4; then 1 = 1 counts half: 1 + 0.5 + 1 + 1 of 4
     assert auc(torch.tensor([1.0, 3.0, 0.0, 2.0]), labels).item() == 0.75
     assert auc(torch.tensor([1.0, 3.0, 0.0, 1.0]), labels).item() == 0.875
+
+
+def test_the_interval_of_the_accuracy_is_over_held_out_sequences():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 60, 5, generator=generator)
+    labels = torch.rand(60, generator=generator) < 0.5
+    split = Split(x[:, :, :40], labels[:40], x[:, :, 40:], labels[40:])
+    fitted = fit_each_site(split.x, split.labels, "mean")
+    found = accuracy_interval(split, fitted)
+    assert found.n == 20 and found.value.shape == (2, 3)
+    right = [
+        float((h @ fitted.direction[1, 2] > fitted.threshold[1, 2]) == label)
+        for h, label in zip(split.held[1, 2].double(), split.held_labels, strict=True)
+    ]
+    one = bootstrap_interval(torch.tensor(right), resamples=RESAMPLES)
+    assert str(found[1, 2]) == str(one)
 
 
 def test_the_excess_over_the_best_rule_is_paired():
@@ -172,3 +191,25 @@ def test_without_labels_there_is_no_direction(make_trainer, reviews, unlimited):
 def test_another_method_is_refused():
     with pytest.raises(ConfigError, match="'guess'"):
         Direction(method="guess")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("probe", "name"), [("direction_sentiment", "accuracy"), ("value_lens", "r2")]
+)
+def test_records_have_the_ends_and_pictures_the_best_of_how_many(finished, probe, name):
+    record = finished.records(probe)[-1]
+    names = (name, f"{name}_low", f"{name}_high")
+    cells = [
+        cell
+        for rows in zip(*(record[n] for n in names), strict=True)
+        for cell in zip(*rows, strict=True)
+        if None not in cell
+    ]
+    inside = [low - 1e-4 <= x <= high + 1e-4 for x, low, high in cells]
+    assert len(cells) > 50 and sum(inside) > 0.95 * len(cells)
+    n = record["sequences"]["held"] if "sequences" in record else record["held_out"]
+    assert max(high - low for _, low, high in cells) > 0.02 and n >= 30
+    shown = probe_html(finished, probe)
+    assert f"n = {n}" in shown
+    assert f"<p>Best of the {len(cells)} compared: {max(x for x, *_ in cells):.2f} [" in shown

@@ -208,6 +208,13 @@ def test_without_a_directory_the_same_call_finds_its_runs_again(tmp_path, monkey
 
 
 @pytest.mark.slow
+def test_parts_that_hold_no_state_are_those_of_each_run(tmp_path):
+    found = ask(tmp_path, seeds=2, reward_fn=lambda texts: torch.full((len(texts),), 0.25))
+    assert found.metrics()["mean_reward"].values == (0.25, 0.25)
+    assert all(run.info["own_parts"] == ["reward_fn"] for run in found)
+
+
+@pytest.mark.slow
 def test_a_bar_says_which_seed_and_how_long(tmp_path, capsys):
     quick = RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0, "seed": 3}))
     runs(quick, seeds=2, out=tmp_path)

@@ -4,13 +4,17 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.probes import ValueLens
+from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
     fit_ridge,
+    held_out_fits,
     normalize_residual,
+    r2_interval,
     r_squared,
     readability,
     value_lens,
@@ -100,6 +104,30 @@ def test_pooled_positions_share_one_fit():
     r2, _ = readability(x, target, mask, pooled=True)
     assert r2.shape == (2, 1)
     assert r2[0, 0] > 0.999 and r2[1, 0] < 0.2
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_interval_of_r2_draws_whole_sequences(pooled):
+    """Against a call of R2 per resample, on the sequences with all their tokens."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 60, 3, 4, generator=generator, dtype=torch.float64)
+    noise = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    target = x[0] @ torch.tensor([1.0, -2.0, 0.5, 3.0]).double() + 2 * noise
+    target[:, 2] = 1.0
+    mask = torch.rand(60, 3, generator=generator) < 0.8
+    fits = held_out_fits(x, target, mask, pooled=pooled)
+    found = r2_interval(fits, 20)
+    r2, defined = readability(x, target, mask, pooled=pooled)
+    assert found.n == 20 and found.value.shape == r2.shape == (2, 1 if pooled else 3)
+    torch.testing.assert_close(found.value[defined], r2[defined])
+    if not pooled:
+        assert not defined[:, 2].any() and found.low[:, 2].isnan().all()
+    tokens = 3 if pooled else 1
+    predicted, y, counts = (part[0].reshape(20, tokens) for part in fits[0])
+    of_rows = lambda *rows: r_squared(*(row.flatten() for row in rows))[0]
+    one = bootstrap_interval(predicted, y, counts, statistic=of_rows, resamples=RESAMPLES)
+    ends = torch.stack([found.low[0, 0], found.high[0, 0]])
+    torch.testing.assert_close(ends, torch.stack([one.low, one.high]))
 
 
 def test_too_few_sequences_are_refused():
