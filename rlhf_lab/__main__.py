@@ -16,7 +16,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlhf_lab import best_of_n_command, commands, model_commands, tuning_commands
+from rlhf_lab import best_of_n_command, commands, model_commands, sample_command, tuning_commands
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.config.args import settings_of
 from rlhf_lab.entry import guarded, read_call
@@ -37,7 +37,7 @@ COMMANDS = MappingProxyType(
     {
         "train": commands.train,
         "resume": commands.resume,
-        "sample": commands.write_samples,
+        "sample": sample_command.write_samples,
         "score": commands.score,
         "train-reward": model_commands.train_reward,
         "sft": tuning_commands.sft,

@@ -4,18 +4,15 @@ What needs torch is imported within the functions, so that `--help` starts witho
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line, visible
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError
 
-DEFAULT_GEN_LEN = 26
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
 Checkpoint = Annotated[
     int | str,
@@ -102,98 +99,6 @@ def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
     for reward in rewards_in(reward_fn).values():
         if isinstance(reward, SentimentReward | LogitReward):
             print_line(reward.summary(), console)
-
-
-def write_samples(
-    model: Positional[str],
-    prompt: str | None = None,
-    n: Annotated[int, arg(aliases=["-n"])] = 5,
-    gen_len: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    seed: int = 0,
-    checkpoint: Checkpoint = "last",
-    device: Device = "auto",
-    chat: FlagCreatePairsOff[bool] = False,
-    system_prompt: str | None = None,
-) -> int:
-    """Let a model write: a trained run, a bundled model, a directory or a hub id.
-
-    Args:
-        model: A run's directory, a bundled name (reel-nano), a Hugging Face directory or a hub id.
-        prompt: What to continue; the run's own prefix when not given.
-        n: How many samples.
-        gen_len: Tokens to generate; the run's own, or 26.
-        temperature: Logits are divided by this; the run's own, or 1.
-        top_k: Sample from the k likeliest tokens; the run's own, or all.
-        seed: Seeds the sampling noise.
-        chat: Put the prompt as a user's turn into the tokenizer's chat template; a run as it did.
-        system_prompt: The system message of the chat; the run's own when not given.
-    """
-    import torch
-    from rich.console import Console
-
-    from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
-    from rlhf_lab.models import TransformerWithValueHead, load_model
-    from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import Written, asks_for_answers, load_reward, read_reward
-    from rlhf_lab.rewards.model import refuse_reward_model
-    from rlhf_lab.rewards.turns import chat_answers
-    from rlhf_lab.sampling import SamplingSpec, check_context, sample, tokenize_prompts
-    from rlhf_lab.training.remarks import broken_weight
-    from rlhf_lab.training.restore import load_policy
-    from rlhf_lab.views import sample_table
-
-    if n < 1:
-        raise ConfigError(f"n={n} is too small; ask for at least 1 sample.")
-    check_range(AT_LEAST_1, n=n)
-    check_range(SEED, seed=seed)
-    place, args = pick_device(device), None
-    if Path(model).is_dir() and not Path(model, "config.json").exists():
-        policy, args = load_policy(model, checkpoint, place)
-        spec = SamplingSpec.from_args(args, policy.base_model.tokenizer)
-    else:
-        refuse_reward_model(model)
-        policy = TransformerWithValueHead(load_model(model, device=place))
-        spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
-    tokenizer = policy.base_model.tokenizer
-    if chat and not (args and args.chat):
-        spec = replace(spec, stop_tokens=(*spec.stop_tokens, *template_stops(tokenizer)))
-    chat = chat or bool(args and args.chat)
-    system_prompt = system_prompt or (args.system_prompt if args else None)
-    if system_prompt is not None and not chat:
-        raise ConfigError("system_prompt is a message of a chat; give --chat, too.")
-    given = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
-    spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
-    if prompt is None:
-        prompt = args.prefix if args else ""
-    turns = read_turns(prompt, "the prompt", "user") if chat else None
-    if turns is not None:
-        turns = with_system(turns, system_prompt)
-        prompt = render_chat(tokenizer, turns, "the prompt")
-    with_bos = (args.prepend_bos if args else True) and not chat
-    prompts = tokenize_prompts(tokenizer, [prompt], with_bos)
-    check_context(policy.base_model, len(prompts[0]), spec.gen_len)
-    broken = broken_weight(policy)
-    if broken:
-        raise LoadError(f"the weight {broken} of {model!r} holds nan or inf; use a whole model.")
-    samples = sample(policy, prompts * n, spec, torch.Generator().manual_seed(seed))
-    if not samples.logprobs[samples.mask].isfinite().all():
-        raise ConfigError(
-            f"{model!r} gives nan at temperature={spec.temperature}; raise it, such as to 1."
-        )
-    texts = samples.texts(tokenizer)
-    reward_fn = load_reward(args, place) if args else None
-    if reward_fn and not asks_for_answers(reward_fn):  # which a prompt of one's own has not
-        written = Written(texts, samples.prompt_texts(tokenizer))
-        if turns is not None:
-            responses = chat_answers(samples, tokenizer, spec.stops(tokenizer))
-            written = Written.in_chat([turns] * n, responses)
-        rewards = read_reward(reward_fn, written).rewards.tolist()
-        Console().print(sample_table(texts, rewards, prompt))
-    else:
-        print_line("\n".join(texts))
-    return 0
 
 
 def score(

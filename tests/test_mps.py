@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.torch_version import TorchVersion
 
 from rlhf_lab import model_commands, tuning_commands
-from rlhf_lab.config import AdapterArgs, RLHFArgs
+from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -307,7 +307,7 @@ FEW = Fitting(steps=2, batch_size=4, held_out=0.2, show_progress=False)
 OWN = OwnTexts(4, 5)
 COMMANDS = {
     "sft": lambda place: tuning_commands.sft(
-        "reel", place, AdapterArgs(), OWN, n_texts=20, fitting=FEW
+        "reel", place, AdapterArgs(), OWN, ChatArgs(), n_texts=20, fitting=FEW
     ),
     "dpo": lambda place: tuning_commands.dpo(
         model_commands.PairSource("reel", 20), place, DPOLoss(), AdapterArgs(), OWN, fitting=FEW

@@ -76,6 +76,7 @@ def directory(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("rewards") / "model"
     if request.param == "bert":
         model = BertForSequenceClassification(BertConfig(**SIZES, pad_token_id=3))
+        model.bert.embeddings.token_type_embeddings.weight.data.normal_()  # so that they count
         tokenizer = pair_tokenizer("<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
     elif request.param == "qwen":
         settings = SIZES | dict(pad_token_id=0, num_key_value_heads=2, vocab_size=41)
@@ -124,6 +125,14 @@ def test_ids_are_those_of_transformers_with_one_bos_at_most(directory):
         assert ids.count(bos) == (0 if bos is None else 1) and len(set(ids)) > 4
         if reward.tokenizer.chat_template:
             assert ids == reward.tokenizer.apply_chat_template(turns)["input_ids"]
+
+
+def test_a_pair_has_the_segments_of_transformers(directory):
+    reward = LogitReward(directory)
+    pairs = reward.tokenizer.chat_template is None
+    for turns in TURNS:
+        segments = reward.encode(turns).get("token_type_ids")
+        assert pairs == (segments is not None and set(segments) == {0, 1})
 
 
 def test_a_pair_has_bos_at_its_beginning_alone_where_the_tokenizer_puts_two(tmp_path):
