@@ -51,7 +51,6 @@ def pair_tokenizer(single, pair, **changes):
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=ids
     )
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     return tokenizer
 
 
@@ -76,7 +75,6 @@ def directory(request, tmp_path_factory):
     place = tmp_path_factory.mktemp("rewards") / "model"
     if request.param == "bert":
         model = BertForSequenceClassification(BertConfig(**SIZES, pad_token_id=3))
-        model.bert.embeddings.token_type_embeddings.weight.data.normal_()  # so that they count
         tokenizer = pair_tokenizer("<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
     elif request.param == "qwen":
         settings = SIZES | dict(pad_token_id=0, num_key_value_heads=2, vocab_size=41)
@@ -127,12 +125,20 @@ def test_ids_are_those_of_transformers_with_one_bos_at_most(directory):
             assert ids == reward.tokenizer.apply_chat_template(turns)["input_ids"]
 
 
-def test_a_pair_has_the_segments_of_transformers(directory):
-    reward = LogitReward(directory)
-    pairs = reward.tokenizer.chat_template is None
-    for turns in TURNS:
-        segments = reward.encode(turns).get("token_type_ids")
-        assert pairs == (segments is not None and set(segments) == {0, 1})
+def test_a_pair_has_the_segments_that_its_tokenizer_gives(tmp_path):
+    model = BertForSequenceClassification(BertConfig(**SIZES, pad_token_id=3))
+    model.bert.embeddings.token_type_embeddings.weight.data.normal_()  # so that they count
+    tokenizer = pair_tokenizer("<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
+    reward = LogitReward(stored(tmp_path / "model", model, tokenizer))
+    without = reward.logits(TURNS)
+    reward.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    found = reward.logits(TURNS)
+    assert (found - without).abs().min() > 1e-3
+    for turns, logit in zip(TURNS, found, strict=True):
+        asked = "\n\n".join(turn["content"] for turn in turns[:-1])
+        inputs = reward.tokenizer(asked, turns[-1]["content"], return_tensors="pt")
+        assert set(inputs["token_type_ids"].flatten().tolist()) == {0, 1}
+        torch.testing.assert_close(logit, reward.model(**inputs).logits[0, 0], atol=1e-5, rtol=0)
 
 
 def test_a_pair_has_bos_at_its_beginning_alone_where_the_tokenizer_puts_two(tmp_path):
