@@ -54,6 +54,7 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import (
     Budget,
     Direction,
@@ -277,7 +278,12 @@ else:
     r2 = torch.tensor(first["r2"])
     shown = [i for i, slot in enumerate(slots) if first["defined"][0][i]]
     of_last_layer = {slot: r2[-1, slots.index(slot)].item() for slot in ("ADJ 3", "STOP", "I")}
-    show_table(["slot", "R2 at the last layer"], of_last_layer.items())
+    ends = first["r2_low"][-1], first["r2_high"][-1]
+    show_table(
+        ["slot", "R2 at the last layer", "from", "to"],
+        [[slot, x, *(end[slots.index(slot)] for end in ends)] for slot, x in of_last_layer.items()],
+    )
+    print(f"from and to: 95 % of resamples of the {first['held_out']} reviews held out")
     low = min(of_last_layer, key=of_last_layer.get)
     even = max(of_last_layer.values()) - min(of_last_layer.values()) < 0.02
     predictions.compare("value is read worst at", worst_read_at, "equally well" if even else low)
@@ -520,6 +526,8 @@ for name, model in {"before": base, "after": tuned}.items():
         along = project(x[:, test], fitted.direction)
         right = accuracy(along, fitted.threshold, positive[test])
         found[f"{method}, {name}"] = right.tolist()
+        decided = (along[-1] > fitted.threshold[-1]) == positive[test]
+        print(f"{method}, {name}, at the last layer: {bootstrap_interval(decided)}")
 columns = [dict(zip(layers, row, strict=True)) for row in found.values()]
 show_table(
     ["layer", *found],

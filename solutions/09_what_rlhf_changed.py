@@ -49,7 +49,14 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, progress, show_table
-from rlhf_lab.functional import generated_logits, kl_per_sequence, kl_per_token, masked_mean
+from rlhf_lab.functional import (
+    bootstrap_interval,
+    generated_logits,
+    kl_per_sequence,
+    kl_per_token,
+    masked_mean,
+    recovered_fraction,
+)
 from rlhf_lab.organism import grammatical, optimal_policy
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.probes.logit_shift import SITES, Attribution, residual_components, single_token
@@ -317,21 +324,23 @@ new = attribute_logits(tuned.base_model, new_acts, word, other)
 shift = new.rows - old.rows
 measured = new.logit_difference - old.logit_difference
 error = (shift.sum(0) - measured).abs().max().item()
-print(f"measured shift {measured.mean():+.3f}; rows sum to it within {error:.0e}")
+print(f"measured shift {bootstrap_interval(measured)}; rows sum to it within {error:.0e}")
 parts = dict(zip(new.components, shift.mean(1).tolist(), strict=True))
 order = sorted(parts, key=lambda name: -abs(parts[name]))[:12]
 groups = {"shift": torch.ones(len(text), dtype=torch.bool)}
 if truth is not None:
     groups |= {"after positive reviews": positive, "after negative ones": ~positive}
 index = [new.components.index(name) for name in order]
+among = {name: bootstrap_interval(shift[i]) for name, i in zip(order, index, strict=True)}
 show_table(
-    ["part", "before", "after", *groups],
+    ["part", "before", "after", *groups, "95 % of the shift"],
     [
         [
             name,
             old.rows[i].mean().item(),
             new.rows[i].mean().item(),
             *(shift[i, rows].mean().item() for rows in groups.values()),
+            "-" if len(text) == 1 else f"{among[name].low:+.2f} to {among[name].high:+.2f}",
         ]
         for name, i in zip(order, index, strict=True)
     ],
@@ -398,7 +407,10 @@ print(f"length of the vector {vector.norm():.1f}, of a residual {length:.1f}")
 
 
 def measure(policy, added: Float[Tensor, " d_model"] | None = None) -> list[float | str]:
-    """Reward, share of grammatical texts and KL from the old model of what a policy writes."""
+    """Reward, share of grammatical texts and KL from the old model of what a policy writes.
+
+    The reward of each text is kept in `paid`, in the order in which it is asked.
+    """
 
     def add(residual, hook):
         return residual + added
@@ -409,13 +421,16 @@ def measure(policy, added: Float[Tensor, " d_model"] | None = None) -> list[floa
     texts = written.texts(tokenizer)
     drift = kl_per_sequence(kl_per_token(logits, logits_of(base, written.tokens)), written.mask)
     well_formed = grammatical(texts).float().mean().item() if on_reel else "-"
-    return [trainer.reward_fn(texts).mean().item(), well_formed, drift.mean().item()]
+    paid.append(trainer.reward_fn(texts))
+    return [paid[-1].mean().item(), well_formed, drift.mean().item()]
 
 
+paid = []
 alphas = [0, 1, 2, 4, 8, 16]
 steered = {alpha: measure(base, alpha * vector) for alpha in alphas}
 control = {alpha: measure(base, alpha * noise) for alpha in alphas}
 goal = measure(tuned)
+paid_by_goal = paid[-1]
 show_table(
     ["model", "alpha", "reward", "grammatical", "KL"],
     [
@@ -426,6 +441,8 @@ show_table(
     ],
 )
 for alpha, guess in [(1, alpha_one), (4, alpha_four)]:
+    recovered = recovered_fraction(paid_by_goal, paid[0], paid[alphas.index(alpha)])
+    print(f"share of the way at alpha = {alpha}: {recovered}")
     way = (steered[alpha][0] - steered[0][0]) / (goal[0] - steered[0][0])
     said = (
         "less than a third" if way < 1 / 3 else "about half" if way < 2 / 3 else "over two thirds"
