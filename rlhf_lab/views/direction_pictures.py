@@ -7,13 +7,13 @@ from typing import Any
 from rlhf_lab.views.plots import Curve, Picture, curves
 
 DIRECTION_CURVES = (
-    ("accuracy", "fitted anew", "accuracy"),
-    ("accuracy", "the reference's", "accuracy_frozen"),
-    ("accuracy", "Fisher's discriminant", "accuracy_lda"),
-    ("accuracy", "direction ablated", "accuracy_ablated"),
-    ("accuracy", "erased by LEACE", "accuracy_erased"),
-    ("accuracy", "shuffled labels", "accuracy_shuffled"),
-    ("accuracy", "random direction", "accuracy_random"),
+    ("accuracy of readers", "fitted anew", "accuracy"),
+    ("accuracy of readers", "the reference's", "accuracy_frozen"),
+    ("accuracy of readers", "Fisher's discriminant", "accuracy_lda"),
+    ("accuracy of controls", "direction ablated", "accuracy_ablated"),
+    ("accuracy of controls", "erased by LEACE", "accuracy_erased"),
+    ("accuracy of controls", "shuffled labels", "accuracy_shuffled"),
+    ("accuracy of controls", "random direction", "accuracy_random"),
     ("AUC", "fitted anew", "auc"),
     ("cosine", "with the reference's", "cosine_with_reference"),
     ("cosine", "of two halves (floor)", "split_half_cosine"),
