@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooks import TABLES
-from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.padding import rotate_padding, run_left_padded
 from rlhf_lab.models.transformer_lens import HOOK_STATE, HookedTransformer, HookPoint
 from rlhf_lab.torch_modes import torch_modes_kept
 from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
@@ -61,7 +61,8 @@ def capture_activations(
 
     1. Spell out the names.
     2. Run the model on some rows at a time, with a hook on every site that keeps its activation.
-    3. Keep all positions `[batch seq ...]`, or those at `pos` `[batch ...]`.
+    3. Keep all positions `[batch seq ...]`, or those at `pos` `[batch ...]`; attention patterns and
+       scores are `[batch head query key]`, and 0 where the query is padding.
 
     Args:
         policy: the policy, or a bare HookedTransformer (which has no "values").
@@ -78,16 +79,17 @@ def capture_activations(
             f"choose from {-tokens.shape[1]} to {tokens.shape[1] - 1}."
         )
     mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
-    square = next((site for site in sites if site.endswith(SQUARE)), None)
-    if square is not None and not (pos is None and bool(mask.all())):
+    square = [site for site in sites if site.endswith(SQUARE)]
+    if square and pos is not None:
         raise ConfigError(
-            f"the site {square!r} has no single position axis; capture it with pos=None and "
-            "without padding."
+            f"the site {square[0]!r} has no single position axis; capture it with pos=None."
         )
     device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
     parts = []
     for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True):
         found = run_left_padded(run, rows.to(device), row_mask.to(device))
+        if square:
+            found = _with_keys_turned(found, sites, row_mask.to(device))
         parts.append(found if pos is None else [activation[:, pos] for activation in found])
     return dict(zip(sites, map(torch.cat, zip(*parts, strict=True)), strict=True))
 
@@ -114,7 +116,27 @@ def _activations(
                 f"the site {site!r} did not fire; it is switched off in this model's cfg, so "
                 "choose another site."
             )
-    return tuple(kept[site] for site in sites)
+    # queries come first, so that they are turned with the positions of all other activations
+    return tuple(
+        kept[site].transpose(1, 2) if site.endswith(SQUARE) else kept[site] for site in sites
+    )
+
+
+def _with_keys_turned(
+    found: Sequence[Tensor], sites: Sequence[str], mask: Bool[Tensor, "batch seq"]
+) -> tuple[Tensor, ...]:
+    """Attention patterns and scores `[batch head query key]` of rows that are padded on the left.
+
+    Keys are turned as queries have been: to where each row's tokens stand. What a query on padding
+    would see is put to 0; no other sees padding, whose keys stand behind it.
+    """
+    turned = []
+    for site, x in zip(sites, found, strict=True):
+        if site.endswith(SQUARE):
+            x = rotate_padding(x.transpose(1, 3), mask, "left").transpose(1, 3)
+            x = x.masked_fill(~mask[:, :, None, None], 0.0).transpose(1, 2)
+        turned.append(x)
+    return tuple(turned)
 
 
 @contextlib.contextmanager

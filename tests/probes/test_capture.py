@@ -56,6 +56,25 @@ def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
         capture_activations(reel_policy, reviews[0], [site], pos=0)
 
 
+@pytest.mark.parametrize("part", ["pattern", "attn_scores"])
+def test_attention_patterns_of_prompts_of_unequal_length_are_those_of_each_alone(
+    reel_policy, reviews, part
+):
+    """Three rows of 8, 5 and 1 tokens: padding neither sees nor is seen."""
+    site, lengths, seq = f"blocks.1.attn.hook_{part}", (8, 5, 1), 8
+    rows = [reviews[0][row, :length] for row, length in enumerate(lengths)]
+    tokens = torch.stack([torch.nn.functional.pad(row, (seq - len(row), 0)) for row in rows])
+    mask = torch.stack([torch.arange(seq) >= seq - length for length in lengths])
+    found = capture_activations(reel_policy, tokens, [POST, site], attention_mask=mask)
+    assert found[POST].shape == (3, seq, 64) and found[site].shape == (3, 4, seq, seq)
+    for row, length, whole in zip(rows, lengths, found[site], strict=True):
+        alone = capture_activations(reel_policy, row[None], [site])[site][0]
+        torch.testing.assert_close(whole[:, -length:, -length:], alone)
+        assert not whole[:, : seq - length].any()
+        unseen = whole[:, -length:, : seq - length]
+        assert (unseen == (0 if part == "pattern" else -torch.inf)).all()
+
+
 @pytest.mark.parametrize(
     "names, pos, said",
     [
