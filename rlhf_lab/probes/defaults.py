@@ -10,7 +10,8 @@ from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.logit_shift import LogitShift, single_token
+from rlhf_lab.probes.logit_shift import single_token
+from rlhf_lab.probes.logit_shift_probe import LogitShift
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger

@@ -1,4 +1,4 @@
-"""LogitShift: direct logit attribution of the shift between two words, exact to the sum."""
+"""Direct logit attribution: a logit difference as an exact sum over the parts of a model."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
-from rlhf_lab.models.device import where_exact
-from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
-from rlhf_lab.probes.bindings import bind_logit_shift
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 
 SITES = (
     "hook_*embed",
@@ -145,89 +141,6 @@ def attribute_with_hooks(
     return Attribution([*found.components, "hooks"], rows, found.logit_difference)
 
 
-class LogitShift(Probe):
-    """How the logit difference of two words moved away from the reference's, part by part.
-
-    It is taken on the eval text behind position `pos`. On Reel the grammar's own log odds of the
-    two words stand beside it. While interventions or other hooks are on the policy, one part more
-    is what they changed behind the other parts.
-
-    Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
-    measured shift.
-
-    Args:
-        word, other: single tokens of the tokenizer.
-        pos: the position before the word.
-        n: sequences to look at.
-    """
-
-    name = "logit_shift"
-    text = "eval"
-    sites = (*SITES, "ln_final.hook_normalized")
-    every = 5
-
-    def __init__(
-        self,
-        word: str = "loved",
-        other: str = "hated",
-        pos: int = -1,
-        n: int = 64,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        self.word, self.other, self.pos, self.n = word, other, pos, n
-
-    def settings(self) -> dict:
-        """Also the two words."""
-        return super().settings() | {"word": self.word, "other": self.other}
-
-    def check_model(self, model: HookedTransformer) -> None:
-        """Refuse a model whose logits are no sum over its parts."""
-        refuse_sums(model)
-
-    def observe(self, seen: Observation) -> Record:
-        """Attribute both models, and subtract."""
-        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-        word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
-        attribute = attribute_with_hooks if has_hooks(model) else attribute_logits
-        now, before = (
-            attribute(
-                model_where_exact(m),
-                {site: where_exact(act[: self.n]) for site, act in acts.items()},
-                word,
-                other,
-            )
-            for m, acts in ((model, seen.acts), (reference, seen.reference_acts))
-        )
-        shift = now.rows - before.rows
-        measured = now.logit_difference - before.logit_difference
-        values = {
-            "components": now.components,
-            "shift": decimals(shift.mean(1)),
-            "policy": decimals(now.rows.mean(1)),
-            "reference": decimals(before.rows.mean(1)),
-            "measured_shift": round(measured.mean().item(), 6),
-        }
-        if seen.truth is not None:
-            values |= _truth(seen, self.pos, word, other, self.n)
-        gap = (shift.sum(0) - measured).abs().max().item()
-        allowed = seen.allowed(1e-4, half=0.2)  # a logit of 8 is rounded by up to 0.03 in bf16
-        checks = [
-            Check.at_most("the policy's rows sum to its logit difference", now.error, allowed),
-            Check.at_most(
-                "the reference's rows sum to its logit difference", before.error, allowed
-            ),
-            Check.at_most("the rows of the shift sum to the measured shift", gap, allowed),
-        ]
-        tensors = {"shift": shift, "measured": measured, "reference": before.rows}
-        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_logit_shift`."""
-        return bind_logit_shift(seen, record, (self.word, self.other), self.pos)
-
-
 def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     """The id of a text that is one token.
 
@@ -243,18 +156,3 @@ def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         raise ConfigError(f"{text!r} is not one token of this tokenizer; choose another word.")
     return ids[0]
-
-
-def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, float | None]:
-    """The grammar's log odds of the two words, beside what the reference makes of them."""
-    tokens = seen.text.tokens[:n]
-    position = pos % tokens.shape[1]
-    odds, defined = seen.truth.next_word_odds(tokens, position, word, other)
-    if not bool(defined.any()):
-        return {"grammar_log_odds": None, "reference_error": None}
-    logits = seen.reference_acts["logits"][:n]
-    gap = (logits[:, word] - logits[:, other]).cpu() - odds
-    return {
-        "grammar_log_odds": round(odds[defined].mean().item(), 6),
-        "reference_error": round(gap[defined].abs().mean().item(), 6),
-    }

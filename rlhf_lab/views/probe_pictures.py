@@ -18,6 +18,7 @@ from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
 from rlhf_lab.views.selection import best_cell, held_out
+from rlhf_lab.views.shift_pictures import cause_bars
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 Records = list[dict[str, Any]]
@@ -136,6 +137,8 @@ def logit_shift_parts(run: Run, name: str, records: Records) -> PageParts:
     last = records[-1]
     title = f"phase {last['phase']}: shift of logit({what}), {last['measured_shift']:+.3f} in all"
     parts: PageParts = [bars(last["components"], {"shift": last["shift"]}, title)]
+    if "own_weights" in last:
+        parts.append(cause_bars(last))
     if last.get("grammar_log_odds") is not None:
         parts.append(
             f"<p>The grammar's own log odds of {escape(what)} average "

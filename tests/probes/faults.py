@@ -55,7 +55,7 @@ NUMBERS = "text_heatmap:TextHeatmap._numbers"
 OBSERVE_KL = "kl_by_position:KLByPosition.observe"
 OBSERVE_LENS = "value_lens:ValueLens.observe"
 OBSERVE_DIRECTION = "direction_probe:Direction.observe"
-OBSERVE_SHIFT = "logit_shift:LogitShift.observe"
+OBSERVE_SHIFT = "logit_shift_probe:LogitShift.observe"
 OBSERVE_LEDGER = "step_ledger:StepLedger.observe"
 OBSERVE_HEALTH = "run_health:RunHealth.observe"
 LEDGER = "step_ledger:ledger_entries"
@@ -905,5 +905,61 @@ OTHERS = (
         OBSERVE_DIRECTION,
         '"accuracy_lda": _accuracy(ours,',
         '"accuracy_lda": _accuracy(ours._replace(held=ours.x, held_labels=ours.labels),',
+    ),
+    Fault(
+        "L16 own and inherited swapped",
+        "LogitShift",
+        OBSERVE_SHIFT,
+        "causes = split_shift(*ends, is_centered(model.ln_final))._asdict()",
+        "causes = split_shift(*ends, is_centered(model.ln_final))._asdict()\n        causes |= {'own_weights': causes['inherited'], 'inherited': causes['own_weights']}",
+    ),
+    Fault(
+        "L17 weights at the wrong corners",
+        "LogitShift",
+        "shift_split:split_shift",
+        "by_weights = (after.fed - before.parts) + (after.parts - before.fed)",
+        "by_weights = (before.fed - before.parts) + (after.parts - after.fed)",
+    ),
+    Fault(
+        "L18 early and late swapped",
+        "LogitShift",
+        "shift_split:split_shift",
+        "early, late = s0 / 3 + s1 / 6, s1 / 3 + s0 / 6",
+        "late, early = s0 / 3 + s1 / 6, s1 / 3 + s0 / 6",
+    ),
+    Fault(
+        "L19 the norm's gain left out of the reader",
+        "LogitShift",
+        "shift_split:_end",
+        "gain * u, torch",
+        "u, torch",
+    ),
+    Fault(
+        "L20 blocks that are fed their own streams",
+        "LogitShift",
+        "shift_split:ends_of",
+        "reversed(streams)",
+        "streams",
+    ),
+    Fault(
+        "L21 constants in the wrong order",
+        "LogitShift",
+        "shift_split:_end",
+        "torch.stack([bias, b_u])",
+        "torch.stack([b_u, bias])",
+    ),
+    Fault(
+        "L22 the scale's share with thirds alone",
+        "LogitShift",
+        "shift_split:split_shift",
+        "(x[0][1] + x[1][0]) / 6)",
+        "(x[0][1] + x[1][0]) / 3)",
+    ),
+    Fault(
+        "L23 only attention is fed",
+        "LogitShift",
+        "shift_split:_there",
+        "STREAMS[: 1 + has_middle]",
+        "STREAMS[:1]",
     ),
 )

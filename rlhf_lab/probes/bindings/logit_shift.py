@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, relative_gap
 from rlhf_lab.probes.probe import Check, Observation, Record
 
@@ -63,6 +63,8 @@ def bind_logit_shift(
     worst = max(misses, key=misses.get)
     expected = _names(seen.ctx.reference)
     named = [name for name in values["components"] if name != "hooks"]
+    if "own_weights" in stored:
+        checks += _causes(seen, record, ids, tokens[:, : pos % tokens.shape[1] + 1], allowed)
     return [
         *checks,
         Check.at_most("the measured shift is a fresh forward's", missed, allowed),
@@ -140,3 +142,106 @@ def _names(model: HookedTransformer) -> list[str]:
         names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
         names += [f"L{layer} b_O", f"L{layer} mlp"]
     return [*names, "norm bias", "b_U"]
+
+
+CAUSES = ("own_weights", "inherited", "scale", "read_out")
+NODES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
+"""Gauss and Legendre's two, which integrate polynomials of up to the third degree exactly."""
+
+
+def _causes(
+    seen: Observation,
+    record: Record,
+    ids: list[int],
+    tokens: Int[Tensor, "rows seq"],
+    allowed: float,
+) -> list[Check]:
+    """The causes of one block's parts, by an integral along the line between the two models.
+
+    The block is run alone, by its modules, on what the other model's block reads.
+    """
+    models = tuple(map(model_where_exact, (seen.ctx.reference, seen.ctx.policy.base_model)))
+    tokens = tokens.to(next(models[0].parameters()).device)
+    layer = int(np.random.default_rng(seen.ctx.phase).integers(models[0].cfg.n_layers))
+    streams = [_streams(model, tokens, layer) for model in models]
+    outputs = [[_block_parts(model, layer, *stream) for stream in streams] for model in models]
+    readers = [_reader(model, ids) for model in models]
+    scales = [1 / as_float64(_run(model, tokens).scale) for model in models]
+    stored, names = record.tensors, record.values["components"]
+    misses = []
+    for name in outputs[0][0]:
+        corners = [[outputs[i][j][name] for j in (0, 1)] for i in (0, 1)]
+        found = _integrated(corners, readers, scales, is_centered(models[0].ln_final))
+        at = names.index(name)
+        misses += [relative_gap(stored[cause][at, : len(tokens)], found[cause]) for cause in CAUSES]
+    unfed = [at for at, name in enumerate(names) if name in ("embed", "pos_embed") or "b_" in name]
+    inherits = as_float64(stored["inherited"])[unfed].abs().max().item()
+    return [
+        Check.at_most("causes are those of a path between the models", max(misses), allowed),
+        Check.at_most("what reads no other part inherits nothing", inherits, allowed),
+    ]
+
+
+def _streams(
+    model: HookedTransformer, tokens: Int[Tensor, "rows seq"], layer: int
+) -> tuple[Tensor, Tensor | None]:
+    """What one block's attention reads, and what its MLP does; None where they read the same."""
+    kept: dict[str, Tensor] = {}
+
+    def keep(activation: Tensor, hook: object) -> None:
+        kept[hook.name] = activation
+
+    sites = [f"blocks.{layer}.hook_resid_{place}" for place in ("pre", "mid")]
+    with model.hooks(fwd_hooks=[(site, keep) for site in sites if site in model.hook_dict]):
+        model(tokens, attention_mask=torch.ones_like(tokens))
+    return kept[sites[0]], kept.get(sites[1])
+
+
+def _block_parts(
+    model: HookedTransformer, layer: int, attended: Tensor, middle: Tensor | None
+) -> dict[str, Float[Tensor, "rows d_model"]]:
+    """What heads and MLP of one block write at the last position, from given streams."""
+    block, kept = model.blocks[layer], {}
+
+    def keep(z: Tensor, hook: object) -> None:
+        kept["z"] = z[:, -1]
+
+    with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_z", keep)]):
+        block(attended)
+    parts = {
+        f"L{layer}H{head}": as_float64(kept["z"][:, head]) @ as_float64(block.attn.W_O[head])
+        for head in range(model.cfg.n_heads)
+    }
+    if middle is not None:
+        parts[f"L{layer} mlp"] = as_float64(block.mlp(block.ln2(middle))[:, -1])
+    return parts
+
+
+def _reader(model: HookedTransformer, ids: list[int]) -> Float[Tensor, " d_model"]:
+    """By how much the logit difference grows with each number behind the final norm's division."""
+    u = as_float64(model.unembed.W_U)[:, ids[0]] - as_float64(model.unembed.W_U)[:, ids[1]]
+    return u * as_float64(getattr(model.ln_final, "w", torch.ones(len(u))))
+
+
+def _integrated(
+    corners: list[list[Tensor]], readers: list[Tensor], scales: list[Tensor], centered: bool
+) -> dict[str, Float[Tensor, " rows"]]:
+    """int_0^1 of the logit difference's derivative by each cause, all moving in a straight line.
+
+    Args:
+        corners: the outputs by whose weights and whose streams.
+        readers, scales: of both models; one over the scale.
+    """
+    if centered:
+        corners = [[x - x.mean(-1, keepdim=True) for x in row] for row in corners]
+    first, last = corners[0][0], corners[1][1]
+    weights = (corners[1][0] - first + last - corners[0][1]) / 2
+    found = dict.fromkeys(CAUSES, 0.0)
+    for a in NODES:
+        k, q = first + a * (last - first), readers[0] + a * (readers[1] - readers[0])
+        s = (scales[0] + a * (scales[1] - scales[0]))[:, 0]
+        found["own_weights"] = found["own_weights"] + (weights @ q) * s / 2
+        found["inherited"] = found["inherited"] + ((last - first - weights) @ q) * s / 2
+        found["scale"] = found["scale"] + (k @ q) * (scales[1] - scales[0])[:, 0] / 2
+        found["read_out"] = found["read_out"] + (k @ (readers[1] - readers[0])) * s / 2
+    return found

@@ -1,0 +1,126 @@
+"""LogitShift: the shift of the logit difference of two words, by part of the model and by cause."""
+
+from rlhf_lab.models import has_hooks
+from rlhf_lab.models.device import where_exact
+from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.probes.bindings import bind_logit_shift
+from rlhf_lab.probes.logit_shift import (
+    SITES,
+    attribute_logits,
+    attribute_with_hooks,
+    refuse_sums,
+    single_token,
+)
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.probes.shift_split import ends_of, split_shift
+
+
+class LogitShift(Probe):
+    """How the logit difference of two words moved away from the reference's, part by part.
+
+    It is taken on the eval text behind position `pos`, and split by cause: a part's own weights,
+    what it inherits from earlier parts, the final norm's scale, and the read-out (see
+    `split_shift`). A part's whole row blames it for a read-out that was changed: judge parts by
+    their own weights. On Reel the grammar's own log odds of the two words stand beside it.
+
+    While interventions or other hooks are on the policy, one part more is what they changed behind
+    the other parts, and nothing is split by cause.
+
+    Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
+    measured shift; the causes sum to the rows; see also `bind_logit_shift`.
+
+    Args:
+        word, other: single tokens of the tokenizer.
+        pos: the position before the word.
+        n: sequences to look at.
+    """
+
+    name = "logit_shift"
+    text = "eval"
+    sites = (*SITES, "ln_final.hook_normalized")
+    every = 5
+
+    def __init__(
+        self,
+        word: str = "loved",
+        other: str = "hated",
+        pos: int = -1,
+        n: int = 64,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.word, self.other, self.pos, self.n = word, other, pos, n
+
+    def settings(self) -> dict:
+        """Also the two words."""
+        return super().settings() | {"word": self.word, "other": self.other}
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Refuse a model whose logits are no sum over its parts."""
+        refuse_sums(model)
+
+    def observe(self, seen: Observation) -> Record:
+        """Attribute both models, and subtract."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
+        attribute = attribute_with_hooks if has_hooks(model) else attribute_logits
+        models = model_where_exact(reference), model_where_exact(model)
+        acts = tuple(
+            {site: where_exact(act[: self.n]) for site, act in each.items()}
+            for each in (seen.reference_acts, seen.acts)
+        )
+        before, now = (
+            attribute(m, taken, word, other) for m, taken in zip(models, acts, strict=True)
+        )
+        shift = now.rows - before.rows
+        measured = now.logit_difference - before.logit_difference
+        values = {
+            "components": now.components,
+            "shift": decimals(shift.mean(1)),
+            "policy": decimals(now.rows.mean(1)),
+            "reference": decimals(before.rows.mean(1)),
+            "measured_shift": round(measured.mean().item(), 6),
+        }
+        causes = {}
+        if not has_hooks(model):
+            tokens = seen.text.tokens[: self.n].to(next(models[0].parameters()).device)
+            ends = ends_of(models, acts, tokens, self.pos, (word, other))
+            causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
+            values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
+        if seen.truth is not None:
+            values |= _truth(seen, self.pos, word, other, self.n)
+        gap = (shift.sum(0) - measured).abs().max().item()
+        allowed = seen.allowed(1e-4, half=0.2)  # a logit of 8 is rounded by up to 0.03 in bf16
+        checks = [
+            Check.at_most("the policy's rows sum to its logit difference", now.error, allowed),
+            Check.at_most(
+                "the reference's rows sum to its logit difference", before.error, allowed
+            ),
+            Check.at_most("the rows of the shift sum to the measured shift", gap, allowed),
+        ]
+        if causes:
+            missed = (sum(causes.values()) - shift).abs().max().item()
+            checks.append(Check.at_most("the causes sum to the rows of the shift", missed, allowed))
+        tensors = {"shift": shift, "measured": measured, "reference": before.rows} | causes
+        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_logit_shift`."""
+        return bind_logit_shift(seen, record, (self.word, self.other), self.pos)
+
+
+def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, float | None]:
+    """The grammar's log odds of the two words, beside what the reference makes of them."""
+    tokens = seen.text.tokens[:n]
+    position = pos % tokens.shape[1]
+    odds, defined = seen.truth.next_word_odds(tokens, position, word, other)
+    if not bool(defined.any()):
+        return {"grammar_log_odds": None, "reference_error": None}
+    logits = seen.reference_acts["logits"][:n]
+    gap = (logits[:, word] - logits[:, other]).cpu() - odds
+    return {
+        "grammar_log_odds": round(odds[defined].mean().item(), 6),
+        "reference_error": round(gap[defined].abs().mean().item(), 6),
+    }

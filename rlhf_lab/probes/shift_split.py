@@ -1,0 +1,163 @@
+"""ShiftSplit: the shift of a logit difference between two models, part by part and by its cause."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.logit_shift import SITES, residual_components
+from rlhf_lab.training.capture import capture_activations
+
+STREAMS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")
+"""What the attentions and the MLPs read."""
+ROWS_AT_ONCE = 64
+
+
+class End(NamedTuple):
+    """One of two models at one position, on the same text.
+
+    Args:
+        parts: what each component adds to the residual stream, in float64.
+        fed: what it adds with its own weights where each block reads the other model's streams.
+        inverse_scale: one over the final norm's scale.
+        reader: gain times the difference of two columns of the unembedding.
+        constants: along the reader's difference, the final norm's bias, and that of b_U.
+    """
+
+    parts: Float[Tensor, "component batch d_model"]
+    fed: Float[Tensor, "component batch d_model"]
+    inverse_scale: Float[Tensor, " batch"]
+    reader: Float[Tensor, " d_model"]
+    constants: Float[Tensor, "2"]
+
+
+class Split(NamedTuple):
+    """Causes of a shift, by component; the four of them sum to it.
+
+    Args:
+        own_weights: the component's own weights, as they show at the logits.
+        inherited: earlier components, whose change it reads.
+        scale: the final norm's.
+        read_out: the unembedding, and the final norm's gain and bias.
+    """
+
+    own_weights: Float[Tensor, "component batch"]
+    inherited: Float[Tensor, "component batch"]
+    scale: Float[Tensor, "component batch"]
+    read_out: Float[Tensor, "component batch"]
+
+
+def split_shift(before: End, after: End, centered: bool) -> Split:
+    """Split what each component adds to the shift of a logit difference exactly by its causes.
+
+    1. A component adds <k, q> s: its output (less its mean where the norm is a LayerNorm), the
+       reader, and one over the scale. Three factors change at once, so each gets its Shapley value,
+       which is also the integral along the straight line between the two models.
+    2. The output itself depends on the component's weights and on what it reads: the Shapley value
+       of these two, from what each model's component makes of the other's streams.
+    3. The constants, norm bias and b_U, belong to the read-out; they are the last two rows.
+
+    Args:
+        centered: whether the final norm subtracts the mean.
+
+    With X_ij = <k_i, q_j>, 0 before and 1 after:
+    own      = (X10 - X00)(s0/3 + s1/6) + (X11 - X01)(s1/3 + s0/6)
+    read_out = (X01 - X00)(s0/3 + s1/6) + (X11 - X10)(s1/3 + s0/6)
+    scale    = (s1 - s0)(X00/3 + X11/3 + (X01 + X10)/6)
+    (Shapley 1953; the integral: Owen 1972, "Multilinear Extensions of Games")
+    """
+    k = [_less_mean(end.parts) if centered else end.parts for end in (before, after)]
+    s0, s1 = before.inverse_scale, after.inverse_scale
+    early, late = s0 / 3 + s1 / 6, s1 / 3 + s0 / 6
+    x = [[k_i @ end.reader for end in (before, after)] for k_i in k]
+    read_out = (x[0][1] - x[0][0]) * early + (x[1][1] - x[1][0]) * late
+    scale = (s1 - s0) * ((x[0][0] + x[1][1]) / 3 + (x[0][1] + x[1][0]) / 6)
+    # outputs by whose weights and whose streams: 00, 10 (the tuned weights on the base's), 01, 11
+    by_weights = (after.fed - before.parts) + (after.parts - before.fed)
+    by_input = (before.fed - before.parts) + (after.parts - after.fed)
+    own_weights, inherited = (
+        (_less_mean(moved) if centered else moved) / 2 for moved in (by_weights, by_input)
+    )
+    along = lambda moved: (moved @ before.reader) * early + (moved @ after.reader) * late
+    nothing = read_out.new_zeros(2, read_out.shape[1])
+    constants = (after.constants - before.constants)[:, None].expand_as(nothing)
+    return Split(
+        torch.cat([along(own_weights), nothing]),
+        torch.cat([along(inherited), nothing]),
+        torch.cat([scale, nothing]),
+        torch.cat([read_out, constants]),
+    )
+
+
+@torch.no_grad()
+def ends_of(
+    models: tuple[HookedTransformer, HookedTransformer],
+    acts: tuple[dict[str, Tensor], dict[str, Tensor]],
+    tokens: Int[Tensor, "batch seq"],
+    pos: int,
+    words: tuple[int, int],
+) -> tuple[End, End]:
+    """Both models at one position, each also with its blocks reading the other's streams.
+
+    Feeding every block at once leaves each component's own weights alone with the other model's
+    input: what one block adds reaches no later one.
+
+    Args:
+        acts: of both, at `logit_shift.SITES` and that position: `[batch ...]`.
+    """
+    streams = [_captured(model, tokens, None, _there(model)) for model in models]
+    found = [
+        _end(model, own, _captured(model, tokens, pos, SITES, others), words)
+        for model, own, others in zip(models, acts, reversed(streams), strict=True)
+    ]
+    return found[0], found[1]
+
+
+def _there(model: HookedTransformer) -> list[str]:
+    """The streams that the model has; parallel blocks have no middle one."""
+    has_middle = "blocks.0.hook_resid_mid" in model.hook_dict
+    return list(STREAMS[: 1 + has_middle])
+
+
+def _captured(
+    model: HookedTransformer,
+    tokens: Int[Tensor, "batch seq"],
+    pos: int | None,
+    sites: Sequence[str],
+    fed: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Activations of some rows at a time, whose blocks read `fed` where that is given."""
+    parts = []
+    for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
+        give = lambda activation, hook, rows=rows: fed[hook.name][rows].to(activation)
+        hooks = [(site, give) for site in fed or {}]
+        with model.hooks(fwd_hooks=hooks):
+            parts.append(capture_activations(model, tokens[rows], sites, pos))
+    return {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
+
+
+def _end(
+    model: HookedTransformer,
+    acts: dict[str, Tensor],
+    fed: dict[str, Tensor],
+    words: tuple[int, int],
+) -> End:
+    norm, unembed = model.ln_final, model.unembed
+    u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
+    gain = exact(norm.w) if hasattr(norm, "w") else torch.ones_like(u)
+    bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
+    b_u = exact(unembed.b_U[words[0]] - unembed.b_U[words[1]])
+    scale = exact(acts["ln_final.hook_scale"])[:, 0]
+    parts, others = (
+        residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
+        for each in (acts, fed)
+    )
+    return End(parts, others, 1 / scale, gain * u, torch.stack([bias, b_u]))
+
+
+def _less_mean(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+    return x - x.mean(-1, keepdim=True)
