@@ -68,8 +68,8 @@ class Written:
             return list(self.turns)
         if self.prompts is None:
             raise ConfigError(
-                "the reward reads prompt and response, and there are texts only; give what they "
-                "answer (score --prompt TEXT)."
+                "the reward, as a reward model of one logit does, reads prompt and response, and "
+                "there are texts only; give what they answer (score --prompt TEXT)."
             )
         pairs = zip(self.given, self.responses, strict=True)
         return [(user_turn(a.strip()), assistant_turn(b.strip())) for a, b in pairs]

@@ -169,7 +169,7 @@ BROKEN = {
     "JSON, a list in a list": ("p.json", b'[[{"prompt": "x"}]]', ["item 1", "'prompt'"]),
     "JSON that is JSONL": ("p.json", LINES, ["p.json", "not JSON"]),
     "JSON, comma at the end": ("p.json", b'[{"prompt": "x"},]', ["p.json", "not JSON"]),
-    "parquet": ("p.parquet", b"PAR1", [".parquet", "unknown"]),
+    "parquet": ("p.parquet", b"PAR1", ["p.parquet", "no parquet file"]),
     "spreadsheet": ("p.xlsx", b"PK", [".xlsx", "unknown"]),
     "packed": ("p.csv.gz", b"\x1f\x8b", [".gz", "unknown"]),
     "a backup": ("p.csv~", TABLE, [".csv~", "unknown"]),

@@ -88,7 +88,10 @@ CONFIG = {
     "model_type of another family": (settings(model_type="llama"), ["6,476,357,632"]),
     "model_type of an encoder": (settings(model_type="vit"), []),
     "model_type of no model": (settings(model_type="../../x"), []),
-    "quantized in bits": (settings(quantization_config={"quant_method": "junk"}), None),
+    "quantized in bits": (
+        settings(quantization_config={"quant_method": "junk"}),
+        ["quantization_config"],
+    ),
     "attention from the hub": (settings(attn_implementation="kernels-community/x"), []),
     "another embedding in the end": (settings(tie_word_embeddings=False), []),
     "bos beyond the vocabulary": (settings(bos_token_id=999), None),
@@ -212,7 +215,7 @@ CLASSIFIER = {
     },
     "code, unknown type": (evil("AutoModelForSequenceClassification", model_type="evil"), []),
     "code, known type": (evil("AutoModelForSequenceClassification"), None),
-    "one class": (instead(lambda path: classifier(path, ("good",))), ["1 classes"]),
+    "one class": (instead(lambda path: classifier(path, ("good",))), ["score --prompt"]),
     "three classes": (instead(lambda path: classifier(path, ("a", "b", "c"))), ["3 classes"]),
     "names of three classes, weights of two": (
         settings(id2label={"0": "a", "1": "b", "2": "c"}, label2id={"a": 0, "b": 1, "c": 2}),

@@ -252,8 +252,10 @@ def test_a_full_disk_at_the_last_save_is_said_at_the_end(make_trainer, gate):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_in_the_loop_waits_for_the_writer_and_comes_through(make_trainer, gate, error):
     trainer = make_trainer(total_phases=4)
-    trainer.run_phase()
+    trainer.start()
+    trainer.recorder.writer.wait()
     gate.open.clear()
+    trainer.run_phase()  # whose checkpoint waits for the gate
     threading.Timer(0.3, gate.open.set).start()
 
     def broken():

@@ -135,14 +135,14 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
 
 
 def compare(
-    found: list[dict[str, Any]], stored: list[dict[str, Any]], exact: bool
+    found: list[dict[str, Any]], stored: list[dict[str, Any]], exact: bool, tolerance: float
 ) -> Iterator[str]:
     """What differs between two lists of reports."""
     for phase, (new, old) in enumerate(zip(found, stored, strict=True)):
         if new.keys() != old.keys():
             yield f"phase {phase} has other fields: {sorted(new.keys() ^ old.keys())}"
         for key in new.keys() & old.keys():
-            allowed = 0.0 if exact else 1e-4 * max(1.0, abs(old[key] or 0))
+            allowed = 0.0 if exact else tolerance * max(1.0, abs(old[key] or 0))
             if new[key] != old[key] and (old[key] is None or abs(new[key] - old[key]) > allowed):
                 yield f"phase {phase}, {key}: {old[key]!r} became {new[key]!r}"
 
@@ -150,11 +150,12 @@ def compare(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_configuration_trains_to_what_is_stored(name: str, tmp_path: Path) -> None:
-    """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere."""
+    """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere, in bf16 1e-3."""
     stored = json.loads(STORED.read_text())
     found, before = measure(name, tmp_path / "run"), stored["configurations"][name]
     same_machine = machine() == stored["machine"]
-    assert not list(compare(found["reports"], before["reports"], exact=same_machine))
+    tolerance = 1e-3 if "bf16" in name else 1e-4
+    assert not list(compare(found["reports"], before["reports"], same_machine, tolerance))
     if same_machine:
         assert found["digest"] == before["digest"]
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights
+from rlhf_lab.models.device import exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.bindings.anew import as_float64, gap
 from rlhf_lab.probes.probe import Check, Observation, Record
@@ -70,10 +71,11 @@ def _draw(generator: np.random.Generator, names: list[str], n: int) -> list[str]
 def _norms(row: dict, before: Tensor, after: Tensor) -> float:
     """By how much norms and counts of a row miss, entry by entry."""
     before, after = before.detach(), after.detach()
-    moved = (after.float() - before.float()).norm().item()
-    size = before.float().norm().item()
-    same = 1 - (after != before).float().mean().item()
-    same_bf16 = 1 - (after.bfloat16() != before.bfloat16()).float().mean().item()
+    # rows are summed up by themselves, since float32 loses digits over millions of entries
+    length = lambda x: exact(x.float().square().sum(-1)).sum().sqrt().item()
+    unchanged = lambda x, y: 1 - torch.count_nonzero(x != y).item() / x.numel()
+    moved, size = length(after.float() - before.float()), length(before)
+    same, same_bf16 = unchanged(before, after), unchanged(before.bfloat16(), after.bfloat16())
     misses = [
         abs(row["norm"] - moved) / max(1.0, moved),
         abs(row["relative"] * max(size, 1e-12) - moved) / max(1.0, moved),
