@@ -10,14 +10,13 @@ from torch import Tensor
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.logit_shift import SITES, residual_components
-from rlhf_lab.training.capture import capture_activations
+from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
-STREAMS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")
+BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")
 """What the attentions and the MLPs read."""
-ROWS_AT_ONCE = 64
 
 
-class End(NamedTuple):
+class ModelEnd(NamedTuple):
     """One of two models at one position, on the same text.
 
     Args:
@@ -35,7 +34,7 @@ class End(NamedTuple):
     constants: Float[Tensor, "2"]
 
 
-class Split(NamedTuple):
+class ShiftCauses(NamedTuple):
     """Causes of a shift, by component; the four of them sum to it.
 
     Args:
@@ -51,7 +50,7 @@ class Split(NamedTuple):
     read_out: Float[Tensor, "component batch"]
 
 
-def split_shift(before: End, after: End, centered: bool) -> Split:
+def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCauses:
     """Split what each component adds to the shift of a logit difference exactly by its causes.
 
     1. A component adds <k, q> s: its output (less its mean where the norm is a LayerNorm), the
@@ -85,7 +84,7 @@ def split_shift(before: End, after: End, centered: bool) -> Split:
     along = lambda moved: (moved @ before.reader) * early + (moved @ after.reader) * late
     nothing = read_out.new_zeros(2, read_out.shape[1])
     constants = (after.constants - before.constants)[:, None].expand_as(nothing)
-    return Split(
+    return ShiftCauses(
         torch.cat([along(own_weights), nothing]),
         torch.cat([along(inherited), nothing]),
         torch.cat([scale, nothing]),
@@ -100,7 +99,7 @@ def ends_of(
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     words: tuple[int, int],
-) -> tuple[End, End]:
+) -> tuple[ModelEnd, ModelEnd]:
     """Both models at one position, each also with its blocks reading the other's streams.
 
     Feeding every block at once leaves each component's own weights alone with the other model's
@@ -120,7 +119,7 @@ def ends_of(
 def _there(model: HookedTransformer) -> list[str]:
     """The streams that the model has; parallel blocks have no middle one."""
     has_middle = "blocks.0.hook_resid_mid" in model.hook_dict
-    return list(STREAMS[: 1 + has_middle])
+    return list(BLOCK_INPUTS[: 1 + has_middle])
 
 
 def _captured(
@@ -145,7 +144,7 @@ def _end(
     acts: dict[str, Tensor],
     fed: dict[str, Tensor],
     words: tuple[int, int],
-) -> End:
+) -> ModelEnd:
     norm, unembed = model.ln_final, model.unembed
     u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
     gain = exact(norm.w) if hasattr(norm, "w") else torch.ones_like(u)
@@ -156,7 +155,7 @@ def _end(
         residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
         for each in (acts, fed)
     )
-    return End(parts, others, 1 / scale, gain * u, torch.stack([bias, b_u]))
+    return ModelEnd(parts, others, 1 / scale, gain * u, torch.stack([bias, b_u]))
 
 
 def _less_mean(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

@@ -959,7 +959,7 @@ OTHERS = (
         "L23 only attention is fed",
         "LogitShift",
         "shift_split:_there",
-        "STREAMS[: 1 + has_middle]",
-        "STREAMS[:1]",
+        "BLOCK_INPUTS[: 1 + has_middle]",
+        "BLOCK_INPUTS[:1]",
     ),
 )

@@ -99,7 +99,7 @@ def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere, unlimited
     assert run.phases("logit_shift") == [0, 2]
     checks = run.checks()
     assert all(check.ok for check in checks)
-    assert sum("sum" in check.name for check in checks) == 2 * 3
+    assert sum("sum" in check.name for check in checks) == 2 * 4
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.logit_shift import SITES, attribute_logits
-from rlhf_lab.probes.shift_split import End, Split, ends_of, split_shift
+from rlhf_lab.probes.shift_split import ModelEnd, ShiftCauses, ends_of, split_shift
 from rlhf_lab.training.capture import capture_activations
 from tests.tiny_families import random_tokens, tiny_of
 
@@ -17,7 +17,7 @@ WORDS = (5, 9)
 POS = -3
 
 
-def split(before: HookedTransformer, after: HookedTransformer, tokens: Tensor) -> Split:
+def split(before: HookedTransformer, after: HookedTransformer, tokens: Tensor) -> ShiftCauses:
     models = before, after
     acts = tuple(capture_activations(model, tokens, SITES, POS) for model in models)
     ends = ends_of(models, acts, tokens, POS, WORDS)
@@ -61,8 +61,12 @@ def test_one_number_by_hand():
     """
     number = lambda x: torch.tensor([[[x]]], dtype=torch.float64)
     one = lambda x: torch.tensor([x], dtype=torch.float64)
-    before = End(number(1.0), number(1.5), one(1.0), one(1.0), torch.tensor([0.5, 1.0]).double())
-    after = End(number(2.0), number(1.25), one(2.0), one(3.0), torch.tensor([0.0, 4.0]).double())
+    before = ModelEnd(
+        number(1.0), number(1.5), one(1.0), one(1.0), torch.tensor([0.5, 1.0]).double()
+    )
+    after = ModelEnd(
+        number(2.0), number(1.25), one(2.0), one(3.0), torch.tensor([0.0, 4.0]).double()
+    )
     found = split_shift(before, after, centered=False)
     assert found.own_weights[:, 0].tolist() == pytest.approx([0.375 * 19 / 6, 0, 0])
     assert found.inherited[:, 0].tolist() == pytest.approx([0.625 * 19 / 6, 0, 0])
