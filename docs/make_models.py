@@ -60,7 +60,7 @@ SUCH_AS = {
     "Qwen2ForCausalLM": "Qwen 2 and 2.5",
     "Qwen3ForCausalLM": "Qwen 3",
     "Phi3ForCausalLM": "Phi-3-mini with 4,096 tokens",
-    "Gemma2ForCausalLM": "Gemma 2",
+    "Gemma2ForCausalLM": "Gemma 2, with transformers 5.21 or newer",
     "Gemma3ForCausalLM": "Gemma 3, text only (270M, 1B)",
     "Olmo2ForCausalLM": "OLMo 2",
 }

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from torch.torch_version import TorchVersion
+from transformers import PreTrainedConfig, __version__
 
+from rlhf_lab.errors import LoadError
 from rlhf_lab.models.transformer_lens.families.llama import (
     DECODER_FIELDS,
     HEAD_NORMS,
@@ -22,6 +24,8 @@ NORMS_AROUND = {
     "post_feedforward_layernorm": "ln2_post",
 }
 UNCAPPED = -1.0
+CAPS_ATTENTION = "5.21"
+"""The oldest transformers whose attention heeds Gemma 2's cap of its scores, unless asked to."""
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:
@@ -33,6 +37,16 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _gemma2_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Also the cap of attention scores.
+
+    Raises:
+        LoadError: there is one, and a transformers that leaves it out.
+    """
+    if config.attn_logit_softcapping and TorchVersion(__version__) < CAPS_ATTENTION:
+        raise LoadError(
+            f"attn_logit_softcapping={config.attn_logit_softcapping} of a {config.model_type} "
+            f"model is left out by transformers {__version__}; update it to {CAPS_ATTENTION}."
+        )
     return _settings(config) | {"attn_scores_soft_cap": config.attn_logit_softcapping or UNCAPPED}
 
 
