@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.probes.bindings.anew import as_float64, gap
+from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.probe import Check, Observation, Record
 
 CONTROL_ERRORS = 4.5
@@ -201,9 +202,6 @@ def fit_reader(
 def _bayes(seen: Observation, record: Record, held_labels: Bool[Tensor, " held"]) -> list[Check]:
     """Bayes' rule and its names, from prefixes that end at the position itself."""
     tokens, held = seen.text.tokens, len(held_labels)
-    slots = seen.truth.grammar.slots
-    named = [name.split(" ")[0] for name in record.values["slots"]]
-    apart = sum(a != slot.name for a, slot in zip(named, slots, strict=False))
     miss, informed = 0.0, 0
     for pos in sorted({0, tokens.shape[1] // 2, tokens.shape[1] - 1}):
         belief, mask = seen.truth.beliefs(tokens[-held:, : pos + 1])
@@ -215,5 +213,5 @@ def _bayes(seen: Observation, record: Record, held_labels: Bool[Tensor, " held"]
     return [
         Check.at_most("Bayes' accuracy is that of the prefixes", miss, 1e-4),
         Check.at_most("positions that inform are marked", informed, 0),
-        Check.at_most("slots are those of the grammar", apart, 0),
+        check_slots(seen, record),
     ]

@@ -13,6 +13,7 @@ from rlhf_lab.probes.bindings.anew import (
     rounding,
     states_anew,
 )
+from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 
@@ -83,16 +84,13 @@ def _estimates(seen: Observation, record: Record, n: int) -> Check:
 def _labels(seen: Observation, record: Record) -> list[Check]:
     """Slot names against the words that stand there; information against variances of values."""
     samples, truth = seen.ctx.rollout.samples, seen.truth
-    slots, first = truth.grammar.slots, samples.prefix_len
-    named = [name.split(" ")[0] for name in record.values["slots"]]
-    expected = [slot.name for slot in slots[first : first + len(named)]]
-    apart = sum(a != b for a, b in zip(named, expected, strict=False))
-    settled = np.zeros(first + len(named))
+    first = samples.prefix_len
+    settled = np.zeros(first + len(record.values["slots"]))
     found = information_of(truth)[: len(settled)]
     settled[: len(found)] = found
     miss = relative_gap(record.values["information"], torch.from_numpy(settled[first:]))
     return [
-        Check.at_most("slots are those of the grammar", apart, 0),
+        check_slots(seen, record, first),
         Check.at_most("information is the growth of the values' variance", miss, 1e-7),
     ]
 

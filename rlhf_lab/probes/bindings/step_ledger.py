@@ -11,13 +11,13 @@ from rlhf_lab.probes.bindings.anew import (
     as_float64,
     as_rows_say,
     gap,
-    misspelt,
     off_mask,
     relative_gap,
     rounding,
     states_anew,
     value_rounding,
 )
+from rlhf_lab.probes.bindings.labels import check_tokens
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training import Functions
 
@@ -31,16 +31,10 @@ def bind_step_ledger(seen: Observation, record: Record) -> list[Check]:
     """Hold the stored columns to the minibatch, to each other, and to the trainer's own terms."""
     minibatch, mask = seen.ctx.minibatch, record.tensors["mask"].cpu()
     columns = {name: as_float64(x) for name, x in record.tensors.items() if name != "mask"}
-    apart = sum(
-        len(r) != record.values["prefix_len"] + mask.shape[1] for r in record.values["tokens"]
-    )
-    tokenizer = seen.ctx.policy.base_model.tokenizer
-    spelled = misspelt(tokenizer, record.values["tokens"], minibatch.tokens)
     given = {"old_logprob": minibatch.logprobs, "advantage": minibatch.advantages}
     given["return"] = minibatch.returns
     checks = [
-        Check.at_most("the stored tokens spell the minibatch", spelled, 0),
-        Check.at_most("prompt and columns are as long as the tokens", apart, 0),
+        *check_tokens(seen, record, minibatch.tokens, mask, "minibatch"),
         Check.at_most("the stored mask is the minibatch's", gap(mask, minibatch.mask), 0),
         Check.at_most("nothing is stored for tokens that do not count", off_mask(columns, mask), 0),
         *(

@@ -8,13 +8,13 @@ from rlhf_lab.probes.bindings.anew import (
     as_float64,
     as_rows_say,
     gap,
-    misspelt,
     off_mask,
     relative_gap,
     rounding,
     states_anew,
     value_rounding,
 )
+from rlhf_lab.probes.bindings.labels import check_tokens
 from rlhf_lab.probes.probe import Check, Observation, Record
 
 TRUTH = ("true_value", "true_advantage")
@@ -24,15 +24,10 @@ def bind_text_heatmap(seen: Observation, record: Record) -> list[Check]:
     """Hold the stored tokens, columns and rewards to the samples that they are said to be of."""
     rollout, stored = seen.ctx.rollout, record.tensors
     samples, mask = rollout.samples, stored["mask"].cpu()
-    n, tokenizer = len(mask), seen.ctx.policy.base_model.tokenizer
-    spelled = misspelt(tokenizer, record.values["tokens"], samples.tokens[:n])
-    apart = sum(
-        len(row) != record.values["prefix_len"] + mask.shape[1] for row in record.values["tokens"]
-    )
+    n = len(mask)
     rewards = gap(record.values["rewards"], rollout.raw_rewards[:n])
     checks = [
-        Check.at_most("the stored tokens spell the samples", spelled, 0),
-        Check.at_most("prompt and columns are as long as the tokens", apart, 0),
+        *check_tokens(seen, record, samples.tokens[:n], mask, "samples"),
         Check.at_most("the stored mask is the samples'", gap(mask, samples.mask[:n]), 0),
         Check.at_most("the stored rewards are the samples'", rewards, 1e-5),
         *_credit(seen, stored, mask),

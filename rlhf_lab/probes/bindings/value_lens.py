@@ -13,6 +13,7 @@ from rlhf_lab.probes.bindings.anew import (
     relative_gap,
     value_rounding,
 )
+from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training.capture import text_at
 
@@ -98,10 +99,7 @@ def _readers(
         Check.at_most("the head's R2 is counted again", max(heads), 1e-3),
     ]
     if on_eval:
-        slots = seen.truth.grammar.slots
-        named = [name.split(" ")[0] for name in values["slots"]]
-        apart = sum(a != slot.name for a, slot in zip(named, slots, strict=False))
-        checks.append(Check.at_most("slots are those of the grammar", apart, 0))
+        checks.append(check_slots(seen, record))
     return checks
 
 
