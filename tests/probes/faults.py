@@ -1,54 +1,7 @@
 # ruff: noqa: E501 (a fault is a row of a table)
 """Faults that are planted in the probes, one line each, to see whether a record's checks tell."""
 
-import inspect
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import NamedTuple
-
-
-class Fault(NamedTuple):
-    """One changed line of a probe.
-
-    Args:
-        name: what is wrong.
-        probe: the kind whose record is wrong.
-        where: the function, as module:qualified.name below rlhf_lab.probes.
-        old, new: the text that is replaced, once.
-        run: which of the runs of the test shows it.
-    """
-
-    name: str
-    probe: str
-    where: str
-    old: str
-    new: str
-    run: str = "plain"
-
-
-@contextmanager
-def planted(fault: Fault) -> Iterator[None]:
-    """Run with the function changed: its code is exchanged, so that all who call it are served."""
-    module_name, _, path = fault.where.partition(":")
-    module = import_module(f"rlhf_lab.probes.{module_name}")
-    found = module
-    for part in path.split("."):
-        found = inspect.getattr_static(found, part)
-    function = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(fault.old) >= 1, f"{fault.name}: {fault.where} has no {fault.old!r}"
-    changed = source[source.index("def ") :].replace(fault.old, fault.new, 1)
-    names: dict[str, object] = {}
-    exec(compile(changed, fault.name, "exec"), vars(module), names)
-    whole = function.__code__
-    function.__code__ = names[function.__name__].__code__
-    try:
-        yield
-    finally:
-        function.__code__ = whole
-
+from tests.probes.planting import Fault
 
 OBSERVE_HEATMAP = "text_heatmap:TextHeatmap.observe"
 NUMBERS = "text_heatmap:TextHeatmap._numbers"

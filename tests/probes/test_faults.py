@@ -29,7 +29,8 @@ from rlhf_lab.probes import (
 )
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training import RLHFTrainer
-from tests.probes.faults import OTHERS, REVIEWED, Fault, planted
+from tests.probes.faults import OTHERS, REVIEWED
+from tests.probes.planting import Fault, planted
 
 pytestmark = pytest.mark.slow
 
