@@ -1,0 +1,118 @@
+"""Groups of weights: a partition of every architecture, and what a faulty one is refused for."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.groups import check_partition, taken_from, weights_of_both
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import add_lora, effective_weights, load_model
+from tests.tiny_families import TINY, tiny_of
+
+MAKERS = (fine_groups, coarse_groups)
+
+
+def test_a_model_of_two_blocks_has_seven_coarse_groups_and_eighteen_fine_ones(base):
+    coarse = ["embed", "L0 attn", "L0 mlp", "L1 attn", "L1 mlp", "ln_final", "unembed"]
+    assert coarse_groups(base).names == coarse
+    block = ["ln1", "H0", "H1", "H2", "H3", " b_O", " mlp"]
+    spaced = [part if part[0] in " H" else f" {part}" for part in block]
+    blocks = [f"L{layer}{part}" for layer in range(2) for part in spaced]
+    assert fine_groups(base).names == ["embed", "pos_embed", *blocks, "ln_final", "unembed"]
+    head = {name.rsplit(".", 1)[-1] for name, index in fine_groups(base).of("L1H2") if index == 2}
+    assert head == {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"}
+
+
+@pytest.mark.parametrize("architecture", TINY)
+@pytest.mark.parametrize("make", MAKERS)
+def test_groups_are_a_partition_of_every_architecture(make, architecture, llama_tokenizer):
+    """Counted number by number, independently of the check that the maker runs."""
+    model = load_model(tiny_of(architecture), llama_tokenizer)
+    weights, groups = effective_weights(model), make(model)
+    times = {name: torch.zeros(weight.shape) for name, weight in weights.items()}
+    for name in groups.names:
+        for weight, head in groups.of(name):
+            times[weight][... if head is None else head] += 1
+    assert all(bool((count == 1).all()) for count in times.values())
+
+
+def test_shared_keys_and_values_are_groups_of_their_own(llama_tokenizer, make_tiny_llama):
+    model = load_model(make_tiny_llama(), llama_tokenizer)
+    groups = fine_groups(model)
+    shared = [name for name in groups.names if name.startswith("L1KV")]
+    assert shared == ["L1KV0", "L1KV1"]
+    keys = {("blocks.1.attn._W_K", 1), ("blocks.1.attn._W_V", 1)}
+    assert keys < set(groups.of("L1KV1"))
+    assert all(name.rsplit(".", 1)[-1] in ("W_Q", "b_Q", "W_O") for name, _ in groups.of("L1H3"))
+
+
+def test_what_the_groups_hold_of_a_change_sums_to_it(base, tuned):
+    before, after = weights_of_both(base, tuned)
+    delta = {name: after[name] - before[name] for name in before}
+    groups = fine_groups(base)
+    total = {name: torch.zeros_like(change) for name, change in delta.items()}
+    for name in groups.names:
+        for weight, share in restrict(delta, groups, name).items():
+            total[weight] += share
+    assert all(torch.equal(total[name], delta[name]) for name in delta)
+    one = restrict(delta, groups, "L0H1")["blocks.0.attn.W_O"]
+    assert one[1].any() and not one[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_all_groups_from_the_tuned_model_are_the_tuned_model_bit_for_bit(base, tuned, make):
+    before, after = weights_of_both(base, tuned)
+    kept = {name: weight.clone() for name, weight in before.items()}
+    groups = make(base)
+    mixed = taken_from(after, before, [part for parts in groups.parts for part in parts])
+    assert all(torch.equal(mixed[name], after[name]) for name in after)
+    assert all(torch.equal(before[name], kept[name]) for name in kept)
+    none = taken_from(after, before, [])
+    assert all(none[name] is before[name] for name in before)
+
+
+def test_adapters_count_as_what_they_make_of_the_weights(base, make_tuned):
+    adapted = make_tuned(base, lambda name: False)
+    add_lora(adapted, rank=2, alpha=4.0, targets=("W_Q", "W_O"))
+    with torch.no_grad():
+        adapted.blocks[1].attn.parametrizations["W_Q"][0].B[2] += 1.0
+    assert fine_groups(adapted) == fine_groups(base)
+    before, after = weights_of_both(base, adapted)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"blocks.1.attn.W_Q"}
+    moved = (after["blocks.1.attn.W_Q"] - before["blocks.1.attn.W_Q"]).flatten(1).any(1)
+    assert moved.tolist() == [False, False, True, False]
+
+
+def test_a_faulty_partition_is_refused_by_the_parameter_that_is_wrong(base):
+    groups, weights = coarse_groups(base), effective_weights(base)
+    parts = [list(some) for some in groups.parts]
+    without = dataclasses.replace(groups, parts=[*parts[:-1], parts[-1][:-1]])
+    with pytest.raises(ConfigError, match=r"leave out unembed.W_U|leave out unembed.b_U"):
+        check_partition(without, weights)
+    unknown = dataclasses.replace(groups, parts=[[*parts[0], ("embed.W_X", None)], *parts[1:]])
+    with pytest.raises(ConfigError, match="embed.W_X, which the model does not have"):
+        check_partition(unknown, weights)
+    too_many = dataclasses.replace(
+        groups, parts=[[*parts[0], ("blocks.0.attn.W_Q", 4)], *parts[1:]]
+    )
+    with pytest.raises(ConfigError, match="head 4 of blocks.0.attn.W_Q"):
+        check_partition(too_many, weights)
+    also_by_head = dataclasses.replace(
+        groups, parts=[[*parts[0], ("blocks.0.attn.W_Q", 1)], *parts[1:]]
+    )
+    with pytest.raises(ConfigError, match="whole and by heads"):
+        check_partition(also_by_head, weights)
+    with pytest.raises(ConfigError, match=r"embed.W_E twice"):
+        Groups(["one", "two"], [[("embed.W_E", None)], [("embed.W_E", None)]])
+    with pytest.raises(ConfigError, match="one name of its own"):
+        Groups(["one", "one"], [[], []])
+    with pytest.raises(ConfigError, match="choose one of embed"):
+        groups.of("L9 mlp")
+
+
+def test_models_with_other_weights_are_not_compared(base, llama_tokenizer, make_tiny_llama):
+    with pytest.raises(ConfigError, match="do not have the same weights"):
+        weights_of_both(base, load_model(make_tiny_llama(), llama_tokenizer))
