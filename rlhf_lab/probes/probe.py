@@ -1,6 +1,5 @@
 """The Probe interface: what a probe needs, what it is shown, the record and checks it returns."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval
+from rlhf_lab.identity import Check
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event
@@ -17,29 +17,6 @@ from rlhf_lab.training.callbacks import check_every
 
 RESAMPLES = 400
 """Of the intervals of a record: enough for two digits, and 20 ms for 150 of them."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One identity that a record must satisfy, and by how much it misses.
-
-    Args:
-        name: the identity in words.
-        value: the size of the miss; nan when it cannot be computed, which counts as a failure.
-        tolerance: the largest miss that rounding explains.
-        ok: whether value <= tolerance.
-    """
-
-    name: str
-    value: float
-    tolerance: float
-    ok: bool
-
-    @classmethod
-    def at_most(cls, name: str, value: float | int, tolerance: float | int) -> "Check":
-        """A check that holds when the value is finite and not above the tolerance."""
-        value, tolerance = float(value), float(tolerance)
-        return cls(name, value, tolerance, math.isfinite(value) and value <= tolerance)
 
 
 @dataclass(frozen=True)
