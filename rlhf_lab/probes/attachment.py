@@ -15,6 +15,7 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.budget import MEGABYTE, Budget, record_bytes
 from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
+from rlhf_lab.probes.shown import acts_at, gradients_at
 from rlhf_lab.probes.store import ProbeStore
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
@@ -58,11 +59,14 @@ class Attachment:
         self._reference: HookedTransformer | None = None
         self._failed: set[tuple[str, str]] = set()
         self._remark = trainer.recorder.remark
+        self._optimizer, self._objective = trainer.optimizer, trainer.objective
+        self._prepared: dict[str, object] = {}
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
             probe.check_model(trainer.policy.base_model)
-            events |= dict.fromkeys(probe.events)
+            probe.check_run(trainer)
+            events |= dict.fromkeys((*probe.events, *probe.prepares))
         registers = [trainer.on(event) for event in events]
         for register in registers:  # all, or none where an event is refused
             register(self._at)
@@ -75,13 +79,14 @@ class Attachment:
             self._begin(ctx)
         due = [self.probes[name] for name in self.plan if self._is_due(self.probes[name], ctx)]
         if due:
+            gradients = gradients_at(ctx)
             with undisturbed(ctx.policy, ctx.reference):
-                self._show(ctx, due)
+                self._show(ctx, due, gradients)
         if ctx.event == "after_phase":
             self._keep_to_budget(ctx)
 
     def _is_due(self, probe: Probe, ctx: Context) -> bool:
-        if ctx.event not in probe.events:
+        if ctx.event not in (*probe.events, *probe.prepares):
             return False
         if probe.step is not None and hasattr(ctx, "step"):
             steps = ctx.args.num_minibatches * ctx.args.batches_per_learning_phase
@@ -105,7 +110,7 @@ class Attachment:
             _ = self.truth.graph
             self._note_time(ctx, TRUTH, perf_counter() - began)
 
-    def _show(self, ctx: Context, due: list[Probe]) -> None:
+    def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
         """Run the forwards that the due probes share, and call each of them."""
         began, noted = perf_counter(), self.seconds[REFERENCE].total()
         shared: dict[str, tuple[Acts, Acts]] = {}
@@ -119,7 +124,7 @@ class Attachment:
         for probe in due:
             began = perf_counter()
             try:
-                self._keep(ctx, probe, self._call(ctx, probe, shared))
+                self._keep(ctx, probe, self._call(ctx, probe, shared, gradients))
             except Exception as error:
                 note = f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is "
                 self._say(ctx, probe.name, f"{note}switched off: {error}")
@@ -127,13 +132,19 @@ class Attachment:
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
             self._note_time(ctx, probe.name, perf_counter() - began + own_share)
 
-    def _call(self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]]) -> Record:
-        """Show a probe what it wants to see; its record must hold a check."""
+    def _call(
+        self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
+    ) -> Record | None:
+        """Show a probe what it wants to see; its record must hold a check.
+
+        At an event that it prepares at, what it returns is kept for its next call, and there is no
+        record.
+        """
         acts, reference_acts = {}, {}
         if probe.text is not None:
             sites = resolve_sites(ctx.policy.base_model, probe.sites)
             found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
-            acts, reference_acts = (_at_sites(captured, sites, probe.pos) for captured in found)
+            acts, reference_acts = (acts_at(captured, sites, probe.pos) for captured in found)
         seen = Observation(
             ctx=ctx,
             args=ctx.args,
@@ -143,7 +154,15 @@ class Attachment:
             reference_acts=reference_acts,
             text=self.text,
             truth=self.truth,
+            gradients=gradients,
+            optimizer=self._optimizer,
+            objective=self._objective,
+            prepared=self._prepared.pop(probe.name, None),
         )
+        if ctx.event in probe.prepares:
+            self._prepared[probe.name] = probe.prepare(seen)
+        if probe.prepares and seen.prepared is None:  # also where it was attached in between
+            return None
         record = probe.observe(seen)
         checks = [*record.checks, *probe.bind(seen, record)]
         if not checks:
@@ -173,8 +192,10 @@ class Attachment:
             self._note_time(ctx, REFERENCE, perf_counter() - began)
         return acts, self._reference_acts
 
-    def _keep(self, ctx: Context, probe: Probe, record: Record) -> None:
-        """Store a record, or refuse the probe when there is no room for it."""
+    def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
+        """Store a record, if there is one, or refuse the probe when there is no room for it."""
+        if record is None:
+            return
         size = record_bytes(record)
         stored = sum(taken.total() for taken in self.bytes.values())
         if stored + size > self.budget.mb * MEGABYTE:
@@ -263,12 +284,6 @@ class Attachment:
         self._say(
             ctx, worst, f"every {every} phases -> every {2 * every}, because a projected {over}."
         )
-
-
-def _at_sites(acts: Acts, sites: list[str], pos: int | None) -> Acts:
-    """The activations of those sites that are there, at one position or at all."""
-    there = {site: acts[site] for site in sites if site in acts}
-    return {site: act if pos is None else act[:, pos] for site, act in there.items()}
 
 
 def _refuse_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
@@ -12,7 +13,7 @@ from rlhf_lab.functional import Interval
 from rlhf_lab.identity import Check
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.reel_truth import ReelTruth
-from rlhf_lab.training import Context, Event
+from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
 from rlhf_lab.training.callbacks import check_every
 
 RESAMPLES = 400
@@ -60,6 +61,10 @@ class Observation:
         reference_acts: those of the reference, on the eval text only.
         text: the eval text, if there is one.
         truth: Reel's exact truth, when the policy speaks Reel.
+        gradients: of the policy's parameters by name, before clipping; at after_backward only.
+        optimizer: the run's; a probe copies what it keeps of its state.
+        objective: the terms of the objective as the run asks for them.
+        prepared: what the probe's `prepare` returned earlier in the same step.
     """
 
     ctx: Context
@@ -70,6 +75,10 @@ class Observation:
     reference_acts: dict[str, Tensor]
     text: EvalText | None
     truth: ReelTruth | None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: Optimizer | None = None
+    objective: Objective | None = None
+    prepared: Any = None
 
     def allowed(self, whole: float, half: float) -> float:
         """How far rounding may take an identity of activations: in fp32, or with bf16 weights."""
@@ -83,9 +92,14 @@ class Probe:
     does. `phase` counts the learning phases behind the weights: events before learning
     (after_rollout, after_score) and run_end show the weights of that phase.
 
+    One that needs two moments of a step, as before and after the weights change, names the first in
+    `prepares`: what `prepare` returns there is handed to `observe` as `seen.prepared`, and to no
+    other call.
+
     Attributes:
         name: names the probe's files.
         events: when it is called.
+        prepares: when it is called to prepare, without a record: events of the same step.
         text: whose activations it wants: the eval text's, the rollout's, or none.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: the position of these activations; all when None.
@@ -95,6 +109,7 @@ class Probe:
 
     name: str = "probe"
     events: tuple[Event, ...] = ("after_score", "run_end")
+    prepares: tuple[Event, ...] = ()
     text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
@@ -110,6 +125,13 @@ class Probe:
 
     def check_model(self, model: HookedTransformer) -> None:
         """Raise ConfigError for a model that the probe would be wrong on; none by default."""
+
+    def check_run(self, trainer: RLHFTrainer) -> None:
+        """Raise ConfigError for a run that the probe would be wrong on; none by default."""
+
+    def prepare(self, seen: Observation) -> Any:
+        """Look at an event of `prepares`, and return what `observe` is to have of it."""
+        raise NotImplementedError(f"{type(self).__name__} has no prepare(); write one.")
 
     def observe(self, seen: Observation) -> Record:
         """Look, and say what was found."""

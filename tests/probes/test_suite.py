@@ -460,3 +460,36 @@ def test_a_run_is_read_back_without_its_trainer(finished, model):
 def test_a_run_directory_that_is_none_is_refused(tmp_path):
     with pytest.raises(RunError, match="no run.json"):
         Run(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(
+    make_trainer, unlimited
+):
+    class Between(Probe):
+        """Keeps the first weight before the step, and compares it with the one behind."""
+
+        name = "between"
+        prepares, events, step = ("after_backward",), ("after_step",), "last"
+
+        def prepare(self, seen):
+            assert set(seen.gradients) == {n for n, _ in seen.ctx.policy.named_parameters()}
+            assert seen.prepared is None
+            return seen.ctx.step, next(seen.ctx.policy.parameters()).clone()
+
+        def observe(self, seen):
+            step, before = seen.prepared
+            moved = next(seen.ctx.policy.parameters()) - before
+            assert not seen.gradients and seen.optimizer is not None
+            return Record(
+                {"steps": [step, seen.ctx.step], "moved": moved.norm().item()}, {}, [FINE]
+            )
+
+    plain, probed = make_trainer(base_lr=3e-3), make_trainer(base_lr=3e-3)
+    attachment = attach(probed, Between(), budget=unlimited)
+    plain.train(), probed.train()
+    assert attachment.notes == []
+    records = Run(probed.run.path).records("between")
+    assert [(r["phase"], r["steps"]) for r in records] == [(0, [3, 3]), (1, [3, 3])]
+    assert all(record["moved"] > 0 for record in records)
+    assert torch.equal(next(plain.policy.parameters()), next(probed.policy.parameters()))
