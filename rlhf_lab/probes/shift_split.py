@@ -78,18 +78,26 @@ def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCause
     # outputs by whose weights and whose streams: 00, 10 (the tuned weights on the base's), 01, 11
     by_weights = (after.fed - before.parts) + (after.parts - before.fed)
     by_input = (before.fed - before.parts) + (after.parts - after.fed)
-    own_weights, inherited = (
-        (_less_mean(moved) if centered else moved) / 2 for moved in (by_weights, by_input)
-    )
-    along = lambda moved: (moved @ before.reader) * early + (moved @ after.reader) * late
+    reader = own_reader(before, after, centered)
+    along = lambda moved: torch.einsum("cbm,bm->cb", moved / 2, reader)
     nothing = read_out.new_zeros(2, read_out.shape[1])
     constants = (after.constants - before.constants)[:, None].expand_as(nothing)
     return ShiftCauses(
-        torch.cat([along(own_weights), nothing]),
-        torch.cat([along(inherited), nothing]),
+        torch.cat([along(by_weights), nothing]),
+        torch.cat([along(by_input), nothing]),
         torch.cat([scale, nothing]),
         torch.cat([read_out, constants]),
     )
+
+
+def own_reader(before: ModelEnd, after: ModelEnd, centered: bool) -> Float[Tensor, "batch d_model"]:
+    """The vector along which a change of what a component adds is its own part of the shift.
+
+    w = q0 (s0/3 + s1/6) + q1 (s1/3 + s0/6), less its mean where the norm subtracts one.
+    """
+    s0, s1 = before.inverse_scale[:, None], after.inverse_scale[:, None]
+    reader = before.reader * (s0 / 3 + s1 / 6) + after.reader * (s1 / 3 + s0 / 6)
+    return _less_mean(reader) if centered else reader
 
 
 @torch.no_grad()
@@ -110,7 +118,7 @@ def ends_of(
     """
     streams = [_captured(model, tokens, None, _there(model)) for model in models]
     found = [
-        _end(model, own, _captured(model, tokens, pos, SITES, others), words)
+        model_end(model, own, _captured(model, tokens, pos, SITES, others), words)
         for model, own, others in zip(models, acts, reversed(streams), strict=True)
     ]
     return found[0], found[1]
@@ -139,12 +147,19 @@ def _captured(
     return {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
 
 
-def _end(
+@torch.no_grad()
+def model_end(
     model: HookedTransformer,
     acts: dict[str, Tensor],
     fed: dict[str, Tensor],
     words: tuple[int, int],
 ) -> ModelEnd:
+    """One model at one position, from activations at `logit_shift.SITES`.
+
+    Args:
+        fed: the same where blocks read the other model's streams; `acts` itself where only the
+            own part of each component is asked for, and not what it inherits of that.
+    """
     norm, unembed = model.ln_final, model.unembed
     u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
     gain = exact(norm.w) if hasattr(norm, "w") else torch.ones_like(u)

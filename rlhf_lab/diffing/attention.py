@@ -1,0 +1,83 @@
+"""Attention drift between two models: what heads write, split into pattern, values and W_O."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+
+class HeadCache(NamedTuple):
+    """What the heads of one layer read, for one query of each row.
+
+    Args:
+        pattern: attention to every key; each row sums to 1.
+        value: of every key, as many heads as are stored (fewer than queries, if grouped).
+    """
+
+    pattern: Float[Tensor, "batch head key"]
+    value: Float[Tensor, "batch key value_head d_head"]
+
+
+class AttentionSplit(NamedTuple):
+    """Causes of what heads write along a reader, by key; over keys and causes they sum to it.
+
+    Args:
+        qk: the pattern's change, less what would move if all keys had the same value.
+        ov: the values' change.
+        wo: the change of the matrix that writes.
+    """
+
+    qk: Float[Tensor, "batch head key"]
+    ov: Float[Tensor, "batch head key"]
+    wo: Float[Tensor, "batch head key"]
+
+
+def attention_split(
+    cache0: HeadCache,
+    cache1: HeadCache,
+    W_O0: Float[Tensor, "head d_head d_model"],
+    W_O1: Float[Tensor, "head d_head d_model"],
+    reader: Float[Tensor, "batch d_model"],
+) -> AttentionSplit:
+    """Split the change of what each head writes along a reader, key by key, by its three factors.
+
+    1. A head writes y = sum_k A[k] <V[k] W_O, w>: pattern, value and W_O, each linear. Each factor
+       gets its Shapley value, which is the integral along the straight line between the models.
+    2. Rows of A sum to 1, so that a constant may be moved from the value of every key to a bias
+       (b_V is one). A change of the pattern is therefore read against the mean value of the keys:
+       the sum is the same, and no constant has a part in it.
+
+    With v_ij[k] = <V_i[k] W_Oj, w>, D for a difference, and means over both models:
+    vbar  = (v00 + v11)/3 + (v01 + v10)/6
+    qk[k] = DA[k] (vbar[k] - sum_j Abar[j] vbar[j])
+    ov[k] = (v10 - v00)(A0/3 + A1/6) + (v11 - v01)(A1/3 + A0/6)
+    wo[k] = (v01 - v00)(A0/3 + A1/6) + (v11 - v10)(A1/3 + A0/6)
+    (Shapley 1953; the integral: Owen 1972, "Multilinear Extensions of Games")
+    """
+    readers = [torch.einsum("hdm,bm->bhd", W_O, reader) for W_O in (W_O0, W_O1)]
+    values = [value_of_each_head(cache.value, cache.pattern.shape[1]) for cache in (cache0, cache1)]
+    v = [[torch.einsum("bkhd,bhd->bhk", value, read) for read in readers] for value in values]
+    early = cache0.pattern / 3 + cache1.pattern / 6
+    late = cache1.pattern / 3 + cache0.pattern / 6
+    moved, between = cache1.pattern - cache0.pattern, (cache0.pattern + cache1.pattern) / 2
+    mean = (v[0][0] + v[1][1]) / 3 + (v[0][1] + v[1][0]) / 6
+    return AttentionSplit(
+        moved * (mean - (between * mean).sum(-1, keepdim=True)),
+        (v[1][0] - v[0][0]) * early + (v[1][1] - v[0][1]) * late,
+        (v[0][1] - v[0][0]) * early + (v[1][1] - v[1][0]) * late,
+    )
+
+
+def value_of_each_head(
+    value: Shaped[Tensor, "batch key value_head d_head"], n_heads: int
+) -> Shaped[Tensor, "batch key head d_head"]:
+    """Values by query head, where several heads may read the same ones."""
+    return value.repeat_interleave(n_heads // value.shape[2], dim=2)
+
+
+def pattern_distance(
+    pattern0: Float[Tensor, "*batch key"], pattern1: Float[Tensor, "*batch key"]
+) -> Float[Tensor, "*batch key"]:
+    """Half the absolute difference at every key, whose sum is the total variation, from 0 to 1."""
+    return (pattern1 - pattern0).abs() / 2
