@@ -1,11 +1,15 @@
 """Model diffing: two models side by side, and which of their weights makes which difference."""
 
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
+from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 
 __all__ = [
     "ActivationStore",
+    "AttentionSplit",
     "Groups",
+    "HeadCache",
+    "attention_split",
     "coarse_groups",
     "collect_activations",
     "fine_groups",
