@@ -148,7 +148,7 @@ def weights_of_both(
 def _grouped(model: HookedTransformer, fine: bool) -> Groups:
     weights = effective_weights(model)
     found: dict[str, list[Part]] = {}
-    for name in sorted(weights, key=lambda name: (_place(name, model.cfg.n_layers), name)):
+    for name in sorted(weights, key=lambda name: _place(name, model.cfg.n_layers)):
         for group, part in _parts_of(name, weights[name], model, fine):
             found.setdefault(group, []).append(part)
     groups = Groups(list(found), list(found.values()))
@@ -156,13 +156,14 @@ def _grouped(model: HookedTransformer, fine: bool) -> Groups:
     return groups
 
 
-def _place(name: str, n_layers: int) -> tuple[int, int]:
+def _place(name: str, n_layers: int) -> tuple[int, int, str]:
     """Where a parameter acts: its block, and its place within that."""
     top, *rest = name.split(".")
     if top != "blocks":
         order = {"embed": -2, "pos_embed": -1, "ln_final": n_layers, "unembed": n_layers + 1}
-        return order.get(top, -1), 0
-    return int(rest[0]), 1 if rest[1].startswith(("mlp", "ln2")) else 0
+        return order.get(top, -1), 0, name
+    module = rest[1][:3]
+    return int(rest[0]), {"ln1": 0, "att": 1}.get(module, 2), name
 
 
 def _parts_of(
