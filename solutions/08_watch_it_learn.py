@@ -154,7 +154,7 @@ show_table(
 # ## A suite, and a recorder of your own
 #
 # A suite is a set of probes that look at one run together. Each says at which moments it looks, and
-# writes records with identities that they must satisfy. Its budget is 15 % of the run's time, or it
+# writes records with identities that they must satisfy. Its budget is 10 % of the run's time, or it
 # thins itself out and says so; here, where looking is the point, it may cost more.
 #
 # And any function can listen. `trainer.capture(sites, ...)` runs the policy over the text at a moment

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.budget import MEGABYTE, Budget, record_bytes
+from rlhf_lab.probes.budget import MEGABYTE, NOTE_BYTES, Budget, bytes_at_most
 from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.shown import acts_at, gradients_at
-from rlhf_lab.probes.store import ProbeStore
+from rlhf_lab.probes.store import SUITE, ProbeStore, size_of
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
 
@@ -25,7 +25,7 @@ Taken = defaultdict[str, Counter]
 GRACE_SECONDS = 2.0
 OUTSIDE = ("run_start", "after_phase", "checkpoint", "run_end")
 """The events that the times of a phase's report do not include."""
-TRUTH, REFERENCE, EARLIER = "reel_truth", "reference", "earlier"
+TRUTH, REFERENCE, EARLIER, NOTES = "reel_truth", "reference", "earlier", "notes"
 
 
 class Attachment:
@@ -36,7 +36,7 @@ class Attachment:
             phases.
         notes: what was thinned, refused or switched off, in words.
         seconds: what each probe took in each phase; beside the probes, what is done only once.
-        bytes: what each stored in each phase; beside the probes, what was stored before a resume.
+        bytes: what each stored in each phase; beside the probes, notes, and what was there before.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Attachment:
         budget = {"mb": self.budget.mb, "time_frac": self.budget.time_frac}
         eval_shape = None if self.text is None else list(self.text.tokens.shape)
         self._store.write_suite({"probes": probes, "budget": budget, "eval_tokens": eval_shape})
+        self.bytes[EARLIER][ctx.phase] += size_of(self._store.path / SUITE)
         if self.truth is not None:
             began = perf_counter()
             _ = self.truth.graph
@@ -196,9 +197,10 @@ class Attachment:
         """Store a record, if there is one, or refuse the probe when there is no room for it."""
         if record is None:
             return
-        size = record_bytes(record)
+        size = bytes_at_most(record)
         stored = sum(taken.total() for taken in self.bytes.values())
-        if stored + size > self.budget.mb * MEGABYTE:
+        reserved = max(0, NOTE_BYTES * len(self.probes) - self.bytes[NOTES].total())
+        if stored + reserved + size > self.budget.mb * MEGABYTE:
             self._say(
                 ctx,
                 probe.name,
@@ -207,8 +209,7 @@ class Attachment:
             )
             self.plan.pop(probe.name)
             return
-        self._store.write(probe.name, ctx.phase, record)
-        self.bytes[probe.name][ctx.phase] += size
+        self.bytes[probe.name][ctx.phase] += self._store.write(probe.name, ctx.phase, record)
         for check in record.checks:
             if not check.ok:
                 self._say_failed(ctx, probe.name, check)
@@ -221,7 +222,7 @@ class Attachment:
         """Warn, remember and store."""
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
-        self._store.note(ctx.phase, probe, note)
+        self.bytes[NOTES][ctx.phase] += self._store.note(ctx.phase, probe, note)
 
     def _say_failed(self, ctx: Context, probe: str, check: Check) -> None:
         """Warn of a check that fails, and remark it in the run; once for each check of a probe."""

@@ -44,7 +44,7 @@ def had_default_suite(run: RunDir) -> bool:
 
 
 def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
-    """Probes and eval text that suit this trainer, at a cost of under 15 % of its time.
+    """Probes and eval text that suit this trainer, at a cost of at most 10 % of its time.
 
     On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
     every probe has its exact truth. Elsewhere the eval text is the prompt, the value lens reads

@@ -17,7 +17,14 @@ from rlhf_lab.training.run_dir import PHASE, Fields, read_object, reading, repla
 FOLDER = "probes"
 CHECKS = f"{FOLDER}/checks.jsonl"
 NOTES = f"{FOLDER}/notes.jsonl"
+SUITE = "suite.json"
+LONGEST_NOTE = 300
 NOTE: Fields = MappingProxyType(PHASE | {"probe": str, "note": str})
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file; 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def records_file(probe: str) -> str:
@@ -44,7 +51,7 @@ class ProbeStore:
         settings = settings | {"probes": others + settings["probes"]}
         (self.path / "records").mkdir(parents=True, exist_ok=True)
         (self.path / "tensors").mkdir(exist_ok=True)
-        with replacing(self.path / "suite.json") as partial:
+        with replacing(self.path / SUITE) as partial:
             partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def read_suite(self) -> dict[str, Any]:
@@ -53,7 +60,7 @@ class ProbeStore:
         Raises:
             RunError: the file is not what `write_suite` writes.
         """
-        path = self.path / "suite.json"
+        path = self.path / SUITE
         if not path.is_file():
             return {"probes": []}
         suite = read_object(path)
@@ -61,13 +68,13 @@ class ProbeStore:
             _ = [(probe["name"], probe["kind"]) for probe in suite["probes"]]
         return suite
 
-    def write(self, probe: str, phase: int, record: Record) -> None:
-        """Store a record, its checks and its tensors.
+    def write(self, probe: str, phase: int, record: Record) -> int:
+        """Store a record, its checks and its tensors, and say how many bytes they take.
 
         The tensors go first, so that a record that is there is whole.
         """
+        began, path = self._size_of_lines(probe), self.tensor_path(probe, phase)
         if record.tensors:
-            path = self.tensor_path(probe, phase)
             path.parent.mkdir(parents=True, exist_ok=True)
             # copies, as safetensors takes neither views of one memory nor transposed ones
             tensors = {
@@ -82,19 +89,30 @@ class ProbeStore:
             for check in record.checks
         ]
         self.run.append(CHECKS, checks)
+        tensor_bytes = path.stat().st_size if record.tensors else 0
+        return tensor_bytes + self._size_of_lines(probe) - began
 
-    def note(self, phase: int, probe: str, note: str) -> None:
-        """Store something that was said about a probe."""
-        self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": note}])
+    def note(self, phase: int, probe: str, note: str) -> int:
+        """Store something that was said about a probe, and say how many bytes it takes."""
+        began = size_of(self.run.path / NOTES)
+        shortened = note if len(note) <= LONGEST_NOTE else note[:LONGEST_NOTE] + " ..."
+        self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": shortened}])
+        return size_of(self.run.path / NOTES) - began
 
     def tensor_path(self, probe: str, phase: int) -> Path:
         """The file of one probe's tensors in one phase."""
         return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
 
     def stored_bytes(self, probe: str) -> int:
-        """The size of a probe's records and tensors."""
+        """The size of a probe's records, tensors, checks and notes."""
         files = [self.run.path / records_file(probe), *self.path.glob(f"tensors/{probe}/*")]
-        return sum(file.stat().st_size for file in files if file.exists())
+        said = [line for file in (CHECKS, NOTES) for line in self.run.read(file)]
+        lines = [len(json.dumps(line)) + 1 for line in said if line["probe"] == probe]
+        return sum(map(size_of, files)) + sum(lines)
+
+    def _size_of_lines(self, probe: str) -> int:
+        """The size of the files that a record adds lines to."""
+        return size_of(self.run.path / records_file(probe)) + size_of(self.run.path / CHECKS)
 
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Drop what these probes stored from this phase on, which is about to be done again."""
