@@ -6,10 +6,19 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import final_residuals, read_out
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.bindings import bind_kl_by_position
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
 from rlhf_lab.training import Rollout
 
 KINDS = ("k1", "k2", "k3")
@@ -27,6 +36,17 @@ def estimates_by_position(
     estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
     means = torch.stack([F.masked_mean(e, mask, dim=0) for e in estimates])
     return means, torch.stack([F.masked_var(e, mask, dim=0) for e in estimates])
+
+
+def interval_by_position(
+    per_token: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"]
+) -> Interval:
+    """The mean over the real tokens at each position, with its bootstrap interval over sequences.
+
+    It is nan at a position without a real token.
+    """
+    kept = F.zero_masked(exact(per_token), where_exact(mask))
+    return bootstrap_means(kept, mask.double(), statistic=torch.div, resamples=RESAMPLES)
 
 
 def enumeration_error(
@@ -55,7 +75,7 @@ def enumeration_error(
 
 class KLByPosition(Probe):
     """The exact KL at each generated position, averaged over the batch, and what k1, k2 and k3
-    would have estimated from `n` of its sequences.
+    would have estimated from `n` of its sequences; each mean with its interval over sequences.
 
     On Reel it stores slot names, and the information I_t that each position carries about the
     reward: where KL is spent follows it (Young 2026, arXiv 2603.04851).
@@ -94,6 +114,11 @@ class KLByPosition(Probe):
         values = {"kl": decimals(by_position), "tokens_at": mask.sum(0).tolist()}
         values |= {f"{kind}_mean": decimals(row) for kind, row in zip(KINDS, means, strict=True)}
         values |= {f"{kind}_var": decimals(row) for kind, row in zip(KINDS, variances, strict=True)}
+        values |= {"sequences": {"exact": len(mask), "estimated": n}}
+        values |= interval_fields("kl", interval_by_position(kl, mask), 6)
+        for kind in KINDS:
+            estimate = F.kl_estimate(logprobs, ref_logprobs, kind)
+            values |= interval_fields(kind, interval_by_position(estimate, mask[:n]), 6)
         if seen.truth is not None:
             values |= _truth(seen, samples.prefix_len, kl.shape[1])
         total = (by_position * mask.sum(0)).sum() / len(mask)

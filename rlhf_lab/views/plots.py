@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
@@ -25,6 +26,9 @@ LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
 Number = float | int
 Curve = tuple[Sequence[Number], Sequence[Number | None]]
+Ends = tuple[Sequence[Number | None], Sequence[Number | None]]
+"""The lower and the upper ends of intervals; None where there is none."""
+NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -69,25 +73,35 @@ class Picture:
 
 
 def curves(
-    series: Mapping[str, Curve], title: str, x_label: str = "phase", y_label: str = ""
+    series: Mapping[str, Curve],
+    title: str,
+    x_label: str = "phase",
+    y_label: str = "",
+    bands: Mapping[str, Ends] = NO_ENDS,
 ) -> Picture:
     """Curves over phases, told apart by colour, line and mark.
 
     Gaps are left where a value is None; whole numbers along x have ticks at whole numbers only.
 
-    Raises ValueError without a curve.
+    Args:
+        bands: intervals about the values of some of the curves, by their names.
+
+    Raises ValueError without a curve, and for intervals of another length than their curve.
     """
     if not series:
         raise ValueError("series is empty; give at least one curve.")
+    _check_ends({name: y for name, (_, y) in series.items()}, bands)
     figure, axes = _blank(6.4, 3.2)
     for i, (name, (x, y)) in enumerate(series.items()):
-        numbers = [float("nan") if value is None else value for value in y]
         look = {
             "color": COLORS[i % len(COLORS)],
             "marker": LINE_MARKS[i % len(LINE_MARKS)],
             "linestyle": LINES[i % len(LINES)],
         }
-        axes.plot(list(x), numbers, label=name, markersize=3.5, linewidth=1.5, **look)
+        axes.plot(list(x), _numbers(y), label=name, markersize=3.5, linewidth=1.5, **look)
+        if name in bands:
+            ends = [_numbers(end) for end in bands[name]]
+            axes.fill_between(list(x), *ends, color=look["color"], alpha=0.18, linewidth=0)
     if all(isinstance(place, int) for x, _ in series.values() for place in x):
         axes.xaxis.get_major_locator().set_params(integer=True)
     _label(axes, title, x_label, y_label)
@@ -97,12 +111,21 @@ def curves(
 
 
 def bars(
-    names: Sequence[str], series: Mapping[str, Sequence[Number]], title: str, y_label: str = ""
+    names: Sequence[str],
+    series: Mapping[str, Sequence[Number]],
+    title: str,
+    y_label: str = "",
+    whiskers: Mapping[str, Ends] = NO_ENDS,
 ) -> Picture:
     """Groups of bars, one group per name.
 
-    Raises ValueError when a series has another length than the names.
+    Args:
+        whiskers: intervals about the values of some of the series, by their names.
+
+    Raises ValueError when a series has another length than the names, and for intervals of another
+    length than their series.
     """
+    _check_ends(series, whiskers)
     for label, values in series.items():
         if len(values) != len(names):
             raise ValueError(
@@ -113,6 +136,9 @@ def bars(
     for i, (label, values) in enumerate(series.items()):
         places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(names))]
         axes.bar(places, list(values), width, label=label, color=COLORS[i % len(COLORS)])
+        if label in whiskers:
+            ends = [_numbers(end) for end in whiskers[label]]
+            axes.vlines(places, *ends, color="black", linewidth=0.9)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     _label(axes, title, "", y_label)
     if len(series) > 1:
@@ -148,6 +174,23 @@ def heatmap(
     _label(axes, title, "", "", grid=False)
     figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
     return _finish(figure, f"{title}: {len(rows)} rows, {len(cols)} columns")
+
+
+def _numbers(values: Sequence[Number | None]) -> list[float]:
+    """Numbers as matplotlib takes them, which leaves a gap at nan."""
+    return [float("nan") if value is None else float(value) for value in values]
+
+
+def _check_ends(
+    series: Mapping[str, Sequence[Number | None]], intervals: Mapping[str, Ends]
+) -> None:
+    """Refuse intervals that belong to no series, or to another number of values."""
+    for name, ends in intervals.items():
+        if name not in series or any(len(end) != len(series[name]) for end in ends):
+            raise ValueError(
+                f"the intervals of {name!r} have {len(ends[0])} and {len(ends[1])} ends for "
+                f"{len(series.get(name, ()))} values; give one of each per value of a series."
+            )
 
 
 def _blank(width: float, height: float) -> tuple["Figure", "Axes"]:

@@ -15,6 +15,7 @@ from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.color import Kind
 from rlhf_lab.views.direction_pictures import drift_parts
+from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
 from rlhf_lab.views.selection import best_cell, held_out
@@ -25,7 +26,6 @@ Records = list[dict[str, Any]]
 PageParts = list[Picture | str]
 """What a page shows, in order: pictures, and fragments of HTML between them."""
 SHOWN_SAMPLES = 3
-SHOWN_TOKENS = 60
 SHOWN_RECORDS = 20
 HEALTH_CURVES = (
     ("reward", ("mean_reward", "gold_reward", "optimal_reward")),
@@ -75,26 +75,6 @@ def curve_figures(records: Records, groups: Sequence[tuple[str, Sequence[str]]])
 def run_health_parts(run: Run, name: str, records: Records) -> PageParts:
     """Reward, KL, the price of KL, and how far a phase may move."""
     return curve_figures(records, HEALTH_CURVES)
-
-
-def kl_by_position_parts(run: Run, name: str, records: Records) -> PageParts:
-    """KL by position at every recorded phase, and the estimators in the last."""
-    last = records[-1]
-    n = min(len(last["kl"]), SHOWN_TOKENS)
-    slots = last.get("slots", [str(t) for t in range(n)])[:n]
-    phases = [f"phase {record['phase']}" for record in records]
-    grid = [record["kl"][:n] for record in records]
-    if not any(map(any, grid)):
-        return [f"<p>The KL is 0 at every position of {', '.join(phases)}.</p>"]
-    parts: PageParts = [heatmap(grid, phases, slots, "KL from the reference, nats per token")]
-    estimators = {"exact": last["kl"][:n]}
-    estimators |= {kind: last[f"{kind}_mean"][:n] for kind in ("k1", "k2", "k3")}
-    title = f"phase {last['phase']}: exact KL and its estimators, nats per token"
-    parts.append(bars(slots, estimators, title))
-    if "information" in last:
-        title = "exact information of each position about the reward"
-        parts.append(bars(slots, {"I_t": last["information"][:n]}, title))
-    return parts
 
 
 def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:

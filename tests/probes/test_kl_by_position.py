@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import masked_mean
+from rlhf_lab.functional import bootstrap_interval, masked_mean
 from rlhf_lab.probes import KLByPosition
+from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.kl_by_position import (
     enumeration_error,
     estimates_by_position,
+    interval_by_position,
 )
+from rlhf_lab.probes.probe import RESAMPLES
 
 
 def test_means_by_position_leave_out_what_is_masked():
@@ -30,6 +33,41 @@ def test_estimators_have_the_mean_and_variance_of_a_loop():
             spread = sum((x - mean) ** 2 for x in column) / (len(column) - 1)
             assert means[k, t].item() == pytest.approx(mean, rel=1e-5)
             assert variances[k, t].item() == pytest.approx(spread, rel=1e-5)
+
+
+def test_intervals_by_position_are_those_of_each_column_alone():
+    generator = torch.Generator().manual_seed(0)
+    x, mask = torch.rand(20, 3, generator=generator), torch.ones(20, 3, dtype=torch.bool)
+    mask[:, 2] = False
+    found = interval_by_position(x, mask)
+    one = bootstrap_interval(x[:, 1], resamples=RESAMPLES)
+    assert found.n == 20 and str(found[1]) == str(one)
+    assert found.value[2].isnan() and found.low[2].isnan()
+    mask[5:, 0] = False  # where few have a token, fewer resamples do
+    assert interval_by_position(x, mask).value[0].item() == pytest.approx(x[:5, 0].mean().item())
+    alone = interval_by_position(x[:1], mask[:1])
+    assert alone.low is None and alone.value[0] == x[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda low, high: (low, high), False),
+        (lambda low, high: (high, low), True),
+        (lambda low, high: (low.roll(1), high.roll(1)), True),
+        (lambda low, high: ((low + high) / 2 - 0.01, (low + high) / 2 + 0.01), True),
+        (lambda low, high: (low + 0.05, high - 0.05), True),
+        (lambda low, high: (low - 9, high - 9), True),
+    ],
+)
+def test_the_widths_of_intervals_are_checked(change, told):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(64, 9, generator=generator) * (1 + 9 * (torch.arange(9) % 2))
+    mask = torch.rand(64, 9, generator=generator) < 0.8
+    found = interval_by_position(x, mask)
+    ends = change(found.low, found.high)
+    check = check_widths("x", tuple(end.tolist() for end in ends), x.double().numpy(), mask.numpy())
+    assert check.ok != told
 
 
 def test_k1_and_k3_over_the_vocabulary_are_the_exact_kl():

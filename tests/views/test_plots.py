@@ -73,6 +73,23 @@ def test_what_cannot_be_drawn_is_refused():
         bars(["x", "y"], {"a": [1.0]}, "bars")
 
 
+def test_bands_and_whiskers_stand_where_their_intervals_are(monkeypatch):
+    seen = []
+    finish = plots._finish
+    monkeypatch.setattr(
+        plots, "_finish", lambda figure, alt: seen.append(figure.axes[0]) or finish(figure, alt)
+    )
+    curves({"a": ([0, 1], [1.0, 2.0])}, "a curve", bands={"a": ([0.5, None], [1.5, None])})
+    bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers={"a": ([0.5, None], [2.5, None])})
+    band, whisker = seen[0].collections[0].get_paths(), seen[1].collections[0].get_paths()
+    heights = band[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.5, 1.5)
+    assert whisker[0].vertices.tolist() == [[0.0, 0.5], [0.0, 2.5]]
+    for wrong in ({"b": ([1.0], [2.0])}, {"a": ([1.0], [2.0, 3.0])}):
+        with pytest.raises(ValueError, match="give one of each per value"):
+            bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers=wrong)
+
+
 def test_the_plotting_library_is_loaded_only_when_something_is_drawn():
     for path in Path(plots.__file__).parent.glob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -13,6 +13,7 @@ from rlhf_lab.probes.bindings.anew import (
     rounding,
     states_anew,
 )
+from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
@@ -37,7 +38,15 @@ def bind_kl_by_position(seen: Observation, record: Record, n: int) -> list[Check
     checks = [
         Check.at_most("the stored KL is the batch's", gap(values["kl"], by_position), 2e-6),
         Check.at_most("tokens are counted", gap(values["tokens_at"], counts), 0),
+        Check.at_most(
+            "sequences are counted",
+            gap(list(values["sequences"].values()), [len(mask), min(n, len(mask))]),
+            0,
+        ),
     ]
+    if "kl_low" in values:
+        ends = values["kl_low"], values["kl_high"]
+        checks.append(check_widths("the KL", ends, as_float64(rollout.kl).numpy(), mask.numpy()))
     if as_rows_say(seen):
         now = states_anew(seen.ctx.policy, samples, mask.shape[1], seen.args.temperature)
         before = states_anew(seen.ctx.reference, samples, mask.shape[1], seen.args.temperature)
@@ -47,7 +56,7 @@ def bind_kl_by_position(seen: Observation, record: Record, n: int) -> list[Check
             Check.at_most("the KL of the first rows is a fresh forward's", miss, 2 * rounding(seen))
         )
     if samples.support is None and not {"logprobs", "interventions"} & set(seen.own_parts):
-        checks.append(_estimates(seen, record, n))
+        checks += _estimates(seen, record, n)
     if "slots" in values:
         checks += _labels(seen, record)
     return checks
@@ -59,7 +68,7 @@ def _mean_of_columns(x: Float[Tensor, "batch gen"], mask: Tensor) -> list[float]
     return [column.mean().item() if len(column) else 0.0 for column in columns]
 
 
-def _estimates(seen: Observation, record: Record, n: int) -> Check:
+def _estimates(seen: Observation, record: Record, n: int) -> list[Check]:
     """k1, k2 and k3 from the sampler's own log-probs and the residuals that the rollout kept."""
     rollout, reference = seen.ctx.rollout, seen.ctx.reference
     samples = rollout.samples
@@ -67,9 +76,12 @@ def _estimates(seen: Observation, record: Record, n: int) -> Check:
     logprobs = (as_float64(logits) / seen.args.temperature).log_softmax(-1)
     tokens = samples.tokens[:n, samples.prefix_len :].cpu().long()
     log_ratio = as_float64(samples.logprobs[:n]) - logprobs.gather(-1, tokens[..., None])[..., 0]
-    mask, misses = samples.mask[:n].cpu(), []
+    mask, misses, checks = samples.mask[:n].cpu(), [], []
     for kind, estimate in ESTIMATES.items():
         per_token = estimate(log_ratio)
+        if f"{kind}_low" in record.values:
+            ends = record.values[f"{kind}_low"], record.values[f"{kind}_high"]
+            checks.append(check_widths(kind, ends, per_token.numpy(), mask.numpy()))
         for t in range(mask.shape[1]):
             column = per_token[mask[:, t], t].numpy()
             mean = column.mean() if len(column) else 0.0
@@ -78,7 +90,8 @@ def _estimates(seen: Observation, record: Record, n: int) -> Check:
             misses += [abs(record.values[f"{kind}_mean"][t] - mean) / size]
             misses += [abs(record.values[f"{kind}_var"][t] - var) / size]
     worst = max(misses) if np.isfinite(misses).all() else float("nan")
-    return Check.at_most("estimators follow from the sampled tokens", worst, 10 * rounding(seen))
+    follow = Check.at_most("estimators follow from the sampled tokens", worst, 10 * rounding(seen))
+    return [follow, *checks]
 
 
 def _labels(seen: Observation, record: Record) -> list[Check]:
