@@ -3,6 +3,7 @@
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
     "ActivationStore",
@@ -13,5 +14,10 @@ __all__ = [
     "coarse_groups",
     "collect_activations",
     "fine_groups",
+    "graft",
+    "graft_groups",
+    "path",
     "restrict",
+    "truncate",
+    "truncate_delta",
 ]

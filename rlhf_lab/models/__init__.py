@@ -29,6 +29,7 @@ from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
+    merged_copy,
     normalized_residuals,
     same_weights,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "make_policy",
     "make_reference",
     "make_value_head",
+    "merged_copy",
     "merged_lora",
     "normalized_residuals",
     "policy_outputs",

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -202,12 +202,24 @@ def without_adapters(model: HookedTransformer) -> HookedTransformer:
     if not lora_layers(model):
         raise ConfigError("the model has no LoRA adapters; make a frozen_copy of it instead.")
     view = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    for module in list(view.modules()):
-        if parametrize.is_parametrized(module):
-            originals = {name: p.original for name, p in module.parametrizations.items()}
-            del module.parametrizations
-            module.__class__ = type(module).__mro__[1]
-            for name, original in originals.items():
-                module.register_parameter(name, original)
+    take_adapters_off(view, lambda module, name: module.parametrizations[name].original)
     view.reset_hooks(including_permanent=True)
     return view.eval()
+
+
+def take_adapters_off(
+    model: nn.Module, weight_of: Callable[[nn.Module, str], nn.Parameter]
+) -> None:
+    """Give every adapted module of a model, in place, plain weights instead.
+
+    Args:
+        weight_of: the weight that a module gets under a name, read while the adapter is there.
+    """
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module):
+            weights = {name: weight_of(module, name) for name in module.parametrizations}
+            del module.parametrizations
+            # copies share the class that torch made for the original, which stays as it is
+            module.__class__ = type(module).__mro__[1]
+            for name, weight in weights.items():
+                module.register_parameter(name, weight)

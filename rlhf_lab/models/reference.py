@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
-from rlhf_lab.models.lora import effective_weights
+from rlhf_lab.models.lora import effective_weights, take_adapters_off
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import (
     HookedTransformer,
@@ -29,6 +29,17 @@ def frozen_copy(model: HookedTransformer) -> HookedTransformer:
     reference = copy.deepcopy(model)
     reference.reset_hooks(including_permanent=True)
     return reference.requires_grad_(False).eval()
+
+
+def merged_copy(model: HookedTransformer) -> HookedTransformer:
+    """A `frozen_copy` whose weights are the effective ones: adapters are added to what they change.
+
+    Raises:
+        ConfigError: see `frozen_copy`.
+    """
+    merged = frozen_copy(model)
+    take_adapters_off(merged, lambda module, name: nn.Parameter(getattr(module, name).detach()))
+    return merged.requires_grad_(False)
 
 
 def model_where_exact(model: HookedTransformer) -> HookedTransformer:

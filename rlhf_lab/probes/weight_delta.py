@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import einops
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.bindings import bind_weight_delta
@@ -15,21 +15,6 @@ from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
 ENERGY = 0.9
-
-
-def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
-    """A parameter as a matrix: heads side by side, a vector as one row.
-
-    W_Q, W_K and W_V `[head d_model d_head]` become `[d_model head*d_head]`; W_O
-    `[head d_head d_model]` becomes `[head*d_head d_model]`; per-head biases one row.
-    """
-    if weight.ndim == 3:
-        if name.endswith("W_O"):
-            return einops.rearrange(weight, "head d_head d_model -> (head d_head) d_model")
-        return einops.rearrange(weight, "head d_model d_head -> d_model (head d_head)")
-    if weight.ndim == 2 and name.rsplit(".", 1)[-1].startswith("b_"):
-        return einops.rearrange(weight, "head d_head -> 1 (head d_head)")
-    return weight if weight.ndim == 2 else weight.reshape(1, -1)
 
 
 def spectrum(

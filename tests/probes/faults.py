@@ -722,7 +722,7 @@ OTHERS = (
     Fault(
         "W11 heads below each other",
         "WeightDelta",
-        "weight_delta:as_matrix",
+        "diffing.weights:as_matrix",
         '"head d_model d_head -> d_model (head d_head)"',
         '"head d_model d_head -> (head d_model) d_head"',
     ),

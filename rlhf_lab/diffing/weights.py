@@ -1,0 +1,151 @@
+"""Weight grafts, low-rank truncation and linear connectivity of two models of one architecture."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import einops
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.diffing.groups import Groups, taken_from, weights_of_both
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import merged_copy
+from rlhf_lab.models.device import exact
+from rlhf_lab.models.transformer_lens import HookedTransformer
+
+Weights = Mapping[str, Float[Tensor, "..."]]
+
+
+def graft(
+    base: HookedTransformer, tuned: HookedTransformer, belongs: Callable[[str], bool]
+) -> HookedTransformer:
+    """Copy the base with some weights of the tuned model, bit for bit.
+
+    1. Copy the base, adapters merged, without hooks and frozen.
+    2. Put each weight of the tuned model into it whose name belongs to the graft.
+
+    Args:
+        belongs: whether a weight is taken from the tuned model, by names such as
+            "blocks.0.mlp.W_in".
+
+    Raises:
+        ConfigError: the models have other weights than each other, or no name belongs.
+    """
+    before, after = weights_of_both(base, tuned)
+    chosen = {name: weight for name, weight in after.items() if belongs(name)}
+    if not chosen:
+        raise ConfigError("belongs is False for every weight; choose some, such as 'unembed.W_U'.")
+    return model_with(base, before | chosen)
+
+
+def graft_groups(
+    base: HookedTransformer, tuned: HookedTransformer, groups: Groups, names: Sequence[str]
+) -> HookedTransformer:
+    """Copy the base with some groups of weights, single heads among them, of the tuned model.
+
+    Raises:
+        ConfigError: the models have other weights than each other, or no group has a name.
+    """
+    before, after = weights_of_both(base, tuned)
+    return model_with(base, taken_from(after, before, [p for n in names for p in groups.of(n)]))
+
+
+def truncate_delta(
+    before: Float[Tensor, "rows cols"], after: Float[Tensor, "rows cols"], rank: int
+) -> Float[Tensor, "rows cols"]:
+    """Move a matrix by the strongest directions of its change alone.
+
+    1. Take the singular value decomposition of after - before, in float64.
+    2. Keep the `rank` largest singular values.
+    3. Add what they make to `before`.
+
+    At rank 0 it is `before`, and at full rank `after`, both bit for bit.
+
+    before + U[:, :r] S[:r] V[:r]   (Eckart and Young 1936: the closest change of that rank)
+
+    Raises:
+        ConfigError: a rank below 0.
+    """
+    if rank < 0:
+        raise ConfigError(f"rank={rank} is out of range; give 0 or more.")
+    if rank == 0 or rank >= min(before.shape):
+        return (after if rank else before).clone()
+    u, s, vh = torch.linalg.svd(exact(after) - exact(before), full_matrices=False)
+    kept = (u[:, :rank] * s[:rank]) @ vh[:rank]
+    return (exact(before) + kept).to(before)
+
+
+def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) -> HookedTransformer:
+    """Copy the first model, and move every matrix by `rank` directions of its change.
+
+    Heads stand side by side in one matrix (see `as_matrix`); vectors are the second model's.
+
+    Raises:
+        ConfigError: a rank below 0, or models with other weights than each other.
+    """
+    before, after = weights_of_both(model0, model1)
+    moved = {}
+    for name, weight in before.items():
+        first, second = as_matrix(name, weight), as_matrix(name, after[name])
+        short = min(first.shape) == 1
+        cut = second if short else truncate_delta(first, second, rank)
+        moved[name] = _from_matrix(name, cut, weight)
+    return model_with(model0, moved)
+
+
+def path(
+    model0: HookedTransformer, model1: HookedTransformer, alphas: Iterable[float | int]
+) -> Iterator[HookedTransformer]:
+    """Yield models along the straight line of weights from one model through the other.
+
+    They are the first model at 0 and the second at 1, bit for bit. Two models are linearly
+    connected where none between them is worse than the ends.
+
+    theta_0 + alpha (theta_1 - theta_0)   (Frankle et al. 2020, arXiv 1912.05671)
+
+    Raises:
+        ConfigError: models with other weights than each other.
+    """
+    before, after = weights_of_both(model0, model1)
+    for alpha in alphas:
+        # lerp reckons from the nearer end, so that both ends are exact
+        yield model_with(
+            model0, {name: torch.lerp(before[name], after[name], float(alpha)) for name in before}
+        )
+
+
+@torch.no_grad()
+def model_with(model: HookedTransformer, weights: Weights) -> HookedTransformer:
+    """A frozen copy of a model, without hooks or adapters, that has these weights of its own.
+
+    Raises:
+        ConfigError: see `models.frozen_copy`.
+    """
+    made = merged_copy(model)
+    for name, parameter in made.named_parameters():
+        parameter.copy_(weights[name])
+    return made
+
+
+def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
+    """A parameter as a matrix: heads side by side, a vector as one row.
+
+    W_Q, W_K and W_V `[head d_model d_head]` become `[d_model head*d_head]`; W_O
+    `[head d_head d_model]` becomes `[head*d_head d_model]`; per-head biases one row.
+    """
+    if weight.ndim == 3:
+        if name.endswith("W_O"):
+            return einops.rearrange(weight, "head d_head d_model -> (head d_head) d_model")
+        return einops.rearrange(weight, "head d_model d_head -> d_model (head d_head)")
+    if weight.ndim == 2 and name.rsplit(".", 1)[-1].startswith("b_"):
+        return einops.rearrange(weight, "head d_head -> 1 (head d_head)")
+    return weight if weight.ndim == 2 else weight.reshape(1, -1)
+
+
+def _from_matrix(
+    name: str, matrix: Float[Tensor, "rows cols"], like: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """A parameter in its own shape from what `as_matrix` made of it."""
+    if like.ndim == 3 and not name.endswith("W_O"):
+        return einops.rearrange(matrix, "d_model (head d) -> head d_model d", head=len(like))
+    return matrix.reshape(like.shape)

@@ -1,0 +1,146 @@
+"""Grafts, truncated changes and the line between two models, with ends that hold bit for bit."""
+
+import copy
+
+import pytest
+import torch
+
+from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, truncate_delta
+from rlhf_lab.diffing.weights import as_matrix
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
+
+
+def copied(model):
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_graft_has_the_chosen_weights_and_no_others(base, tuned, reviews):
+    states = copied(base), copied(tuned)
+    grafted = graft(base, tuned, lambda name: name.startswith("unembed."))
+    for name, weight in grafted.named_parameters():
+        source = tuned if name.startswith("unembed.") else base
+        assert torch.equal(weight, source.get_parameter(name))
+        assert weight.data_ptr() not in (
+            base.get_parameter(name).data_ptr(),
+            tuned.get_parameter(name).data_ptr(),
+        )
+    # the read-out acts on the base's own last residual
+    residual = base(reviews, stop_at_layer=2)
+    torch.testing.assert_close(grafted(reviews), tuned.unembed(base.ln_final(residual)))
+    with torch.no_grad():
+        grafted.embed.W_E += 1
+    assert unchanged(base, states[0]) and unchanged(tuned, states[1])
+
+
+def test_a_graft_of_all_is_the_tuned_model_and_one_of_none_is_refused(base, tuned):
+    assert same_weights(graft(base, tuned, lambda name: True), tuned)
+    with pytest.raises(ConfigError, match="belongs is False"):
+        graft(base, tuned, lambda name: False)
+
+
+def test_hooks_are_not_copied_along(base, tuned, reviews):
+    source = copy.deepcopy(base)
+    source.add_hook("blocks.0.hook_mlp_out", lambda act, hook: act * 0)
+    expected = graft(base, tuned, lambda name: "ln_final" in name)(reviews)
+    assert torch.equal(graft(source, tuned, lambda name: "ln_final" in name)(reviews), expected)
+
+
+def test_a_head_is_grafted_alone(base, tuned):
+    grafted = graft_groups(base, tuned, fine_groups(base), ["L1H2"])
+    for name, weight in grafted.named_parameters():
+        own, other = base.get_parameter(name), tuned.get_parameter(name)
+        by_head = name.startswith("blocks.1.attn") and not name.endswith("b_O")
+        rows = range(len(weight)) if by_head else [...]
+        for row in rows:
+            assert torch.equal(weight[row], (other if by_head and row == 2 else own)[row])
+    assert same_weights(graft_groups(base, tuned, fine_groups(base), []), base)
+
+
+def test_adapters_are_grafted_as_what_they_make_of_the_weights(base, make_tuned):
+    adapted = make_tuned(base, lambda name: False)
+    add_lora(adapted, rank=2, alpha=4.0, targets=("W_V",))
+    with torch.no_grad():
+        adapted.blocks[0].attn.parametrizations["W_V"][0].B += 0.3
+    both = graft(base, adapted, lambda name: True), graft(adapted, base, lambda name: "W_V" in name)
+    assert same_weights(both[0], adapted) and same_weights(both[1], base)
+    assert not any("parametrizations" in name for name, _ in both[1].named_parameters())
+    assert not any(weight.requires_grad for weight in both[1].parameters())
+    torch.testing.assert_close(*(model(torch.tensor([[1, 2, 3]])) for model in (both[0], adapted)))
+
+
+def test_a_change_of_two_directions_by_hand():
+    """The change is 3 along (row 0, column 0) and 2 along (row 1, column 2)."""
+    before = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    after = torch.tensor([[4.0, 2.0, 3.0], [4.0, 5.0, 8.0]])
+    kept = torch.tensor([[4.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    torch.testing.assert_close(truncate_delta(before, after, 1), kept)
+    assert torch.equal(truncate_delta(before, after, 0), before)
+    assert torch.equal(truncate_delta(before, after, 2), after)
+    assert torch.equal(truncate_delta(before, after, 9), after)
+    assert torch.equal(truncate_delta(before, before, 1), before)
+    with pytest.raises(ConfigError, match="rank=-1"):
+        truncate_delta(before, after, -1)
+
+
+def test_no_change_of_the_same_rank_is_closer():
+    generator = torch.Generator().manual_seed(0)
+    before, after = torch.randn(2, 7, 5, generator=generator)
+    best = (truncate_delta(before, after, 2) - after).norm()
+    for _ in range(50):
+        columns = torch.randn(7, 2, generator=generator)
+        fitted = columns @ torch.linalg.lstsq(columns, after - before).solution
+        assert (before + fitted - after).norm() >= best
+
+
+def test_every_matrix_moves_by_the_rank_and_vectors_move_whole(base, tuned):
+    cut = truncate(base, tuned, 3)
+    for name, weight in effective_weights(cut).items():
+        before, after = base.get_parameter(name), tuned.get_parameter(name)
+        moved = as_matrix(name, weight.double() - before.double())
+        if min(moved.shape) == 1:
+            assert torch.equal(weight, after), name
+            continue
+        whole = torch.linalg.svdvals(as_matrix(name, after.double() - before.double()))
+        found = torch.linalg.svdvals(moved)
+        torch.testing.assert_close(found[:3], whole[:3], rtol=1e-4, atol=1e-6)
+        assert found[3:].max() < 1e-5, name
+    assert same_weights(truncate(base, tuned, 10_000), tuned)
+    none = truncate(base, tuned, 0)
+    assert torch.equal(none.W_Q, base.W_Q) and torch.equal(none.ln_final.w, tuned.ln_final.w)
+
+
+def test_heads_are_put_back_where_they_were(base, tuned):
+    """At one rank below full, each head is near its own."""
+    cut = truncate(base, tuned, 63)
+    for name in ("W_Q", "W_O", "W_V"):
+        gap = (getattr(cut, name) - getattr(tuned, name)).abs().max()
+        assert gap < 0.05 * (getattr(tuned, name) - getattr(base, name)).abs().max()
+
+
+def test_the_line_goes_through_both_models_bit_for_bit(base, tuned, reviews):
+    found = list(path(base, tuned, [0, 1, 0.25, 0.75, 2.0, -0.5]))
+    assert same_weights(found[0], base) and same_weights(found[1], tuned)
+    for model, alpha in zip(found[2:], [0.25, 0.75, 2.0, -0.5], strict=True):
+        for name, weight in model.named_parameters():
+            before, after = base.get_parameter(name).double(), tuned.get_parameter(name).double()
+            torch.testing.assert_close(
+                weight.double(), before * (1 - alpha) + after * alpha, rtol=0, atol=1e-6
+            )
+    assert torch.equal(found[0](reviews), base(reviews))
+    assert not list(path(base, tuned, []))
+
+
+def test_models_of_other_kinds_are_refused(base, llama_tokenizer, make_tiny_llama):
+    other = load_model(make_tiny_llama(), llama_tokenizer)
+    for diff in (lambda: truncate(base, other, 1), lambda: next(path(base, other, [0.5]))):
+        with pytest.raises(ConfigError, match="the same weights"):
+            diff()
+    grown = copy.deepcopy(other)
+    with torch.no_grad():
+        grown.embed.W_E += 1
+    assert same_weights(truncate(other, grown, 99), grown)
