@@ -3,6 +3,15 @@
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.patching import (
+    Patched,
+    PatchPlace,
+    Side,
+    part_places,
+    patch_activations,
+    patch_hook,
+)
+from rlhf_lab.diffing.path_patching import patch_path
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
@@ -10,12 +19,19 @@ __all__ = [
     "AttentionSplit",
     "Groups",
     "HeadCache",
+    "PatchPlace",
+    "Patched",
+    "Side",
     "attention_split",
     "coarse_groups",
     "collect_activations",
     "fine_groups",
     "graft",
     "graft_groups",
+    "part_places",
+    "patch_activations",
+    "patch_hook",
+    "patch_path",
     "path",
     "restrict",
     "truncate",
