@@ -1,5 +1,6 @@
 """LogitShift: the shift of the logit difference of two words, by part of the model and by cause."""
 
+from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.reference import model_where_exact
@@ -13,7 +14,6 @@ from rlhf_lab.probes.logit_shift import (
     single_token,
 )
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
-from rlhf_lab.probes.shift_split import ends_of, split_shift
 
 
 class LogitShift(Probe):

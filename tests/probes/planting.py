@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
-OTHER_ROOMS = ("diffing.", "functional.", "organism.")
+OTHER_ROOMS = ("diffing.", "functional.", "models.", "organism.")
 
 
 class Fault(NamedTuple):

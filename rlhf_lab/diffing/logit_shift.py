@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.logit_shift import SITES, residual_components
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf_lab.diffing.logit_shift import ModelEnd, ShiftCauses, ends_of, split_shift
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.logit_shift import SITES, attribute_logits
-from rlhf_lab.probes.shift_split import ModelEnd, ShiftCauses, ends_of, split_shift
 from rlhf_lab.training.capture import capture_activations
 from tests.tiny_families import random_tokens, tiny_of
 
@@ -30,14 +30,14 @@ def shift(before: HookedTransformer, after: HookedTransformer, tokens: Tensor) -
 
 
 @pytest.fixture
-def pair(model: HookedTransformer) -> tuple[HookedTransformer, HookedTransformer]:
+def pair(base: HookedTransformer) -> tuple[HookedTransformer, HookedTransformer]:
     """The bundled policy, and a copy to be changed."""
-    return model, copy.deepcopy(model)
+    return base, copy.deepcopy(base)
 
 
 @pytest.fixture
-def tokens(reviews: tuple[Tensor, Tensor]) -> Tensor:
-    return reviews[0]
+def tokens(reviews: Tensor) -> Tensor:
+    return reviews
 
 
 def changed(module: nn.Module, seed: int) -> None:
