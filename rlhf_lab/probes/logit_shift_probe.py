@@ -1,6 +1,9 @@
 """LogitShift: the shift of the logit difference of two words, by part of the model and by cause."""
 
+from typing import Any
+
 from rlhf_lab.diffing.logit_shift import ends_of, split_shift
+from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.reference import model_where_exact
@@ -13,7 +16,15 @@ from rlhf_lab.probes.logit_shift import (
     refuse_sums,
     single_token,
 )
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
 
 
 class LogitShift(Probe):
@@ -111,7 +122,7 @@ class LogitShift(Probe):
         return bind_logit_shift(seen, record, (self.word, self.other), self.pos)
 
 
-def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, float | None]:
+def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, Any]:
     """The grammar's log odds of the two words, beside what the reference makes of them."""
     tokens = seen.text.tokens[:n]
     position = pos % tokens.shape[1]
@@ -120,7 +131,9 @@ def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[s
         return {"grammar_log_odds": None, "reference_error": None}
     logits = seen.reference_acts["logits"][:n]
     gap = (logits[:, word] - logits[:, other]).cpu() - odds
-    return {
-        "grammar_log_odds": round(odds[defined].mean().item(), 6),
-        "reference_error": round(gap[defined].abs().mean().item(), 6),
-    }
+    found = {"grammar_log_odds": odds[defined], "reference_error": gap[defined].abs()}
+    values: dict[str, Any] = {"defined_sequences": int(defined.sum())}
+    for name, numbers in found.items():
+        interval = bootstrap_means(numbers, resamples=RESAMPLES)
+        values |= {name: round(numbers.mean().item(), 6), **interval_fields(name, interval)}
+    return values

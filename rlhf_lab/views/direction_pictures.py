@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from rlhf_lab.views.plots import Curve, Picture, curves
+from rlhf_lab.views.intervals import HOW
+from rlhf_lab.views.plots import Curve, Ends, Picture, curves
 
 DIRECTION_CURVES = (
     ("accuracy of readers", "fitted anew", "accuracy"),
@@ -36,15 +37,24 @@ def drift_parts(records: Sequence[dict[str, Any]], sites: Sequence[str]) -> list
     slots = first.get("slots", [str(t) for t in range(len(first["accuracy"][0]))])
     phases = [record["phase"] for record in records]
     groups: dict[str, dict[str, Curve]] = {}
+    bands: dict[str, dict[str, Ends]] = {}
     for title, label, field in DIRECTION_CURVES:
         if all(field in record for record in records):
             found = [record[field][site][pos] for record in records]
             groups.setdefault(title, {})[label] = (phases, found)
+            if all(f"{field}_low" in record for record in records):
+                low, high = (
+                    [record[f"{field}_{end}"][site][pos] for record in records]
+                    for end in ("low", "high")
+                )
+                bands.setdefault(title, {})[label] = low, high
     where = f"{sites[site]}, {slots[pos]}"
     counts = first["sequences"]
     note = (
         f"<p>At {escape(where)}, the most accurate of {cells} cells in the first record; fitted to "
-        f"{counts['fitted']} sequences, counted on {counts['held']} others.</p>"
+        f"{counts['fitted']} sequences, counted on {counts['held']} others (band: {HOW}).</p>"
     )
-    pictures = [curves(series, title) for title, series in groups.items()]
+    pictures = [
+        curves(series, title, bands=bands.get(title, {})) for title, series in groups.items()
+    ]
     return [note, '<div class="figures">', *pictures, "</div>"]

@@ -5,47 +5,34 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-from torch.nn import functional
-
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
-from rlhf_lab.views.color import Kind
 from rlhf_lab.views.direction_pictures import drift_parts
+from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
-from rlhf_lab.views.ledger import stored_ledger
-from rlhf_lab.views.plots import Curve, Picture, bars, curves, heatmap
+from rlhf_lab.views.plots import Curve, Picture, curves, heatmap
 from rlhf_lab.views.selection import best_cell, held_out
-from rlhf_lab.views.shift_pictures import cause_bars
-from rlhf_lab.views.tokens import color_key, largest, tokens_html
+from rlhf_lab.views.shift_pictures import shift_parts
+from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
 
 Records = list[dict[str, Any]]
 PageParts = list[Picture | str]
 """What a page shows, in order: pictures, and fragments of HTML between them."""
-SHOWN_SAMPLES = 3
 SHOWN_RECORDS = 20
+SHOWN_DELTAS, SHOWN_SPECTRA = 16, 6
+OVERLAP_COLUMNS = ("overlap_unembedding", "energy_unembedding")
 HEALTH_CURVES = (
     ("reward", ("mean_reward", "gold_reward", "optimal_reward")),
     ("KL, nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
-    ("price of KL and reward spread", ("beta_eff", "reward_std")),
+    ("price of KL", ("beta_eff",)),
+    ("spread", ("reward_std", "advantage_std")),
     ("learning", ("explained_variance", "clip_fraction")),
+    ("entropy, nats per token", ("entropy_per_token",)),
+    ("norm of the gradient", ("grad_norm",)),
+    ("ratio before the first step, furthest from 1", ("ratio_first_minibatch",)),
 )
-STEP_COLUMNS = MappingProxyType(
-    {
-        "phase": "phase",
-        "step": "step",
-        "clipped_surrogate": "clipped surrogate",
-        "value_loss": "− value loss",
-        "entropy_bonus": "+ entropy bonus",
-        "kl_penalty": "− KL penalty",
-        "objective": "= objective",
-        "kl_coef": "KL coefficient",
-    }
-)
-"""The terms with the signs that they have in the objective."""
 
 
 def short_site(site: str) -> str:
@@ -99,12 +86,16 @@ def direction_parts(run: Run, name: str, records: Records) -> PageParts:
     for record in _ends(records):
         n = len(record["accuracy"][0])
         slots = record.get("slots", [str(t) for t in range(n)])
+        marks = [" *" if told else "" for told in record.get("informed", [False] * n)]
+        slots = [slot + mark for slot, mark in zip(slots, marks, strict=True)]
         grid, rows = list(record["accuracy"]), [short_site(site) for site in record["sites"]]
         if "bayes_accuracy" in record:
             grid, rows = [*grid, record["bayes_accuracy"]], [*rows, "Bayes' rule"]
         title = f"phase {record['phase']}: accuracy of the direction, held out{held_out(record)}"
         parts.append(heatmap(grid, rows, slots, title, limits=(0.5, 1.0)))
         parts.append(best_cell(record, "accuracy", record["accuracy"], rows, slots))
+        if "informed" in record:
+            parts.append("<p>* The text up to here tells something of the label.</p>")
     if "sequences" in records[-1]:
         parts += drift_parts(records, [short_site(site) for site in records[0]["sites"]])
     return parts
@@ -114,100 +105,37 @@ def logit_shift_parts(run: Run, name: str, records: Records) -> PageParts:
     """The parts of the shift in the last phase, and its sum over phases."""
     words = _settings(run, name)
     what = f"{words.get('word', 'word')} - {words.get('other', 'other')}"
-    last = records[-1]
-    title = f"phase {last['phase']}: shift of logit({what}), {last['measured_shift']:+.3f} in all"
-    parts: PageParts = [bars(last["components"], {"shift": last["shift"]}, title)]
-    if "own_weights" in last:
-        parts.append(cause_bars(last))
+    last, parts = records[-1], shift_parts(run, name, records, what)
     if last.get("grammar_log_odds") is not None:
-        parts.append(
-            f"<p>The grammar's own log odds of {escape(what)} average "
-            f"{last['grammar_log_odds']:+.3f} on this text; the reference misses them by "
-            f"{last['reference_error']:.3f} nats on average.</p>"
+        odds, error = (
+            bracketed(last[key], last.get(f"{key}_low"), last.get(f"{key}_high"))
+            for key in ("grammar_log_odds", "reference_error")
         )
-    series = series_of(records, ["measured_shift"])
-    return [*parts, curves(series, f"shift of logit({what})")]
-
-
-def weight_delta_parts(run: Run, name: str, records: Records) -> PageParts:
-    """The largest deltas of the last phase as a table."""
-    rows = sorted(records[-1]["rows"], key=lambda row: -row["norm"])[:16]
-    keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
-    keys += [key for key in ("overlap_unembedding",) if any(key in row for row in rows)]
-    table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
-    series = series_of(records, ["total_norm"])
-    return [table, curves(series, "distance of the weights from the reference")]
-
-
-def text_heatmap_parts(run: Run, name: str, records: Records) -> PageParts:
-    """Every field of a few samples, in the first and in the last recorded phase."""
-    parts: PageParts = []
-    if run.args.normalize_reward:
+        n = last.get("defined_sequences")
         parts.append(
-            "<p>Values and advantages are in units of the standardised reward; exact ones are in "
-            "the reward's own.</p>"
+            f"<p>The grammar's own log odds of {escape(what)} average {odds} on this text"
+            f"{'' if n is None else f' (n = {n})'}; the reference misses them by {error} nats on "
+            "average.</p>"
         )
-    for record in _ends(records):
-        tensors = run.tensors(name, record["phase"])
-        parts.append(f"<h4>phase {record['phase']}</h4>")
-        for field in _field_order(tensors):
-            parts.append(_field(record, tensors, field))
     return parts
 
 
-def _field_order(tensors: dict[str, Any]) -> list[str]:
-    """Each quantity followed by its exact counterpart."""
-    own = [f for f in tensors if not f.startswith("true_") and not f.endswith("mask")]
-    return [f for field in own for f in (field, f"true_{field}") if f in tensors]
-
-
-def _field(record: dict[str, Any], tensors: dict[str, Any], field: str) -> str:
-    """One quantity on the samples, all on one scale."""
-    mask = tensors["truth_mask" if field.startswith("true_") else "mask"]
-    kind = "sequential" if field in ("kl", "entropy", "true_value") else "diverging"
-    limit = largest(tensors[field].flatten(), mask.flatten())
-    label = field.replace("true_", "exact ").replace("_", " ")
-    if limit == 0:
-        return f"<p>{label} is 0 on every token of these samples.</p>"
-    rows = zip(record["tokens"][:SHOWN_SAMPLES], tensors[field], mask, strict=False)
-    lines = [_sample(*row, label, limit, kind) for row in rows]
-    return color_key(label, limit, kind).fragment + "".join(lines)
-
-
-def _sample(
-    tokens: list[str],
-    values: Float[Tensor, " gen"],
-    mask: Bool[Tensor, " gen"],
-    label: str,
-    limit: float,
-    kind: Kind = "diverging",
-) -> str:
-    """A prompt without colours, and the numbers of its generated tokens."""
-    prefix_len = len(tokens) - len(mask)
-    numbers, counts = functional.pad(values, (prefix_len, 0)), functional.pad(mask, (prefix_len, 0))
-    return tokens_html(tokens, numbers, label, counts, limit, kind).fragment
-
-
-def step_ledger_parts(run: Run, name: str, records: Records) -> PageParts:
-    """The terms of the objective in every recorded step, and the last of them token by token."""
-    last = records[-1]
-    ledger = stored_ledger(run, last["phase"], name)
-    shares = ledger.entries["share"]
-    limit = largest(shares.flatten())
-    order = shares.abs().sum(1).argsort(descending=True).tolist()
-    lines = [
-        _sample(ledger.tokens[row], shares[row], ledger.mask[row], "share", limit)
-        for row in order[:SHOWN_SAMPLES]
+def weight_delta_parts(run: Run, name: str, records: Records) -> PageParts:
+    """The largest deltas of the last phase: sizes as a table, and their singular values."""
+    every = records[-1]["rows"]
+    rows = sorted(every, key=lambda row: -row["norm"])[:SHOWN_DELTAS]
+    keys = ["name", "norm", "relative", "stable_rank", "k90", "unchanged", "unchanged_bf16"]
+    keys += [key for key in OVERLAP_COLUMNS if any(key in row for row in rows)]
+    table = html.table(keys, [[row.get(key) for key in keys] for row in rows])
+    note = f"<p>Phase {records[-1]['phase']}, the {len(rows)} largest of {len(every)}.</p>"
+    spectra = {row["name"]: (range(1, 1 + len(row["s"])), row["s"]) for row in rows[:SHOWN_SPECTRA]}
+    series = series_of(records, ["total_norm"])
+    return [
+        note,
+        table,
+        curves(spectra, "singular values of the largest deltas", "singular value"),
+        curves(series, "distance of the weights from the reference"),
     ]
-    note = (
-        f"<h4>phase {last['phase']}, step {last['step'] + 1} of {last['steps']}: what each token "
-        f"adds to the objective</h4><p>The {len(lines)} of {len(order)} sequences that weigh most, "
-        f"and sequence {order[0]} in full.</p>"
-    )
-    key = color_key("share of the objective", limit).fragment
-    rows = [[record[term] + (term == "step") for term in STEP_COLUMNS] for record in records]
-    terms = html.table(list(STEP_COLUMNS.values()), rows, words=())
-    return [terms, note, key, *lines, ledger.html(order[0]).fragment]
 
 
 def any_records(records: Records) -> str:

@@ -1,8 +1,15 @@
 """Pictures of a shift's causes, by part: own weights, inherited input, scale and read-out."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_lab.views.plots import Picture, bars
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.probes import Run
+from rlhf_lab.views import html
+from rlhf_lab.views.intervals import HOW, bracketed, mean_of_rows, whisker_ends
+from rlhf_lab.views.plots import Picture, bars, curves
 
 CAUSES_BY_FIELD = {
     "own_weights": "own weights",
@@ -10,12 +17,73 @@ CAUSES_BY_FIELD = {
     "scale": "the norm's scale",
     "read_out": "read-out",
 }
+Tensors = Mapping[str, Float[Tensor, "..."]]
 
 
-def cause_bars(record: dict[str, Any]) -> Picture:
+def shift_parts(
+    run: Run, name: str, records: Sequence[dict[str, Any]], what: str
+) -> list[Picture | str]:
+    """The parts of a shift in the last phase, by cause and as a table; its sum over phases.
+
+    Args:
+        what: the words whose logits are compared.
+    """
+    last = records[-1]
+    tensors = run.tensors(name, last["phase"])
+    n = tensors["shift"].shape[-1]
+    title = f"phase {last['phase']}: shift of logit({what}), n = {n}; "
+    title += f"{_measured(tensors, last)} in all"
+    whiskers = {"shift": whisker_ends(mean_of_rows(tensors["shift"]))}
+    parts: list[Picture | str] = [
+        bars(last["components"], {"shift": last["shift"]}, title, whiskers=whiskers)
+    ]
+    if "own_weights" in last:
+        parts.append(cause_bars(last, tensors))
+    parts.append(_table(last, tensors))
+    parts.append(f"<p>Whiskers and brackets: {HOW}, of which there are {n}.</p>")
+    phases = [record["phase"] for record in records]
+    ends = [_ends_of_sum(run.tensors(name, phase)) for phase in phases]
+    low, high = zip(*ends, strict=True)
+    label, values = "shift", [record["measured_shift"] for record in records]
+    title = f"shift of logit({what})"
+    return [*parts, curves({label: (phases, values)}, title, bands={label: (low, high)})]
+
+
+def cause_bars(record: dict[str, Any], tensors: Tensors) -> Picture:
     """The causes of the shift of each part, and in the legend what each cause is in all."""
-    causes = {
-        f"{label}, {sum(record[field]):+.2f} in all": record[field]
-        for field, label in CAUSES_BY_FIELD.items()
-    }
-    return bars(record["components"], causes, f"phase {record['phase']}: the shift by its causes")
+    causes, whiskers = {}, {}
+    for field, label in CAUSES_BY_FIELD.items():
+        (low,), (high,) = whisker_ends(mean_of_rows(tensors[field].sum(0, keepdim=True)))
+        total = f"{sum(record[field]):+.2f}"
+        total += f" [{low:+.2f}, {high:+.2f}]" if low is not None else ""
+        causes[f"{label}, {total} in all"] = record[field]
+        whiskers[f"{label}, {total} in all"] = whisker_ends(mean_of_rows(tensors[field]))
+    title = f"phase {record['phase']}: the shift by its causes"
+    return bars(record["components"], causes, title, whiskers=whiskers)
+
+
+def _table(record: dict[str, Any], tensors: Tensors) -> str:
+    """What each part says for the word in either model, and the difference with its interval."""
+    low, high = whisker_ends(mean_of_rows(tensors["shift"]))
+    before = whisker_ends(mean_of_rows(tensors["reference"]))
+    now = whisker_ends(mean_of_rows(tensors["reference"] + tensors["shift"]))
+    columns = (
+        (record["reference"], *before),
+        (record["policy"], *now),
+        (record["shift"], low, high),
+    )
+    cells = [[bracketed(*cell) for cell in zip(*column, strict=True)] for column in columns]
+    rows = [list(row) for row in zip(record["components"], *cells, strict=True)]
+    return html.table(["part", "reference", "policy", "shift"], rows)
+
+
+def _measured(tensors: Tensors, record: dict[str, Any]) -> str:
+    """The whole shift with its interval."""
+    low, high = _ends_of_sum(tensors)
+    ends = "" if low is None else f" [{low:+.3f}, {high:+.3f}]"
+    return f"{record['measured_shift']:+.3f}{ends}"
+
+
+def _ends_of_sum(tensors: Tensors) -> tuple[float | None, float | None]:
+    (low,), (high,) = whisker_ends(mean_of_rows(tensors["measured"][None]))
+    return low, high

@@ -11,7 +11,8 @@ from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import html, stored_ledger
-from rlhf_lab.views.probe_pictures import any_records, kl_by_position_parts
+from rlhf_lab.views.kl_pictures import kl_by_position_parts
+from rlhf_lab.views.probe_pictures import any_records
 from rlhf_lab.views.report import write_report
 
 SMALL = {

@@ -1,4 +1,4 @@
-"""Checks of stored intervals: that they hold their means, and are as wide as standard errors say."""
+"""Checks of stored intervals: each holds its mean, and is as wide as standard errors say."""
 
 import math
 from collections.abc import Sequence
@@ -26,8 +26,9 @@ def check_widths(
 
     A percentile interval of a skewed column is narrower or wider by less than a factor of 2, and
     of eight columns and more the one in the middle by less than 2^0.4. What counts is the log2 of
-    the ratio, or infinity where an interval does not hold its mean, or is of no rows. Columns of fewer than 8 rows
-    need only hold theirs; those whose spread is lost in six decimals are left out.
+    the ratio, or infinity where an interval does not hold its mean, or is of no rows. Columns of
+    fewer than 8 rows need only hold theirs; those whose spread is lost in six decimals are left
+    out.
     """
     found: list[float] = []
     for low, high, column, real in zip(*ends, x.T, mask.T, strict=True):

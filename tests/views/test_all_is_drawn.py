@@ -1,0 +1,135 @@
+"""A test that everything a probe stores changes what the report shows of it."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import Run, attach, default_suite
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views import probe_pictures
+from rlhf_lab.views.plots import Picture
+
+FOR_CHECKS = "stored so that checks and readers of the run can fit again; no number of its own"
+NOT_DRAWN = {
+    "Direction": {
+        "direction": "its cosines, projections and accuracies are drawn; 64 numbers per cell",
+        "reference_direction": "likewise",
+        "control_labels": FOR_CHECKS,
+        "random_direction": FOR_CHECKS,
+    },
+    "TextHeatmap": {"prefix_len": "the tokens drawn without colour are as many"},
+    "ValueLens": "another change to this probe and its picture is under way",
+}
+
+
+def changed(stored: Any) -> Any:
+    """The same shape with other contents."""
+    if isinstance(stored, dict):
+        return {key: changed(value) for key, value in stored.items()}
+    if isinstance(stored, list):
+        return [changed(value) for value in stored]
+    if isinstance(stored, Tensor):
+        if stored.dtype != torch.bool:
+            return 1.7 * stored + 0.3
+        one = torch.zeros_like(stored)
+        one.view(-1)[0] = True
+        return stored ^ one
+    if isinstance(stored, bool):
+        return not stored
+    if isinstance(stored, int):
+        return stored - 1
+    if isinstance(stored, float):
+        return 1.7 * stored + 0.3
+    return f"{stored}~"
+
+
+def names_in(record: dict[str, Any]) -> set[str]:
+    """What is stored: the names, and where it is a table, those of its columns behind a dot."""
+    names = set()
+    for name, value in record.items():
+        is_table = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+        names |= {f"{name}.{column}" for row in value for column in row} if is_table else {name}
+    return names - {"phase"}
+
+
+def with_changed(record: dict[str, Any], which: str) -> dict[str, Any]:
+    """A record with other contents under one of the `names_in` it."""
+    name, _, column = which.partition(".")
+    value = record.get(name)
+    if value is None:
+        return record
+    if not column:
+        return record | {name: changed(value)}
+    rows = [{k: changed(v) if k == column else v for k, v in row.items()} for row in value]
+    return record | {name: rows}
+
+
+class Changed(Run):
+    """A run one of whose probes stored something else under one name."""
+
+    def __init__(self, run: Run, which: str) -> None:
+        super().__init__(run.path)
+        self.which = which
+
+    def records(self, probe: str) -> list[dict[str, Any]]:
+        return [with_changed(record, self.which) for record in super().records(probe)]
+
+    def tensors(self, probe: str, phase: int) -> dict[str, Tensor]:
+        tensors = super().tensors(probe, phase)
+        return {k: changed(v) if k == self.which else v for k, v in tensors.items()}
+
+
+def in_words(*given: Any, **named: Any) -> Picture:
+    """What a picture is drawn of, in place of the drawing, which would take most of the time."""
+    return Picture(repr((given, named)), "")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [m for name, m in sys.modules.items() if name.startswith("rlhf_lab.views.")]:
+        for drawing in ("curves", "bars", "heatmap"):
+            if hasattr(module, drawing):
+                monkeypatch.setattr(module, drawing, in_words)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    args = RLHFArgs(
+        preset="reel",
+        reward_fn="gold",
+        total_phases=3,
+        warmup_steps=1,
+        batch_size=8,
+        num_minibatches=2,
+        base_lr=1e-3,
+    )
+    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("drawn") / "run")
+    attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+    trainer.train()
+    return Run(trainer.run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", probe_pictures.VIEWS)
+def test_whatever_a_probe_stores_changes_its_picture(probed, kind, undrawn):
+    exempt = NOT_DRAWN.get(kind, {})
+    if isinstance(exempt, str):
+        pytest.skip(exempt)
+    name = next(p["name"] for p in probed.store.read_suite()["probes"] if p["kind"] == kind)
+    shown = probe_pictures.probe_html(probed, name)
+    stored = set.union(*map(names_in, probed.records(name)))
+    last = probed.phases(name)[-1]
+    if probed.store.tensor_path(name, last).is_file():
+        stored |= probed.tensors(name, last).keys()
+    silent = {
+        which
+        for which in stored - exempt.keys()
+        if probe_pictures.probe_html(Changed(probed, which), name) == shown
+    }
+    assert silent == set()
+    assert exempt.keys() <= stored
