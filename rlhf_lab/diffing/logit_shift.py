@@ -78,7 +78,7 @@ def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCause
     # outputs by whose weights and whose streams: 00, 10 (the tuned weights on the base's), 01, 11
     by_weights = (after.fed - before.parts) + (after.parts - before.fed)
     by_input = (before.fed - before.parts) + (after.parts - after.fed)
-    reader = own_reader(before, after, centered)
+    reader = own_reader((s0, s1), (before.reader, after.reader), centered)
     along = lambda moved: torch.einsum("cbm,bm->cb", moved / 2, reader)
     nothing = read_out.new_zeros(2, read_out.shape[1])
     constants = (after.constants - before.constants)[:, None].expand_as(nothing)
@@ -90,14 +90,28 @@ def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCause
     )
 
 
-def own_reader(before: ModelEnd, after: ModelEnd, centered: bool) -> Float[Tensor, "batch d_model"]:
+def own_reader(
+    inverse_scales: Sequence[Float[Tensor, " batch"]],
+    readers: Sequence[Float[Tensor, " d_model"]],
+    centered: bool,
+) -> Float[Tensor, "batch d_model"]:
     """The vector along which a change of what a component adds is its own part of the shift.
+
+    Args:
+        inverse_scales, readers: of both models, see `ModelEnd`.
 
     w = q0 (s0/3 + s1/6) + q1 (s1/3 + s0/6), less its mean where the norm subtracts one.
     """
-    s0, s1 = before.inverse_scale[:, None], after.inverse_scale[:, None]
-    reader = before.reader * (s0 / 3 + s1 / 6) + after.reader * (s1 / 3 + s0 / 6)
+    s0, s1 = (scale[:, None] for scale in inverse_scales)
+    reader = readers[0] * (s0 / 3 + s1 / 6) + readers[1] * (s1 / 3 + s0 / 6)
     return _less_mean(reader) if centered else reader
+
+
+def logit_reader(model: HookedTransformer, words: tuple[int, int]) -> Float[Tensor, " d_model"]:
+    """The final norm's gain times the difference of two columns of the unembedding, in float64."""
+    W_U, norm = model.unembed.W_U, model.ln_final
+    u = exact(W_U[:, words[0]] - W_U[:, words[1]])
+    return exact(norm.w) * u if hasattr(norm, "w") else u
 
 
 @torch.no_grad()
@@ -162,7 +176,6 @@ def model_end(
     """
     norm, unembed = model.ln_final, model.unembed
     u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
-    gain = exact(norm.w) if hasattr(norm, "w") else torch.ones_like(u)
     bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
     b_u = exact(unembed.b_U[words[0]] - unembed.b_U[words[1]])
     scale = exact(acts["ln_final.hook_scale"])[:, 0]
@@ -170,7 +183,7 @@ def model_end(
         residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
         for each in (acts, fed)
     )
-    return ModelEnd(parts, others, 1 / scale, gain * u, torch.stack([bias, b_u]))
+    return ModelEnd(parts, others, 1 / scale, logit_reader(model, words), torch.stack([bias, b_u]))
 
 
 def _less_mean(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

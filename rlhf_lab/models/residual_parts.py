@@ -47,13 +47,13 @@ def residual_components(
     return names, torch.stack(parts)
 
 
-def refuse_sums(model: HookedTransformer) -> None:
-    """Raise ConfigError where a model's logits are no sum over its heads and MLPs."""
+def refuse_sums(model: HookedTransformer, probe: str = "logit_shift") -> None:
+    """Raise ConfigError, for a probe, where logits are no sum over a model's heads and MLPs."""
     why = why_not_additive(model)
     if why is not None:
         raise ConfigError(
             f"the model's logits are no sum over its heads and MLPs, since {why}; leave out "
-            "logit_shift, and look at the residual stream."
+            f"{probe}, and look at the residual stream."
         )
 
 

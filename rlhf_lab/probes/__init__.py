@@ -1,6 +1,7 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
 from rlhf_lab.probes.attachment import Attachment
+from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
@@ -20,6 +21,7 @@ from rlhf_lab.probes.weight_delta import WeightDelta
 
 __all__ = [
     "Attachment",
+    "AttentionDrift",
     "Budget",
     "Check",
     "Direction",

@@ -176,6 +176,47 @@ def heatmap(
     return _finish(figure, f"{title}: {len(rows)} rows, {len(cols)} columns")
 
 
+def heatmaps(
+    grids: Mapping[str, Sequence[Sequence[Number]]],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    title: str,
+    across: int = 4,
+    limits: tuple[Number, Number] | None = None,
+) -> Picture:
+    """Small grids of colours, one per name, with the same rows, columns and one scale.
+
+    Args:
+        across: grids beside each other.
+        limits: the numbers at the ends of the scale; 0 and the largest when None.
+
+    Raises ValueError without a grid.
+    """
+    if not grids:
+        raise ValueError("grids is empty; give at least one.")
+    from matplotlib.figure import Figure
+
+    across = min(across, len(grids))
+    down = -(-len(grids) // across)
+    largest = max((x for grid in grids.values() for row in grid for x in row), default=0.0)
+    low, high = limits or (0.0, largest or 1.0)
+    side = [max(1.7, 0.075 * n) for n in (len(cols), len(rows))]
+    size = (across * side[0] + 1.4, down * side[1] + 1.3)
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    every = figure.subplots(down, across, squeeze=False)
+    for axes in every.flat[len(grids) :]:
+        axes.set_visible(False)
+    for i, (axes, (name, grid)) in enumerate(zip(every.flat, grids.items(), strict=False)):
+        image = axes.imshow(grid, aspect="auto", cmap="cividis", vmin=low, vmax=high)
+        below, left = (cols if i + across >= len(grids) else []), (rows if not i % across else [])
+        axes.set_xticks(range(len(below)), below, rotation=90, fontsize=4)
+        axes.set_yticks(range(len(left)), left, fontsize=4)
+        axes.set_title(name, fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.colorbar(image, ax=every, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
+    return _finish(figure, f"{title}: {', '.join(grids)}")
+
+
 def _numbers(values: Sequence[Number | None]) -> list[float]:
     """Numbers as matplotlib takes them, which leaves a gap at nan."""
     return [float("nan") if value is None else float(value) for value in values]

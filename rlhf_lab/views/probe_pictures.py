@@ -9,6 +9,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
+from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
@@ -150,6 +151,7 @@ def any_records(records: Records) -> str:
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType(
     {
+        "AttentionDrift": attention_drift_parts,
         "RunHealth": run_health_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,

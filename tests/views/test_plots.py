@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab.files import PAGE_MARK
 from rlhf_lab.views import plots
-from rlhf_lab.views.plots import Picture, bars, curves, heatmap
+from rlhf_lab.views.plots import Picture, bars, curves, heatmap, heatmaps
 
 HEAT = ([[0.0, None], [1.0, 2.0]], ["a", "b"], ["x", "y"], "grid")
 
@@ -18,6 +18,7 @@ def draw_all():
         bars(["x", "y"], {"a": [1.0, -2.0], "b": [0.5, 0.5]}, "bars"),
         heatmap(*HEAT),
         heatmap(torch.tensor([[-1.0, 3.0]]), ["a"], ["x", "y"], "signed", kind="diverging"),
+        heatmaps({"one": [[0, 1]], "two": [[2, 3]], "three": [[1, 0]]}, ["a"], ["x", "y"], "3", 2),
     )
 
 
@@ -71,6 +72,8 @@ def test_what_cannot_be_drawn_is_refused():
         curves({}, "nothing")
     with pytest.raises(ValueError, match="'a' has 1 values for 2 names"):
         bars(["x", "y"], {"a": [1.0]}, "bars")
+    with pytest.raises(ValueError, match="grids is empty"):
+        heatmaps({}, ["a"], ["x"], "nothing")
 
 
 def test_bands_and_whiskers_stand_where_their_intervals_are(monkeypatch):

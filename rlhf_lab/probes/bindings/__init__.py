@@ -1,5 +1,6 @@
 """Checks that bind what a record stores to something computed another way, probe by probe."""
 
+from rlhf_lab.probes.bindings.attention_drift import bind_attention_drift
 from rlhf_lab.probes.bindings.direction import bind_direction
 from rlhf_lab.probes.bindings.kl_by_position import bind_kl_by_position
 from rlhf_lab.probes.bindings.logit_shift import bind_logit_shift
@@ -10,6 +11,7 @@ from rlhf_lab.probes.bindings.value_lens import bind_value_lens
 from rlhf_lab.probes.bindings.weight_delta import bind_weight_delta
 
 __all__ = [
+    "bind_attention_drift",
     "bind_direction",
     "bind_kl_by_position",
     "bind_logit_shift",

@@ -1,0 +1,251 @@
+"""AttentionDrift: where heads look and what they carry, beside the reference; key by key."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.diffing.attention import (
+    AttentionSplit,
+    HeadCache,
+    attention_split,
+    pattern_distance,
+)
+from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
+from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models import has_hooks
+from rlhf_lab.models.device import exact
+from rlhf_lab.models.residual_parts import refuse_sums, single_token
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
+from rlhf_lab.probes.bindings import bind_attention_drift
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.probes.text_rows import TextRows, check_text_name, text_rows
+from rlhf_lab.training.capture import capture_activations
+
+DRIFT_SITES = ("blocks.*.attn.hook_pattern", "blocks.*.attn.hook_v", "blocks.*.attn.hook_z")
+SCALE = "ln_final.hook_scale"
+Acts = dict[str, Tensor]
+
+
+class AttentionDrift(Probe):
+    """How heads moved away from the reference's: by where they look, or by what they carry.
+
+    What a head adds to the logit difference of two words, by its own change (see `split_shift`),
+    is split exactly into its pattern (qk), its values (ov) and its W_O (wo), key by key. Beside it
+    stands how far each pattern moved, for every query: a pattern may move much without effect, as
+    where it goes from one key of no value to another.
+
+    Keys and queries are named by the slots of the grammar on Reel; elsewhere queries by the kind
+    of their token, and keys by how far back they stand. Patterns are averaged by these names, not
+    by index, so that rows may be padded on the left.
+
+    While hooks are on the policy, what they change behind pattern and values is stored beside the
+    three, and nothing is recomputed.
+
+    Checks: pattern, values and W_O sum over keys to the head's own part; no attention to later
+    tokens; total variation is between 0 and 1; see also `bind_attention_drift`.
+
+    Args:
+        word, other: single tokens of the tokenizer.
+        pos: the position before the word; when None, that of the last token of eval text, or that
+            before the first generated token.
+        n: sequences to look at.
+        text: whose sequences.
+    """
+
+    name = "attention_drift"
+    text = "eval"
+    every = 5
+
+    def __init__(
+        self,
+        word: str = "loved",
+        other: str = "hated",
+        pos: int | None = None,
+        n: int = 64,
+        text: Literal["eval", "rollout"] = "eval",
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        check_text_name(text, self.name)
+        self.word, self.other, self.at, self.n, self.text = word, other, pos, n, text
+        if text == "rollout":
+            self.events = ("after_score",)
+
+    def settings(self) -> dict[str, Any]:
+        """Also the two words, and where they are compared."""
+        return super().settings() | {"word": self.word, "other": self.other, "pos": self.at}
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Refuse a model whose logits are no sum over its heads."""
+        refuse_sums(model, self.name)
+
+    @torch.no_grad()
+    def observe(self, seen: Observation) -> Record:
+        """Look at both models' heads, and split what changed."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        words = tuple(single_token(model.tokenizer, text) for text in (self.word, self.other))
+        rows, pos = self.rows(seen)
+        capture = partial(_capture, rows=rows)
+        both = capture(reference), capture(model)
+        scales = [1 / exact(acts[SCALE][:, pos, 0]) for acts in both]
+        readers = [logit_reader(m, words) for m in (reference, model)]
+        reader = own_reader(scales, readers, is_centered(model.ln_final))
+        places = places_of(seen, rows)
+        to_keys = _one_hot(places.key[:, pos], len(places.key_names)).to(reader.device)
+        parts, own, distances = [], [], []
+        for layer in range(model.cfg.n_layers):
+            split, written = _layer(layer, (reference, model), both, pos, reader)
+            parts.append([torch.einsum("bhk,bkg->hgb", cause, to_keys) for cause in split])
+            own.append(written)
+            distances.append(_by_place(_patterns(both, layer), places))
+        tensors = {
+            name: torch.stack([part[i] for part in parts])
+            for i, name in enumerate(AttentionSplit._fields)
+        } | {"own": torch.stack(own), "tv": torch.stack(distances)}
+        behind = tensors["own"] - sum(tensors[name] for name in AttentionSplit._fields).sum(2)
+        if has_hooks(model):
+            tensors["hooks"] = behind
+        checks = [
+            *_checks(tensors, both, rows),
+            *([] if has_hooks(model) else [_sum_check(seen, behind, tensors["own"])]),
+        ]
+        here = [_distance_at(_patterns(both, layer), pos) for layer in range(len(own))]
+        values = self._values(seen, tensors, places, torch.cat(here), model.cfg.n_heads)
+        values["query"] = places.query_names[int(places.query[0, pos])]
+        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
+
+    def rows(self, seen: Observation) -> tuple[TextRows, int]:
+        """The rows that have a token at the position, and that position."""
+        rows = text_rows(seen, self.text, self.n)
+        last = rows.tokens.shape[1] - 1 if self.text == "eval" else rows.prefix_len - 1
+        pos = (last if self.at is None else self.at) % rows.tokens.shape[1]
+        return rows.take(rows.written[:, pos]), pos
+
+    def _values(
+        self,
+        seen: Observation,
+        tensors: dict[str, Tensor],
+        places: Places,
+        here: Float[Tensor, "head batch"],
+        n_heads: int,
+    ) -> dict[str, Any]:
+        """What the record says in numbers and names."""
+        layers = len(tensors["own"])
+        values = {
+            "heads": [f"L{layer}H{head}" for layer in range(layers) for head in range(n_heads)],
+            "keys": places.key_names,
+            "queries": places.query_names,
+            "n": tensors["own"].shape[-1],
+        }
+        if seen.truth is not None:
+            values["slots"] = places.key_names
+        for name in AttentionSplit._fields:
+            by_row = tensors[name].sum(2).flatten(0, 1).T
+            found = bootstrap_means(by_row, resamples=RESAMPLES)
+            values |= {name: decimals(found.value)} | interval_fields(name, found, 6)
+        moved = bootstrap_means(here.T, resamples=RESAMPLES)
+        return values | {"tv_here": decimals(moved.value)} | interval_fields("tv_here", moved, 6)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_attention_drift`."""
+        return bind_attention_drift(seen, record, (self.word, self.other), *self.rows(seen))
+
+
+def places_of(seen: Observation, rows: TextRows) -> Places:
+    """Slots on Reel; kinds of token and distances elsewhere."""
+    if seen.truth is not None:
+        return slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
+    return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
+
+
+def _capture(model: HookedTransformer, rows: TextRows) -> Acts:
+    return capture_activations(
+        model, rows.tokens, [*DRIFT_SITES, SCALE], attention_mask=rows.attention_mask
+    )
+
+
+def _patterns(both: Sequence[Acts], layer: int) -> list[Float[Tensor, "batch head query key"]]:
+    return [exact(acts[f"blocks.{layer}.attn.hook_pattern"]) for acts in both]
+
+
+def _layer(
+    layer: int,
+    models: Sequence[HookedTransformer],
+    both: Sequence[Acts],
+    pos: int,
+    reader: Float[Tensor, "batch d_model"],
+) -> tuple[AttentionSplit, Float[Tensor, "head batch"]]:
+    """One layer's split at a position, and each head's own part by what it wrote."""
+    site = f"blocks.{layer}.attn.hook_"
+    caches = [
+        HeadCache(exact(acts[site + "pattern"][:, :, pos]), exact(acts[site + "v"]))
+        for acts in both
+    ]
+    W_O = [exact(model.blocks[layer].attn.W_O) for model in models]
+    before, after = (
+        torch.einsum("bhd,hdm,bm->hb", exact(acts[site + "z"][:, pos]), weight, reader)
+        for acts, weight in zip(both, W_O, strict=True)
+    )
+    return attention_split(*caches, *W_O, reader), after - before
+
+
+def _one_hot(places: Tensor, n: int) -> Float[Tensor, "*shape place"]:
+    """1 at each one's place; nothing where it has none."""
+    return (places[..., None] == torch.arange(n, device=places.device)).double()
+
+
+def _by_place(
+    patterns: Sequence[Float[Tensor, "batch head query key"]], places: Places
+) -> Float[Tensor, "head query_place key_place"]:
+    """Half the mean absolute difference of two patterns, by places of query and key."""
+    device = patterns[0].device
+    moved = pattern_distance(*patterns)
+    to_key = _one_hot(places.key, len(places.key_names)).to(device)
+    to_query = _one_hot(places.query, len(places.query_names)).to(device)
+    summed = torch.einsum("bhqk,bqkg,bqp->hpg", moved, to_key, to_query)
+    return summed / to_query.sum((0, 1)).clamp(min=1)[:, None]
+
+
+def _distance_at(
+    patterns: Sequence[Float[Tensor, "batch head query key"]], pos: int
+) -> Float[Tensor, "head batch"]:
+    """Total variation between the patterns of one query."""
+    return pattern_distance(*(pattern[:, :, pos] for pattern in patterns)).sum(-1).T
+
+
+def _checks(tensors: dict[str, Tensor], both: Sequence[Acts], rows: TextRows) -> list[Check]:
+    distances = tensors["tv"].sum(-1)
+    later = rows.written[:, :, None] & rows.written[:, None, :]
+    later = later & torch.ones_like(later[0]).triu(1)
+    ahead = max(
+        (pattern * later[:, None].to(pattern.device)).abs().max().item()
+        for layer in range(len(distances))
+        for pattern in _patterns(both, layer)
+    )
+    outside = max(distances.max().item() - 1, -tensors["tv"].min().item(), 0.0)
+    return [
+        Check.at_most("total variation is between 0 and 1", outside, 1e-4),
+        Check.at_most("no head looks at later tokens", ahead, 0),
+    ]
+
+
+def _sum_check(
+    seen: Observation, behind: Float[Tensor, "*shape"], own: Float[Tensor, "*shape"]
+) -> Check:
+    missed = behind.abs().max().item() / max(own.abs().max().item(), 0.01)
+    name = "pattern, values and W_O sum over keys to the head's own part"
+    return Check.at_most(name, missed, seen.allowed(1e-4, half=0.3))

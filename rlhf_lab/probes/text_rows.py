@@ -1,0 +1,65 @@
+"""Rows of text that a probe runs models on: the eval text's or the rollout's, with their masks."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes.probe import Observation
+
+TextName = Literal["eval", "rollout"]
+
+
+class TextRows(NamedTuple):
+    """Sequences, and which of their tokens and states count.
+
+    Args:
+        attention_mask: False on the padding to the left of a prompt.
+        written: False on all padding, also what stands behind a stop token.
+        states: True where a state comes before a generated token.
+        prefix_len: prompt tokens, padding included.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    attention_mask: Bool[Tensor, "batch seq"]
+    written: Bool[Tensor, "batch seq"]
+    states: Bool[Tensor, "batch seq"]
+    prefix_len: int
+
+    @property
+    def own_positions(self) -> Int[Tensor, "batch seq"]:
+        """The position of each token in its own row, without padding; -1 on left padding."""
+        return self.attention_mask.cumsum(1) - 1
+
+    def take(self, rows: Bool[Tensor, " batch"]) -> "TextRows":
+        """The same of some rows."""
+        return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
+
+
+def check_text_name(text: str, probe: str) -> None:
+    """Raise ConfigError for a text that is none of the two."""
+    if text not in ("eval", "rollout"):
+        raise ConfigError(f"text={text!r} of {probe} must be 'eval' or 'rollout'.")
+
+
+def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:
+    """The first n rows of the eval text, or of the phase's own samples.
+
+    The states of eval text are those behind the prompt's last token up to the last token but one;
+    where a text is no longer than the prompt, its last state.
+    """
+    if text == "rollout":
+        samples = seen.ctx.rollout.samples
+        before = torch.cat([samples.mask, torch.zeros_like(samples.mask[:, :1])], 1)
+        states = torch.cat([torch.zeros_like(samples.prompt_mask[:, 1:]), before], 1)
+        masks = samples.attention_mask, samples.written_mask, states
+        return TextRows(samples.tokens[:n], *(x[:n] for x in masks), samples.prefix_len)
+    tokens = seen.text.tokens[:n]
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    last = tokens.shape[1] - 1
+    first = min(seen.prefix_len - 1, last)
+    states = ((place >= first) & (place < max(last, first + 1))).expand_as(tokens)
+    return TextRows(tokens, everywhere, everywhere, states, first + 1)
