@@ -36,7 +36,7 @@ from rlhf_lab.training.capture import capture_activations
 
 DRIFT_SITES = ("blocks.*.attn.hook_pattern", "blocks.*.attn.hook_v", "blocks.*.attn.hook_z")
 SCALE = "ln_final.hook_scale"
-Acts = dict[str, Tensor]
+Captured = dict[str, Tensor]
 
 
 class AttentionDrift(Probe):
@@ -104,7 +104,7 @@ class AttentionDrift(Probe):
         scales = [1 / exact(acts[SCALE][:, pos, 0]) for acts in both]
         readers = [logit_reader(m, words) for m in (reference, model)]
         reader = own_reader(scales, readers, is_centered(model.ln_final))
-        places = places_of(seen, rows)
+        places = named_places(seen, rows)
         to_keys = _one_hot(places.key[:, pos], len(places.key_names)).to(reader.device)
         parts, own, distances = [], [], []
         for layer in range(model.cfg.n_layers):
@@ -165,27 +165,27 @@ class AttentionDrift(Probe):
         return bind_attention_drift(seen, record, (self.word, self.other), *self.rows(seen))
 
 
-def places_of(seen: Observation, rows: TextRows) -> Places:
+def named_places(seen: Observation, rows: TextRows) -> Places:
     """Slots on Reel; kinds of token and distances elsewhere."""
     if seen.truth is not None:
         return slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
     return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
 
 
-def _capture(model: HookedTransformer, rows: TextRows) -> Acts:
+def _capture(model: HookedTransformer, rows: TextRows) -> Captured:
     return capture_activations(
         model, rows.tokens, [*DRIFT_SITES, SCALE], attention_mask=rows.attention_mask
     )
 
 
-def _patterns(both: Sequence[Acts], layer: int) -> list[Float[Tensor, "batch head query key"]]:
+def _patterns(both: Sequence[Captured], layer: int) -> list[Float[Tensor, "batch head query key"]]:
     return [exact(acts[f"blocks.{layer}.attn.hook_pattern"]) for acts in both]
 
 
 def _layer(
     layer: int,
     models: Sequence[HookedTransformer],
-    both: Sequence[Acts],
+    both: Sequence[Captured],
     pos: int,
     reader: Float[Tensor, "batch d_model"],
 ) -> tuple[AttentionSplit, Float[Tensor, "head batch"]]:
@@ -227,7 +227,7 @@ def _distance_at(
     return pattern_distance(*(pattern[:, :, pos] for pattern in patterns)).sum(-1).T
 
 
-def _checks(tensors: dict[str, Tensor], both: Sequence[Acts], rows: TextRows) -> list[Check]:
+def _checks(tensors: dict[str, Tensor], both: Sequence[Captured], rows: TextRows) -> list[Check]:
     distances = tensors["tv"].sum(-1)
     later = rows.written[:, :, None] & rows.written[:, None, :]
     later = later & torch.ones_like(later[0]).triu(1)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.probes.text_rows import TextRows
 
-KINDS = ("special", "punctuation", "blank in front", "no blank in front")
+TOKEN_KINDS = ("special", "punctuation", "blank in front", "no blank in front")
 FIRST, ITSELF = "first token", "itself"
 
 
@@ -51,7 +51,7 @@ def distance_places(rows: TextRows, tokenizer: PreTrainedTokenizerBase) -> Place
     key = torch.where(own[:, None, :] == 0, 0, steps + 1).masked_fill(~_is_before(own), -1)
     every = {int(token) for token in rows.tokens[rows.written].unique()}
     kind_of = {token: kind_of_token(token, tokenizer) for token in every}
-    names_there = [kind for kind in KINDS if kind in kind_of.values()]
+    names_there = [kind for kind in TOKEN_KINDS if kind in kind_of.values()]
     query = torch.full_like(own, -1)
     for token, kind in kind_of.items():
         query[rows.tokens == token] = names_there.index(kind)
@@ -59,14 +59,14 @@ def distance_places(rows: TextRows, tokenizer: PreTrainedTokenizerBase) -> Place
 
 
 def kind_of_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """One of `KINDS`."""
+    """One of `TOKEN_KINDS`."""
     if token in tokenizer.all_special_ids:
-        return KINDS[0]
+        return TOKEN_KINDS[0]
     text = tokenizer.decode([token])
     if not any(map(str.isalnum, text)):
-        return KINDS[1]
+        return TOKEN_KINDS[1]
     piece = tokenizer.convert_ids_to_tokens(token)
-    return KINDS[2 if text[:1].isspace() or piece[:1] in "\u0120\u2581" else 3]
+    return TOKEN_KINDS[2 if text[:1].isspace() or piece[:1] in "\u0120\u2581" else 3]
 
 
 def _distances(seq: int) -> tuple[list[str], list[int]]:
