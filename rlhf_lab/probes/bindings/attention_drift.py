@@ -17,7 +17,7 @@ from rlhf_lab.probes.attention_places import FIRST, ITSELF, kind_of_token
 from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, relative_gap
 from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.bindings.labels import check_slots
-from rlhf_lab.probes.bindings.logit_shift import NODES
+from rlhf_lab.probes.bindings.logit_shift import TWO_NODES
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training.capture import capture_activations
@@ -193,7 +193,7 @@ def _head_causes(
     carried = torch.zeros_like(V[0])
     carried[keys] = (V[1] - V[0])[keys]
     found = torch.zeros(3, len(A[0]), dtype=torch.float64)
-    for a in NODES:
+    for a in TWO_NODES:
         pattern, value, write = ((1 - a) * x[0] + a * x[1] for x in (A, V, W_O))
         only = torch.zeros_like(pattern)
         only[:, keys] = pattern[:, keys]

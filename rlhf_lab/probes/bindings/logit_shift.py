@@ -145,7 +145,7 @@ def _names(model: HookedTransformer) -> list[str]:
 
 
 CAUSES = ("own_weights", "inherited", "scale", "read_out")
-NODES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
+TWO_NODES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
 """Gauss and Legendre's two, which integrate polynomials of up to the third degree exactly."""
 
 
@@ -237,7 +237,7 @@ def _integrated(
     first, last = corners[0][0], corners[1][1]
     weights = (corners[1][0] - first + last - corners[0][1]) / 2
     found = dict.fromkeys(CAUSES, 0.0)
-    for a in NODES:
+    for a in TWO_NODES:
         k, q = first + a * (last - first), readers[0] + a * (readers[1] - readers[0])
         s = (scales[0] + a * (scales[1] - scales[0]))[:, 0]
         found["own_weights"] = found["own_weights"] + (weights @ q) * s / 2
