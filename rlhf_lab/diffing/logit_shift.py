@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.models.residual_parts import SITES, residual_components
+from rlhf_lab.models.residual_parts import PART_SITES, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
@@ -119,7 +119,7 @@ def ends_of(
     models: tuple[HookedTransformer, HookedTransformer],
     acts: tuple[dict[str, Tensor], dict[str, Tensor]],
     tokens: Int[Tensor, "batch seq"],
-    pos: int,
+    pos: int | Int[Tensor, " batch"],
     words: tuple[int, int],
 ) -> tuple[ModelEnd, ModelEnd]:
     """Both models at one position, each also with its blocks reading the other's streams.
@@ -128,13 +128,20 @@ def ends_of(
     input: what one block adds reaches no later one.
 
     Args:
-        acts: of both, at `logit_shift.SITES` and that position: `[batch ...]`.
+        acts: of both, at `residual_parts.SITES` and that position: `[batch ...]`.
+        tokens: padded on the right, if at all.
+        pos: the column, or one for each row.
     """
-    streams = [_captured(model, tokens, None, _there(model)) for model in models]
-    found = [
-        model_end(model, own, _captured(model, tokens, pos, SITES, others), words)
-        for model, own, others in zip(models, acts, reversed(streams), strict=True)
-    ]
+    pos = torch.as_tensor(pos).expand(len(tokens))
+    streams = [_captured(model, tokens, _there(model)) for model in models]
+    found = []
+    for model, own, others in zip(models, acts, reversed(streams), strict=True):
+        fed = _captured(model, tokens, PART_SITES, others)
+        there = {
+            site: act[torch.arange(len(act), device=act.device), pos.to(act.device)]
+            for site, act in fed.items()
+        }
+        found.append(model_end(model, own, there, words))
     return found[0], found[1]
 
 
@@ -147,17 +154,19 @@ def _there(model: HookedTransformer) -> list[str]:
 def _captured(
     model: HookedTransformer,
     tokens: Int[Tensor, "batch seq"],
-    pos: int | None,
     sites: Sequence[str],
     fed: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Activations of some rows at a time, whose blocks read `fed` where that is given."""
+    """Activations of some rows at a time, whose blocks read `fed` where that is given.
+
+    Padding is on the right, where it changes nothing before it.
+    """
     parts = []
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
         give = lambda activation, hook, rows=rows: fed[hook.name][rows].to(activation)
         hooks = [(site, give) for site in fed or {}]
         with model.hooks(fwd_hooks=hooks):
-            parts.append(capture_activations(model, tokens[rows], sites, pos))
+            parts.append(capture_activations(model, tokens[rows], sites))
     return {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
 
 

@@ -8,14 +8,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
 
-SITES = (
-    "hook_*embed",
-    "blocks.*.attn.hook_z",
-    "blocks.*.hook_mlp_out",
-    "ln_final.hook_scale",
-    "logits",
-)
+PART_SITES = ("hook_*embed", "blocks.*.attn.hook_z", "blocks.*.hook_mlp_out")
 """The first stands for hook_embed and, where positions are embedded, hook_pos_embed."""
+SITES = (*PART_SITES, "ln_final.hook_scale", "logits")
 
 
 def residual_components(

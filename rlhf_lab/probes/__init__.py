@@ -5,10 +5,11 @@ from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
-from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth

@@ -8,19 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
-from torch import Tensor
-
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.budget import MEGABYTE, NOTE_BYTES, Budget, bytes_at_most
-from rlhf_lab.probes.probe import Check, EvalText, Observation, Probe, Record
+from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
-from rlhf_lab.probes.shown import acts_at, gradients_at
-from rlhf_lab.probes.store import SUITE, ProbeStore, size_of
+from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
+from rlhf_lab.probes.store import EVAL_TEXT, SUITE, ProbeStore, size_of
 from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at, undisturbed
+from rlhf_lab.training.capture import resolve_sites, undisturbed
 
-Acts = dict[str, Tensor]
 Taken = defaultdict[str, Counter]
 GRACE_SECONDS = 2.0
 OUTSIDE = ("run_start", "after_phase", "checkpoint", "run_end")
@@ -55,8 +52,7 @@ class Attachment:
         self.bytes: Taken = defaultdict(Counter)
         self._within_phase, self._run_seconds = 0.0, []
         self._store: ProbeStore | None = None
-        self._reference_acts: Acts = {}
-        self._reference: HookedTransformer | None = None
+        self._shared = SharedActs(text)
         self._failed: set[tuple[str, str]] = set()
         self._remark = trainer.recorder.remark
         self._optimizer, self._objective = trainer.optimizer, trainer.objective
@@ -105,7 +101,10 @@ class Attachment:
         budget = {"mb": self.budget.mb, "time_frac": self.budget.time_frac}
         eval_shape = None if self.text is None else list(self.text.tokens.shape)
         self._store.write_suite({"probes": probes, "budget": budget, "eval_tokens": eval_shape})
-        self.bytes[EARLIER][ctx.phase] += size_of(self._store.path / SUITE)
+        if self.text is not None and self.text.kept:
+            self._store.keep_text(self.text)
+        for file in (SUITE, EVAL_TEXT):
+            self.bytes[EARLIER][ctx.phase] += size_of(self._store.path / file)
         if self.truth is not None:
             began = perf_counter()
             _ = self.truth.graph
@@ -143,13 +142,13 @@ class Attachment:
         """
         acts, reference_acts = {}, {}
         if probe.text is not None:
-            sites = resolve_sites(ctx.policy.base_model, probe.sites)
             found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
-            acts, reference_acts = (acts_at(captured, sites, probe.pos) for captured in found)
+            model = ctx.policy.base_model
+            acts, reference_acts = (self._shared.at(each, model, probe) for each in found)
         seen = Observation(
             ctx=ctx,
             args=ctx.args,
-            prefix_len=self.prefix_len,
+            prefix_len=prompt_length(ctx, self.prefix_len),
             own_parts=self.own_parts,
             acts=acts,
             reference_acts=reference_acts,
@@ -171,27 +170,14 @@ class Attachment:
         return replace(record, checks=checks)
 
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
-        """The policy's and the reference's activations at all sites that these probes want.
-
-        The reference's on the eval text change when it is reset, and are captured once for each.
-        """
-        sites = [site for probe in probes for site in probe.sites]
-        if not sites:
-            return {}, {}
+        """Activations at all sites that these probes want: the policy's, and the reference's."""
+        acts = self._shared.of_policy(ctx, probes, text)
         if text == "rollout":
-            tokens, mask = text_at(ctx)
-            return capture_activations(ctx.policy, tokens, sites, attention_mask=mask), {}
-        acts = capture_activations(ctx.policy, self.text.tokens, sites)
-        wanted = resolve_sites(ctx.reference, [site for site in sites if site != "values"])
-        if self._reference is not ctx.reference:
-            self._reference, self._reference_acts = ctx.reference, {}
-        missing = [site for site in wanted if site not in self._reference_acts]
-        if missing:
-            began = perf_counter()
-            new = capture_activations(ctx.reference, self.text.tokens, missing)
-            self._reference_acts |= new
-            self._note_time(ctx, REFERENCE, perf_counter() - began)
-        return acts, self._reference_acts
+            return acts, {}
+        began = perf_counter()
+        reference_acts = self._shared.of_reference(ctx, probes)
+        self._note_time(ctx, REFERENCE, perf_counter() - began)
+        return acts, reference_acts
 
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
         """Store a record, if there is one, or refuse the probe when there is no room for it."""

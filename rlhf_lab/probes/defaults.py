@@ -2,19 +2,19 @@
 
 import warnings
 
-import torch
-
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import why_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction_probe import Direction
+from rlhf_lab.probes.eval_text import text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.logit_shift_probe import LogitShift
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
+from rlhf_lab.probes.store import ProbeStore
 from rlhf_lab.probes.suite import Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens import ValueLens
@@ -47,8 +47,9 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     """Probes and eval text that suit this trainer, at a cost of at most 10 % of its time.
 
     On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
-    every probe has its exact truth. Elsewhere the eval text is the prompt, the value lens reads
-    the returns, and there is no direction, since nothing is labelled.
+    every probe has its exact truth. Elsewhere the eval text is the run's prompts, or what the first
+    reference writes (see `text_of_the_run`; stored with the run), the value lens reads the returns,
+    and there is no direction, since nothing is labelled.
     """
     if trainer.starts_as_grammar:
         return _reel_suite(trainer, budget)
@@ -62,7 +63,9 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
         probes.append(LogitShift(*pair))
     elif pair is not None:
         warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
-    return Suite(*probes, eval_tokens=torch.tensor([trainer.prompt]), budget=budget)
+    kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
+    tokens, mask = kept or text_of_the_run(trainer)
+    return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, budget=budget)
 
 
 def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:

@@ -35,7 +35,8 @@ LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
 
 
 class Direction(Probe):
-    """The direction of a label in the residual stream, by layer and position.
+    """The direction of a label in the residual stream, by layer and position, as far as every eval
+    text goes.
 
     Of the direction that `method` fits, on sequences that are held out:
 
@@ -91,9 +92,9 @@ class Direction(Probe):
         labels = seen.text.labels
         if labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
-        cut = 2 * len(labels) // 3
+        cut, seq = 2 * len(labels) // 3, seen.text.common().tokens.shape[1]
         x, reference = (
-            where_exact(torch.stack([acts[site] for site in seen.acts]).transpose(1, 2))
+            where_exact(torch.stack([acts[site][:, :seq] for site in seen.acts]).transpose(1, 2))
             for acts in (seen.acts, seen.reference_acts)
         )
         labels = labels.to(x.device)
@@ -236,7 +237,7 @@ def _against_bayes(
     seen: Observation, split: Split, fitted: Fitted, cut: int
 ) -> tuple[dict[str, list], Check]:
     """The accuracy of Bayes' rule at each position, and the check that it is not beaten."""
-    tokens, labels = seen.text.tokens, split.held_labels
+    tokens, labels = seen.text.common().tokens, split.held_labels
     decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
     belief, mask = seen.truth.beliefs(tokens)
     best = (belief[cut:] > 0.5).T.to(labels.device)

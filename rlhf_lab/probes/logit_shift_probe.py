@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
@@ -30,7 +32,7 @@ from rlhf_lab.probes.probe import (
 class LogitShift(Probe):
     """How the logit difference of two words moved away from the reference's, part by part.
 
-    It is taken on the eval text behind position `pos`, and split by cause: a part's own weights,
+    It is taken behind position `pos` of each eval text, and split by cause: a part's own weights,
     what it inherits from earlier parts, the final norm's scale, and the read-out (see
     `split_shift`). A part's whole row blames it for a read-out that was changed: judge parts by
     their own weights. On Reel the grammar's own log odds of the two words stand beside it.
@@ -43,7 +45,7 @@ class LogitShift(Probe):
 
     Args:
         word, other: single tokens of the tokenizer.
-        pos: the position before the word.
+        pos: the position before the word, in each text; from its end when negative.
         n: sequences to look at.
     """
 
@@ -96,8 +98,9 @@ class LogitShift(Probe):
         }
         causes = {}
         if not has_hooks(model):
-            tokens = seen.text.tokens[: self.n].to(next(models[0].parameters()).device)
-            ends = ends_of(models, acts, tokens, self.pos, (word, other))
+            text = seen.text.first(self.n)
+            tokens = text.tokens.to(next(models[0].parameters()).device)
+            ends = ends_of(models, acts, tokens, text.columns(self.pos), (word, other))
             causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
             values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
         if seen.truth is not None:
@@ -124,9 +127,14 @@ class LogitShift(Probe):
 
 def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, Any]:
     """The grammar's log odds of the two words, beside what the reference makes of them."""
-    tokens = seen.text.tokens[:n]
-    position = pos % tokens.shape[1]
-    odds, defined = seen.truth.next_word_odds(tokens, position, word, other)
+    text = seen.text.first(n)
+    columns = text.columns(pos).cpu()
+    odds, defined = torch.zeros(len(columns)), torch.zeros(len(columns), dtype=torch.bool)
+    for column in columns.unique().tolist():
+        rows = columns == column
+        odds[rows], defined[rows] = seen.truth.next_word_odds(
+            text.tokens[rows.to(text.tokens.device)], column, word, other
+        )
     if not bool(defined.any()):
         return {"grammar_log_odds": None, "reference_error": None}
     logits = seen.reference_acts["logits"][:n]

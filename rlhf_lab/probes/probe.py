@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -12,6 +12,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval
 from rlhf_lab.identity import Check
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
 from rlhf_lab.training.callbacks import check_every
@@ -33,19 +34,6 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class EvalText:
-    """The same sequences at every phase.
-
-    Args:
-        tokens: without padding.
-        labels: a class per sequence, for probes that need one.
-    """
-
-    tokens: Int[Tensor, "batch seq"]
-    labels: Bool[Tensor, " batch"] | None = None
 
 
 @dataclass(frozen=True)

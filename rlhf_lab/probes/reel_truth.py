@@ -133,8 +133,10 @@ class ReelTruth:
     ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
         """log P(word | prefix) - log P(other | prefix) by the grammar, behind position `pos`.
 
-        Not defined off the grammar, or where it gives one of the words no chance.
+        Not defined off the grammar, behind its end, or where it gives one of the words no chance.
         """
+        if pos >= len(self.policy.probability):
+            return torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool)
         index, mask = self.graph.walk(tokens[:, : pos + 1])
         rows = self.policy.probability[pos][index[:, pos]]
         chances = torch.from_numpy(rows[:, [word, other]])

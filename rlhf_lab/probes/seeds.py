@@ -194,6 +194,7 @@ def _asked(
             "probes": [probe.settings() | _plain(vars(probe)) for probe in suite.probes],
             "eval_tokens": _digest(suite.eval_tokens),
             "eval_text": _digest(suite.eval_text),
+            "eval_mask": _digest(suite.eval_mask),
             "labels": _digest(suite.labels),
             "budget": dataclasses.asdict(suite.budget),
         }

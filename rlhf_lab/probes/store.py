@@ -8,16 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
-from rlhf_lab.training.checkpoint import save_checkpoint
+from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_lab.training.run_dir import PHASE, Fields, read_object, reading, replacing
 
 FOLDER = "probes"
 CHECKS = f"{FOLDER}/checks.jsonl"
 NOTES = f"{FOLDER}/notes.jsonl"
-SUITE = "suite.json"
+SUITE, EVAL_TEXT = "suite.json", "eval_text.safetensors"
 LONGEST_NOTE = 300
 NOTE: Fields = MappingProxyType(PHASE | {"probe": str, "note": str})
 
@@ -35,6 +38,7 @@ def records_file(probe: str) -> str:
 class ProbeStore:
     """The folder `probes/` of a run.
 
+    `eval_text.safetensors` has the eval text where it was made for this run;
     `records/PROBE.jsonl`, `checks.jsonl` and `notes.jsonl` only grow, a line at a time;
     `tensors/PROBE/phase_000010.safetensors` has one file per phase; `suite.json` says which probes
     there were. Everything can be read without this package.
@@ -53,6 +57,26 @@ class ProbeStore:
         (self.path / "tensors").mkdir(exist_ok=True)
         with replacing(self.path / SUITE) as partial:
             partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def keep_text(self, text: EvalText) -> None:
+        """Store eval text, once, so that a run that goes on reads what it read before."""
+        path = self.path / EVAL_TEXT
+        if not path.exists():
+            parts = {"tokens": text.tokens.int(), "attention_mask": text.attention_mask}
+            save_checkpoint(path, parts, {"phase": 0})
+
+    def kept_text(self) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]] | None:
+        """The tokens and the mask that `keep_text` stored; None where there are none.
+
+        Raises:
+            RunError: the file is not as it was written.
+        """
+        path = self.path / EVAL_TEXT
+        if not path.exists():
+            return None
+        tensors, _ = load_checkpoint(path)
+        with reading(path):
+            return tensors["tokens"].long(), tensors["attention_mask"]
 
     def read_suite(self) -> dict[str, Any]:
         """What `write_suite` noted; no probes when the run had none.

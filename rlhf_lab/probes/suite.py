@@ -8,9 +8,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
-from rlhf_lab.probes.probe import EvalText, Probe
+from rlhf_lab.probes.eval_text import EvalText, refuse_wrong_mask
+from rlhf_lab.probes.probe import Probe
 from rlhf_lab.sampling import tokenize_prompts
 from rlhf_lab.training import RLHFTrainer
 
@@ -23,7 +25,9 @@ class Suite:
     Args:
         probes: with names of their own.
         eval_tokens: the same sequences at every phase, BOS included, for probes that want them.
-        eval_text: texts of equal length in tokens, instead of `eval_tokens`.
+        eval_text: texts of any lengths, instead of `eval_tokens`.
+        eval_mask: False where `eval_tokens` are padded, on either side.
+        keep_eval_text: store the eval text in the run's directory.
         labels: a class per eval sequence.
         budget: what the suite may cost; probes over it are called less often or refused, with a
             warning that is stored too.
@@ -38,6 +42,8 @@ class Suite:
         *probes: Probe,
         eval_tokens: Int[Tensor, "batch seq"] | None = None,
         eval_text: Sequence[str] | None = None,
+        eval_mask: Bool[Tensor, "batch seq"] | None = None,
+        keep_eval_text: bool = False,
         labels: Bool[Tensor, " batch"] | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -52,8 +58,11 @@ class Suite:
             raise ConfigError(f"two probes are named {twice[0]!r}; give one of them name=.")
         if eval_tokens is not None and eval_text is not None:
             raise ConfigError("eval_tokens and eval_text are both given; give one of them.")
+        if eval_mask is not None and eval_tokens is None:
+            raise ConfigError("eval_mask is given without eval_tokens; give both, or neither.")
         self.probes = list(probes)
         self.eval_tokens, self.eval_text, self.labels = eval_tokens, eval_text, labels
+        self.eval_mask, self.keep_eval_text = eval_mask, keep_eval_text
         self.budget = budget or Budget()
 
     def attach(self, trainer: RLHFTrainer) -> Attachment:
@@ -72,9 +81,9 @@ class Suite:
 
     def _read_eval_text(self, trainer: RLHFTrainer) -> EvalText | None:
         """The eval text as tokens on the run's device; None if there is none and none is needed."""
-        tokens = self.eval_tokens
+        tokens, mask = self.eval_tokens, self.eval_mask
         if self.eval_text is not None:
-            tokens = tokenize_eval_text(trainer, self.eval_text)
+            tokens, mask = _padded_eval_text(trainer, self.eval_text)
         if tokens is None:
             needing = [probe.name for probe in self.probes if probe.text == "eval"]
             if needing:
@@ -82,7 +91,18 @@ class Suite:
             return None
         cfg = trainer.policy.base_model.cfg
         _check_eval_text(tokens, self.labels, cfg.n_ctx, cfg.d_vocab)
-        return EvalText(tokens.to(trainer.device), self.labels)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        refuse_wrong_mask(mask, tokens)
+        text = EvalText.of(*_on(trainer.device, tokens, mask), self.labels, self.keep_eval_text)
+        shortest = int(text.lengths.min())
+        for probe in self.probes:
+            asked = probe.pos if probe.text == "eval" and probe.pos is not None else 0
+            if not -shortest <= asked < shortest:
+                raise ConfigError(
+                    f"{probe.name} looks at pos={asked}, which is outside the shortest eval text, "
+                    f"of {shortest} tokens; choose from {-shortest} to {shortest - 1}."
+                )
+        return text
 
 
 def attach(trainer: RLHFTrainer, *probes: Suite | Probe, **options: Any) -> Attachment:
@@ -112,6 +132,24 @@ def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor
             "or eval_tokens."
         )
     return torch.tensor(rows)
+
+
+def _padded_eval_text(
+    trainer: RLHFTrainer, texts: Sequence[str]
+) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Token ids of texts of any lengths, padded on the right, and the mask of real tokens.
+
+    Raises:
+        ConfigError: no text, one without tokens, or an unknown word.
+    """
+    rows = tokenize_prompts(trainer.tokenizer, texts, trainer.args.prepend_bos)
+    if not rows or not all(rows):
+        raise ConfigError("eval_text has no text, or one without tokens; give texts with words.")
+    return pad_rows(rows, torch.device("cpu"))
+
+
+def _on(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.to(device) for x in tensors)
 
 
 def _check_eval_text(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
@@ -228,7 +229,10 @@ class ValueLens(Probe):
         sites, residuals = list(states), torch.stack(list(states.values()))
         model_values = seen.acts["values"]
         lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
-        gap = (lens[-1] - model_values[: self.keep]).abs().max().item()
+        _, real = self._text(seen)
+        lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
+        gap = F.zero_masked(lens[-1] - model_values[: self.keep], real[: self.keep])
+        gap = gap.abs().max().item()
         scale = max(1.0, model_values.abs().max().item())
         allowed = seen.allowed(1e-5, half=5e-3)
         checks = [Check.at_most("the last layer's lens is the value", gap / scale, allowed)]
@@ -262,9 +266,16 @@ class ValueLens(Probe):
         policy = seen.ctx.policy
         if not isinstance(policy, TransformerWithCritic):
             return {site: seen.acts[site] for site in sites}
-        on_eval = self.text == "eval"
-        tokens, mask = (seen.text.tokens, None) if on_eval else text_at(seen.ctx)
+        tokens, mask = self._text(seen)
         return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
+
+    def _text(
+        self, seen: Observation
+    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+        """The sequences that it reads, and where they are no padding."""
+        if self.text == "rollout":
+            return text_at(seen.ctx)
+        return seen.text.tokens, seen.text.attention_mask
 
 
 def _target(
@@ -277,4 +288,5 @@ def _target(
     if seen.truth is None:
         return None
     tokens = seen.text.tokens
-    return *seen.truth.values(tokens), seen.truth.slot_names(tokens.shape[1])
+    values, mask = seen.truth.values(tokens)
+    return values, mask & seen.text.attention_mask, seen.truth.slot_names(tokens.shape[1])

@@ -126,7 +126,7 @@ class WeightDelta(Probe):
             word, other = (single_token(reference.tokenizer, text) for text in self.words)
             unembedding = reference.unembed.W_U.detach()
             directions["unembedding"] = unembedding[:, word] - unembedding[:, other]
-        before = dict(reference.named_parameters())
+        before = effective_weights(reference)
         rows = [
             describe_delta(name, before[name], after, directions)
             for name, after in effective_weights(model).items()

@@ -15,6 +15,7 @@ Stream = Literal[
     "redraws",
     "rounding",
     "best_of_n",
+    "eval_text",
 ]
 STREAMS = get_args(Stream)
 

@@ -131,8 +131,8 @@ REVIEWED = (
         "V4 exact value one position late",
         "ValueLens",
         "value_lens:_target",
-        "return *seen.truth.values(tokens),",
-        "found, mask = seen.truth.values(tokens)\n    return found.roll(1, 1), mask,",
+        "return values, mask",
+        "return values.roll(1, 1), mask",
     ),
     Fault(
         "V5 lens of early layers in reverse order",
@@ -200,9 +200,9 @@ REVIEWED = (
     Fault(
         "L4 position of the word itself",
         "LogitShift",
-        "attachment:_at_sites",
-        "act[:, pos]",
-        "act[:, pos + 1]",
+        "shown:SharedActs.at",
+        "self.text.at(act, probe.pos)",
+        "self.text.at(act, probe.pos + 1)",
     ),
     Fault(
         "L5 words swapped",
@@ -229,7 +229,7 @@ REVIEWED = (
         "W2 policy compared with itself",
         "WeightDelta",
         "weight_delta:WeightDelta.observe",
-        "dict(reference.named_parameters())",
+        "effective_weights(reference)",
         "effective_weights(model)",
     ),
     Fault(
@@ -883,7 +883,7 @@ OTHERS = (
     Fault(
         "L19 the norm's gain left out of the reader",
         "LogitShift",
-        "diffing.logit_shift:_end",
+        "diffing.logit_shift:model_end",
         "gain * u, torch",
         "u, torch",
     ),
@@ -897,7 +897,7 @@ OTHERS = (
     Fault(
         "L21 constants in the wrong order",
         "LogitShift",
-        "diffing.logit_shift:_end",
+        "diffing.logit_shift:model_end",
         "torch.stack([bias, b_u])",
         "torch.stack([b_u, bias])",
     ),

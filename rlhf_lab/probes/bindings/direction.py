@@ -37,7 +37,7 @@ def bind_direction(seen: Observation, record: Record, method: str) -> list[Check
     labels = seen.text.labels.cpu().numpy()
     cut, sites = 2 * len(labels) // 3, record.values["sites"]
     chosen = np.random.default_rng(seen.ctx.phase)
-    seq = seen.text.tokens.shape[1]
+    seq = int(seen.text.attention_mask.all(0).sum())
     cells = {(0, int(chosen.integers(seq))), (len(sites) - 1, int(chosen.integers(seq)))}
     cells |= {(int(chosen.integers(len(sites))), int(chosen.integers(seq)))}
     misses: dict[str, list[float]] = {}
@@ -201,7 +201,8 @@ def fit_reader(
 
 def _bayes(seen: Observation, record: Record, held_labels: Bool[Tensor, " held"]) -> list[Check]:
     """Bayes' rule and its names, from prefixes that end at the position itself."""
-    tokens, held = seen.text.tokens, len(held_labels)
+    seq, held = int(seen.text.attention_mask.all(0).sum()), len(held_labels)
+    tokens = seen.text.tokens[:, :seq]
     miss, informed = 0.0, 0
     for pos in sorted({0, tokens.shape[1] // 2, tokens.shape[1] - 1}):
         belief, mask = seen.truth.beliefs(tokens[-held:, : pos + 1])

@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, relative_gap
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 
 TEXTS = 8
@@ -45,26 +47,25 @@ def bind_logit_shift(
         return checks
     tokenizer = seen.ctx.policy.base_model.tokenizer
     ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
-    tokens = seen.text.tokens[:TEXTS]
+    text = seen.text.first(TEXTS)
     misses: dict[str, float] = {}
     measured = []
     for model, rows in ((seen.ctx.policy.base_model, before + shift), (seen.ctx.reference, before)):
         model = model_where_exact(model)
-        # what is later than the position has no part in it
-        upto = tokens[:, : pos % tokens.shape[1] + 1].to(next(model.parameters()).device)
+        upto = _upto(text, pos, next(model.parameters()).device)
         end = _run(model, upto)
         measured.append(end.logits[:, ids[0]] - end.logits[:, ids[1]])
         for name, row in _rows(model, upto, end, ids, seen.ctx.phase).items():
             at = values["components"].index(name)
-            miss = relative_gap(rows[at, : len(upto)], row)
+            miss = relative_gap(rows[at, : len(row)], row)
             misses[name] = max(miss, misses.get(name, 0.0))
     allowed = seen.allowed(1e-3, half=0.3)
-    missed = relative_gap(stored["measured"][: len(tokens)], measured[0] - measured[1])
+    missed = relative_gap(stored["measured"][: len(measured[0])], measured[0] - measured[1])
     worst = max(misses, key=misses.get)
     expected = _names(seen.ctx.reference)
     named = [name for name in values["components"] if name != "hooks"]
     if "own_weights" in stored:
-        checks += _causes(seen, record, ids, tokens[:, : pos % tokens.shape[1] + 1], allowed)
+        checks += _causes(seen, record, ids, pos, allowed)
     return [
         *checks,
         Check.at_most("the measured shift is a fresh forward's", missed, allowed),
@@ -73,12 +74,32 @@ def bind_logit_shift(
     ]
 
 
-def _run(model: HookedTransformer, tokens: Int[Tensor, "rows seq"], *hooks: tuple) -> End:
+class Upto(NamedTuple):
+    """Texts as far as the position that is looked at; what is later has no part in it."""
+
+    tokens: Int[Tensor, "rows seq"]
+    last: Int[Tensor, " rows"]
+
+    def at_last(self, x: Float[Tensor, "*all"]) -> Float[Tensor, "*ends"]:
+        """What `[rows seq ...]` has at the last token of each row: `[rows ...]`."""
+        return torch.stack([row[int(end)] for row, end in zip(x, self.last, strict=True)])
+
+
+def _upto(text: EvalText, pos: int, device: torch.device) -> Upto:
+    """The texts up to a position of each, which counts from its last real token if negative."""
+    real = [row[mask] for row, mask in zip(text.tokens, text.attention_mask, strict=True)]
+    cut = [row[: pos % len(row) + 1].tolist() for row in real]
+    tokens, _ = pad_rows(cut, device)
+    return Upto(tokens, torch.tensor([len(row) - 1 for row in cut], device=device))
+
+
+def _run(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
     """One forward, and what it has at the last position."""
+    tokens = upto.tokens
     kept: dict[str, Tensor] = {}
 
     def keep(activation: Tensor, hook: object) -> None:
-        kept[hook.name] = activation[:, -1]
+        kept[hook.name] = upto.at_last(activation)
 
     layers = range(model.cfg.n_layers)
     sites = ["ln_final.hook_scale", "hook_embed", f"blocks.{layers[-1]}.hook_resid_post"]
@@ -86,7 +107,7 @@ def _run(model: HookedTransformer, tokens: Int[Tensor, "rows seq"], *hooks: tupl
     sites += [f"blocks.{layer}.hook_{part}" for layer in layers for part in ("attn_out", "mlp_out")]
     sites = [site for site in sites if site in model.hook_dict]
     with model.hooks(fwd_hooks=[*hooks, *((site, keep) for site in sites)]):
-        logits = model(tokens, attention_mask=torch.ones_like(tokens))[:, -1]
+        logits = upto.at_last(model(tokens, attention_mask=torch.ones_like(tokens)))
     scale, residual = kept.pop(sites[0]), kept.pop(f"blocks.{layers[-1]}.hook_resid_post")
     return End(kept, residual, scale, as_float64(logits))
 
@@ -102,7 +123,7 @@ def _difference(
 
 
 def _rows(
-    model: HookedTransformer, tokens: Int[Tensor, "rows seq"], end: End, ids: list[int], phase: int
+    model: HookedTransformer, upto: Upto, end: End, ids: list[int], phase: int
 ) -> dict[str, Float[Tensor, " rows"]]:
     """What the logit difference loses without a component; for heads, without it in its layer."""
     whole = _difference(model, end.residual, end, ids)
@@ -125,7 +146,7 @@ def _rows(
             z[:, :, head] = 0
             return z
 
-        without = _run(model, tokens, (f"blocks.{layer}.attn.hook_z", silence))
+        without = _run(model, upto, (f"blocks.{layer}.attn.hook_z", silence))
         site = f"blocks.{layer}.hook_attn_out"
         rows[f"L{layer}H{head}"] = loss(end.acts[site] - without.acts[site])
     nothing = _difference(model, torch.zeros_like(end.residual), end, ids)
@@ -150,30 +171,30 @@ TWO_NODES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
 
 
 def _causes(
-    seen: Observation,
-    record: Record,
-    ids: list[int],
-    tokens: Int[Tensor, "rows seq"],
-    allowed: float,
+    seen: Observation, record: Record, ids: list[int], pos: int, allowed: float
 ) -> list[Check]:
     """The causes of one block's parts, by an integral along the line between the two models.
 
     The block is run alone, by its modules, on what the other model's block reads.
     """
     models = tuple(map(model_where_exact, (seen.ctx.reference, seen.ctx.policy.base_model)))
-    tokens = tokens.to(next(models[0].parameters()).device)
+    upto = _upto(seen.text.first(TEXTS), pos, next(models[0].parameters()).device)
     layer = int(np.random.default_rng(seen.ctx.phase).integers(models[0].cfg.n_layers))
-    streams = [_streams(model, tokens, layer) for model in models]
-    outputs = [[_block_parts(model, layer, *stream) for stream in streams] for model in models]
+    streams = [_streams(model, upto.tokens, layer) for model in models]
+    outputs = [
+        [_block_parts(model, layer, upto, *stream) for stream in streams] for model in models
+    ]
     readers = [_reader(model, ids) for model in models]
-    scales = [1 / as_float64(_run(model, tokens).scale) for model in models]
+    scales = [1 / as_float64(_run(model, upto).scale) for model in models]
     stored, names = record.tensors, record.values["components"]
     misses = []
     for name in outputs[0][0]:
         corners = [[outputs[i][j][name] for j in (0, 1)] for i in (0, 1)]
         found = _integrated(corners, readers, scales, is_centered(models[0].ln_final))
         at = names.index(name)
-        misses += [relative_gap(stored[cause][at, : len(tokens)], found[cause]) for cause in CAUSES]
+        misses += [
+            relative_gap(stored[cause][at, : len(upto.tokens)], found[cause]) for cause in CAUSES
+        ]
     unfed = [at for at, name in enumerate(names) if name in ("embed", "pos_embed") or "b_" in name]
     inherits = as_float64(stored["inherited"])[unfed].abs().max().item()
     return [
@@ -198,13 +219,13 @@ def _streams(
 
 
 def _block_parts(
-    model: HookedTransformer, layer: int, attended: Tensor, middle: Tensor | None
+    model: HookedTransformer, layer: int, upto: Upto, attended: Tensor, middle: Tensor | None
 ) -> dict[str, Float[Tensor, "rows d_model"]]:
     """What heads and MLP of one block write at the last position, from given streams."""
     block, kept = model.blocks[layer], {}
 
     def keep(z: Tensor, hook: object) -> None:
-        kept["z"] = z[:, -1]
+        kept["z"] = upto.at_last(z)
 
     with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_z", keep)]):
         block(attended)
@@ -213,7 +234,7 @@ def _block_parts(
         for head in range(model.cfg.n_heads)
     }
     if middle is not None:
-        parts[f"L{layer} mlp"] = as_float64(block.mlp(block.ln2(middle))[:, -1])
+        parts[f"L{layer} mlp"] = as_float64(upto.at_last(block.mlp(block.ln2(middle))))
     return parts
 
 

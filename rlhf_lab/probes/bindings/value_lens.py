@@ -10,6 +10,7 @@ from rlhf_lab.probes.bindings.anew import (
     ROWS_ANEW,
     as_float64,
     as_rows_say,
+    off_mask,
     relative_gap,
     value_rounding,
 )
@@ -55,9 +56,10 @@ def _lens(seen: Observation, record: Record, states: Residuals, on_eval: bool) -
     )
     model = policy.critic if isinstance(policy, TransformerWithCritic) else policy.base_model
     last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
-    tokens, mask = (seen.text.tokens, None) if on_eval else text_at(seen.ctx)
-    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    misses = []
+    text = (seen.text.tokens, seen.text.attention_mask) if on_eval else text_at(seen.ctx)
+    tokens, real = text
+    rows = lens.shape[1]
+    misses = [off_mask({"lens": row}, real[:rows].cpu()) for row in lens]
     for at in _some(sites, seen.ctx.phase, LENSES):
         for row in range(min(ROWS_ANEW, lens.shape[1])):
             kept = real[row]
@@ -111,7 +113,7 @@ def _target(
         rollout = seen.ctx.rollout
         return as_float64(rollout.returns), rollout.samples.mask.cpu()
     found, mask = seen.truth.values(seen.text.tokens[:, : pos + 1])
-    return as_float64(found[:, -1:]), mask[:, -1:].cpu()
+    return as_float64(found[:, -1:]), (mask & seen.text.attention_mask[:, : pos + 1])[:, -1:].cpu()
 
 
 def held_out_r2(

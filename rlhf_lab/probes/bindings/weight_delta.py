@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.lora import MARK
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.bindings.anew import as_float64, gap
 from rlhf_lab.probes.probe import Check, Observation, Record
@@ -29,7 +30,7 @@ def bind_weight_delta(
         words: ids of the two words whose difference of unembeddings the overlaps are with.
     """
     model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-    before, after = dict(reference.named_parameters()), effective_weights(model)
+    before, after = effective_weights(reference), effective_weights(model)
     rows = {row["name"]: row for row in record.values["rows"]}
     misnamed = len(rows.keys() ^ before.keys()) + len(record.values["rows"]) - len(rows)
     names = list(rows.keys() & before.keys())
@@ -138,9 +139,27 @@ def _acts(seen: Observation, model: HookedTransformer, after: dict[str, Tensor])
     """By how much the reference with these weights misses the policy's own logits."""
     if seen.text is None or any(point.fwd_hooks for point in model.hook_dict.values()):
         return 0.0
-    tokens = seen.text.tokens[:1]
+    tokens = seen.text.tokens[0][seen.text.attention_mask[0]][None]
     mask = torch.ones_like(tokens)
-    swapped = torch.func.functional_call(
-        seen.ctx.reference, after, (tokens,), {"attention_mask": mask}
-    )
+    reference = seen.ctx.reference
+    weights = _with_adapters_off(reference, after)
+    swapped = torch.func.functional_call(reference, weights, (tokens,), {"attention_mask": mask})
     return gap(swapped, model(tokens, attention_mask=mask))
+
+
+def _with_adapters_off(
+    reference: HookedTransformer, weights: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Effective weights by the names that the reference has for them, its own adapters zero.
+
+    It has adapters where it was reset to a policy that has.
+    """
+    found = {}
+    for name, weight in reference.named_parameters():
+        if MARK not in name:
+            found[name] = weights[name]
+        elif name.endswith(".original"):
+            found[name] = weights[name.replace(MARK, ".").removesuffix(".original")]
+        else:
+            found[name] = torch.zeros_like(weight)
+    return found

@@ -1,0 +1,152 @@
+"""Eval text: the sequences, of any lengths, that probes read at every phase, and their source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.padding import pad_rows, rotate_padding
+from rlhf_lab.sampling import sample
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.random_streams import phase_generator
+
+MOST_TEXTS, FEWEST_TEXTS = 32, 8
+MOST_TOKENS = 2048
+LONGEST_SAMPLED = 24
+"""Tokens that are sampled behind a prompt, at most: a text costs its length in each forward."""
+
+
+@dataclass(frozen=True)
+class EvalText:
+    """The same sequences at every phase; activations on them have their shape.
+
+    Args:
+        tokens: padded on the right, so that a column is a place in each text, counted from its own
+            first token.
+        attention_mask: False on padding.
+        labels: a class per sequence, for probes that need one.
+        kept: whether it is stored with the run, since it cannot be made again later.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    attention_mask: Bool[Tensor, "batch seq"]
+    labels: Bool[Tensor, " batch"] | None = None
+    kept: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Int[Tensor, "batch seq"],
+        attention_mask: Bool[Tensor, "batch seq"] | None = None,
+        labels: Bool[Tensor, " batch"] | None = None,
+        kept: bool = False,
+    ) -> "EvalText":
+        """Sequences that are padded on either side, or not at all."""
+        if attention_mask is None:
+            attention_mask = torch.ones_like(tokens, dtype=torch.bool)
+        turned = rotate_padding(tokens, attention_mask, "right")
+        return cls(turned, rotate_padding(attention_mask, attention_mask, "right"), labels, kept)
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """Tokens of each sequence."""
+        return self.attention_mask.sum(1)
+
+    def columns(self, pos: int) -> Int[Tensor, " batch"]:
+        """Where each sequence has its position `pos`, which counts from its end when negative."""
+        return pos + self.lengths if pos < 0 else torch.full_like(self.lengths, pos)
+
+    def at(self, x: Shaped[Tensor, "*rows"], pos: int) -> Shaped[Tensor, "*row"]:
+        """What `[batch seq ...]` has at position `pos` of each sequence: `[batch ...]`."""
+        return x[torch.arange(len(x), device=x.device), self.columns(pos).to(x.device)]
+
+    def first(self, n: int) -> "EvalText":
+        """The first n sequences."""
+        labels = None if self.labels is None else self.labels[:n]
+        return replace(
+            self, tokens=self.tokens[:n], attention_mask=self.attention_mask[:n], labels=labels
+        )
+
+    def common(self) -> "EvalText":
+        """The sequences as far as all of them go."""
+        shortest = int(self.lengths.min())
+        mask = self.attention_mask[:, :shortest]
+        return replace(self, tokens=self.tokens[:, :shortest], attention_mask=mask)
+
+
+def refuse_wrong_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
+    """Refuse a mask of eval text that is none, hides a token between others, or a whole sequence.
+
+    Raises:
+        ConfigError: one of these.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tokens.shape:
+        given = f"{mask!r:.80}"
+        if isinstance(mask, Tensor):
+            given = f"a tensor of shape {list(mask.shape)} and {mask.dtype}"
+        raise ConfigError(
+            f"eval_mask is {given}; give True for each token of eval_tokens and False on padding, "
+            f"in the shape {list(tokens.shape)}."
+        )
+    if not mask.any(1).all():
+        row = int((~mask.any(1)).int().argmax())
+        raise ConfigError(f"eval_mask hides all of sequence {row}; leave that sequence out.")
+    before, after = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
+    holes = (before & after & ~mask).any(1)
+    if holes.any():
+        raise ConfigError(
+            f"eval_mask is False between tokens of sequence {int(holes.int().argmax())}, which "
+            "would not be hidden; mask padding at the ends only."
+        )
+
+
+def text_of_the_run(
+    trainer: RLHFTrainer,
+) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Sequences that are what a run is about, and their mask; the same ones for the same seed.
+
+    1. Some of the run's prompts, in a seeded order, where it has several.
+    2. Otherwise what the run's first reference writes behind its prompts, each text cut behind a
+       token of its own, so that all states of a response are among the last ones.
+    """
+    generator = phase_generator(trainer.args.seed, 0, "eval_text")
+    prompts = [list(each) for each in dict.fromkeys(map(tuple, trainer.prompts.tokens))]
+    order = torch.randperm(len(prompts), generator=generator).tolist()
+    rows = [prompts[i] for i in order]
+    if len(rows) < FEWEST_TEXTS:
+        rows = _continued(trainer, rows, generator)
+    return pad_rows(_some_of(rows), trainer.device, side="right")
+
+
+def _some_of(rows: list[list[int]]) -> list[list[int]]:
+    """The first rows, as many as their number and their tokens allow."""
+    width, kept = 0, []
+    for row in rows[:MOST_TEXTS]:
+        width = max(width, len(row))
+        if len(kept) >= FEWEST_TEXTS and width * (len(kept) + 1) > MOST_TOKENS:
+            break
+        kept.append(row)
+    return kept
+
+
+def _continued(
+    trainer: RLHFTrainer, prompts: Sequence[list[int]], generator: torch.Generator
+) -> list[list[int]]:
+    """Prompts with what the first reference writes behind them, up to a token drawn for each."""
+    spec = replace(
+        trainer.sampling_spec, gen_len=min(trainer.sampling_spec.gen_len, LONGEST_SAMPLED)
+    )
+    asked = [prompts[i % len(prompts)] for i in range(MOST_TEXTS)]
+    cuts = torch.randint(1, spec.gen_len + 1, (len(asked),), generator=generator)
+    samples = sample(TransformerWithValueHead(trainer.first_reference), asked, spec, generator)
+    written = samples.tokens[:, samples.prefix_len :].cpu()
+    lengths = samples.mask.sum(1).cpu().minimum(cuts)
+    return [
+        [*prompt, *row[: int(length)].tolist()]
+        for prompt, row, length in zip(asked, written, lengths, strict=True)
+    ]

@@ -1,0 +1,214 @@
+"""Eval text: texts of unequal length reach every probe, and a run keeps the text that it reads."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import (
+    Check,
+    Direction,
+    EvalText,
+    LogitShift,
+    Probe,
+    Record,
+    Run,
+    Suite,
+    ValueLens,
+    WeightDelta,
+    attach,
+    default_suite,
+)
+from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
+from rlhf_lab.training import RLHFTrainer
+
+LENGTHS = (29, 12, 20, 17, 29, 12, 15, 23, 12, 13, 29, 18)
+VERB = 11
+
+
+def cut_reviews(reviews: tuple[Tensor, Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Reviews of unequal length, with words in the place of padding, and their mask."""
+    tokens = reviews[0].clone()
+    mask = torch.arange(tokens.shape[1]) < torch.tensor(LENGTHS)[:, None]
+    tokens[~mask] = 5
+    if side == "right":
+        return tokens, mask
+    turned = [row.roll(-int(n)) for row, n in zip(tokens, LENGTHS, strict=True)]
+    return torch.stack(turned), mask.flip(1)
+
+
+def test_positions_by_hand():
+    tokens = torch.tensor([[0, 0, 7, 8], [1, 2, 3, 4]])
+    mask = torch.tensor([[False, False, True, True], [True] * 4])
+    text = EvalText.of(tokens, mask)
+    assert text.tokens.tolist() == [[7, 8, 0, 0], [1, 2, 3, 4]]
+    assert text.lengths.tolist() == [2, 4]
+    assert text.at(text.tokens, -1).tolist() == [8, 4]
+    assert text.at(text.tokens, 0).tolist() == [7, 1]
+    assert text.columns(-2).tolist() == [0, 2]
+    assert text.common().tokens.tolist() == [[7, 8], [1, 2]]
+    assert text.first(1).tokens.tolist() == [[7, 8, 0, 0]]
+
+
+class Keeping(Probe):
+    """Keeps what it is shown of one site."""
+
+    text = "eval"
+    sites = ("blocks.1.hook_resid_post", "values", "logits")
+    events = ("after_score",)
+
+    def __init__(self, pos: int | None = None) -> None:
+        super().__init__(name="keeping")
+        self.pos = pos
+
+    def observe(self, seen):
+        self.seen = seen
+        return Record(checks=[Check.at_most("fine", 0, 0)])
+
+
+@pytest.mark.parametrize("pos", [None, 3, -1])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_activations_are_those_of_each_text_alone(make_trainer, reviews, unlimited, side, pos):
+    trainer, probe = make_trainer(), Keeping(pos)
+    tokens, mask = cut_reviews(reviews, side)
+    attach(trainer, probe, eval_tokens=tokens, eval_mask=mask, budget=unlimited)
+    trainer.run_phase()
+    acts, cut = probe.seen.acts, probe.seen.text.attention_mask
+    for row, length in enumerate(LENGTHS):
+        alone = reviews[0][row, :length][None]
+        with torch.no_grad():
+            logits = probe.seen.ctx.reference(alone)[0]
+        expected = logits if pos is None else logits[pos]
+        found = probe.seen.reference_acts["logits"][row]
+        found = found[cut[row]] if pos is None else found
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    assert acts["values"].shape[:1] == (len(LENGTHS),)
+
+
+def records_of(trainer: RLHFTrainer) -> dict[str, list]:
+    run = Run(trainer.run.path)
+    assert not [check for check in run.checks() if not check.ok]
+    return {name: run.records(name) for name in run.probes()}
+
+
+@pytest.mark.slow
+def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, reviews, unlimited):
+    """Padded on either side, what is recorded is the same, and every check holds."""
+    probes = lambda: [
+        ValueLens(every=2),
+        Direction(every=2),
+        LogitShift(pos=-1, every=2),
+        LogitShift(pos=VERB - 1, every=2, name="at_verb"),
+        WeightDelta(words=("loved", "hated"), every=2),
+    ]
+    found = {}
+    for side in ("left", "right"):
+        trainer = make_trainer(lora_rank=2, head_lr=1e-2, base_lr=1e-2)
+        tokens, mask = cut_reviews(reviews, side)
+        suite = Suite(
+            *probes(), eval_tokens=tokens, eval_mask=mask, labels=reviews[1], budget=unlimited
+        )
+        attached = attach(trainer, suite)
+        trainer.train()
+        assert attached.notes == []
+        found[side] = records_of(trainer)
+    assert found["left"] == found["right"]
+    last = found["left"]["logit_shift"][-1]
+    assert abs(last["measured_shift"]) > 1e-4
+    assert last != found["left"]["at_verb"][-1]
+    accuracies = found["left"]["direction_sentiment"][-1]["accuracy"]
+    assert len(accuracies[0]) == min(LENGTHS)
+
+
+@pytest.fixture
+def elsewhere_with(model_dir, tmp_path) -> Callable[..., RLHFTrainer]:
+    """A run of a tiny model that does not speak Reel."""
+
+    def make(name: str = "run", prompts: list[str] | None = None, **changes) -> RLHFTrainer:
+        from rlhf_lab.config import RLHFArgs
+
+        fields = {"base_model": str(model_dir), "reward_fn": "count:w1", "prefix": "w3 w4"}
+        fields |= {"total_phases": 3, "warmup_steps": 1, "batch_size": 8, "num_minibatches": 2}
+        fields |= {"gen_len": 5, "base_lr": 3e-3, "lora_rank": 2}
+        return RLHFTrainer(RLHFArgs(**(fields | changes)), out=tmp_path / name, prompts=prompts)
+
+    return make
+
+
+def unequal(n: int) -> list[str]:
+    return [" ".join(f"w{1 + (i + j) % 7}" for j in range(1 + i % 4)) for i in range(n)]
+
+
+def test_the_prompts_are_the_text_where_there_are_several(elsewhere_with):
+    trainer = elsewhere_with(prompts=unequal(40))
+    tokens, mask = text_of_the_run(trainer)
+    rows = {tuple(row[real].tolist()) for row, real in zip(tokens, mask, strict=True)}
+    assert rows <= set(map(tuple, trainer.prompts.tokens))
+    assert FEWEST_TEXTS <= len(rows) == len(tokens) <= MOST_TEXTS
+    assert len(set(mask.sum(1).tolist())) > 1
+
+
+def test_texts_are_sampled_behind_one_prompt_from_the_first_reference(elsewhere_with):
+    trainer = elsewhere_with()
+    tokens, mask = text_of_the_run(trainer)
+    again, _ = text_of_the_run(elsewhere_with("again"))
+    other, _ = text_of_the_run(elsewhere_with("other", seed=2))
+    assert tokens.equal(again) and not tokens.equal(other)
+    assert tokens.shape == (MOST_TEXTS, len(trainer.prompt) + 5)
+    assert tokens[:, : len(trainer.prompt)].eq(torch.tensor(trainer.prompt)).all()
+    assert set((mask.sum(1) - len(trainer.prompt)).tolist()) == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, unlimited, monkeypatch):
+    """Also where the reference has been reset since, and the text could not be made again."""
+    trainer = elsewhere_with(reset_reference_every=1)
+    attach(trainer, default_suite(trainer, unlimited))
+    trainer.run_phase(), trainer.run_phase()
+    began = default_suite(trainer, unlimited)
+    resumed = RLHFTrainer.resume(trainer.run.path)
+    monkeypatch.setattr("rlhf_lab.probes.defaults.text_of_the_run", None)  # not made again
+    suite = default_suite(resumed, unlimited)
+    assert suite.eval_tokens.equal(began.eval_tokens)
+    assert suite.eval_mask.equal(began.eval_mask)
+    attached = attach(resumed, suite)
+    resumed.train()
+    assert attached.notes == []
+    assert not [check for check in Run(trainer.run.path).checks() if not check.ok]
+
+
+@pytest.mark.slow
+def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with, unlimited):
+    """Batches without the longest prompt, answers that stop early, and a LogitShift beside."""
+    trainer = elsewhere_with(prompts=[*unequal(20), "w1 w2 w3 w4 w5 w6"], stop_tokens="w2")
+    suite = default_suite(trainer, unlimited)
+    suite.probes.append(LogitShift("w1", "w2", every=1))
+    attached = attach(trainer, suite)
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert attached.notes == [] and len(run.probes()) == 7
+    assert not [check for check in run.checks() if not check.ok]
+
+
+@pytest.mark.parametrize(
+    "mask, said",
+    [
+        ([[True, False, True]], "eval_mask is False between tokens of sequence 0"),
+        ([[False, False, False]], "eval_mask hides all of sequence 0"),
+        ([[True, True]], r"eval_mask is a tensor of shape \[1, 2\]"),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, said):
+    tokens = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ConfigError, match=said):
+        attach(make_trainer(), Keeping(), eval_tokens=tokens, eval_mask=torch.tensor(mask))
+
+
+def test_a_position_outside_the_shortest_text_is_refused(make_trainer):
+    with pytest.raises(ConfigError, match="looks at pos=2, .* of 2 tokens; choose from -2 to 1"):
+        attach(make_trainer(), Keeping(pos=2), eval_text=["this movie was", "this"])
+    with pytest.raises(ConfigError, match="eval_mask is given without eval_tokens"):
+        Suite(eval_text=["this"], eval_mask=torch.ones(1, 1, dtype=torch.bool))
