@@ -4,11 +4,22 @@ import math
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models.device import LOGPROB_ROUNDING
+from rlhf_lab.functional import Interval, bootstrap_means
+from rlhf_lab.models.device import LOGPROB_ROUNDING, exact, where_exact
 from rlhf_lab.probes.bindings import bind_run_health
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    interval_fields,
+)
 from rlhf_lab.training import PhaseReport, Rollout
 
 COPIED = (
@@ -48,8 +59,34 @@ def effective_beta(
     return beta
 
 
+def token_intervals(rollout: Rollout) -> dict[str, Interval]:
+    """Explained variance and entropy per token, with their intervals over sequences.
+
+    1. Sum entropies, and errors and returns and their squares, over the tokens of each sequence.
+    2. Both figures follow from the means of these sums, in each resample.
+    """
+    mask = where_exact(rollout.samples.mask)
+    returns, values = exact(rollout.returns), exact(rollout.samples.values)
+    errors = returns - values
+    per_token = (errors, errors.square(), returns, returns.square(), exact(rollout.entropy))
+    sums = [F.zero_masked(x, mask).sum(1) for x in per_token]
+
+    def figures(means: Tensor) -> Tensor:
+        error, error2, value, value2, entropy = (means[..., :5] / means[..., 5:]).unbind(-1)
+        spread = value2 - value.square()
+        left = (error2 - error.square()) / torch.where(spread > 1e-12, spread, torch.nan)
+        return torch.stack([1 - left, entropy], -1)
+
+    columns = torch.stack([*sums, mask.sum(1).double()], 1)
+    found = bootstrap_means(columns, statistic=figures, resamples=RESAMPLES)
+    return {"explained_variance": found[0], "entropy_per_token": found[1]}
+
+
 class RunHealth(Probe):
     """The figures that say whether a run is healthy; on Reel, the exact optimum beside them.
+
+    Those that average over tokens have their intervals over sequences; those of each sequence have
+    them from samples.jsonl.
 
     Checks: before the first step the ratio is 1 (the policy that is trained is the one that
     sampled); the objective is the sum of its terms; KL per token and per sequence agree.
@@ -68,7 +105,9 @@ class RunHealth(Probe):
         advantage_std = F.masked_std(rollout.advantages, whitened).item()
         beta = effective_beta(report.kl_coef, advantage_std, report.reward_std, seen.args)
         values: dict[str, Any] = {name: getattr(report, name) for name in COPIED}
-        values |= {"advantage_std": advantage_std, "beta_eff": beta}
+        values |= {"advantage_std": advantage_std, "beta_eff": beta, "sequences": len(mask)}
+        for name, interval in token_intervals(rollout).items():
+            values |= interval_fields(name, interval, 6)
         if seen.truth is not None:
             values |= _optimum(beta, seen)
         return Record(values, checks=_checks(rollout, report, seen.args.rounding))

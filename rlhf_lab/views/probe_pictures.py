@@ -13,7 +13,8 @@ from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
-from rlhf_lab.views.plots import Curve, Picture, curves, heatmap
+from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
+from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
 from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
@@ -21,6 +22,7 @@ from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
 Records = list[dict[str, Any]]
 PageParts = list[Picture | str]
 """What a page shows, in order: pictures, and fragments of HTML between them."""
+NO_BANDS: BandsByMetric = MappingProxyType({})
 SHOWN_RECORDS = 20
 SHOWN_DELTAS, SHOWN_SPECTRA = 16, 6
 OVERLAP_COLUMNS = ("overlap_unembedding", "energy_unembedding")
@@ -41,28 +43,61 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
+def label_of(name: str) -> str:
+    """What a field is called in a legend."""
+    return "exact optimum at beta_eff" if name.startswith("optimal_") else name.replace("_", " ")
+
+
 def series_of(records: Records, names: Sequence[str]) -> dict[str, Curve]:
     """The fields that any record has, over phases, by their labels."""
     phases, series = [record["phase"] for record in records], {}
     for name in names:
         values = [record.get(name) for record in records]
-        optimal = name.startswith("optimal_")
-        label = "exact optimum at beta_eff" if optimal else name.replace("_", " ")
         if any(value is not None for value in values):
-            series[label] = (phases, values)
+            series[label_of(name)] = (phases, values)
     return series
 
 
-def curve_figures(records: Records, groups: Sequence[tuple[str, Sequence[str]]]) -> PageParts:
+def bands_of(records: Records, names: Sequence[str], bands: BandsByMetric) -> dict[str, Ends]:
+    """The intervals of the fields that have some: in the record itself, or among `bands`."""
+    found: dict[str, Ends] = {}
+    for name in names:
+        own = [(r.get(f"{name}_low"), r.get(f"{name}_high")) for r in records]
+        given = bands.get(name, {})
+        ends = [given.get(r["phase"], pair) for r, pair in zip(records, own, strict=True)]
+        if any(low is not None for low, _ in ends) and any(
+            r.get(name) is not None for r in records
+        ):
+            found[label_of(name)] = tuple(zip(*ends, strict=True))
+    return found
+
+
+def curve_figures(
+    records: Records,
+    groups: Sequence[tuple[str, Sequence[str]]],
+    bands: BandsByMetric = NO_BANDS,
+) -> PageParts:
     """Side by side, a picture per title of the fields that any record has."""
-    shown = [(title, series_of(records, names)) for title, names in groups]
-    pictures = [curves(series, title) for title, series in shown if series]
+    shown = [(title, series_of(records, names), names) for title, names in groups]
+    pictures = [
+        curves(series, title, bands=bands_of(records, names, bands))
+        for title, series, names in shown
+        if series
+    ]
     return ['<div class="figures">', *pictures, "</div>"]
+
+
+def band_note(n: int | None) -> str:
+    """What the bands about the curves are."""
+    of = "the sequences of each phase" if n is None else f"the {n} sequences of each phase"
+    return f"<p>Bands: 95 %, bootstrap over {of}.</p>"
 
 
 def run_health_parts(run: Run, name: str, records: Records) -> PageParts:
     """Reward, KL, the price of KL, and how far a phase may move."""
-    return curve_figures(records, HEALTH_CURVES)
+    bands, n = sample_bands(run)
+    n = records[-1].get("sequences", n)
+    return [*curve_figures(records, HEALTH_CURVES, bands), band_note(n)]
 
 
 def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:

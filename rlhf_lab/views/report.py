@@ -13,7 +13,15 @@ from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
-from rlhf_lab.views.probe_pictures import any_records, as_html, curve_figures, probe_html
+from rlhf_lab.views.intervals import bracketed
+from rlhf_lab.views.probe_pictures import (
+    any_records,
+    as_html,
+    band_note,
+    curve_figures,
+    probe_html,
+)
+from rlhf_lab.views.sample_intervals import final_bands, sample_bands
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES = (
@@ -71,7 +79,10 @@ def _heading(run: Run) -> str:
         ["device", info.get("device")],
     ]
     figures: dict[str, Any] = info.get("final") or {}
-    rows += [[f"final {name}", value] for name, value in figures.items()]
+    ends = final_bands(run)
+    for name, value in figures.items():
+        shown = bracketed(value, *ends[name]) if name in ends else value
+        rows.append([f"final {name}", shown])
     remarks = "".join(
         f"<li>since phase {remark['phase']}: {escape(remark['text'])}</li>"
         for remark in (info.get("remarks") or {}).values()
@@ -94,7 +105,9 @@ def _curves(run: Run) -> str:
     by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
     several = [("several rewards, before they are weighted", by_name)] if by_name else []
     curves = [REPORT_CURVES[0], *several, *REPORT_CURVES[1:]]
-    return "<h2>Curves</h2>" + as_html(curve_figures(metrics, curves))
+    bands, n = sample_bands(run)
+    figures = as_html(curve_figures(metrics, curves, bands))
+    return f"<h2>Curves</h2>{figures}{band_note(n)}"
 
 
 def _samples(run: Run) -> str:

@@ -957,4 +957,25 @@ OTHERS = (
         '"exact": len(mask)',
         '"exact": n',
     ),
+    Fault(
+        "intervals of explained variance and entropy change places",
+        "RunHealth",
+        "run_health:token_intervals",
+        '"explained_variance": found[0], "entropy_per_token": found[1]',
+        '"explained_variance": found[1], "entropy_per_token": found[0]',
+    ),
+    Fault(
+        "spread of the returns about 0",
+        "RunHealth",
+        "run_health:token_intervals",
+        "value2 - value.square()",
+        "value2",
+    ),
+    Fault(
+        "sequences are tokens",
+        "RunHealth",
+        OBSERVE_HEALTH,
+        '"sequences": len(mask)',
+        '"sequences": int(mask.sum())',
+    ),
 )

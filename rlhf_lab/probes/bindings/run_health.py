@@ -8,6 +8,9 @@ from jaxtyping import Float, Shaped
 from rlhf_lab.probes.bindings.anew import as_float64
 from rlhf_lab.probes.probe import Check, Observation, Record
 
+RESAMPLED = 100
+"""Batches drawn anew: enough to tell an interval's width within a fifth."""
+
 
 def bind_run_health(seen: Observation, record: Record) -> list[Check]:
     """Hold the stored figures to the batch, to the report, and to the optimum's free energy."""
@@ -16,6 +19,15 @@ def bind_run_health(seen: Observation, record: Record) -> list[Check]:
         Check.at_most(f"{name} is the batch's", _miss(stored[name], value), 1e-4)
         for name, value in found.items()
     ]
+    n = len(seen.ctx.rollout.samples.mask)
+    checks.append(Check.at_most("sequences are counted", abs(stored["sequences"] - n), 0))
+    for name, found in _resampled(seen).items():
+        if f"{name}_low" in stored and np.isfinite(found).all() and np.ptp(found) > 1e-5:
+            width = float(np.diff(np.quantile(found, [0.025, 0.975]))[0])
+            low, high = stored[f"{name}_low"], stored[f"{name}_high"]
+            holds = low - 1e-5 <= np.median(found) <= high + 1e-5
+            miss = abs(math.log2((high - low) / width)) if holds and high > low else math.inf
+            checks.append(Check.at_most(f"{name}'s interval is that of other resamples", miss, 1))
     learned = seen.ctx.report.learning
     for name in ("clip_fraction", "grad_norm", "ratio_first_minibatch"):
         miss = _miss(stored[name], getattr(learned, name))
@@ -63,6 +75,24 @@ def _figures(seen: Observation) -> dict[str, float | None]:
     if spread > 1e-6:
         found["explained_variance"] = 1 - errors.var(ddof=1) / spread
     return {name: value if value is None else float(value) for name, value in found.items()}
+
+
+def _resampled(seen: Observation) -> dict[str, Float[np.ndarray, " resamples"]]:
+    """Explained variance and entropy of batches drawn from this one, sequence by sequence."""
+    rollout, draws = seen.ctx.rollout, np.random.default_rng(seen.ctx.phase)
+    real = rollout.samples.mask.cpu().numpy()
+    entropy, returns, values = (
+        as_float64(x).numpy() for x in (rollout.entropy, rollout.returns, rollout.samples.values)
+    )
+    found: dict[str, list[float]] = {"entropy_per_token": [], "explained_variance": []}
+    for _ in range(RESAMPLED):
+        rows = draws.integers(len(real), size=len(real))
+        there = real[rows]
+        found["entropy_per_token"].append(float(entropy[rows][there].mean()))
+        spread = returns[rows][there].var()
+        left = (returns - values)[rows][there].var()
+        found["explained_variance"].append(1 - left / spread if spread > 1e-6 else math.nan)
+    return {name: np.array(numbers) for name, numbers in found.items()}
 
 
 def _std(x: Shaped[np.ndarray, " n"]) -> float:
