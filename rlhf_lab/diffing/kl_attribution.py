@@ -1,0 +1,173 @@
+"""KL attribution: the KL of two models, by where it shows or by whose weights cause it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.diffing.groups import Groups, check_partition
+from rlhf_lab.diffing.quadrature import NODES, quadrature
+from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.functional import kl_per_token
+
+ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]
+
+
+class OutputKL(NamedTuple):
+    """A KL in nats at each state, by the components through whose outputs it shows.
+
+    Args:
+        rows: of each component; with `read_out` they sum to `kl`.
+        read_out: what the changed read-out makes of the first model's residual.
+        nodes: the integrand of each row at each node.
+    """
+
+    rows: Float[Tensor, "component n"]
+    read_out: Float[Tensor, " n"]
+    kl: Float[Tensor, " n"]
+    nodes: Float[Tensor, "node component n"]
+
+
+class WeightKL(NamedTuple):
+    """A KL in nats per sequence, by the groups of weights whose change causes it.
+
+    Args:
+        rows: of each group, in each batch of sequences, as sums over its sequences.
+        nodes: the integrand of each row at each node.
+        kl: of each sequence; its sums over batches are what the rows sum to.
+        node_kl: the mean KL per sequence at each node: not smooth where the straight line between
+            the models leads through other behavior.
+    """
+
+    rows: Float[Tensor, "group part"]
+    nodes: Float[Tensor, "node group part"]
+    kl: Float[Tensor, " batch"]
+    node_kl: Float[Tensor, " node"]
+
+
+def kl_by_output(
+    parts0: Float[Tensor, "component n d_model"],
+    parts1: Float[Tensor, "component n d_model"],
+    read_out0: ReadOut,
+    read_out1: ReadOut,
+    nodes: int = NODES,
+) -> OutputKL:
+    """Split KL(second || first) exactly by the outputs in which the models differ.
+
+    1. Exchange the read-out (final norm and unembedding) at the first model's last residual: the
+       KL that this makes is the read-out's.
+    2. Move the residual in a straight line to the second model's, under its read-out, and integrate
+       the KL's gradient along each component's change.
+
+    A component is charged with all that its output does, also with what earlier ones sent it: the
+    answer is through which output, not by whose weights.
+
+    Args:
+        parts0, parts1: what each component adds to the residual stream, at n states.
+        read_out0, read_out1: logits of a last residual.
+
+    att_c = int_0^1 <dKL/dh, c1 - c0> da  along h0 + a (h1 - h0)
+    (integrated gradients: Sundararajan et al. 2017, arXiv 1703.01365)
+    """
+    h0, change = parts0.sum(0), parts1 - parts0
+    with torch.no_grad():
+        reference = read_out0(h0)
+        of_read_out, whole = (
+            kl_per_token(read_out1(h)[None], reference[None])[0] for h in (h0, parts1.sum(0))
+        )
+    at, weights = quadrature(nodes)
+    integrand = []
+    for node in at:
+        with torch.enable_grad():
+            h = (h0 + node * change.sum(0)).requires_grad_()
+            (gradient,) = torch.autograd.grad(
+                kl_per_token(read_out1(h)[None], reference[None]).sum(), h
+            )
+        integrand.append(torch.einsum("cnd,nd->cn", change, gradient))
+    found = torch.stack(integrand)
+    rows = torch.einsum("jcn,j->cn", found, torch.tensor(weights).to(found))
+    return OutputKL(rows, of_read_out, whole, found)
+
+
+def kl_by_weights(
+    line: WeightLine,
+    groups: Groups,
+    tokens: Int[Tensor, "batch seq"],
+    states: Bool[Tensor, "batch seq"],
+    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    nodes: int = NODES,
+    rows_at_once: int = 8,
+) -> WeightKL:
+    """Split KL(second || first) exactly by the groups of weights that changed.
+
+    Every group comes from the same backward passes, one at each node. A group is charged with all
+    that its change does, through whichever outputs: the answer is by whose weights.
+
+    Args:
+        states: where the KL counts.
+        attention_mask: False on padding to the left of a prompt.
+        rows_at_once: sequences in one backward pass.
+
+    att_g = int_0^1 <grad KL(theta_0 + a delta || theta_0), delta_g> da
+
+    Raises:
+        ConfigError: groups that are no partition of the weights.
+    """
+    check_partition(groups, line.before)
+    tokens, states = tokens.to(line.device), states.to(line.device)
+    mask = torch.ones_like(states) if attention_mask is None else attention_mask.to(line.device)
+    at, weights = quadrature(nodes)
+    parts, ends, node_kl = [], [], torch.zeros(nodes, dtype=torch.float64)
+    for rows in torch.arange(len(tokens)).split(rows_at_once):
+        text = tokens[rows], mask[rows]
+        with torch.no_grad():
+            reference = line.logits(line.before, *text)
+            ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
+        found = []
+        for j, node in enumerate(at):
+            moved, kl = _moved(line, node, text, reference, states[rows])
+            node_kl[j] += kl / len(tokens)
+            found.append(torch.stack([_sum_of(moved, groups, name) for name in groups.names]))
+        parts.append(torch.stack(found))
+    integrand = torch.stack(parts, -1).cpu()
+    rows = torch.einsum("jgb,j->gb", integrand, torch.tensor(weights, dtype=torch.float64))
+    return WeightKL(rows, integrand, torch.cat(ends).cpu(), node_kl)
+
+
+def _kl(
+    logits: Float[Tensor, "batch seq d_vocab"],
+    reference: Float[Tensor, "batch seq d_vocab"],
+    states: Bool[Tensor, "batch seq"],
+) -> Float[Tensor, " batch"]:
+    """The KL of each sequence."""
+    return kl_per_token(logits, reference).masked_fill(~states, 0.0).sum(1)
+
+
+def _moved(
+    line: WeightLine,
+    node: float,
+    text: tuple[Tensor, Tensor],
+    reference: Float[Tensor, "batch seq d_vocab"],
+    states: Bool[Tensor, "batch seq"],
+) -> tuple[dict[str, Tensor], float]:
+    """Gradient times change of every weight at a node, and the KL there."""
+    weights = {name: weight.requires_grad_() for name, weight in line.at(node).items()}
+    with torch.enable_grad():
+        kl = _kl(line.logits(weights, *text), reference, states).sum()
+        gradients = torch.autograd.grad(kl, list(weights.values()), allow_unused=True)
+    moved = {
+        name: torch.zeros_like(line.delta[name], dtype=torch.float64)
+        if gradient is None
+        else gradient.double() * line.delta[name].double()
+        for name, gradient in zip(weights, gradients, strict=True)
+    }
+    return moved, kl.item()
+
+
+def _sum_of(moved: dict[str, Tensor], groups: Groups, name: str) -> Float[Tensor, ""]:
+    return sum(
+        (moved[weight] if head is None else moved[weight][head]).sum()
+        for weight, head in groups.of(name)
+    )
