@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from rlhf_lab.diffing.attention import (
@@ -15,6 +15,7 @@ from rlhf_lab.diffing.attention import (
     pattern_distance,
 )
 from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
@@ -59,8 +60,9 @@ class AttentionDrift(Probe):
 
     Args:
         word, other: single tokens of the tokenizer.
-        pos: the position before the word; when None, that of the last token of eval text, or that
-            before the first generated token.
+        pos: the position before the word: in each eval text, from its end when negative; of the
+            rollout, the column. When None, the text's last, and that before the first generated
+            token. Sequences that have no token there are left out.
         n: sequences to look at.
         text: whose sequences.
     """
@@ -98,17 +100,17 @@ class AttentionDrift(Probe):
         """Look at both models' heads, and split what changed."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         words = tuple(single_token(model.tokenizer, text) for text in (self.word, self.other))
-        rows, pos = self.rows(seen)
+        rows, at = self.rows(seen)
         capture = partial(_capture, rows=rows)
         both = capture(reference), capture(model)
-        scales = [1 / exact(acts[SCALE][:, pos, 0]) for acts in both]
+        scales = [1 / exact(take_at(acts[SCALE], at)[:, 0]) for acts in both]
         readers = [logit_reader(m, words) for m in (reference, model)]
         reader = own_reader(scales, readers, is_centered(model.ln_final))
         places = named_places(seen, rows)
-        to_keys = _one_hot(places.key[:, pos], len(places.key_names)).to(reader.device)
+        to_keys = _one_hot(take_at(places.key, at), len(places.key_names)).to(reader.device)
         parts, own, distances = [], [], []
         for layer in range(model.cfg.n_layers):
-            split, written = _layer(layer, (reference, model), both, pos, reader)
+            split, written = _layer(layer, (reference, model), both, at, reader)
             parts.append([torch.einsum("bhk,bkg->hgb", cause, to_keys) for cause in split])
             own.append(written)
             distances.append(_by_place(_patterns(both, layer), places))
@@ -123,17 +125,29 @@ class AttentionDrift(Probe):
             *_checks(tensors, both, rows),
             *([] if has_hooks(model) else [_sum_check(seen, behind, tensors["own"])]),
         ]
-        here = [_distance_at(_patterns(both, layer), pos) for layer in range(len(own))]
+        here = [_distance_at(_patterns(both, layer), at) for layer in range(len(own))]
         values = self._values(seen, tensors, places, torch.cat(here), model.cfg.n_heads)
-        values["query"] = places.query_names[int(places.query[0, pos])]
+        asked = take_at(places.query, at).unique().tolist()
+        values["query"] = ", ".join(places.query_names[place] for place in asked)
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
-    def rows(self, seen: Observation) -> tuple[TextRows, int]:
-        """The rows that have a token at the position, and that position."""
+    def rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
+        """The rows that have a token at the position, and its column in each.
+
+        Raises:
+            ConfigError: no row has.
+        """
         rows = text_rows(seen, self.text, self.n)
-        last = rows.tokens.shape[1] - 1 if self.text == "eval" else rows.prefix_len - 1
-        pos = (last if self.at is None else self.at) % rows.tokens.shape[1]
-        return rows.take(rows.written[:, pos]), pos
+        if self.text == "eval":
+            at = seen.text.first(self.n).columns(-1 if self.at is None else self.at)
+        else:
+            column = rows.prefix_len - 1 if self.at is None else self.at % rows.tokens.shape[1]
+            at = torch.full((len(rows.tokens),), column, device=rows.tokens.device)
+        there = (at >= 0) & (at < rows.tokens.shape[1])
+        there &= take_at(rows.written, at.clamp(0, rows.tokens.shape[1] - 1))
+        if not there.any():
+            raise ConfigError(f"{self.name} looks at pos={self.at}, where no text has a token.")
+        return rows.take(there), at[there]
 
     def _values(
         self,
@@ -172,6 +186,11 @@ def named_places(seen: Observation, rows: TextRows) -> Places:
     return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
 
 
+def take_at(x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "*row"]:
+    """What `[batch seq ...]` has at one column of each row: `[batch ...]`."""
+    return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
+
+
 def _capture(model: HookedTransformer, rows: TextRows) -> Captured:
     return capture_activations(
         model, rows.tokens, [*DRIFT_SITES, SCALE], attention_mask=rows.attention_mask
@@ -186,18 +205,20 @@ def _layer(
     layer: int,
     models: Sequence[HookedTransformer],
     both: Sequence[Captured],
-    pos: int,
+    at: Int[Tensor, " batch"],
     reader: Float[Tensor, "batch d_model"],
 ) -> tuple[AttentionSplit, Float[Tensor, "head batch"]]:
     """One layer's split at a position, and each head's own part by what it wrote."""
     site = f"blocks.{layer}.attn.hook_"
     caches = [
-        HeadCache(exact(acts[site + "pattern"][:, :, pos]), exact(acts[site + "v"]))
+        HeadCache(
+            exact(take_at(acts[site + "pattern"].transpose(1, 2), at)), exact(acts[site + "v"])
+        )
         for acts in both
     ]
     W_O = [exact(model.blocks[layer].attn.W_O) for model in models]
     before, after = (
-        torch.einsum("bhd,hdm,bm->hb", exact(acts[site + "z"][:, pos]), weight, reader)
+        torch.einsum("bhd,hdm,bm->hb", exact(take_at(acts[site + "z"], at)), weight, reader)
         for acts, weight in zip(both, W_O, strict=True)
     )
     return attention_split(*caches, *W_O, reader), after - before
@@ -221,10 +242,10 @@ def _by_place(
 
 
 def _distance_at(
-    patterns: Sequence[Float[Tensor, "batch head query key"]], pos: int
+    patterns: Sequence[Float[Tensor, "batch head query key"]], at: Int[Tensor, " batch"]
 ) -> Float[Tensor, "head batch"]:
     """Total variation between the patterns of one query."""
-    return pattern_distance(*(pattern[:, :, pos] for pattern in patterns)).sum(-1).T
+    return pattern_distance(*(take_at(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
 
 
 def _checks(tensors: dict[str, Tensor], both: Sequence[Captured], rows: TextRows) -> list[Check]:

@@ -16,8 +16,8 @@ class TextRows(NamedTuple):
     """Sequences, and which of their tokens and states count.
 
     Args:
-        attention_mask: False on the padding to the left of a prompt.
-        written: False on all padding, also what stands behind a stop token.
+        attention_mask: False on padding, what stands behind a stop token apart.
+        written: False on all padding.
         states: True where a state comes before a generated token.
         prefix_len: prompt tokens, padding included.
     """
@@ -30,12 +30,17 @@ class TextRows(NamedTuple):
 
     @property
     def own_positions(self) -> Int[Tensor, "batch seq"]:
-        """The position of each token in its own row, without padding; -1 on left padding."""
+        """The position of each token in its own row, without left padding, on which it is -1."""
         return self.attention_mask.cumsum(1) - 1
 
     def take(self, rows: Bool[Tensor, " batch"]) -> "TextRows":
         """The same of some rows."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
+
+    def text_of(self, row: int, until: int | None = None) -> Int[Tensor, " seq"]:
+        """One row without its padding, up to a column, or whole."""
+        end = None if until is None else until + 1
+        return self.tokens[row, :end][self.written[row, :end]]
 
 
 def check_text_name(text: str, probe: str) -> None:
@@ -47,8 +52,8 @@ def check_text_name(text: str, probe: str) -> None:
 def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:
     """The first n rows of the eval text, or of the phase's own samples.
 
-    The states of eval text are those behind the prompt's last token up to the last token but one;
-    where a text is no longer than the prompt, its last state.
+    The states of eval text are those behind as many tokens as a prompt has, up to the last token
+    but one; where a text is no longer than that, its last state.
     """
     if text == "rollout":
         samples = seen.ctx.rollout.samples
@@ -56,10 +61,10 @@ def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:
         states = torch.cat([torch.zeros_like(samples.prompt_mask[:, 1:]), before], 1)
         masks = samples.attention_mask, samples.written_mask, states
         return TextRows(samples.tokens[:n], *(x[:n] for x in masks), samples.prefix_len)
-    tokens = seen.text.tokens[:n]
-    everywhere = torch.ones_like(tokens, dtype=torch.bool)
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    last = tokens.shape[1] - 1
-    first = min(seen.prefix_len - 1, last)
-    states = ((place >= first) & (place < max(last, first + 1))).expand_as(tokens)
-    return TextRows(tokens, everywhere, everywhere, states, first + 1)
+    shown = seen.text.first(n)
+    real = shown.attention_mask
+    place = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    last = shown.lengths[:, None] - 1
+    first = last.clamp(max=seen.prefix_len - 1)
+    states = (place >= first) & (place < torch.maximum(last, first + 1))
+    return TextRows(shown.tokens, real, real, states, seen.prefix_len)

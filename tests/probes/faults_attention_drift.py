@@ -53,8 +53,8 @@ ATTENTION_FAULTS = (
         "A7 position one too early",
         "AttentionDrift",
         OBSERVE,
-        "rows, pos = self.rows(seen)",
-        "rows, pos = self.rows(seen); pos = pos - 1",
+        "rows, at = self.rows(seen)",
+        "rows, at = self.rows(seen); at = at - 1",
     ),
     Fault(
         "A8 the two words exchanged",

@@ -14,7 +14,7 @@ class Trained(NamedTuple):
     """A run that is over, as seen after the last rollout that was scored.
 
     Args:
-        tokens: eval text.
+        tokens, mask: eval text.
         truth: Reel's, if the policy speaks it.
     """
 
@@ -22,6 +22,7 @@ class Trained(NamedTuple):
     ctx: Context
     tokens: Tensor
     truth: ReelTruth | None
+    mask: Tensor | None = None
 
     def seen(self) -> Observation:
         """What a probe is shown; the weights are those after the last phase."""
@@ -32,7 +33,7 @@ class Trained(NamedTuple):
             own_parts=[],
             acts={},
             reference_acts={},
-            text=EvalText(self.tokens),
+            text=EvalText.of(self.tokens, self.mask),
             truth=self.truth,
         )
 

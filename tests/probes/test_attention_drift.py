@@ -64,7 +64,7 @@ def padded(tmp_path_factory) -> Trained:
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory, llama_tokenizer, save_model) -> Trained:
-    """A tiny Llama: grouped heads, rotary positions, RMS norms, no grammar."""
+    """A tiny Llama: grouped heads, rotary positions, RMS norms, texts of unequal length."""
     place = tmp_path_factory.mktemp("grouped")
     save_model(tiny_of("LlamaForCausalLM"), llama_tokenizer, place / "model")
     args = RLHFArgs(
@@ -78,7 +78,9 @@ def grouped(tmp_path_factory, llama_tokenizer, save_model) -> Trained:
         gen_len=8,
         base_lr=3e-2,
     )
-    return trained(RLHFTrainer(args, out=place / "run"), random_tokens(), None)
+    tokens = random_tokens()
+    mask = torch.arange(tokens.shape[1]) < torch.tensor([40, 31, 12])[:, None]
+    return trained(RLHFTrainer(args, out=place / "run"), tokens, None)._replace(mask=mask)
 
 
 def probe_of(kind: str) -> AttentionDrift:

@@ -41,13 +41,17 @@ class HeadsAnew(NamedTuple):
 
 
 def bind_attention_drift(
-    seen: Observation, record: Record, words: tuple[str, str], rows: TextRows, pos: int
+    seen: Observation,
+    record: Record,
+    words: tuple[str, str],
+    rows: TextRows,
+    at: Int[Tensor, " batch"],
 ) -> list[Check]:
     """Hold stored causes, keys and heads to ShiftSplit's rows and to heads that are changed.
 
     Args:
         words: whose logits are compared, and the second is taken off the first.
-        pos: the position before the word, of these rows.
+        at: the column before the word, in each of these rows.
     """
     stored, values = record.tensors, record.values
     means = max(
@@ -62,10 +66,7 @@ def bind_attention_drift(
     models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
     tokenizer = models[1].tokenizer
     ids = tuple(tokenizer.encode(word, add_special_tokens=False)[0] for word in words)
-    texts = [
-        tokens[: pos + 1][real[: pos + 1]]
-        for tokens, real in zip(rows.tokens[:ROWS_ALONE], rows.attention_mask, strict=False)
-    ]
+    texts = [rows.text_of(row, end) for row, end in enumerate(at[:ROWS_ALONE].tolist())]
     anew = [[_run_alone(model, text, ids) for model in models] for text in texts]
     rng = np.random.default_rng(seen.ctx.phase)
     allowed = seen.allowed(1e-4, half=0.3)
@@ -245,7 +246,7 @@ def _cell_misses(
     query = values["queries"][int(rng.integers(len(values["queries"])))]
     at = values["heads"].index(f"L{layer}H{head}")
     stored = as_float64(record.tensors["tv"]).flatten(0, 1)[at, values["queries"].index(query)]
-    n_pad = (~rows.attention_mask).sum(1).tolist()
+    n_pad = (rows.written.cumsum(1) == 0).sum(1).tolist()
     scores = [_scores(model, layer, head, rows) for model in models]
     sums, count = torch.zeros_like(stored), 0
     for row, (start, real) in enumerate(zip(n_pad, rows.written.tolist(), strict=True)):
@@ -271,5 +272,4 @@ def _scores(
 def _query_name(seen: Observation, values: dict, rows: TextRows, row: int, own: int) -> str:
     if "slots" in values:
         return values["slots"][own]
-    tokens = rows.tokens[row][rows.attention_mask[row]]
-    return kind_of_token(int(tokens[own]), seen.ctx.policy.base_model.tokenizer)
+    return kind_of_token(int(rows.text_of(row)[own]), seen.ctx.policy.base_model.tokenizer)
