@@ -2,6 +2,14 @@
 
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
+from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
+from rlhf_lab.diffing.crosscoder_checks import check_crosscoder
+from rlhf_lab.diffing.crosscoder_record import (
+    CrosscoderRecord,
+    latent_scaling,
+    record_crosscoder,
+    relative_norms,
+)
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.patching import (
     Patched,
@@ -12,9 +20,19 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
+from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
+    "Crosscoder",
+    "CrosscoderRecord",
+    "SplicedKL",
+    "check_crosscoder",
+    "fit_crosscoder",
+    "latent_scaling",
+    "record_crosscoder",
+    "relative_norms",
+    "spliced_kl",
     "ActivationStore",
     "AttentionSplit",
     "Groups",

@@ -117,6 +117,23 @@ class ActivationStore:
         self._filled = min(self.seen, self.capacity)
         self.n_texts = max(self.n_texts, int(places.texts.max()) + 1 if len(rows) else 0)
 
+    def beside_itself(self, model: str) -> "ActivationStore":
+        """One model's activations as those of two, for controls; as large as this store.
+
+        Raises:
+            ConfigError: the store has no such model.
+        """
+        if model not in self.models:
+            raise ConfigError(
+                f"model={model!r} is not in the store; choose of {', '.join(self.models)}."
+            )
+        twice = ActivationStore(self.mb, (model, f"{model} again"), self.dtype)
+        twice._rows = self.activations[:, [self.models.index(model)] * 2].clone()
+        twice._places = self._places[: len(self)].clone()
+        twice.seen = twice._filled = len(self)
+        twice.n_texts = self.n_texts
+        return twice
+
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, from which `load` goes on as if nothing had happened.
 
