@@ -57,6 +57,7 @@ class Attachment:
         self._remark = trainer.recorder.remark
         self._optimizer, self._objective = trainer.optimizer, trainer.objective
         self._prepared: dict[str, object] = {}
+        self._of_event: dict[str, object] = {}
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
@@ -121,6 +122,7 @@ class Attachment:
         reference_seconds = self.seconds[REFERENCE].total() - noted
         forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
+        self._of_event = {}
         for probe in due:
             began = perf_counter()
             try:
@@ -131,6 +133,7 @@ class Attachment:
                 self.plan.pop(probe.name)
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
             self._note_time(ctx, probe.name, perf_counter() - began + own_share)
+        self._of_event = {}
 
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
@@ -158,6 +161,7 @@ class Attachment:
             optimizer=self._optimizer,
             objective=self._objective,
             prepared=self._prepared.pop(probe.name, None),
+            shared=self._of_event,
         )
         if ctx.event in probe.prepares:
             self._prepared[probe.name] = probe.prepare(seen)

@@ -23,6 +23,8 @@ from rlhf_lab.training import Context, RLHFTrainer, RunDir
 
 MOST_REVIEWS, FEWEST_REVIEWS = 384, 96
 LEDGERS = 3
+FEW_TEXTS = 16
+"""Eval texts of LogitShift where nothing is bundled: models may be large."""
 EVAL_SEED = 20_231_015
 REMEMBERED = "probes"
 WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
@@ -54,13 +56,15 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     if trainer.starts_as_grammar:
         return _reel_suite(trainer, budget)
     pair = _pair(trainer)
-    probes = [TextHeatmap(), RunHealth(), KLByPosition(n=8, every=5)]
-    probes += [ValueLens(text="rollout", every=20)]
-    probes += [StepLedger(every=-(-trainer.args.total_phases // LEDGERS))]
-    probes += [WeightDelta(words=pair, every=trainer.args.total_phases)]
+    phases = trainer.args.total_phases
+    often, seldom = max(1, phases // 5), max(1, phases // 2)
+    probes = [TextHeatmap(every=often), RunHealth(), KLByPosition(n=8, every=often)]
+    probes += [ValueLens(text="rollout", every=max(20, seldom))]
+    probes += [StepLedger(every=-(-phases // LEDGERS))]
+    probes += [WeightDelta(words=pair, every=phases)]
     why = why_not_additive(trainer.policy.base_model)
     if pair is not None and why is None:
-        probes.append(LogitShift(*pair))
+        probes.append(LogitShift(*pair, n=FEW_TEXTS, every=seldom))
     elif pair is not None:
         warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()

@@ -53,6 +53,7 @@ class Observation:
         optimizer: the run's; a probe copies what it keeps of its state.
         objective: the terms of the objective as the run asks for them.
         prepared: what the probe's `prepare` returned earlier in the same step.
+        shared: what checks of this event have computed, for those of other probes to use.
     """
 
     ctx: Context
@@ -67,6 +68,7 @@ class Observation:
     optimizer: Optimizer | None = None
     objective: Objective | None = None
     prepared: Any = None
+    shared: dict[str, Any] = field(default_factory=dict)
 
     def allowed(self, whole: float, half: float) -> float:
         """How far rounding may take an identity of activations: in fp32, or with bf16 weights."""

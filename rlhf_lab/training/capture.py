@@ -17,7 +17,12 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooks import TABLES
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.models.transformer_lens import HOOK_STATE, HookedTransformer, HookPoint
+from rlhf_lab.models.transformer_lens import (
+    HOOK_STATE,
+    HookedTransformer,
+    HookPoint,
+    has_own_forward,
+)
 from rlhf_lab.torch_modes import torch_modes_kept
 from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
 
@@ -107,7 +112,8 @@ def _activations(
 
     with policy.hooks(fwd_hooks=[(site, keep) for site in sites if site not in OUTPUTS]):
         if isinstance(policy, HookedTransformer):
-            kept["logits"] = policy(tokens, attention_mask=torch.ones_like(tokens))
+            asked = {} if "logits" in sites or has_own_forward(policy) else {"return_type": None}
+            kept["logits"] = policy(tokens, attention_mask=torch.ones_like(tokens), **asked)
         else:
             kept |= zip(OUTPUTS, policy(tokens), strict=True)
     for site in sites:

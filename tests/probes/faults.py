@@ -883,9 +883,9 @@ OTHERS = (
     Fault(
         "L19 the norm's gain left out of the reader",
         "LogitShift",
-        "diffing.logit_shift:model_end",
-        "gain * u, torch",
-        "u, torch",
+        "diffing.logit_shift:logit_reader",
+        "exact(norm.w) * u if",
+        "u if",
     ),
     Fault(
         "L20 blocks that are fed their own streams",

@@ -109,6 +109,17 @@ def states_anew(
     return States(torch.stack(logits), torch.stack(values) if values else None)
 
 
+def rollout_anew(seen: Observation) -> tuple[States, States]:
+    """What policy and reference say of the first rows of the phase; run once for all probes."""
+    if "rollout_anew" not in seen.shared:
+        samples, gen_len = seen.ctx.rollout.samples, seen.ctx.rollout.kl.shape[1]
+        seen.shared["rollout_anew"] = tuple(
+            states_anew(model, samples, gen_len, seen.args.temperature)
+            for model in (seen.ctx.policy, seen.ctx.reference)
+        )
+    return seen.shared["rollout_anew"]
+
+
 def misspelt(
     tokenizer: PreTrainedTokenizerBase,
     spelled: Sequence[Sequence[str]],

@@ -10,8 +10,8 @@ from rlhf_lab.probes.bindings.anew import (
     as_rows_say,
     gap,
     relative_gap,
+    rollout_anew,
     rounding,
-    states_anew,
 )
 from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.bindings.labels import check_slots
@@ -48,8 +48,7 @@ def bind_kl_by_position(seen: Observation, record: Record, n: int) -> list[Check
         ends = values["kl_low"], values["kl_high"]
         checks.append(check_widths("the KL", ends, as_float64(rollout.kl).numpy(), mask.numpy()))
     if as_rows_say(seen):
-        now = states_anew(seen.ctx.policy, samples, mask.shape[1], seen.args.temperature)
-        before = states_anew(seen.ctx.reference, samples, mask.shape[1], seen.args.temperature)
+        now, before = rollout_anew(seen)
         rows = len(now.logits)
         miss = relative_gap(rollout.kl[:rows], now.kl(before), mask[:rows])
         checks.append(

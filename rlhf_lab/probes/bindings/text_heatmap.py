@@ -5,13 +5,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.probes.bindings.anew import (
+    States,
     as_float64,
     as_rows_say,
     gap,
     off_mask,
     relative_gap,
+    rollout_anew,
     rounding,
-    states_anew,
     value_rounding,
 )
 from rlhf_lab.probes.bindings.labels import check_tokens
@@ -85,19 +86,26 @@ def _models(seen: Observation, stored: dict[str, Tensor], mask: Bool[Tensor, "n 
     """Values, KL, entropy and log-ratios of the first rows, from fresh forwards of both models."""
     if not as_rows_say(seen):
         return []
-    samples, gen_len, temperature = seen.ctx.rollout.samples, mask.shape[1], seen.args.temperature
-    now = states_anew(seen.ctx.policy, samples, gen_len, temperature)
-    before = states_anew(seen.ctx.reference, samples, gen_len, temperature)
-    rows = len(now.logits)
+    samples, (now, before) = seen.ctx.rollout.samples, rollout_anew(seen)
+    rows = min(len(now.logits), len(mask))
+    now, before = (
+        States(each.logits[:rows], None if each.values is None else each.values[:rows])
+        for each in (now, before)
+    )
     chosen = samples.tokens[:rows, samples.prefix_len :]
-    found = {"value": now.values, "kl": now.kl(before), "entropy": now.entropy()}
-    if samples.support is None:
-        found["log_ratio"] = now.logprobs(chosen) - before.logprobs(chosen)
+    found = {
+        "value": lambda: now.values,
+        "kl": lambda: now.kl(before),
+        "entropy": now.entropy,
+        "log_ratio": lambda: now.logprobs(chosen) - before.logprobs(chosen),
+    }
+    if samples.support is not None:
+        del found["log_ratio"]
     checks = []
     for name, column in found.items():
         if name in stored:
             allowed = value_rounding(seen) if name == "value" else 2 * rounding(seen)
-            miss = relative_gap(stored[name][:rows], column, mask[:rows])
+            miss = relative_gap(stored[name][:rows], column(), mask[:rows])
             checks.append(Check.at_most(f"the stored {name} is a fresh forward's", miss, allowed))
     return checks
 

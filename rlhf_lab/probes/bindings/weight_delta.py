@@ -17,7 +17,7 @@ MATRICES = 3
 """Matrices whose spectrum is computed anew in each record."""
 OVERLAPS = 4
 """Of those that write into the residual stream, whose overlap with a direction is stored."""
-STEPS = 200
+STEPS, SETTLED = 200, 1e-9
 DIRECTION = "unembedding"
 
 
@@ -126,12 +126,17 @@ def _spectrum(
 
 
 def power_iteration(matrix: Float[Tensor, "rows cols"]) -> tuple[float, Float[Tensor, " cols"]]:
-    """The largest singular value, and its right singular vector, on the side of the columns."""
+    """The largest singular value, and its right singular vector, on the side of the columns.
+
+    It ends where the vector stays as it is.
+    """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(matrix.shape[1], generator=generator, dtype=matrix.dtype)
     for _ in range(STEPS):
-        vector = matrix.T @ (matrix @ vector)
+        before, vector = vector, matrix.T @ (matrix @ vector)
         vector = vector / vector.norm().clamp(min=1e-300)
+        if (vector - before).norm() < SETTLED:
+            break
     return (matrix @ vector).norm().item(), vector
 
 
