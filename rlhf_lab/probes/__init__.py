@@ -14,6 +14,7 @@ from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.seeds import Runs, Spread, runs
+from rlhf_lab.probes.step_influence_probe import StepInfluence
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
@@ -35,6 +36,7 @@ __all__ = [
     "ReelTruth",
     "Run",
     "RunHealth",
+    "StepInfluence",
     "StepLedger",
     "Runs",
     "Spread",

@@ -26,7 +26,6 @@ BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
 Entries = dict[str, Float[Tensor, "minibatch gen"]]
 
 
-@torch.no_grad()
 def ledger_entries(
     policy: TransformerWithValueHead,
     reference: HookedTransformer,
@@ -40,6 +39,8 @@ def ledger_entries(
     2. Whiten the advantages over the minibatch, if the run does.
     3. Give each token its part of the four means; over the real tokens the parts sum to the
        objective.
+
+    Where gradients are on, the entries have them.
 
     Args:
         kl_coef: the weight of the KL penalty in force, `ctx.kl_coef`; `args.kl_coef` when None.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from rich.table import Table
 from rich.text import Text
@@ -92,6 +93,7 @@ class Ledger:
         return Html(body + note)
 
 
+@torch.no_grad()
 def step_ledger(
     policy: TransformerWithValueHead,
     reference: HookedTransformer,

@@ -1,0 +1,202 @@
+"""StepInfluence's mathematics: one step of Adam as a sum over tokens, momentum and decay."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.diffing.groups import Groups, restrict
+from rlhf_lab.models.device import exact
+
+ByWeight = Mapping[str, Float[Tensor, "..."]]
+"""A number for each weight, by the weight's name."""
+Shares = Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]
+"""From weights to what each token adds to the objective, term by term."""
+NO_FORWARD_MODE = ("forward AD", "forward-mode", "functorch transforms")
+"""What torch says of an operation that has no forward mode."""
+
+
+class AdamSettings(NamedTuple):
+    """What AdamW does with one parameter."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+class AdamStep(NamedTuple):
+    """One step of AdamW up the gradient, taken apart; the first three are numbers by weight.
+
+    Args:
+        delta: what the step adds to each weight.
+        D: what a number of the first moment adds to it.
+        momentum: the part of delta that earlier steps' gradients are.
+        decay: the part that is weight decay.
+        slope: the derivative of delta by the clipped gradient, the denominator's included.
+        kappa: what clipping multiplies the gradient by.
+        norm: of the whole gradient, before clipping.
+    """
+
+    delta: ByWeight
+    D: ByWeight
+    momentum: ByWeight
+    decay: ByWeight
+    slope: ByWeight
+    kappa: float
+    norm: float
+
+
+def adam_step(
+    params: ByWeight,
+    grads: ByWeight,
+    m0: ByWeight,
+    v0: ByWeight,
+    step: int,
+    group_settings: Mapping[str, AdamSettings],
+    max_norm: float | None,
+) -> AdamStep:
+    """Redo one step of AdamW, in float64, in parts that sum to it.
+
+    1. Clip: kappa is max_norm over the gradient's norm where that is above it, else 1.
+    2. Move both moments towards the clipped gradient and its square; correct their bias.
+    3. D is the learning rate over the root of the second moment: held at its actual value, so that
+       the step is linear in the gradient.
+
+    kappa  = min(1, max_norm / (|g| + 1e-6))
+    v      = b2 v0 + (1 - b2) (kappa g)^2
+    D      = lr / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+    delta  = D (b1 m0 + (1 - b1) kappa g) - lr wd theta   (Loshchilov and Hutter 2019, algorithm 2)
+
+    Args:
+        grads: of the objective, which is climbed, before clipping.
+        m0, v0: the moments before the step. The first is that of the gradient of what is climbed:
+            torch's has the other sign where it maximizes.
+        step: the number of this step, from 1 on.
+        group_settings: of each parameter.
+        max_norm: no limit when None.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([exact(g).norm() for g in grads.values()])).item()
+    kappa = 1.0 if max_norm is None or norm <= max_norm else max_norm / (norm + 1e-6)
+    parts: dict[str, list[Tensor]] = {}
+    for name, grad in grads.items():
+        lr, beta1, beta2, eps, weight_decay = group_settings[name]
+        clipped, first, second = kappa * exact(grad), exact(m0[name]), exact(v0[name])
+        root = (beta2 * second + (1 - beta2) * clipped.square()).div(1 - beta2**step).sqrt()
+        D = lr / (1 - beta1**step) / (root + eps)
+        climbed = D * (beta1 * first + (1 - beta1) * clipped)
+        decay = -lr * weight_decay * exact(params[name])
+        # d root / d clipped; a root of 0 has a gradient of 0, and the step is 0 there
+        steeper = (1 - beta2) * clipped / (1 - beta2**step) / root.clamp(min=1e-300)
+        slope = D * (1 - beta1) - climbed * steeper / (root + eps)
+        parts[name] = [climbed + decay, D, beta1 * D * first, decay, slope]
+    columns = [{name: part[i] for name, part in parts.items()} for i in range(5)]
+    return AdamStep(*columns, kappa=kappa, norm=norm)
+
+
+def row_direction(
+    step: AdamStep, gradient: ByWeight, group_settings: Mapping[str, AdamSettings]
+) -> dict[str, Tensor]:
+    """The direction p along which a token's share changes by what the token did to a target.
+
+    p = (1 - b1) kappa D grad f, so that <p, g_token> is the token's part of <grad f, delta>.
+
+    Args:
+        gradient: of the target.
+    """
+    return {
+        name: (1 - group_settings[name].beta1) * step.kappa * step.D[name] * slope
+        for name, slope in gradient.items()
+    }
+
+
+def left_out_direction(step: AdamStep, gradient: ByWeight, grads: ByWeight) -> dict[str, Tensor]:
+    """The direction q along which the shares of a sample change by what leaving it out would do.
+
+    To first order, and with all that the gradient decides: the numerator, the second moment, and
+    the clipping.
+
+    q = kappa s - (kappa / (|g| (|g| + 1e-6))) <s, g> g, the second part where the gradient is
+    clipped; s = slope grad f.
+    """
+    s = {name: step.slope[name] * slope for name, slope in gradient.items()}
+    q = {name: step.kappa * slope for name, slope in s.items()}
+    if step.kappa == 1:
+        return q
+    factor = inner(s, grads) * step.kappa / (step.norm * (step.norm + 1e-6))
+    return {name: q.get(name, 0.0) - factor * exact(grad) for name, grad in grads.items()}
+
+
+def inner(one: ByWeight, other: ByWeight) -> float:
+    """<one, other> over the weights that the first has, in float64."""
+    return sum((exact(x) * exact(other[name])).sum().item() for name, x in one.items())
+
+
+def token_influence(
+    share_fn: Shares, params: ByWeight, p: ByWeight, groups: Groups
+) -> Float[Tensor, "term group minibatch gen"]:
+    """What every token's share adds to <p, gradient>, by term of the objective and by group.
+
+    No gradient of a sample or token is needed: <p, g_token> is the derivative of the token's share
+    along p, and one pass in forward mode gives it for all terms and tokens.
+    """
+    parts = [derivative_along(share_fn, params, restrict(p, groups, name)) for name in groups.names]
+    return torch.stack(parts, dim=1)
+
+
+def derivative_along(
+    share_fn: Shares, params: ByWeight, direction: ByWeight
+) -> Float[Tensor, "term minibatch gen"]:
+    """The derivative of all shares along a direction of the weights, by forward mode.
+
+    Where an operation has no forward mode, by differentiating twice: the gradient of the shares
+    weighed by u, along the direction, is linear in u, and its derivative by u is what is sought.
+
+    Args:
+        direction: of some of the weights; 0 for all others.
+    """
+    here = {name: params[name] for name in direction}
+    along = {
+        name: x.to(params[name].dtype).to(params[name].device) for name, x in direction.items()
+    }
+    of_some = lambda some: share_fn({**params, **some})
+    with torch.enable_grad():
+        try:
+            return torch.func.jvp(of_some, (here,), (along,))[1].detach()
+        except (NotImplementedError, RuntimeError) as error:
+            if not any(word in str(error) for word in NO_FORWARD_MODE):
+                raise
+        return derivative_twice(of_some, here, along)
+
+
+def derivative_twice(
+    share_fn: Shares, here: ByWeight, along: ByWeight
+) -> Float[Tensor, "term minibatch gen"]:
+    """`derivative_along` without forward mode, for all weights that `here` has."""
+    leaves = {name: x.detach().requires_grad_() for name, x in here.items()}
+    with torch.enable_grad():
+        shares = share_fn(leaves)
+        u = torch.ones_like(shares, requires_grad=True)
+        slopes = torch.autograd.grad(
+            shares, list(leaves.values()), u, create_graph=True, allow_unused=True
+        )
+        total = sum(
+            (slope * along[name]).sum()
+            for name, slope in zip(leaves, slopes, strict=True)
+            if slope is not None
+        )
+        return torch.autograd.grad(total, u)[0].detach()
+
+
+def by_group(gradient: ByWeight, change: ByWeight, groups: Groups) -> Float[Tensor, " group"]:
+    """<gradient, change> within each group."""
+    products = {name: slope * change[name] for name, slope in gradient.items()}
+
+    def of(name: str, head: int | None) -> float:
+        return (products[name] if head is None else products[name][head]).sum().item()
+
+    sums = [sum(of(*part) for part in parts if part[0] in products) for parts in groups.parts]
+    return torch.tensor(sums, dtype=torch.float64)

@@ -1,0 +1,297 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from rlhf_lab.diffing import Groups
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import Run, StepInfluence, attach
+from rlhf_lab.probes.policy_groups import policy_groups
+from rlhf_lab.probes.step_influence import (
+    AdamSettings,
+    adam_step,
+    derivative_along,
+    derivative_twice,
+    inner,
+    left_out_direction,
+    row_direction,
+    token_influence,
+)
+from rlhf_lab.probes.step_shares import shares_of
+
+SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
+
+
+def test_a_first_step_by_hand():
+    """At step 1 without moments: the step is lr * sign(g), less lr * wd * theta."""
+    one = {"w": torch.tensor([2.0, -4.0])}
+    grads = {"w": torch.tensor([0.3, -0.4])}
+    zero = {"w": torch.zeros(2)}
+    step = adam_step(one, grads, zero, zero, 1, {"w": SETTINGS}, None)
+    assert step.kappa == 1 and step.norm == pytest.approx(0.5)
+    assert step.delta["w"].tolist() == pytest.approx([0.1 - 0.1, -0.1 + 0.2], abs=1e-6)
+    assert step.decay["w"].tolist() == pytest.approx([-0.1, 0.2])
+    assert step.momentum["w"].tolist() == [0, 0]
+    # no sample decides the size of a first step
+    assert step.slope["w"].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05, 100.0])
+def test_it_is_torchs_adamw_over_several_steps_clipping_included(max_norm):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    weights = {"a": torch.nn.Parameter(draw(3, 2)), "b": torch.nn.Parameter(draw(4))}
+    optimizer = AdamW(
+        [{"params": [weights["a"]], "lr": 1e-2}, {"params": [weights["b"]], "lr": 3e-2}],
+        maximize=True,
+        weight_decay=0.1,
+        fused=True,
+    )
+    m0, v0 = ({n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2))
+    settings = {
+        "a": AdamSettings(1e-2, 0.9, 0.999, 1e-8, 0.1),
+        "b": AdamSettings(3e-2, 0.9, 0.999, 1e-8, 0.1),
+    }
+    for number in range(1, 5):
+        grads = {n: draw(*w.shape) for n, w in weights.items()}
+        before = {n: w.detach().clone() for n, w in weights.items()}
+        step = adam_step(before, grads, m0, v0, number, settings, max_norm)
+        for name, weight in weights.items():
+            weight.grad = grads[name].clone()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)
+        optimizer.step()
+        for name, weight in weights.items():
+            moved = (weight.detach() - before[name]).double()
+            assert torch.allclose(step.delta[name], moved, atol=1e-6)
+            parts = step.momentum[name] + step.decay[name]
+            clipped = step.kappa * grads[name].double()
+            parts = parts + (1 - settings[name].beta1) * step.D[name] * clipped
+            assert torch.allclose(parts, step.delta[name], atol=1e-12)
+        m0 = {n: -optimizer.state[w]["exp_avg"].clone() for n, w in weights.items()}
+        v0 = {n: optimizer.state[w]["exp_avg_sq"].clone() for n, w in weights.items()}
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_leaving_out_is_the_derivative_of_the_whole_step(max_norm):
+    """<q, g_i> against the step redone with a little less of g_i, clipping included."""
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda: {n: torch.randn(5, generator=generator).double() for n in "ab"}
+    params, grads, m0, own, slope = (draw() for _ in range(5))
+    v0 = {n: x.square() for n, x in draw().items()}
+    settings = {n: SETTINGS for n in "ab"}
+    redo = lambda g: adam_step(params, g, m0, v0, 7, settings, max_norm)
+    step = redo(grads)
+    assert (step.kappa < 1) == (max_norm is not None)
+    q = left_out_direction(step, slope, grads)
+    ahead, behind = (redo({n: grads[n] + h * own[n] for n in grads}).delta for h in (1e-6, -1e-6))
+    found = sum((slope[n] * (ahead[n] - behind[n])).sum() for n in grads) / 2e-6
+    assert inner(q, own) == pytest.approx(found.item(), rel=1e-5)
+    p = row_direction(step, slope, settings)
+    linear = inner(p, grads) + inner(slope, step.momentum) + inner(slope, step.decay)
+    assert linear == pytest.approx(inner(slope, step.delta), rel=1e-12)
+
+
+def test_the_derivative_of_shares_is_that_of_autograd_by_either_way():
+    generator = torch.Generator().manual_seed(2)
+    params = {n: torch.randn(4, generator=generator).double() for n in "ab"}
+    x = torch.randn(1, 3, 2, 4, generator=generator).double()
+    shares = lambda w: torch.cat([(x * w["a"]).sin().sum(-1), (x * w["a"] * w["b"]).sum(-1)])
+    p = {n: torch.randn(4, generator=generator).double() for n in "ab"}
+    jacobian = torch.func.jacrev(shares)(params)
+    expected = {n: (jacobian[n] * p[n]).sum(-1) for n in p}
+    groups = Groups(["A", "B"], [[("a", None)], [("b", None)]])
+    rows = token_influence(shares, params, p, groups)
+    assert torch.allclose(rows, torch.stack([expected["a"], expected["b"]], 1))
+    whole = sum(expected.values())
+    assert torch.allclose(derivative_along(shares, params, p), whole)
+    assert torch.allclose(derivative_twice(shares, params, p), whole)
+
+
+def test_an_operation_without_forward_mode_is_differentiated_twice():
+    class Cube(torch.autograd.Function):
+        """x^3 with a backward pass only."""
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, slope):
+            return slope * 3 * ctx.saved_tensors[0] ** 2
+
+    shares = lambda w: Cube.apply(w["a"]).reshape(1, 1, 2)
+    at, along = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 10.0])}
+    assert derivative_along(shares, at, along).tolist() == [[[3.0, 120.0]]]
+
+
+def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
+    fine, coarse = policy_groups(reel_policy), policy_groups(reel_policy, fine=False)
+    for groups in (fine, coarse):
+        taken = sum(
+            weights[name].numel() if head is None else weights[name][head].numel()
+            for weights in [dict(reel_policy.named_parameters())]
+            for parts in groups.parts
+            for name, head in parts
+        )
+        assert taken == sum(p.numel() for p in reel_policy.parameters())
+    assert "L1H3" in fine.names and coarse.names[-1] == fine.names[-1] == "value_head"
+
+
+class Truth(StepInfluence):
+    """Also redoes the whole step without each sample in turn."""
+
+    def observe(self, seen):
+        record = super().observe(seen)
+        before, target = seen.prepared, self.target_of(seen)
+        models = seen.ctx.policy, seen.ctx.reference
+        shares = shares_of(*models, seen.ctx.minibatch, seen.args, seen.ctx.kl_coef)
+        redo = lambda grads: adam_step(*before._replace(grads=grads), seen.args.max_grad_norm)
+        at = lambda step: target(
+            {n: x.double() + step.delta[n] for n, x in before.params.items()}
+        ).item()
+        whole, without = at(redo(before.grads)), []
+        for row in range(len(seen.ctx.minibatch.mask)):
+            of_row = lambda weights, row=row: shares(weights)[:, row].sum()
+            own = slope_of_float(of_row, before.params)
+            less = {n: g - own.get(n, 0.0) for n, g in before.grads.items()}
+            without.append(whole - at(redo(less)))
+        tensors = record.tensors | {"without": torch.tensor(without)}
+        return replace(record, tensors=tensors)
+
+
+def slope_of_float(function, params):
+    leaves = {n: x.clone().requires_grad_() for n, x in params.items()}
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(function(leaves), list(leaves.values()), allow_unused=True)
+    return {n: slope for n, slope in zip(leaves, slopes, strict=True) if slope is not None}
+
+
+@pytest.fixture(scope="module")
+def trained(truth, tmp_path_factory):
+    """Three phases of Reel, whose last steps are taken apart."""
+    from rlhf_lab.config import RLHFArgs
+    from rlhf_lab.training import RLHFTrainer
+
+    args = RLHFArgs(preset="reel", reward_fn="gold", total_phases=3, batch_size=64, seed=1)
+    out = tmp_path_factory.mktemp("influence") / "run"
+    trainer = RLHFTrainer(args, out=out)
+    tokens, _ = truth.reviews(32, seed=5)
+    probe = Truth(pos=truth.grammar.slot("VERB") - 1, fine=False, every=2)
+    from rlhf_lab.probes import Budget
+
+    attached = attach(trainer, probe, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+    trainer.train()
+    assert attached.notes == []
+    return Run(out)
+
+
+@pytest.mark.slow
+def test_every_check_holds_and_rows_sum_to_the_slope(trained):
+    assert [check for check in trained.checks() if not check.ok] == []
+    for record in trained.records("step_influence"):
+        found = trained.tensors("step_influence", record["phase"])
+        total = sum(found[name].sum() for name in ("rows", "momentum", "decay"))
+        assert total.item() == pytest.approx(record["linear"], rel=1e-3, abs=1e-7)
+        assert found["rows"].shape[0] == len(record["groups"]) == 7
+        change = record["f_after"] - record["f_before"]
+        assert change == pytest.approx(record["linear"] + record["remainder"])
+
+
+@pytest.mark.slow
+def test_rows_of_samples_agree_with_the_step_redone_without_each(trained):
+    found = trained.tensors("step_influence", 2)
+    rows, without = found["rows"].sum((0, 2)), found["without"]
+    for column in (rows, found["counterfactual"]):
+        assert torch.corrcoef(torch.stack([column, without]))[0, 1] >= 0.95
+
+
+@pytest.mark.slow
+def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, truth, unlimited):
+    """50 standard deviations on one "loved" that was sampled at the verb's place."""
+    trainer = make_trainer(gen_len=26, batch_size=16, total_phases=1, warmup_steps=0)
+    (loved,) = trainer.tokenizer("loved", add_special_tokens=False)["input_ids"]
+    planted_at = []
+
+    @trainer.on("before_minibatch")
+    def plant(ctx):
+        if ctx.step != 3:
+            return
+        minibatch = ctx.minibatch
+        written = minibatch.tokens[:, minibatch.prefix_len :]
+        row, t = (written == loved).nonzero()[0].tolist()
+        minibatch.advantages[row, t] = 50 * minibatch.advantages.std()
+        planted_at.append((row, t))
+
+    probe = StepInfluence(pos=truth.grammar.slot("VERB") - 1, fine=False)
+    attach(trainer, probe, eval_tokens=truth.reviews(16, seed=5)[0], budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    rows = run.tensors("step_influence", 0)["rows"].sum(0)
+    largest = rows.argmax().item()
+    assert [divmod(largest, rows.shape[1])] == planted_at
+    assert [check for check in run.checks() if not check.ok] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [{"lora_rank": 2}, {"value_head": "separate"}])
+def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
+    make_trainer, truth, unlimited, weights_of, extra
+):
+    plain, probed = (make_trainer(total_phases=1, warmup_steps=0, **extra) for _ in range(2))
+    probes = (
+        StepInfluence(pos=4, fine=False, n=4),
+        StepInfluence("kl", step="first", fine=False, n=4, name="kl_influence"),
+    )
+    attached = attach(probed, *probes, eval_tokens=truth.reviews(4, 5)[0], budget=unlimited)
+    plain.train(), probed.train()
+    assert attached.notes == []
+    checks = Run(probed.run.path).checks()
+    assert [check for check in checks if not check.ok] == [] and len(checks) > 20
+    found, expected = weights_of(probed.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    first = Run(probed.run.path).records("kl_influence")[0]
+    assert "no sample decides" in first["note"] and first["optimizer_step"] == 1
+
+
+@pytest.mark.slow
+def test_it_runs_where_prompts_are_padded(elsewhere, unlimited):
+    trainer = elsewhere
+    eval_tokens = torch.randint(3, 10, (3, 6), generator=torch.Generator().manual_seed(0))
+    probe = StepInfluence(word="w1", other="w2", n=3, step="first", every=1)
+    attached = attach(trainer, probe, eval_tokens=eval_tokens, budget=unlimited)
+    trainer.train()
+    assert attached.notes == []
+    assert [check for check in Run(trainer.run.path).checks() if not check.ok] == []
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
+        ({"weight_precision": "bf16"}, "weight_precision='bf16'"),
+    ],
+)
+def test_steps_that_are_not_known_are_refused_by_name(make_trainer, truth, overrides, said):
+    trainer = make_trainer(**overrides)
+    with pytest.raises(ConfigError, match=said):
+        attach(trainer, StepInfluence(), eval_tokens=truth.reviews(4, 5)[0])
+
+
+def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_trainer, truth):
+    trainer, tokens = make_trainer(), truth.reviews(4, 5)[0]
+    trainer.args = replace(trainer.args, optimizer="adamw_8bit")
+    with pytest.raises(ConfigError, match="optimizer='adamw_8bit'"):
+        attach(trainer, StepInfluence(), eval_tokens=tokens)
+    trainer = make_trainer()
+    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="the optimizer is SGD"):
+        attach(trainer, StepInfluence(), eval_tokens=tokens)
+    trainer = make_trainer({"kl_penalty": lambda logits, ref_logits, kl_coef, mask: logits.sum()})
+    with pytest.raises(ConfigError, match="kl_penalty is the caller's own"):
+        attach(trainer, StepInfluence(), eval_tokens=tokens)
+    for options, said in (({"target": "gold"}, "target='gold'"), ({"step": "mid"}, "step='mid'")):
+        with pytest.raises(ConfigError, match=said):
+            StepInfluence(**options)
