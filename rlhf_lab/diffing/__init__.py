@@ -11,6 +11,7 @@ from rlhf_lab.diffing.crosscoder_record import (
     relative_norms,
 )
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
     Patched,
     PatchPlace,
@@ -20,38 +21,46 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
+from rlhf_lab.diffing.shift_matrix import ShiftMatrix, shift_by_weights, shift_matrix
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
+from rlhf_lab.diffing.transplant import Transplant, transplant
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
-    "Crosscoder",
-    "CrosscoderRecord",
-    "SplicedKL",
-    "check_crosscoder",
-    "fit_crosscoder",
-    "latent_scaling",
-    "record_crosscoder",
-    "relative_norms",
-    "spliced_kl",
     "ActivationStore",
     "AttentionSplit",
+    "Crosscoder",
+    "CrosscoderRecord",
     "Groups",
     "HeadCache",
     "PatchPlace",
     "Patched",
+    "ShiftMatrix",
     "Side",
+    "SplicedKL",
+    "Transplant",
     "attention_split",
+    "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "fine_groups",
+    "fit_crosscoder",
     "graft",
     "graft_groups",
+    "latent_scaling",
     "part_places",
     "patch_activations",
     "patch_hook",
     "patch_path",
     "path",
+    "record_crosscoder",
+    "relative_norms",
     "restrict",
+    "shift_by_weights",
+    "shift_matrix",
+    "spliced_kl",
+    "split_shift",
+    "transplant",
     "truncate",
     "truncate_delta",
 ]
