@@ -111,7 +111,12 @@ def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:
         title = f"phase {record['phase']}: R2 of value, read linearly, held out"
         sites = [short_site(site) for site in record["sites"]]
         title += held_out(record)
-        parts.append(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0)))
+        if len(record["slots"]) == 1:  # all positions pooled: one number per layer
+            column = [row[0] for row in grid]
+            series = {"R2": (list(range(len(sites))), column)}
+            parts.append(curves(series, title, f"site, from {sites[0]} to {sites[-1]}", "R2"))
+        else:
+            parts.append(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0)))
         parts.append(best_cell(record, "r2", grid, sites, record["slots"]))
     return parts
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,6 +18,8 @@ CAUSES_BY_FIELD = {
     "scale": "the norm's scale",
     "read_out": "read-out",
 }
+MOST_PARTS = 24
+"""Parts that are drawn; a model of 30 layers has hundreds."""
 Tensors = Mapping[str, Float[Tensor, "..."]]
 
 
@@ -28,8 +31,7 @@ def shift_parts(
     Args:
         what: the words whose logits are compared.
     """
-    last = records[-1]
-    tensors = run.tensors(name, last["phase"])
+    last, tensors = largest_parts(records[-1], run.tensors(name, records[-1]["phase"]))
     n = tensors["shift"].shape[-1]
     title = f"phase {last['phase']}: shift of logit({what}), n = {n}; "
     title += f"{_measured(tensors, last)} in all"
@@ -49,13 +51,41 @@ def shift_parts(
     return [*parts, curves({label: (phases, values)}, title, bands={label: (low, high)})]
 
 
+def largest_parts(record: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """A record with its largest parts by their shift or one of its causes, and all others as one.
+
+    As it is where it has no more than `MOST_PARTS`. Sums over parts are the same.
+    """
+    names = record["components"]
+    if len(names) <= MOST_PARTS:
+        return record, tensors
+    columns = [
+        field for field in ("shift", "policy", "reference", *CAUSES_BY_FIELD) if field in record
+    ]
+    sized = ("shift", *(field for field in CAUSES_BY_FIELD if field in record))
+    size = [max(abs(record[field][i]) for field in sized) for i in range(len(names))]
+    order = sorted(range(len(names)), key=lambda i: -size[i])
+    kept, rest = sorted(order[: MOST_PARTS - 1]), sorted(order[MOST_PARTS - 1 :])
+    fewer = {
+        field: [*(record[field][i] for i in kept), sum(record[field][i] for i in rest)]
+        for field in columns
+    }
+    fewer["components"] = [*(names[i] for i in kept), f"{len(rest)} others"]
+    rows = {
+        field: torch.cat([x[kept], x[rest].sum(0, keepdim=True)])
+        for field, x in tensors.items()
+        if field in columns
+    }
+    return record | fewer, dict(tensors) | rows
+
+
 def cause_bars(record: dict[str, Any], tensors: Tensors) -> Picture:
     """The causes of the shift of each part, and in the legend what each cause is in all."""
     causes, whiskers = {}, {}
     for field, label in CAUSES_BY_FIELD.items():
         (low,), (high,) = whisker_ends(mean_of_rows(tensors[field].sum(0, keepdim=True)))
-        total = f"{sum(record[field]):+.2f}"
-        total += f" [{low:+.2f}, {high:+.2f}]" if low is not None else ""
+        total = f"{sum(record[field]):+.3g}"
+        total += f" [{low:+.3g}, {high:+.3g}]" if low is not None else ""
         causes[f"{label}, {total} in all"] = record[field]
         whiskers[f"{label}, {total} in all"] = whisker_ends(mean_of_rows(tensors[field]))
     title = f"phase {record['phase']}: the shift by its causes"
