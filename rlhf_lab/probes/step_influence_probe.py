@@ -7,6 +7,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
 from rlhf_lab.probes.bindings.step_influence import bind_step_influence
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.policy_groups import transformer_groups
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
@@ -178,12 +179,13 @@ class StepInfluence(Probe):
     def target_of(self, seen: Observation) -> Target:
         """The target as a function of the policy's weights, in float64."""
         model = exact_copy(seen.ctx.policy.base_model)
-        tokens = seen.text.tokens[: self.n].to(next(model.parameters()).device)
+        text, device = seen.text.first(self.n), next(model.parameters()).device
+        text = EvalText(text.tokens.to(device), text.attention_mask.to(device))
         if self.target == "kl":
             settings = seen.prefix_len, seen.args.temperature
-            return kl_target(model, seen.ctx.reference, tokens, *settings)
-        words = tuple(single_token(model.tokenizer, text) for text in (self.word, self.other))
-        return logit_difference_target(model, tokens, self.pos, words)
+            return kl_target(model, seen.ctx.reference, text, *settings)
+        words = tuple(single_token(model.tokenizer, w) for w in (self.word, self.other))
+        return logit_difference_target(model, text, self.pos, words)
 
     def _effects(
         self, target: Target, params: ByWeight, moved: ByWeight, linear: float

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -14,6 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.step_influence import ByWeight, Shares
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.training import ReplayMinibatch
@@ -86,13 +87,13 @@ def where_exact_policy(policy: TransformerWithValueHead) -> TransformerWithValue
 
 
 def logit_difference_target(
-    model: HookedTransformer, tokens: Int[Tensor, "rows seq"], pos: int, words: tuple[int, int]
+    model: HookedTransformer, text: EvalText, pos: int, words: tuple[int, int]
 ) -> Target:
-    """The mean logit difference of two words behind a position of a text."""
+    """The mean logit difference of two words behind a position of each sequence of a text."""
     word, other = words
 
     def difference(model: HookedTransformer) -> Float[Tensor, ""]:
-        logits = model(tokens, attention_mask=torch.ones_like(tokens))[:, pos]
+        logits = text.at(model(text.tokens, attention_mask=torch.ones_like(text.tokens)), pos)
         return (logits[:, word] - logits[:, other]).mean()
 
     return _of_base_model(model, difference)
@@ -101,19 +102,22 @@ def logit_difference_target(
 def kl_target(
     model: HookedTransformer,
     reference: HookedTransformer,
-    tokens: Int[Tensor, "rows seq"],
+    text: EvalText,
     prefix_len: int,
     temperature: float,
 ) -> Target:
     """The mean KL from the reference per token of a text, behind its prompt."""
-    states = slice(prefix_len - 1, -1)
+    real = text.attention_mask[:, prefix_len:]
 
     def logits_of(model: HookedTransformer) -> Float[Tensor, "rows gen d_vocab"]:
-        return model(tokens, attention_mask=torch.ones_like(tokens))[:, states] / temperature
+        logits = model(text.tokens, attention_mask=torch.ones_like(text.tokens))
+        return logits[:, prefix_len - 1 : -1] / temperature
 
     with torch.no_grad():
         known = logits_of(exact_copy(reference))
-    return _of_base_model(model, lambda model: F.kl_per_token(logits_of(model), known).mean())
+    return _of_base_model(
+        model, lambda model: F.masked_mean(F.kl_per_token(logits_of(model), known), real)
+    )
 
 
 def _of_base_model(

@@ -17,6 +17,7 @@ from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
+from rlhf_lab.views.step_pictures import step_influence_parts
 from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
 
 Records = list[dict[str, Any]]
@@ -193,6 +194,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
     {
         "AttentionDrift": attention_drift_parts,
         "RunHealth": run_health_parts,
+        "StepInfluence": step_influence_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,
         "KLByPosition": kl_by_position_parts,

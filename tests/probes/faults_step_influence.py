@@ -157,7 +157,7 @@ STEP_INFLUENCE = (
         "kl",
     ),
     _fault(
-        "I27 KL also behind the last token",
+        "I27 KL a state late",
         "step_shares:kl_target",
         "slice(prefix_len - 1, -1)",
         "slice(prefix_len - 1, None)",

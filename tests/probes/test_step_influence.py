@@ -19,6 +19,7 @@ from rlhf_lab.probes.step_influence import (
     token_influence,
 )
 from rlhf_lab.probes.step_shares import shares_of
+from rlhf_lab.views.probe_pictures import probe_html
 
 SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
 
@@ -295,3 +296,10 @@ def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_t
     for options, said in (({"target": "gold"}, "target='gold'"), ({"step": "mid"}, "step='mid'")):
         with pytest.raises(ConfigError, match=said):
             StepInfluence(**options)
+
+
+@pytest.mark.slow
+def test_the_picture_shows_the_parts_the_tokens_and_the_map(trained):
+    parts = probe_html(trained, "step_influence")
+    assert "what each token did to the logit difference" in parts
+    assert parts.count("<figure") == 1 and "momentum" in parts and "loved" in parts

@@ -109,17 +109,19 @@ def _run(seen: Observation, record: Record) -> list[Check]:
 def _target_anew(seen: Observation, values: dict) -> float:
     """The target after the step, by the stored words and position, from the model's own forward."""
     tokens, temperature = seen.text.tokens[: values["n"]], seen.args.temperature
+    lengths = [int(row.sum()) for row in seen.text.attention_mask[: values["n"]]]
     model, reference = seen.ctx.policy.base_model, seen.ctx.reference
     ask = lambda model: capture_activations(exact_copy(model), tokens, ["logits"])["logits"]
     logits = ask(model)
     if values["target"] == "logit_difference":
         read = lambda text: model.tokenizer(text, add_special_tokens=False)["input_ids"]
         (word,), (other,) = read(values["word"]), read(values["other"])
-        at = logits[:, values["pos"]]
-        return (at[:, word] - at[:, other]).mean().item()
-    states = slice(values["prefix_len"] - 1, -1)
-    now, then = ((x[:, states] / temperature).log_softmax(-1) for x in (logits, ask(reference)))
-    return (now.exp() * (now - then)).sum(-1).mean().item()
+        at = [x[:n][values["pos"]] for x, n in zip(logits, lengths, strict=True)]
+        return sum((x[word] - x[other]).item() for x in at) / len(at)
+    now, then = ((x / temperature).log_softmax(-1) for x in (logits, ask(reference)))
+    kl = (now.exp() * (now - then)).sum(-1)
+    behind = [x[values["prefix_len"] - 1 : n - 1] for x, n in zip(kl, lengths, strict=True)]
+    return torch.cat(behind).mean().item()
 
 
 class _Redone:

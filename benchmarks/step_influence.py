@@ -1,0 +1,148 @@
+"""Truth of StepInfluence on Reel: rows of samples beside whole steps that are redone without them.
+
+`python -m benchmarks.step_influence --seeds 1 2 3` prints the tables of docs/probes_causal.md.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import Budget, ReelTruth, Run, StepInfluence, attach
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner
+from rlhf_lab.probes.step_shares import shares_of
+from rlhf_lab.training import RLHFTrainer
+
+STEPS = ((0, "first"), (3, "last"), (10, "first"))
+LENGTHS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+WAYS = ("rows", "counterfactual", "plain")
+
+
+class StepRedone(StepInfluence):
+    """StepInfluence of one phase, with each sample's effect on the whole step beside its rows."""
+
+    def __init__(self, phase: int, step: str, pos: int) -> None:
+        super().__init__(pos=pos, step=step, every=1, name=f"phase_{phase}_{step}")
+        self.phase = phase
+
+    def prepare(self, seen: Observation) -> object:
+        """Nothing in other phases, which then have no record."""
+        return super().prepare(seen) if seen.ctx.phase == self.phase else None
+
+    def observe(self, seen: Observation) -> Record:
+        """Also redo the step without each sample, and at other lengths."""
+        record, before, target = super().observe(seen), seen.prepared, self.target_of(seen)
+        ctx, limit = seen.ctx, seen.args.max_grad_norm
+        shares = shares_of(ctx.policy, ctx.reference, ctx.minibatch, seen.args, ctx.kl_coef)
+        whole = adam_step(*before, limit)
+
+        def moved(step: ByWeight, length: float = 1.0) -> float:
+            at = {n: x.double() + length * step[n] for n, x in before.params.items()}
+            with torch.no_grad():
+                return target(at).item()
+
+        end, without, plain = moved(whole.delta), [], []
+        slope = _slopes(lambda w: target({n: x.double() for n, x in w.items()}), before.params)
+        for row in range(len(ctx.minibatch.mask)):
+            own = _slopes(lambda w, row=row: shares(w)[:, row].sum(), before.params)
+            less = {n: g - own[n] for n, g in before.grads.items()}
+            redone = adam_step(*before._replace(grads=less), limit)
+            without.append(end - moved(redone.delta))
+            plain.append(inner(slope, own))
+        start, linear = record.values["f_before"], record.values["linear"]
+        changes = [moved(whole.delta, length) - start for length in LENGTHS]
+        beyond = [
+            (change - length * linear) / change
+            for change, length in zip(changes, LENGTHS, strict=True)
+        ]
+        tensors = {"without": torch.tensor(without), "plain": torch.tensor(plain)}
+        return replace(
+            record, values=record.values | {"beyond": beyond}, tensors=record.tensors | tensors
+        )
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """As ever."""
+        return super().bind(seen, record)
+
+
+def _slopes(function: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[str, Tensor]:
+    leaves = {n: x.clone().requires_grad_() for n, x in params.items()}
+    with torch.enable_grad():
+        found = torch.autograd.grad(function(leaves), list(leaves.values()), allow_unused=True)
+    named = zip(leaves.items(), found, strict=True)
+    return {n: torch.zeros_like(x) if slope is None else slope for (n, x), slope in named}
+
+
+def correlation(
+    found: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]
+) -> tuple[float, float]:
+    """Pearson's correlation, and the slope of the truth by what was found."""
+    x, y = (v.double() - v.double().mean() for v in (found, truth))
+    return (x @ y / (x.norm() * y.norm())).item(), (x @ y / (x @ x)).item()
+
+
+def lines_of(run: Run, seed: int) -> tuple[list[str], list[str]]:
+    """A row of each of the two tables for every step."""
+    agreement, remainders = [], []
+    for phase, step in STEPS:
+        name = f"phase_{phase}_{step}"
+        (record,), found = run.records(name), run.tensors(name, phase)
+        columns = {
+            "rows": found["rows"].sum((0, 2)),
+            "counterfactual": found["counterfactual"],
+            "plain": found["plain"],
+        }
+        where = f"| {seed} | phase {phase}, step {record['step']} |"
+        shown = [correlation(columns[way], found["without"]) for way in WAYS]
+        sums = [found[part].sum().item() for part in ("rows", "momentum", "decay")]
+        agreement.append(
+            f"{where} "
+            + " | ".join(f"{r:.4f}, {slope:.2f}" for r, slope in shown[:2])
+            + f" | {shown[2][0]:.3f} | "
+            + " / ".join(f"{x:+.5f}" if abs(x) > 1e-5 else f"{x:+.0e}" for x in sums)
+            + " |"
+        )
+        remainders.append(
+            f"{where} " + " | ".join(f"{100 * x:+.2f}" for x in record["beyond"]) + " |"
+        )
+    return agreement, remainders
+
+
+def main() -> None:
+    """Train, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    truth, tables = ReelTruth(), ([], [])
+    tokens, _ = truth.reviews(64, seed=5)
+    pos = truth.grammar.slot("VERB") - 1
+    failed = 0
+    for seed in parser.parse_args().seeds:
+        out = tempfile.mkdtemp() + "/run"
+        trainer = RLHFTrainer(RLHFArgs(preset="reel", seed=seed), out=out)
+        probes = [StepRedone(phase, step, pos) for phase, step in STEPS]
+        attach(trainer, *probes, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+        for report in trainer:
+            if report.phase == STEPS[-1][0]:
+                break
+        run = Run(out)
+        failed += sum(not check.ok for check in run.checks())
+        for table, lines in zip(tables, lines_of(run, seed), strict=True):
+            table.extend(lines)
+    print(
+        "| seed | step | rows: correlation, slope | counterfactual | plain "
+        "| tokens / momentum / decay |"
+    )
+    print("|---|---|---|---|---|---|", *tables[0], sep="\n")
+    print("\n| seed | step |", " | ".join(f"x {length:g}" for length in LENGTHS), "|")
+    print("|---|---|" + "---|" * len(LENGTHS), *tables[1], sep="\n")
+    print(f"\n{failed} checks failed")
+
+
+if __name__ == "__main__":
+    main()
