@@ -165,7 +165,7 @@ show_table(
 suite = Suite(
     RunHealth(),
     TextHeatmap(every=4),
-    ValueLens(text="eval" if truth else "rollout", every=4),
+    ValueLens(text="eval" if truth else "rollout", ridge=1e-6, prefixes=0, every=4),
     Direction("sentiment", "lda", every=4),
     eval_tokens=text,
     labels=positive,

@@ -17,7 +17,7 @@ from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.store import ProbeStore
 from rlhf_lab.probes.suite import Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
-from rlhf_lab.probes.value_lens import ValueLens
+from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
 from rlhf_lab.training import Context, RLHFTrainer, RunDir
 
@@ -84,7 +84,7 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
         RunHealth(),
         StepLedger(every=-(-phases // LEDGERS)),
         KLByPosition(every=max(2, phases // 5)),
-        ValueLens(every=every),
+        ValueLens(every=min(phases, 2 * every)),
         Direction("sentiment", every=every),
         LogitShift(word, other, pos=truth.grammar.slot("VERB") - 1, every=every),
         WeightDelta(words=(word, other), every=every),

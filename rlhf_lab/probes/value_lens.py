@@ -1,28 +1,16 @@
-"""ValueLens: the value head applied to every layer (a logit lens for value); ridge regression."""
+"""Value lens: the value head applied to every layer, a logit lens for value; ridge regression."""
 
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
-from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings import bind_value_lens
-from rlhf_lab.probes.probe import (
-    RESAMPLES,
-    Check,
-    Observation,
-    Probe,
-    Record,
-    decimals,
-    interval_fields,
-)
-from rlhf_lab.training.capture import capture_activations, text_at
+from rlhf_lab.probes.probe import RESAMPLES
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
 """Before the first block, and mid and post of each; blocks that are parallel have no mid."""
@@ -184,109 +172,3 @@ def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     y, weight = exact(fits[0].y), exact(fits[0].mask)
     shared = [of_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
     return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
-
-
-class ValueLens(Probe):
-    """Value by layer: through the value head itself, and as far as a ridge regression can read it.
-
-    On eval text of Reel the target is the exact value; elsewhere, with `text="rollout"`, the
-    phase's returns, all positions pooled. The layers are those that the value head reads from: the
-    policy's, or those of a separate critic.
-
-    Check: the last layer's lens is the model's own value.
-
-    Args:
-        text: "eval" for exact values on Reel, "rollout" for returns.
-        keep: sequences whose lens is stored token by token.
-        ridge: penalty, as a share of the mean variance of the activations.
-
-    Raises:
-        ConfigError: another text.
-    """
-
-    name = "value_lens"
-    sites = (*RESIDUAL_SITES, "values")
-    every = 5
-
-    def __init__(
-        self,
-        text: str = "eval",
-        keep: int = 4,
-        ridge: float = 1e-6,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        if text not in ("eval", "rollout"):
-            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
-        self.text, self.keep, self.ridge = text, keep, ridge
-        if text == "rollout":
-            self.events = ("after_score",)
-
-    def observe(self, seen: Observation) -> Record:
-        """Read values out of every layer."""
-        states = self._states(seen)
-        sites, residuals = list(states), torch.stack(list(states.values()))
-        model_values = seen.acts["values"]
-        lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
-        _, real = self._text(seen)
-        lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
-        gap = F.zero_masked(lens[-1] - model_values[: self.keep], real[: self.keep])
-        gap = gap.abs().max().item()
-        scale = max(1.0, model_values.abs().max().item())
-        allowed = seen.allowed(1e-5, half=5e-3)
-        checks = [Check.at_most("the last layer's lens is the value", gap / scale, allowed)]
-        tensors = {"lens": lens.float()}
-        values: dict = {"sites": sites}
-        found = _target(seen, self.text)
-        if found is not None:
-            target, mask, slots = found
-            pooled = self.text == "rollout"
-            x = residuals[:, :, seen.prefix_len - 1 : -1] if pooled else residuals
-            fits = held_out_fits(x, target, mask, self.ridge, pooled)
-            r2, defined = (
-                torch.stack(part) for part in zip(*(r_squared(*fit) for fit in fits), strict=True)
-            )
-            n = len(target) - 2 * len(target) // 3
-            tensors |= {"r2": r2.float(), "r2_defined": defined}
-            values |= {"slots": slots, "r2": decimals(r2, 4), "defined": defined.tolist()}
-            values |= {"held_out": n, **interval_fields("r2", r2_interval(fits, n))}
-            if not pooled:
-                head_r2, _ = r_squared(model_values.T, target.T, mask.T)
-                values["head_r2"] = decimals(head_r2, 4)
-        return Record(values, tensors, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_value_lens`."""
-        return bind_value_lens(seen, record, self._states(seen), self.text == "eval", self.ridge)
-
-    def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
-        """The residuals of the model whose last one the value head reads."""
-        sites = [site for site in seen.acts if site != "values"]
-        policy = seen.ctx.policy
-        if not isinstance(policy, TransformerWithCritic):
-            return {site: seen.acts[site] for site in sites}
-        tokens, mask = self._text(seen)
-        return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
-
-    def _text(
-        self, seen: Observation
-    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """The sequences that it reads, and where they are no padding."""
-        if self.text == "rollout":
-            return text_at(seen.ctx)
-        return seen.text.tokens, seen.text.attention_mask
-
-
-def _target(
-    seen: Observation, text: str
-) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"], list[str]] | None:
-    """What is to be read, where it is defined, and the names of its positions."""
-    if text == "rollout":
-        rollout = seen.ctx.rollout
-        return rollout.returns, rollout.samples.mask, ["all"]
-    if seen.truth is None:
-        return None
-    tokens = seen.text.tokens
-    values, mask = seen.truth.values(tokens)
-    return values, mask & seen.text.attention_mask, seen.truth.slot_names(tokens.shape[1])

@@ -16,6 +16,7 @@ Stream = Literal[
     "rounding",
     "best_of_n",
     "eval_text",
+    "continuations",
 ]
 STREAMS = get_args(Stream)
 

@@ -19,6 +19,7 @@ from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
 from rlhf_lab.views.step_pictures import step_influence_parts
 from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
+from rlhf_lab.views.value_pictures import short_site, value_lens_parts
 
 Records = list[dict[str, Any]]
 PageParts = list[Picture | str]
@@ -37,11 +38,6 @@ HEALTH_CURVES = (
     ("norm of the gradient", ("grad_norm",)),
     ("ratio before the first step, furthest from 1", ("ratio_first_minibatch",)),
 )
-
-
-def short_site(site: str) -> str:
-    """A hook name as a label: blocks.1.hook_resid_post -> 1 post."""
-    return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
 def label_of(name: str) -> str:
@@ -99,27 +95,6 @@ def run_health_parts(run: Run, name: str, records: Records) -> PageParts:
     bands, n = sample_bands(run)
     n = records[-1].get("sequences", n)
     return [*curve_figures(records, HEALTH_CURVES, bands), band_note(n)]
-
-
-def value_lens_parts(run: Run, name: str, records: Records) -> PageParts:
-    """How well the target can be read by layer and position, first and last."""
-    parts: PageParts = []
-    for record in _ends([r for r in records if "r2" in r]):
-        grid = [
-            [x if there else None for x, there in zip(row, flags, strict=True)]
-            for row, flags in zip(record["r2"], record["defined"], strict=True)
-        ]
-        title = f"phase {record['phase']}: R2 of value, read linearly, held out"
-        sites = [short_site(site) for site in record["sites"]]
-        title += held_out(record)
-        if len(record["slots"]) == 1:  # all positions pooled: one number per layer
-            column = [row[0] for row in grid]
-            series = {"R2": (list(range(len(sites))), column)}
-            parts.append(curves(series, title, f"site, from {sites[0]} to {sites[-1]}", "R2"))
-        else:
-            parts.append(heatmap(grid, sites, record["slots"], title, limits=(0.0, 1.0)))
-        parts.append(best_cell(record, "r2", grid, sites, record["slots"]))
-    return parts
 
 
 def direction_parts(run: Run, name: str, records: Records) -> PageParts:

@@ -6,7 +6,7 @@ from tests.probes.planting import Fault
 OBSERVE_HEATMAP = "text_heatmap:TextHeatmap.observe"
 NUMBERS = "text_heatmap:TextHeatmap._numbers"
 OBSERVE_KL = "kl_by_position:KLByPosition.observe"
-OBSERVE_LENS = "value_lens:ValueLens.observe"
+OBSERVE_LENS = "value_lens_probe:ValueLens.observe"
 OBSERVE_DIRECTION = "direction_probe:Direction.observe"
 OBSERVE_SHIFT = "logit_shift_probe:LogitShift.observe"
 OBSERVE_LEDGER = "step_ledger:StepLedger.observe"
@@ -109,7 +109,7 @@ REVIEWED = (
     Fault(
         "V1 reference's residuals for the policy's",
         "ValueLens",
-        "value_lens:ValueLens._states",
+        "value_lens_probe:ValueLens._states",
         "{site: seen.acts[site] for site in sites}",
         "{site: seen.reference_acts[site] for site in sites}",
     ),
@@ -117,8 +117,8 @@ REVIEWED = (
         "V2 site labels in another order than rows",
         "ValueLens",
         OBSERVE_LENS,
-        '{"sites": sites}',
-        '{"sites": sites[::-1]}',
+        '{"sites": list(states)}',
+        '{"sites": list(states)[::-1]}',
     ),
     Fault(
         "V3 R2 on the fitted rows",
@@ -130,9 +130,9 @@ REVIEWED = (
     Fault(
         "V4 exact value one position late",
         "ValueLens",
-        "value_lens:_target",
-        "return values, mask",
-        "return values.roll(1, 1), mask",
+        "value_lens_probe:_target",
+        "return ReadTarget(values,",
+        "return ReadTarget(values.roll(1, 1),",
     ),
     Fault(
         "V5 lens of early layers in reverse order",
@@ -535,35 +535,35 @@ OTHERS = (
     Fault(
         "V11 slot names off by one",
         "ValueLens",
-        "value_lens:_target",
+        "value_lens_probe:_target",
         "slot_names(tokens.shape[1])",
         "slot_names(tokens.shape[1] + 1)[1:]",
     ),
     Fault(
-        "V12 head's R2 with y and prediction swapped",
+        "V12 head's correlation squared",
         "ValueLens",
-        OBSERVE_LENS,
-        "r_squared(model_values.T, target.T, mask.T)",
-        "r_squared(target.T, model_values.T, mask.T)",
+        "value_readings:read_target",
+        '"head_correlation": decimals(found.value, 4)',
+        '"head_correlation": decimals(found.value.square(), 4)',
     ),
     Fault(
         "V13 layers of R2 in reverse",
         "ValueLens",
-        OBSERVE_LENS,
+        "value_readings:read_target",
         '"r2": decimals(r2, 4)',
         '"r2": decimals(r2.flip(0), 4)',
     ),
     Fault(
-        "V14 every reader penalised as by 1",
+        "V14 every reader penalised as by 30",
         "ValueLens",
         "value_lens:fit_ridge",
         "(ridge * variance)",
-        "variance",
+        "(30 * variance)",
     ),
     Fault(
         "V15 the policy's residuals for the critic's",
         "ValueLens",
-        "value_lens:ValueLens._states",
+        "value_lens_probe:ValueLens._states",
         "capture_activations(policy.critic,",
         "capture_activations(policy.base_model,",
         "critic",

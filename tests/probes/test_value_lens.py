@@ -9,6 +9,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.probes import ValueLens
 from rlhf_lab.probes.probe import RESAMPLES
+from rlhf_lab.probes.tuned_lens import PENALTIES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
     fit_ridge,
@@ -232,6 +233,72 @@ def test_with_a_separate_critic_the_lens_looks_at_the_critic(
         assert (last - others).abs().max() > 1e-3
 
 
+@pytest.mark.slow
+def test_a_record_says_what_each_figure_is_against(finished):
+    """The policy's value beside the grammar's, behind the second connector of held-out texts."""
+    first, last = finished.records("value_lens")[0], finished.records("value_lens")[-1]
+    assert first["r2_against"] == "V of the grammar" and first["ridge"] in PENALTIES
+    assert first["correlation_against"] == "V of the policy"
+    assert first["slots"][first["prefix_pos"]] == "CONN 2" and len(first["prefix_rows"]) == 16
+    assert min(first["prefix_rows"]) == 2 * 96 // 3
+    estimates = ["head", *(f"raw {site}" for site in first["sites"])]
+    estimates += [*(f"tuned {site}" for site in first["sites"][:-1]), "grammar"]
+    assert last["estimates"] == estimates
+    tensors = finished.tensors("value_lens", first["phase"])
+    away = tensors["v_policy"] - tensors["estimates"][:, -1]
+    assert (away.abs() / tensors["v_policy_se"].clamp(min=0.05)).max() < 4
+    assert first["correlation"][-1] > 0.8  # before learning, the policy is nearly the grammar
+
+
+@pytest.mark.slow
+def test_the_policy_s_value_is_estimated_elsewhere_by_a_reward_that_is_given(elsewhere, unlimited):
+    """Prompts of any model, with a prefix that ends where the caller says."""
+    from rlhf_lab.probes import Run, attach
+
+    tokens = torch.randint(5, 20, (9, 6), generator=torch.Generator().manual_seed(0))
+    count = lambda texts: torch.tensor([float(text.count("w1")) for text in texts])
+    lens = ValueLens(prefixes=5, continuations=4, prefix_end=2, reward=count, every=1)
+    attach(elsewhere, lens, eval_tokens=tokens, budget=unlimited)
+    elsewhere.train()
+    run = Run(elsewhere.run.path)
+    assert run.phases("value_lens") == [0, 1, 2] and all(check.ok for check in run.checks())
+    record = run.records("value_lens")[-1]
+    assert record["prefix_rows"] == [6, 7, 8] and record["prefix_pos"] == 2
+    assert "grammar" not in record["estimates"] and "r2" not in record
+
+
+@pytest.mark.slow
+def test_nothing_is_continued_without_prefixes_or_a_reward(make_trainer, reviews, unlimited):
+    from rlhf_lab.probes import Run, attach
+
+    trainer = make_trainer()
+    lens = ValueLens(prefixes=0, ridge=0.1, every=1)
+    attach(trainer, lens, eval_tokens=reviews[0], budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run.path)
+    record = run.records("value_lens")[-1]
+    assert "correlation" not in record and record["ridge"] == record["tuned_ridge"] == 0.1
+    assert "ridge_errors" not in run.tensors("value_lens", 2)
+    assert all(check.ok for check in run.checks())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pos", [28, -1, 40, -40])
+def test_a_prefix_that_leaves_nothing_to_write_is_refused(make_trainer, reviews, unlimited, pos):
+    from rlhf_lab.probes import attach
+
+    trainer = make_trainer()
+    attach(trainer, ValueLens(prefix_end=pos, every=1), eval_tokens=reviews[0], budget=unlimited)
+    with pytest.warns(UserWarning, match=f"prefix_end={pos} .* choose from 0 to 27"):
+        trainer.train()
+
+
 def test_another_text_is_refused():
     with pytest.raises(ConfigError, match="'dreams'"):
         ValueLens(text="dreams")
+
+
+@pytest.mark.parametrize("given", [{"prefixes": -1}, {"continuations": 1}])
+def test_too_few_continuations_are_refused(given):
+    with pytest.raises(ConfigError, match="has no standard error"):
+        ValueLens(**given)

@@ -1,0 +1,128 @@
+"""Value of the policy by its own continuations of a prefix, and correlation with an estimate."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import Interval, bootstrap_means
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.device import exact
+from rlhf_lab.samples import Samples
+from rlhf_lab.sampling import sample
+from rlhf_lab.sampling_spec import SamplingSpec
+
+ROWS_TOGETHER = 64
+"""Continuations that are sampled at a time, all those of one prefix among them."""
+LEAST_VARIANCE = 1e-12
+"""What varies by no more than this does not vary: a value head that is new has some 1e-6."""
+
+
+TextReward = Callable[[list[str]], Float[Tensor, " batch"]]
+
+
+class PolicyValues(NamedTuple):
+    """The mean reward of the policy's continuations of each prefix, and the mean's error.
+
+    Args:
+        standard_error: of the mean, by the spread of the rewards behind one prefix.
+    """
+
+    mean: Float[Tensor, " prefix"]
+    standard_error: Float[Tensor, " prefix"]
+
+
+def policy_values(
+    policy: TransformerWithValueHead,
+    prefixes: Sequence[Sequence[int]],
+    spec: SamplingSpec,
+    reward: Callable[[Samples], Float[Tensor, " rows"]],
+    continuations: int,
+    generator: Callable[[int], torch.Generator],
+) -> PolicyValues:
+    """The value of each prefix under the policy that is there now, from samples.
+
+    1. Let the policy continue each prefix so many times, as the spec says.
+    2. Score every whole text.
+    3. Average the rewards behind each prefix; the error is s / sqrt(n).
+
+    The value is the expected reward alone: without a discount, and before any KL is taken off.
+
+    Args:
+        prefixes: token ids.
+        reward: of samples whose prompt is the prefix.
+        generator: the source of randomness of the so-many-th part, of `ROWS_TOGETHER` rows.
+
+    V(s) = E[r(text) | text begins with s, and the policy wrote the rest]
+    (from resets, as in Kazemnejad et al. 2024, "VinePPO", arXiv 2410.01679)
+
+    Raises:
+        ConfigError: fewer than 2 continuations, of which there is no error.
+    """
+    if continuations < 2:
+        raise ConfigError(
+            f"continuations={continuations} gives no standard error; sample 2 or more, such as 16."
+        )
+    found = [
+        exact(reward(sample(policy, rows, spec, generator(part)))).cpu()
+        for part, rows in enumerate(parts_of(prefixes, continuations))
+    ]
+    rewards = torch.cat(found).reshape(len(prefixes), continuations)
+    return PolicyValues(rewards.mean(1), rewards.std(1) / continuations**0.5)
+
+
+def parts_of(prefixes: Sequence[Sequence[int]], continuations: int) -> list[list[Sequence[int]]]:
+    """The prompts that are sampled together: each prefix so many times, whole prefixes together."""
+    each = max(1, ROWS_TOGETHER // continuations)
+    starts = range(0, len(prefixes), each)
+    return [
+        [prefix for prefix in prefixes[at : at + each] for _ in range(continuations)]
+        for at in starts
+    ]
+
+
+def correlation_with(
+    estimate: Float[Tensor, "*rows"],
+    value: Float[Tensor, "*rows"],
+    mask: Bool[Tensor, "*rows"] | None = None,
+    resamples: int = 2000,
+) -> Interval:
+    """The correlation over sequences, the first axis, of estimates with values; in every cell.
+
+    It does not depend on the estimate's unit: a head that learns from standardized rewards has
+    another one than the value. Undefined where one of the two does not vary.
+
+    Args:
+        mask: False where there is no value; all count when None.
+    """
+    weight = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+    x, y = (exact(z).cpu().where(weight.cpu(), 0.0) for z in (estimate, value))
+    weight = exact(weight).cpu()
+    total = weight.sum(0).clamp(min=1)
+    x, y = ((z - z.sum(0) / total) * weight for z in (x, y))  # against rounding
+
+    def statistic(count: Tensor, *sums: Tensor) -> Tensor:
+        x, y, of_x, of_y, both = (each / count.clamp(min=1e-300) for each in sums)
+        spreads = of_x - x.square(), of_y - y.square()
+        defined = (spreads[0] > LEAST_VARIANCE) & (spreads[1] > LEAST_VARIANCE)
+        product = torch.where(defined, spreads[0] * spreads[1], 1.0)
+        return torch.where(defined, (both - x * y) / product.sqrt(), torch.nan)
+
+    moments = weight, x, y, x.square(), y.square(), x * y
+    return bootstrap_means(*moments, statistic=statistic, resamples=resamples)
+
+
+def reliability(found: PolicyValues) -> float:
+    """The share of the variance of estimated values that is not their noise; 0 if there is none.
+
+    A perfect estimate correlates with them by its square root, on average (Spearman 1904, "The
+    Proof and Measurement of Association between Two Things").
+
+    1 - mean(error^2) / var(mean), from 2 prefixes on
+    """
+    variance = found.mean.var().item() if len(found.mean) > 1 else 0.0
+    noise = found.standard_error.square().mean().item()
+    return max(0.0, 1 - noise / variance) if variance > LEAST_VARIANCE else 0.0

@@ -1,0 +1,249 @@
+"""ValueLens: value by layer through head, tuned lens and linear readers; value of the policy."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithCritic
+from rlhf_lab.probes.bindings import bind_value_lens
+from rlhf_lab.probes.policy_value import (
+    PolicyValues,
+    TextReward,
+    correlation_with,
+    policy_values,
+    reliability,
+)
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.probes.tuned_lens import Affine
+from rlhf_lab.probes.value_lens import RESIDUAL_SITES, value_lens
+from rlhf_lab.probes.value_readings import ReadTarget, read_target, read_translated
+from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.training.capture import capture_activations, text_at
+from rlhf_lab.training.random_streams import phase_generator
+
+FEWEST_SEQUENCES = 6
+"""Below them nothing is fitted: two thirds fit, and a quarter of those choose the penalty."""
+
+
+class ValueLens(Probe):
+    """Value by layer: what the head says of it, raw and translated, and what a reader could.
+
+    The head is applied to each layer's residual as it is (the raw lens), and to what an affine map
+    makes of it, fitted to give the last layer's (the tuned lens); both are compared with the
+    model's own value on texts that were held out. Ridge regressions read the target itself: on eval
+    text of Reel the grammar's exact value, elsewhere, with `text="rollout"`, the phase's returns,
+    all positions pooled; one return is the policy's own value with the noise of one continuation.
+    The layers are those that the value head reads from: the policy's, or those of a separate
+    critic.
+
+    The policy moves away from the grammar. Behind some prefixes of held-out eval texts its own
+    value is estimated by continuations that it samples with the run's settings, with their
+    standard error, and the head, the lenses and the grammar's value are correlated with that.
+
+    Checks: the last layer's lens is the model's own value; see also `bind_value_lens`.
+
+    Args:
+        text: "eval" for exact values on Reel, "rollout" for returns.
+        keep: sequences whose lens is stored token by token.
+        ridge: penalty of all fits, as a share of the mean variance of the activations; chosen by
+            held-out texts when None, for readers and translators apart.
+        prefixes: at most so many are continued; 0 for none.
+        continuations: of each prefix.
+        prefix_end: the prefixes' last position; when None, the second connector on Reel, and else
+            the middle.
+        reward: of whole texts, whose expectation is the policy's value; the grammar's reward on
+            Reel when None, and nothing is continued elsewhere.
+
+    Raises:
+        ConfigError: another text, or numbers out of range.
+    """
+
+    name = "value_lens"
+    sites = (*RESIDUAL_SITES, "values")
+    every = 5
+
+    def __init__(
+        self,
+        text: str = "eval",
+        keep: int = 4,
+        ridge: float | None = None,
+        prefixes: int = 16,
+        continuations: int = 16,
+        prefix_end: int | None = None,
+        reward: TextReward | None = None,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        if text not in ("eval", "rollout"):
+            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
+        if prefixes < 0 or (prefixes and continuations < 2):
+            raise ConfigError(
+                f"prefixes={prefixes} and continuations={continuations} of {self.name} must be at "
+                "least 0 and 2; one continuation has no standard error."
+            )
+        self.text, self.keep, self.ridge = text, keep, ridge
+        self.prefixes, self.continuations = prefixes, continuations
+        self.prefix_end, self.reward = prefix_end, reward
+        if text == "rollout":
+            self.events = ("after_score",)
+
+    def observe(self, seen: Observation) -> Record:
+        """Read values out of every layer."""
+        states = self._states(seen)
+        residuals, own = torch.stack(list(states.values())), seen.acts["values"]
+        _, real = self._text(seen)
+        lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
+        lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
+        gap = F.zero_masked(lens[-1] - own[: self.keep], real[: self.keep]).abs().max().item()
+        allowed = seen.allowed(1e-5, half=5e-3)
+        scale = max(1.0, own.abs().max().item())
+        checks = [Check.at_most("the last layer's lens is the value", gap / scale, allowed)]
+        record = Record({"sites": list(states)}, {"lens": lens.float()}, checks)
+        target, on_eval = _target(seen, self.text), self.text == "eval"
+        counts = slice(None) if on_eval else slice(seen.prefix_len - 1, -1)
+        x, value = residuals[:, :, counts], own[:, counts]
+        if target is not None:
+            record = _with(record, *read_target(x, value, target, self.ridge, not on_eval))
+        translators = {}
+        if len(own) >= FEWEST_SEQUENCES:
+            mask = real if on_eval else seen.ctx.rollout.samples.mask
+            read = read_translated(seen.ctx.policy, list(states), x, value, mask, self.ridge)
+            translators, *found = read
+            record = _with(record, *found)
+        if translators:
+            shown = [each(states[site][: self.keep]) for site, each in translators.items()]
+            lens = value_lens(seen.ctx.policy, torch.stack(shown))
+            lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
+            record = _with(record, {}, {"lens_tuned": lens.float()})
+        reward = seen.truth.reward if self.reward is None and seen.truth else self.reward
+        if on_eval and self.prefixes and reward is not None:
+            found = self._against_the_policy(seen, states, translators, reward)
+            record = _with(record, *found)
+        return record
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_value_lens`."""
+        reward = seen.truth.reward if self.reward is None and seen.truth else self.reward
+        return bind_value_lens(seen, record, self._states(seen), self.text == "eval", reward)
+
+    def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
+        """The residuals of the model whose last one the value head reads."""
+        sites = [site for site in seen.acts if site != "values"]
+        policy = seen.ctx.policy
+        if not isinstance(policy, TransformerWithCritic):
+            return {site: seen.acts[site] for site in sites}
+        tokens, mask = self._text(seen)
+        return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
+
+    def _text(
+        self, seen: Observation
+    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+        """The sequences that it reads, and where they are no padding."""
+        if self.text == "rollout":
+            return text_at(seen.ctx)
+        return seen.text.tokens, seen.text.attention_mask
+
+    def _against_the_policy(
+        self,
+        seen: Observation,
+        states: dict[str, Float[Tensor, "batch seq d_model"]],
+        translators: dict[str, Affine],
+        reward: TextReward,
+    ) -> tuple[dict, dict]:
+        """The policy's own value behind some prefixes, and how every estimate goes with it."""
+        tokens, policy = seen.text.tokens, seen.ctx.policy
+        pos = self._position(seen)
+        first = 2 * len(tokens) // 3
+        held_out = range(first, len(tokens))
+        real = seen.text.attention_mask[:, pos]
+        rows = [row for row in held_out if bool(real[row])][: self.prefixes]
+        if not rows:
+            raise ConfigError(
+                f"prefix_end={pos} of {self.name} is padding in every held-out text; give a later "
+                "position, or longer texts."
+            )
+        found = self._sampled(seen, rows, pos, reward)
+        there = {f"raw {site}": x[rows, pos] for site, x in states.items()}
+        there |= {f"tuned {s}": each(states[s][rows, pos]) for s, each in translators.items()}
+        read = value_lens(policy, torch.stack(list(there.values()))[:, None])[:, 0]
+        estimates = {"head": seen.acts["values"][rows, pos], **dict(zip(there, read, strict=True))}
+        if seen.truth is not None:
+            of_grammar, mask = seen.truth.values(tokens[rows])
+            estimates["grammar"] = of_grammar[:, pos].where(mask[:, pos], torch.nan)
+        columns = torch.stack([x.double().cpu() for x in estimates.values()], 1)
+        value = found.mean[:, None].expand_as(columns)
+        interval = correlation_with(columns, value, columns.isfinite(), resamples=RESAMPLES)
+        values = {
+            "prefix_rows": rows,
+            "prefix_pos": pos,
+            "continuations": self.continuations,
+            "estimates": list(estimates),
+            "correlation": decimals(interval.value, 4),
+            "correlation_against": "V of the policy",
+            "reliability": round(reliability(found), 4),
+            **interval_fields("correlation", interval),
+        }
+        tensors = {"v_policy": found.mean, "v_policy_se": found.standard_error}
+        return values, tensors | {"estimates": columns}
+
+    def _position(self, seen: Observation) -> int:
+        """The last position of the prefixes; something must be left to write."""
+        seq = seen.text.tokens.shape[1]
+        given = self.prefix_end
+        if given is None:
+            given = seq // 2 if seen.truth is None else seen.truth.grammar.slot("CONN", 1)
+        pos = given + seq if given < 0 else given
+        if not 0 <= pos < seq - 1:
+            raise ConfigError(
+                f"prefix_end={self.prefix_end} of {self.name} leaves nothing to continue in texts "
+                f"of {seq} tokens; choose from 0 to {seq - 2}."
+            )
+        return pos
+
+    def _sampled(
+        self, seen: Observation, rows: list[int], pos: int, reward: TextReward
+    ) -> PolicyValues:
+        """Continuations to the length of the eval text, by the run's own sampler."""
+        tokens, real, args = seen.text.tokens, seen.text.attention_mask, seen.args
+        tokenizer = seen.ctx.policy.base_model.tokenizer
+        spec = replace(SamplingSpec.from_args(args, tokenizer), gen_len=tokens.shape[1] - 1 - pos)
+        return policy_values(
+            seen.ctx.policy,
+            [tokens[row, : pos + 1][real[row, : pos + 1]].tolist() for row in rows],
+            spec,
+            lambda samples: reward(samples.texts(tokenizer)),
+            self.continuations,
+            lambda part: phase_generator(args.seed, seen.ctx.phase, "continuations", part),
+        )
+
+
+def _with(record: Record, values: dict, tensors: dict[str, Tensor]) -> Record:
+    """A record with more in it."""
+    return Record(record.values | values, record.tensors | tensors, record.checks)
+
+
+def _target(seen: Observation, text: str) -> ReadTarget | None:
+    """What is to be read; None where no value is known."""
+    if text == "rollout":
+        rollout = seen.ctx.rollout
+        against = "returns of the policy's samples"
+        return ReadTarget(rollout.returns, rollout.samples.mask, ["all"], against)
+    if seen.truth is None:
+        return None
+    tokens = seen.text.tokens
+    values, mask = seen.truth.values(tokens)
+    names = seen.truth.slot_names(tokens.shape[1])
+    return ReadTarget(values, mask & seen.text.attention_mask, names, "V of the grammar")

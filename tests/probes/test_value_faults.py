@@ -1,0 +1,80 @@
+"""A mutation suite of ValueLens: each fault is planted while it looks at a trained policy."""
+
+import warnings
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+
+from rlhf_lab.probes import Record, ReelTruth, ValueLens, attach
+from rlhf_lab.probes.budget import Budget
+from rlhf_lab.probes.probe import Observation
+from tests.probes.faults_value_lens import VALUE_FAULTS
+from tests.probes.planting import Fault, planted
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    "reward_fn": "sentiment",
+    "batch_size": 16,
+    "gen_len": 26,
+    "temperature": 0.9,
+    "top_k": 20,
+    "base_lr": 3e-3,
+    "head_lr": 1e-2,
+}
+
+
+class Faulty(ValueLens):
+    """Looks as ValueLens does, then once more with each fault, and keeps what was told."""
+
+    def __init__(self) -> None:
+        super().__init__(prefixes=8, every=2)
+        self.told: dict[str, list[str]] = {}
+
+    def observe(self, seen: Observation) -> Record:
+        if seen.ctx.event == "run_end":
+            for fault in VALUE_FAULTS:
+                self.told[fault.name] = self._with(fault, seen)
+        return super().observe(seen)
+
+    def _with(self, fault: Fault, seen: Observation) -> list[str]:
+        with planted(fault):
+            try:
+                record = super().observe(seen)
+                checks = [*record.checks, *super().bind(seen, record)]
+            except Exception as error:
+                return [f"raised {error}"]
+        return [check.name for check in checks if not check.ok]
+
+
+@pytest.fixture(scope="module")
+def told(
+    truth: ReelTruth, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[str]]]:
+    """The failed checks of each fault, and of the sound probe under the name of none."""
+    from rlhf_lab.config import RLHFArgs
+    from rlhf_lab.probes import Run
+    from rlhf_lab.training import RLHFTrainer
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    args = RLHFArgs(preset="reel", total_phases=2, num_minibatches=2, warmup_steps=1, **SETTINGS)
+    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("faulty") / "run")
+    probe, tokens = Faulty(), truth.reviews(60, seed=5)[0]
+    attach(trainer, probe, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    sound = [check.name for check in Run(trainer.run.path).checks() if not check.ok]
+    print(probe.told)
+    yield probe.told | {"": sound}
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def test_nothing_is_told_of_the_sound_probe(told):
+    assert told[""] == []
+
+
+@pytest.mark.parametrize("fault", VALUE_FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_told_by_the_records_own_checks(told, fault):
+    assert told[fault.name]
