@@ -20,7 +20,7 @@ REFERENCE_verl := verl==0.9.1
 ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
 ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 
-.PHONY: train test lock lowest pinned quick site test-browser test-reference reference lint course reel reel-check bench bench-peers clean
+.PHONY: train test lock lowest pinned quick site test-browser test-reference reference lint course lessons reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -80,6 +80,10 @@ lint: $(DEVELOPED)
 course: $(DEVELOPED)
 	$(BIN)/python -m tools.course build
 	$(BIN)/python -m tools.course check
+
+# Every lesson whole, each cell twice over and from top to bottom in a fresh kernel; half an hour.
+lessons: $(DEVELOPED)
+	RLHF_LAB_SLOW=1 $(PYTEST) tests/course/test_lessons.py tests/course/test_lesson_again.py
 
 # The bundled models, made again from the grammar into runs/organism; and those that are shipped, measured.
 reel: $(DEVELOPED)

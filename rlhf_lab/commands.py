@@ -214,8 +214,6 @@ def course(
 def show_progress() -> int:
     """Show how far you are in the course."""
     from rlhf_lab.course import progress
-    from rlhf_lab.course.progress_file import progress_path
 
     progress()
-    print_line(f"kept in {progress_path()}", style="dim")
     return 0

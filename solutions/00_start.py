@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 00 Start
 #
-# In a quarter of an hour: everything runs, you have passed two checks, taken a hint, and trained a
-# language model to please a reward that you made up.
+# What is RLHF, and what does it do to a language model in one minute? You see the whole loop once,
+# learn its words on one review, pass your first checks, and then train a model to please a reward that
+# you make up yourself.
 #
 # **Afterwards you can**
+# - explain the loop of RLHF and its words: policy, state, action, reward, advantage, reference, KL,
 # - write a function where a notebook leaves room for one, and read what its check says,
-# - take a hint, and see how far you are,
-# - stop the trainer between two phases, look, and go on,
-# - say why padding must not count in a mean.
+# - say why padding must not count in a mean,
+# - write a reward, and see how a policy cheats it.
 #
 # **What to inspect** when something does not work here:
 #
@@ -19,13 +20,14 @@
 # | ✗ and an error | your function raised it; the line is counted from the top of its cell (Shift+L numbers them) |
 # | likely: ... | the mistake that gives exactly your results |
 # | TypeCheckError, or "Type-check error" | a tensor has another shape or type than the function promises |
+# | NameError | a cell further up was not run, in this session |
 # | ✓ | done; the next cells use *your* function |
 
 # %%
 # first cell
 
 # %% [markdown]
-# About 15 minutes of work. All cells together run in about 8 seconds on one core, without a
+# About 40 minutes of work. All cells together run in about 15 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -37,17 +39,16 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import tempfile
-from pathlib import Path
-
 import torch
+from IPython.display import display
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import zero_masked
-from rlhf_lab.views import sparkline
+from rlhf_lab.training.ppo import score_samples
+from rlhf_lab.views import curves, loop_diagram, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -61,16 +62,109 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
-# The first two lines switch on shape checking, the last three statements are those of every lesson.
-# `SETTINGS` decides what a lesson runs on: Reel, a tiny language of movie reviews with a transformer
-# that speaks it, in seconds and without a network. On a GPU, change `preset="reel"` to
-# `preset="gpt2-medium"`, and it runs on GPT-2-medium. The text between the cells tells what came out
-# on Reel. GPT-2 learns more slowly (its learning rate is a fifteenth of Reel's): raise
-# `total_phases`, too.
+# The first two lines switch on shape checking. `SETTINGS` decides what a lesson runs on, and appears
+# in every lesson: Reel, a tiny language of movie reviews, with a transformer of two layers that speaks
+# it. On a GPU with a network, change `preset="reel"` to `preset="gpt2-medium"`. The text between the
+# cells tells what came out on Reel.
+#
+# ## Why RLHF exists
+#
+# A language model is trained to continue text as people write it. *Likely* text is not *wanted* text:
+# the likely continuation of a question may be another question, and the likely review of a bad movie is
+# a bad review. Nobody can write down a loss for "helpful" or "true" that a gradient could follow. But
+# people can say which of two answers they like better.
+#
+# Reinforcement learning from human feedback turns that into training. Collect such comparisons. Fit a
+# *reward model* to them: a network that gives each text a number, higher for what people prefer. Then
+# let the language model write, score what it writes, and move its weights towards what scores higher,
+# without letting it move far from the language it came from. That last condition matters: the reward
+# model is only right near the texts that it was fitted to, and a policy that is free to go anywhere finds
+# the texts that it is wrong about.
+#
+# - 2017, Christiano et al. ([1706.03741](https://arxiv.org/abs/1706.03741)): robots learn a backflip from 900 comparisons.
+# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same for GPT-2, with a KL penalty. The method of these lessons.
+# - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human ones.
+# - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, from which ChatGPT came.
+#
+# There is no human in these lessons. The reward is a formula or a classifier, so that one can know
+# exactly what should happen, and check it. All that comes *after* the reward is the same.
+#
+# ## The loop
+
+# %%
+loop_diagram()
+
+# %% [markdown]
+# Follow it once, with four reviews. Each line below is a box or an arrow of the drawing; the numbers
+# above the boxes are the lessons that take them apart.
+
+# %%
+trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(batch_size=4, num_minibatches=1)))
+samples = trainer.sample(trainer.next_prompts(), torch.Generator().manual_seed(4))  # policy writes
+texts = samples.texts(trainer.tokenizer)
+rewards = trainer.rewards.reward_fn(texts)  # reward
+rollout = score_samples(trainer, samples, rewards)  # credit per token; KL from the reference
+learned = trainer.learning_phase(rollout)  # objective, gradient steps
+show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits=2)
+
+# %% [markdown]
+# The reward here is a sentiment classifier: near 1 for praise, near 0 for a bad review. `learned`
+# says what the steps were like; lesson 06 reads it.
+#
+# ## The words, on one review
+#
+# A review is written one token at a time. Here are the first tokens of the best of the four:
+
+# %%
+best = int(rewards.argmax())
+words = [trainer.tokenizer.decode([token]) for token in samples.tokens[best].tolist()]
+start = samples.prefix_len
+show_table(
+    [
+        "t",
+        "state: the text so far",
+        "action: the next token",
+        "its probability",
+        "value of the state",
+    ],
+    [
+        [
+            t,
+            " ".join(words[1 : start + t]),
+            words[start + t],
+            samples.logprobs[best, t].exp().item(),
+            samples.values[best, t].item(),
+        ]
+        for t in range(7)
+    ],
+)
+print(f"after the last token: reward {rewards[best].item():.3f}, once, for the whole review")
+
+# %% [markdown]
+# | word | here |
+# |---|---|
+# | **policy**, $\pi(a \mid s)$ | the language model: given the text so far, a probability for each next token |
+# | **state**, $s_t$ | prompt and the tokens written so far: one row of the table |
+# | **action**, $a_t$ | the token that is written next |
+# | **episode** | one review, from the prompt to its end |
+# | **reward**, $R$ | one number for the finished review |
+# | **value**, $V(s_t)$ | the reward that is to be expected from here: the guess of the value head, which has learned nothing yet |
+# | **advantage**, $A_t$ | how much better it went with this token than expected: what each token is credited with |
+# | **reference**, $\pi_\mathrm{ref}$ | a frozen copy of the model as it was |
+# | **KL** | how far the policy has moved from the reference, in *nats*: 1 nat is a factor of $e \approx 2.7$ in probability |
+# | **rollout** | a batch of finished reviews with all of these numbers |
+# | **phase** | one time round the loop: a rollout, then some gradient steps |
+#
+# If you know reinforcement learning from games: here the next state is known (it is the text with one more
+# token), the reward comes once, at the end, and the policy is good from the start. The difficulty is not to
+# find out how to play. It is to change what is played without breaking it.
+#
+# The goal of the whole run, in one line ($\beta$ is `kl_coef`, the price of a nat):
+#
+# $$\max_\pi \;\; \mathbb{E}_{x \sim \pi}\big[R(x)\big] \;-\; \beta \, \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$$
 #
 # ## A function of yours
 #
@@ -90,17 +184,17 @@ show_table(
 # The next cell is yours. The signature says what goes in and what comes out: `x` is
 # `Float[Tensor, "batch gen"]`, floats with a row per sequence and a column per generated token, and
 # the result is `Float[Tensor, " batch"]`, one float per sequence. The numbered lines say what to
-# do. Put it in place of the last line, run the cell, and run the check behind it.
+# do. Write it in place of the last line, run the cell, and run the check behind it.
 #
 # `mask` may be left out, and is then `None`: every token counts. `zero_masked(x, mask)`, imported
 # in the first cell, knows both: it puts 0 where the mask is False, and gives `x` back if there is
-# no mask. The other imports of a cell like this one are what the package's own version uses;
-# `at_least_float32` turns half precision into float32 and leaves everything else alone. You need
-# not use them, and what a docstring says about errors that are raised you may skip.
+# no mask. The imports above a function are what the package's own version uses; you need not use
+# them. `at_least_float32` turns half precision into float32 and leaves everything else alone. What a
+# docstring says about errors that are raised you may skip: the check does not ask for them.
 #
 # Run the check once before you write anything, to see what that looks like. And if you get stuck,
-# put a cell of your own anywhere and run `hint(sequence_sum)`. There are three hints: an idea, the
-# shapes, and finally the line. Nobody counts them but you.
+# put a cell of your own anywhere and run `hint("sequence_sum")`. There are three hints: an idea, the
+# shapes, and finally the line. (`progress()`, at the end, shows how many you took.)
 
 # %%
 from rlhf_lab.functional import sequence_sum  # exercise
@@ -115,8 +209,9 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 # ## A mean
 #
 # A mean over real tokens is nearly the same thing, and the one thing that everybody gets wrong once.
-# All nine real scores are in the table above. Which is their mean: 38 / 9, or 38 / 12, or 65 / 12?
-# Put one of them in place of the dots before you go on; at the end you see what surprised you.
+# Here are three fractions. Which of them is the mean of the nine real scores, which one divides by the
+# padding, and which one counts it? Put the first in place of the dots before you go on; at the end you
+# see what surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
@@ -126,90 +221,147 @@ from rlhf_lab.functional import masked_mean  # exercise
 
 # %%
 mean = masked_mean(scores, mask).item()
+real, everything = scores[mask].sum().item(), scores.sum().item()
+print(f"sum of the real scores {real:.0f}, of all {everything:.0f}; your mean {mean:.3f}")
 candidates = {"38 / 9": 38 / 9, "38 / 12": 38 / 12, "65 / 12": 65 / 12}
 nearest = min(candidates, key=lambda name: abs(candidates[name] - mean))
 predictions.compare("the mean of the real scores is", which_mean, nearest)
 
 # %% [markdown]
-# (38 / 12 divides by padding, and 65 / 12 counts it. Both are small mistakes that no error message
-# will ever tell you about: the run just learns a little less, and short reviews less than long
-# ones.)
+# (Dividing by the padding, or counting it, are mistakes that no error message will ever tell you about.
+# The run just learns a little less, and less from short reviews than from long ones.)
 #
 # ## A reward of yours
 #
-# Now for the trainer. A reward is any function from texts to numbers. This one likes the word
-# "quite", for no reason at all. (GPT-2 hardly ever says "quite", and what nobody says cannot be paid;
-# there it is "the".) Two lines set up the training:
-
-# %%
-word = "quite" if SETTINGS["preset"] == "reel" else "the"
-
-
-def likes_word(texts: list[str]) -> Float[Tensor, " batch"]:
-    """How often each text says the word."""
-    return torch.tensor([float(text.split().count(word)) for text in texts])
-
-
-args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / word, reward_fn=likes_word)
-
-# %% [markdown]
-# The trainer can be walked through phase by phase. In each phase the policy writes a batch of
-# texts (`rollout_phase`), they are scored, and the policy takes some steps towards higher rewards
-# (`learning_phase`). Make one rollout by itself, and look at what the untrained policy wrote. A
-# rollout holds `texts` and their `raw_rewards`, the `kl` of each token, and in `samples.mask` which
-# tokens are real.
-
-# %%
-first = trainer.rollout_phase()
-rows = zip(first.raw_rewards[:4].tolist(), first.texts[:4], strict=True)
-show_table(["reward", "text"], rows, digits=0)
-
-# %% [markdown]
-# While the policy learns to say its word, does it stay as close to the language it came from? The KL
-# divergence of a text says how far the policy has moved; it is 0 at the start. Predict which way
-# it goes, and how often a text says "quite" at the end, when it is about 0.5 at the start. (A review
-# in Reel has up to three places for it.)
+# Now make up a reward. It is any function from texts to numbers: what would you like this model to say?
+# There are no steps this time and no right answer. The check asks only for what every reward must be:
+# one float per text, the same for the same text, whatever else is in the batch.
 #
-# (3 s on one core)
+# If nothing comes to mind, pay for strong praise: how many of the words brilliant, perfect, superb
+# and stunning a review has. (Do not pay for something that never varies. All Reel reviews have nearly
+# the same length, and a reward that is the same for all teaches nothing.)
 
 # %%
-kl_goes = "up"  # predict: "up", "down" or "nowhere"
-words_at_the_end = "1 to 2"  # predict: "less than 1", "1 to 2" or "more than 2"
-
-# %%
-reports = []
-for report in trainer:
-    reports.append(report)
-    print(f"phase {report.phase}: reward {report.mean_reward:.2f}, KL {report.kl_per_sequence:.2f}")
-
-# %%
-last = trainer.rollout_phase()
-rows = zip(last.raw_rewards[:4].tolist(), last.texts[:4], strict=True)
-show_table(["reward", "text"], rows, digits=0)
-
-kl_start = sequence_sum(first.kl, first.samples.mask).mean().item()
-kl_end = sequence_sum(last.kl, last.samples.mask).mean().item()
-mean_reward = last.raw_rewards.mean().item()
-print(f"KL per sequence, by your sequence_sum: {kl_start:.2f} before, {kl_end:.2f} after")
-print("reward:", sparkline([report.mean_reward for report in reports]))
-
-moved = "up" if kl_end > kl_start + 0.01 else "down" if kl_end < kl_start - 0.01 else "nowhere"
-predictions.compare("the KL goes", kl_goes, moved)
-reached = "less than 1" if mean_reward < 1 else "1 to 2" if mean_reward <= 2 else "more than 2"
-predictions.compare(f"{word!r} per text at the end", words_at_the_end, reached)
+from rlhf_lab.course.exercises.own_reward import my_reward  # exercise
 
 # %% [markdown]
-# That is RLHF, with an odd reward in place of a person: text, reward, a step towards more of it, and
-# a leash. The other lessons take it apart. Each has its own notebook, and none needs the ones before
-# it to be finished:
+# A policy does not know what you *meant*. It finds whatever earns most. Before you train: how will yours
+# be cheated? Write one sentence, in quotes, in place of the dots. Nobody scores it; you will read it
+# again beside what the policy wrote.
+
+# %%
+cheated_by = "it will say the praise words and forget the rest"  # predict: in words
+
+# %% [markdown]
+# Two runs from the same start, with your reward: one on a leash (`kl_coef` 0.3), one without (0).
+# Predict which of them ends with the higher reward, and which with the higher KL.
+#
+# (7 s on one core)
+
+# %%
+more_reward = "without"  # predict: "on a leash", "without" or "about the same"
+more_kl = "without"  # predict: "on a leash", "without" or "about the same"
+
+# %%
+trainers, reports = {}, {}
+for name, kl_coef in {"on a leash": 0.3, "without": 0.0}.items():
+    args = RLHFArgs(**SETTINGS | dict(kl_coef=kl_coef))
+    trainers[name] = RLHFTrainer(args, out=new_run(name), reward_fn=my_reward)
+    reports[name] = []
+    for report in trainers[name]:  # phase by phase: you may stop here, look, and go on
+        reports[name].append(report)
+    last = reports[name][-1]
+    print(f"{name}: reward {last.mean_reward:.2f}, KL {last.kl_per_sequence:.2f} nats per review")
+
+
+def more(of: str, margin: float) -> str:
+    """Which of the two runs has more of something in its last phase."""
+    leash, free = (getattr(of_run[-1], of) for of_run in reports.values())
+    if abs(leash - free) < margin:
+        return "about the same"
+    return "on a leash" if leash > free else "without"
+
+
+spread = trainers["on a leash"].rollout_phase().raw_rewards.std().item()
+predictions.compare("more reward", more_reward, more("mean_reward", 0.2 * spread))
+predictions.compare("more KL", more_kl, more("kl_per_sequence", 0.1))
+
+# %%
+phases = [report.phase for report in reports["without"]]
+curves(
+    {name: (phases, [r.mean_reward for r in of_run]) for name, of_run in reports.items()},
+    "What the policy earns",
+    y_label="mean reward of 128 reviews",
+)
+
+# %%
+curves(
+    {name: (phases, [r.kl_per_sequence for r in of_run]) for name, of_run in reports.items()},
+    "How far it has moved",
+    y_label="KL from the reference, nats per review",
+)
+
+# %% [markdown]
+# Look at the two figures together. Both runs climb; without a leash the policy goes further away for what
+# it earns. One seed of 8 phases is one seed: where the curves lie close, another `seed` in `SETTINGS` may
+# swap them.
+#
+# ### What does it say?
+#
+# Three reviews of the start and of each run. A word is coloured by what it is paid: how much the reward
+# falls when this one word is left out.
+
+
+# %%
+def paid_per_word(text: str) -> tuple[list[str], list[float]]:
+    """The words of a text, and what the reward loses without each of them."""
+    words = text.split()
+    without = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
+    earned = my_reward([text, *without])
+    return words, (earned[0] - earned[1:]).tolist()
+
+
+before = RLHFTrainer(RLHFArgs(**SETTINGS), reward_fn=my_reward)
+shown = {"before learning": before, **trainers}
+for name, trainer in shown.items():
+    rollout = trainer.rollout_phase()
+    kl = sequence_sum(rollout.kl, rollout.samples.mask).mean().item()  # with your function
+    earned = rollout.raw_rewards.mean().item()
+    show_table(["", "reward", "KL per review"], [[name, earned, kl]], digits=2)
+    for text in rollout.texts[:3]:
+        words, paid = paid_per_word(text)
+        display(tokens_html([f" {word} " for word in words], paid, "paid", limit=1.0))
+
+predictions.recall("how it will be cheated", cheated_by)
+
+# %% [markdown]
+# With the praise words as the reward, the policy says them wherever an adjective fits, behind "wasn't",
+# too: "the plot wasn't so brilliant" earns as much as "the plot was so brilliant". It was paid for
+# praise *words*, and that is what it learned. The reward was not wrong; it was not what was meant. This is
+# *reward hacking*, and collecting examples of it is a sport of the field (Krakovna et al. 2020,
+# "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
+#
+# That was RLHF: text, reward, a step towards more of it, and a leash. The other lessons take it apart.
+# Each has its own notebook, and none needs the ones before it to be finished (01, 03, 04, 07, 10 and
+# 11 are still to be written):
 #
 # - 02 the value head: what the policy expects, read off a hook,
-# - 05 the objective: every term of what is climbed,
-# - 06 PPO: minibatches, optimiser, rollout and learning phase.
+# - 05 the objective: every term of what is climbed, and why,
+# - 06 PPO: credit, minibatches, optimiser, the two phases,
+# - 08 watch it learn: probes inside the model, phase by phase,
+# - 09 what RLHF changed: two checkpoints, side by side.
 #
 # ## Where you are
 
 # %%
 predictions.show()
 progress()
+
+# %% [markdown]
+# ## Try
+#
+# - Find a reward whose cheat stays grammatical, so that KL alone would not show it. What would?
+# - Pay for two things at once, one of them only if the other is there ("but" together with praise).
+#   Does the policy find the combination, or settle for one of the two?
+# - Pay minus the number of adjectives. What does the grammar of Reel let it do?
+# - What would you pay for that no program can count? Lesson 10 will put people's comparisons back.

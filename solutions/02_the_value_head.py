@@ -1,10 +1,14 @@
 # %% [markdown]
 # # 02 The value head
 #
-# PPO wants to know, in the middle of a text, how well it is going. A language model does not say
-# that. But it may well know, and in this lesson you ask it: you hang a small network on the inside
-# of the transformer, train it to foresee the reward, and then look for the place where the
-# transformer knew it first.
+# PPO needs to know, in the middle of a text, how well it is going: the *value* of a state is the reward
+# to be expected from here,
+#
+# $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
+#
+# A language model does not say that. But it may know it, and in this lesson you ask it: you hang a small
+# network on the inside of the transformer, train it to foresee the reward, and then look for the place
+# where the transformer knew it first.
 #
 # **Afterwards you can**
 # - find a hook point by its name, and say what goes through it, when, and in what shape,
@@ -27,7 +31,7 @@
 # first cell
 
 # %% [markdown]
-# About 60 minutes of work. All cells together run in about 13 seconds on one core, without a
+# About 100 minutes of work. All cells together run in about 16 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -39,16 +43,16 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import tempfile
-from pathlib import Path
+import copy
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.models import load_model
+from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import (
     Grammar,
     build_graph,
@@ -57,7 +61,7 @@ from rlhf_lab.organism import (
     state_values,
     token_information,
 )
-from rlhf_lab.views import heatmap, sparkline, tokens_html
+from rlhf_lab.views import bars, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -71,7 +75,6 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
@@ -165,24 +168,17 @@ print("and after the with block:", "as before" if after.equal(before) else "stil
 # Hook points cost time, even with nothing on them: they cut a forward pass into many small steps. So
 # when the trainer samples and learns, and nobody listens, it computes the same numbers in fewer and
 # larger steps that pass no hook point. Hang a hook on its policy, and it goes through the modules
-# again, in sampling and in learning, and your hook is called. A `forward` that you wrote yourself,
-# as you are about to, is always run as you wrote it.
+# again, in sampling and in learning, and your hook is called. A policy that you wrote yourself, as you are
+# about to, is always run as you wrote it.
 #
 # ## A value head
 #
 # The value head is a small network from `d_model` numbers to one. Hang it on
 # `ln_final.hook_normalized`, and one forward pass gives both: logits, and a value at each position.
-# `__init__` is there. Write `forward`.
+# `__init__` is there.
 #
-# Two helpers: `VALUE_HOOK` is the hook point's name, and `run_left_padded(run, input_ids,
-# attention_mask)` takes care of prompts of different lengths: it calls your `run(tokens)`, which
-# returns logits and values, on rows that have no padding in front, and puts the results where the
-# rows had their tokens. There are two ways in, so give `run` two arguments, `(tokens, mask=None)`:
-#
-# - usually the call comes from `run_left_padded`, and every token is real. Say so to the model, with
-#   `attention_mask=torch.ones_like(tokens)`, or it may take a pad token in a text for padding;
-# - with a `past_kv_cache`, which the sampler uses, call `run(input_ids, attention_mask)` yourself,
-#   and hand mask and cache on to the model.
+# `forward`, which is given too, takes care of prompts of different lengths and of the sampler's KV cache,
+# and calls yours. Write `logits_and_values`: hook, squeeze, return. `VALUE_HOOK` is the hook point's name.
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
@@ -209,9 +205,11 @@ kind = "about 0" if size < 0.1 else "about 1" if (values - 1).abs().max() < 0.1 
 predictions.compare("the first values are", first_values, kind)
 
 # %% [markdown]
-# The last layer of a fresh value head is drawn very small, so that all values begin near 0. Then the
-# first advantages are the rewards themselves. With an ordinary random layer the policy would spend
-# its first phases chasing the noise of a value head that knows nothing.
+# The last layer of a fresh value head is drawn very small, so that all values begin near 0. What do the first
+# advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the
+# reward $R$ comes, and GAE (lesson 06) hands it back: a token that stands $k$ places before the last one gets
+# $\lambda^k R$. Only with $\lambda = 1$ are the first advantages the rewards themselves. With an ordinary random
+# last layer they would be noise, and the policy would spend its first phases chasing it.
 #
 # ## Which value belongs to which token?
 #
@@ -223,7 +221,7 @@ predictions.compare("the first values are", first_values, kind)
 from rlhf_lab.functional import generated_values  # exercise
 
 # %%
-trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(base_lr=0.0)), out=place / "head", policy=policy)
+trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(base_lr=0.0)), policy=policy)
 rollout = trainer.rollout_phase()
 samples, prefix_len = rollout.samples, rollout.samples.prefix_len
 
@@ -247,6 +245,16 @@ show_table(
 )
 print("same as the sampler noted:", bool(torch.allclose(cut, samples.values, atol=1e-5)))
 
+lam, gen = trainer.args.gae_lambda, int(samples.mask[0].sum())
+places = (0, gen // 2, gen - 1)
+show_table(
+    ["token of review 1", "its advantage", "normalised reward times lambda ^ places to the end"],
+    [
+        [t, rollout.advantages[0, t].item(), rollout.rewards[0].item() * lam ** (gen - 1 - t)]
+        for t in places
+    ],
+)
+
 # %% [markdown]
 # ## Train nothing but the head
 #
@@ -254,8 +262,12 @@ print("same as the sampler noted:", bool(torch.allclose(cut, samples.values, ato
 # only the value head learns. What can it learn from a transformer that was trained to continue
 # reviews, and never heard of a reward?
 #
-# The *explained variance* says how much of the differences in outcome the values foresee: 0 is
-# nothing, 1 everything. Where will it be after eight phases?
+# The *explained variance* says how much of the differences in outcome the values foresee: 0 is nothing, 1
+# everything. With $G$ for the returns, which are the targets,
+#
+# $$EV = 1 - \operatorname{Var}(G - V) \,/\, \operatorname{Var}(G)$$
+#
+# Where will it be after eight phases?
 #
 # (6 s on one core)
 
@@ -263,6 +275,9 @@ print("same as the sampler noted:", bool(torch.allclose(cut, samples.values, ato
 explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"
 
 # %%
+policy = TransformerWithValueHead(model, seed=args.seed)
+frozen = RLHFArgs(**SETTINGS | dict(base_lr=0.0))
+trainer = RLHFTrainer(frozen, out=new_run("head"), policy=policy)
 reports = trainer.train()
 foreseen = [report.explained_variance for report in reports]
 print("reward            ", " ".join(f"{report.mean_reward:6.3f}" for report in reports))
@@ -306,9 +321,15 @@ tokens_html(words[prefix_len:-1], after_each[worst], "value")
 #
 # ### The reader
 #
-# Ridge regression is least squares with a penalty on large slopes. With no more reviews than
-# dimensions it needs one, or else it reads noise; with some hundreds, a small one does. The function
-# fits many places at once: `*site` in the shapes are any number of axes in front, or none.
+# Ridge regression is least squares with a penalty on large slopes: it minimises
+#
+# $$\sum_i (y_i - w \cdot x_i)^2 + n \rho v \, |w|^2, \qquad \text{so} \qquad (X^\top X + n \rho v I)\, w = X^\top y$$
+#
+# (set the gradient $-2 X^\top (y - Xw) + 2 n \rho v w$ to 0), with $x$ and $y$ centred, $v$ the mean variance of
+# the columns of $x$ and $\rho$ `ridge`. With no more reviews than dimensions it needs the penalty, or else it reads
+# noise; with some hundreds, a small one does. The function fits many places at once: `*site` in the shapes are
+# any number of axes in front, or none. Where $x$ never varies everything in front of $w$ is 0, so use
+# `(ridge * variance).clamp(min=1e-12)` in the penalty.
 
 # %%
 from rlhf_lab.probes.value_lens import fit_ridge  # exercise
@@ -326,7 +347,7 @@ from rlhf_lab.probes.value_lens import fit_ridge  # exercise
 
 # %%
 wide = RLHFArgs(**SETTINGS | dict(batch_size=512, seed=2))
-reviews = RLHFTrainer(wide, out=place / "reviews", policy=policy).rollout_phase()
+reviews = RLHFTrainer(wide, out=new_run("reviews"), policy=policy).rollout_phase()
 ids, speaks_reel = reviews.samples.tokens, args.preset == "reel"
 sites = {"embedding": "blocks.0.hook_resid_pre"}
 for layer in range(model.cfg.n_layers):
@@ -336,6 +357,7 @@ with torch.no_grad():
     _, cache = model.run_with_cache(ids, names_filter=list(sites.values()), device="cpu")
     values = policy(ids)[1].cpu()
 
+n_fit = 2 * len(ids) // 3  # the reader is fitted to these reviews, and scored on the others
 rewards = reviews.raw_rewards[:, None].cpu().double().expand(ids.shape)
 target, known, ridge = rewards, torch.ones(ids.shape, dtype=torch.bool), 0.1
 columns = {f"position {t}": t for t in range(prefix_len + 5, ids.shape[1], 6)}
@@ -370,8 +392,8 @@ show_table(
 # And all reviews are built alike. A clause is "the", a noun, "was" or "wasn't", an adverb, an
 # adjective; "and" or "but" joins three of them; then come ".", "i", the verb, "it", "." and a
 # "thanks" or "bye".
-# At which of six places does the last layer read the value *worst*, of what can be known there? (At
-# some the word itself tells. To others it must have been brought.)
+# At which of six places does the last layer read the value *worst*, of what can be known there? (At some
+# places the word itself carries the value. At others the model must have carried it there.)
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -380,13 +402,16 @@ last_layer_reads_worst_at = "adj 3"  # predict: "adj 1", "conn 2", "adj 3", "sto
 
 
 # %%
-def readable(site: str, t: int, y: Tensor, score: slice = slice(340, None)) -> float:
-    """The share of y's variance at position t that is read off a site in the reviews of `score`.
+def readable(site: str | Tensor, t: int, y: Tensor, score: slice | None = None) -> float:
+    """The share of y's variance at position t that is read off a site.
 
-    The reader is fitted on the first 340 reviews.
+    The reader is fitted to the first two thirds of the reviews, and scored on the last one, or on
+    the reviews of `score`.
     """
-    x, y = cache[sites[site]][:, t].double(), y[:, t].double()
-    slope, intercept = fit_ridge(x[:340], y[:340], known[:340, t], ridge)
+    score = slice(n_fit, None) if score is None else score
+    states = cache[sites[site]] if isinstance(site, str) else site
+    x, y = states[:, t].double(), y[:, t].double()
+    slope, intercept = fit_ridge(x[:n_fit], y[:n_fit], known[:n_fit, t], ridge)
     kept = known[score, t]
     true, read = y[score][kept], (x[score] @ slope + intercept)[kept]
     return (1 - (true - read).square().sum() / (true - true.mean()).square().sum()).item()
@@ -415,34 +440,75 @@ if speaks_reel:
         ),
     ]:
         predictions.compare(question, guess, found)
-grid = [list(share[site].values()) for site in sites]
-heatmap(grid, list(sites), list(columns), "R2 of the value", limits=(0, 1))
+
+# %% [markdown]
+# Is it the *transformer* that knows, or would anything do that sees the words? As a control, take the same
+# transformer with the numbers of every weight matrix in a random order: same architecture, same sizes, same words,
+# nothing learned. Attention still mixes words; which ones is chance. How much can be read off its last layer?
+
+# %%
+control_at_i = "some of it"  # predict: "nothing", "some of it" or "nearly all"
+
+# %%
+shuffled_model = copy.deepcopy(model)
+generator = torch.Generator().manual_seed(0)
+with torch.no_grad():
+    for parameter in shuffled_model.parameters():
+        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+        parameter.copy_(parameter.flatten()[order].view_as(parameter))
+
+
+def last_layer_of(other: HookedTransformer) -> dict[str, float]:
+    """What can be read at each place off the last layer of another model, on the same reviews."""
+    with torch.no_grad():
+        _, own = other.run_with_cache(ids, names_filter=[sites[list(sites)[-1]]], device="cpu")
+    states = next(iter(own.values()))
+    return {name: readable(states, t, target) for name, t in columns.items()}
+
+
+control = last_layer_of(shuffled_model)
+series = {
+    "embedding": list(share["embedding"].values()),
+    "last layer, weights shuffled": list(control.values()),
+    "last layer": list(share[list(sites)[-1]].values()),
+}
+show_table(["R2 at", *columns], [[name, *row] for name, row in series.items()], digits=2)
+if speaks_reel:
+    predictions.compare("shuffled weights, at i", control_at_i, in_words(control["i"]))
+bars(list(columns), series, "What a linear reader gets", "R2 of the value, on unseen reviews")
 
 # %% [markdown]
 # Read the table by rows:
 #
-# - The embedding knows nothing but the word. The verb says much, an adjective something, if one
-#   overlooks "wasn't". "and" by itself says nothing about how good the movie was.
-# - Attention brings in the words before, "wasn't" among them. "wasn't dull" is not a sum of its
-#   words: the one turns the other round. Attention can join them all the same: its weights depend on
-#   the word that looks back. The first adjective is understood.
-# - Behind the first connector the MLP of block 0 completes the value in this model. From the second
-#   adjective on block 1 adds to what block 0 has, at every place, and here its attention makes most
-#   of the difference.
+# - The embedding knows nothing but the word. The verb alone explains much of the variance, an adjective
+#   some of it (the "wasn't" before it is not in its embedding), "and" next to nothing.
+# - The shuffled transformer shows what mixing alone is worth. What the trained one has beyond that, it has
+#   learned.
+# - Attention brings in the words before, "wasn't" among them. "wasn't dull" is not the sum of its words: one
+#   turns the other round. Attention can still combine them, because the query comes from the adjective: how
+#   much of "wasn't" is read depends on which adjective reads.
 #
-# And by columns. At "adj 3", "stop" and "i" the value is the same number (look at the first table),
-# and yet the last layer has nearly all of it at "i", 0.98, and about three quarters at the other two.
-# Of the three only "i" stands before a word that depends on how good the movie was. The package has
-# two more models of the same training, which differ in the seed alone: `reel-nano-b` and
-# `reel-nano-c` (write `base_model="reel-nano-b"` into `SETTINGS`). In all three the row of the last
-# layer has more at "i" than at "adj 3" or "stop", by 0.15 at the least. (Which of these two has least
-# is too close to be told with 172 reviews.)
-#
-# But the next word does not settle what is there. After the first adjective comes "and" or "but",
-# which tells whether two clauses agree, not whether they praise, and the value is there all the same:
-# to 0.96 and more, in all three. Other places differ: at "adj 2" the last layers of the three have
-# 0.82, 1.00 and 0.87, at "conn 3" 0.90, 0.96 and 0.80. What a probe finds in one model need not be in
-# the next. (Lesson 08 looks at all places of a review.)
+# And by columns. At "adj 3", "stop" and "i" the value is the same number (look at the first table), and yet
+# the last layer has more of it at "i" than at the other two. Of the three only "i" stands before a word that
+# depends on how good the movie was. Does that hold for this one model only? The package has two more of
+# the same training, which differ in the seed alone. The same reviews, read by all three:
+
+# %%
+if speaks_reel:
+    three = {name: load_model(name) for name in ("reel-nano", "reel-nano-b", "reel-nano-c")}
+    show_table(
+        ["R2 of the last layer at", *columns],
+        [[name, *last_layer_of(other).values()] for name, other in three.items()],
+        digits=2,
+    )
+    print("scored on", len(ids) - n_fit, "reviews")
+
+# %% [markdown]
+# In all three, more can be read at "i" than at "adj 3" or "stop". But the next word does not settle what is
+# there: after the first adjective comes "and" or "but", which tells whether two clauses agree, not whether
+# they praise, and the value can be read there all the same, in all three. Other places differ from model to
+# model, such as "conn 3" (with so few reviews, small differences mean nothing). What a probe finds in one model need
+# not be in the next. (Lesson 08 looks at all places of a review.)
 #
 # ### Fooling yourself
 #
@@ -458,17 +524,17 @@ nonsense_on_new = "below 0"  # predict: "below 0", "about 0" or "above 0.1"
 shuffled = target[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
 last_site, last_column = list(sites)[-1], list(columns.values())[0]
 scores = {
-    "seen": readable(last_site, last_column, shuffled, slice(340)),
+    "seen": readable(last_site, last_column, shuffled, slice(n_fit)),
     "new": readable(last_site, last_column, shuffled),
 }
-print({where: round(score, 2) for where, score in scores.items()})
+print({where: round(score, 2) for where, score in scores.items()}, "fitted to", n_fit, "reviews")
 for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
     score = scores[where]
     kind = "below 0" if score < -0.05 else "about 0" if score <= 0.1 else "above 0.1"
     predictions.compare(f"R2 of nonsense on {where} reviews", guess, kind)
 
 # %% [markdown]
-# 64 slopes for 340 reviews explain about 64 / 340 of anything. On new reviews the same slopes are
+# 64 slopes for 341 reviews explain about 64 / 341 of anything. On new reviews the same slopes are
 # worse than the mean. Whenever someone shows you a probe, ask for the reviews it was scored on.
 #
 # ## How well can anybody know?
@@ -494,8 +560,8 @@ if speaks_reel:
 show_table(["R2 at", *columns], rows, digits=2)
 
 # %% [markdown]
-# (The ceiling is for all reviews of the grammar, and for a reader that knows it. 172 reviews can
-# come out above or below, and slopes fitted to 340 chance outcomes lose some of it.) So an explained
+# (The ceiling is for all reviews of the grammar, and for a reader that knows it. 171 reviews can
+# come out above or below, and slopes fitted to 341 chance outcomes lose some of it.) So an explained
 # variance of 0.34 over all tokens is not a bad value head. Before the first adjective the ceiling is 0,
 # it gets to 1 only behind the verb, and its mean over the states before the 26 generated tokens is
 # 0.57.
@@ -556,10 +622,10 @@ if speaks_reel:
 # "stop" it misses more than half, and at "adj 1" nearly everything, although a reader of just that
 # position misses next to nothing. The second table says part of why. At "adj 1" the states of good
 # and of bad differ by a hundredth of their length, less than anywhere else in the table. A reader of
-# one position, with hardly a penalty on large slopes, can blow up a small difference as much as it
+# one position, with hardly a penalty on large slopes, can amplify a small difference as much as it
 # likes. One head for all positions cannot, and settles for what serves most of them. (For what is
-# missing at "adj 3" and "stop" the table has no such reason.) A large difference it finds even where
-# it points another way than at "i", as at the verb. The head also had no more than eight phases, and
+# missing at "adj 3" and "stop" the table has no such reason.) Where good and bad states lie far apart the
+# head finds the difference even if it points in another direction than at "i", as at the verb. The head had no more than eight phases, and
 # a transformer that was not allowed to come to meet it. In PPO it is: the value loss moves the
 # transformer, too.
 

@@ -1,16 +1,19 @@
 # %% [markdown]
 # # 05 The objective
 #
-# PPO with a KL leash climbs one number per minibatch:
+# For each minibatch, PPO with a KL leash computes one number, the objective, and takes a step up its
+# gradient:
 #
-# > objective = clipped surrogate - value loss + entropy bonus - KL penalty
+# $$J(\theta) = L^{\mathrm{clip}}(\theta) - L^{V}(\theta) + c_H H(\theta) - \beta \, \mathrm{KL}(\theta)$$
 #
-# You write every term of it, see what each one does to a real policy, and then hand your functions
-# to the real trainer and watch them train it.
+# the clipped surrogate, the value loss, the entropy bonus and the KL penalty. You write every term,
+# see why it has the form that it has and what it does to a real policy, put the sum together, and hand
+# your functions to the real trainer.
 #
 # **Afterwards you can**
 # - read a log-probability out of logits without being off by one,
 # - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
+# - derive why one may climb ratio times advantage, and what the KL penalty's gradient leaves out,
 # - predict where the gradient of the clipped surrogate is zero, and for which sign of the advantage,
 # - say what clipping does that a KL penalty does not, and the other way round,
 # - let a controller hold the KL, and say in which unit.
@@ -31,7 +34,8 @@
 # first cell
 
 # %% [markdown]
-# About 110 minutes of work. All cells together run in about 33 seconds on one core, without a
+# About 180 minutes of work; a good place to rest is before the clipped surrogate. All cells together
+# run in about 40 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -43,19 +47,19 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import tempfile
-from pathlib import Path
+import copy
 
 import torch
+from IPython.display import display
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import generated_logits, generated_values, masked_mean, masked_std
 from rlhf_lab.models import read_out
-from rlhf_lab.training import Objective, ReplayMemory, objective_terms
-from rlhf_lab.views import sparkline
+from rlhf_lab.training import ReplayMemory, objective_terms
+from rlhf_lab.views import curves, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -69,15 +73,17 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
-# The line `SETTINGS` decides what all of this runs on. As it stands, that is Reel: a tiny language
-# of movie reviews, a transformer of two layers that speaks it, and a classifier that rewards
-# positive ones. On a GPU with a network, write `preset="gpt2-medium"` instead, and everything below
-# runs on GPT-2-medium and a sentiment classifier trained on IMDb. The text between the cells tells
-# what came out on Reel; GPT-2 learns more slowly: raise `total_phases`, too.
+# `SETTINGS` decides what all of this runs on: Reel, a tiny language of movie reviews, a transformer of
+# two layers that speaks it, and a classifier that rewards positive reviews. On a GPU with a network,
+# write `preset="gpt2-medium"` instead. The text between the cells tells what came out on Reel; GPT-2
+# learns more slowly: raise `total_phases`, too.
+#
+# Notation, as in lesson 00: $s_t$ is the text before generated token $t$, $a_t$ that token, $\pi$ the
+# policy, $\pi_\mathrm{old}$ the policy that sampled, $\pi_\mathrm{ref}$ the reference, $R$ the reward of a
+# whole review, $V$ the value head, $A_t$ the advantage.
 #
 # From now on jaxtyping checks the shapes you promise: `Float[Tensor, "batch gen"]` is a tensor of
 # floats with one row per sequence and one column per generated token. If your function returns
@@ -85,13 +91,13 @@ predictions = Predictions()
 #
 # ## A policy that has learned a little
 #
-# At the start, policy and reference are the same and every KL is 0, which is no fun to look at. So
-# let the package train for five phases, and then stop it. The trainer can be stopped between any
-# two phases: take out what you want to see, and go on.
+# At the start, policy and reference are the same, and every KL is 0. To have something to look at, let
+# the package train for five phases, and stop it there. (The trainer can be stopped between any two
+# phases.)
 
 # %%
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / "warm-up")
+trainer = RLHFTrainer(args, out=new_run("warm-up"))
 for _ in range(5):
     report = trainer.run_phase()
     print(f"phase {report.phase}: reward {report.mean_reward:.3f}")
@@ -114,6 +120,7 @@ show_table(["reward", "text"], rows, digits=2)
 # you will not see much of it here. The checks do not let you forget it.)
 
 # %%
+# deals the rollout out in minibatches; lesson 06 writes it
 memory = ReplayMemory(rollout, args.num_minibatches, passes=1)
 minibatch = next(memory.get_minibatches(torch.Generator().manual_seed(0)))
 prefix_len, mask = minibatch.prefix_len, minibatch.mask
@@ -122,6 +129,7 @@ with torch.no_grad():
     all_logits, all_values = trainer.policy(minibatch.tokens, minibatch.attention_mask)
     logits = generated_logits(all_logits, prefix_len) / args.temperature
     values = generated_values(all_values, prefix_len)
+    # the rollout keeps the reference's last residual stream; `read_out` makes logits of it
     ref_logits = read_out(trainer.reference, minibatch.ref_residuals) / args.temperature
 
 scored_logits = all_logits
@@ -187,8 +195,11 @@ predictions.compare("eight equal rewards become", equal_rewards, found)
 # token's own number.
 #
 # `eindex` picks entries by name. `eindex(logprobs, tokens, "b s [b s+1]")` reads: for each batch
-# row b and position s, take `logprobs[b, s, tokens[b, s+1]]`. Torch 2 has something to warn about
-# in how it does so; the warning is harmless.
+# row b and position s, take `logprobs[b, s, tokens[b, s+1]]`. (`logprobs.gather(-1, index)` does the
+# same, if you know it.)
+#
+# $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T},
+# \qquad z = \text{the logits at position } \texttt{prefix\_len} - 1 + t$$
 #
 # `logprobs` are of the sampled tokens, and always refer to the policy that they were computed with.
 # The minibatch carries those of the policy *that sampled*; they stay as they are, while the policy
@@ -216,21 +227,27 @@ predictions.compare(
 )
 
 # %% [markdown]
-# This comparison is one of the best there is: an off-by-one, a forgotten temperature or a forgotten
-# top-k makes the two differ, and makes the ratio differ from 1 on the first minibatch. The trainer
-# makes it in every phase, and warns.
+# This comparison catches a great deal: an off-by-one, a forgotten temperature or a forgotten top-k
+# makes the two differ, and then the ratio is not 1 on the first minibatch. The trainer compares them in
+# every phase, and warns.
 #
 # ## The leash: KL from the reference
 #
-# The policy may drift away from the language it came from, and the KL divergence says how far:
-# on average over what the *policy* would say, how much likelier does it hold that than the
-# reference does?
+# The policy drifts away from the language it came from, and the KL divergence says how far. Draw a word
+# from the policy: by how many nats, on average, does the policy find it likelier than the reference does?
+# (One nat is a factor of $e$.)
 #
-# > KL(pi || pi_ref) = sum over words v of pi(v) (log pi(v) - log pi_ref(v))
+# $$\mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref}) = \sum_v \pi(v) \big(\log \pi(v) - \log \pi_\mathrm{ref}(v)\big)$$
 #
 # At each generated token both models give a whole distribution, so this can be computed exactly.
+#
+# Why is it never negative? With $u = \pi_\mathrm{ref}(v) / \pi(v)$ each term is $-\pi(v) \log u$, and
+# $\log u \le u - 1$. So the sum is at least $-\sum_v \pi(v) (u - 1) = -\sum_v (\pi_\mathrm{ref}(v) - \pi(v)) = 0$,
+# and it is 0 only where the two are equal.
+#
 # Mind the words that cannot be said: their log-probability is -inf, and 0 times that is nan. A
-# `torch.where` around the product fixes the value, but not the gradient; it must be fixed before.
+# `torch.where` around the product makes the value right, but its gradient is still nan. Replace the -inf
+# *before* you multiply.
 
 # %%
 from rlhf_lab.functional import kl_per_token  # exercise
@@ -255,6 +272,53 @@ print(
 )
 close = abs(mean_kl - mean_swapped) < 1e-6
 predictions.compare("the other way round it is", other_way_round, "same" if close else "different")
+
+# %% [markdown]
+# ### Why this way round?
+#
+# Take a reference with two favourite words far apart, and let a policy that can only have *one* bump come
+# as close to it as possible. The two directions disagree about what "close" means. In
+# $\mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$ a word counts as often as the *policy* says it: saying what the
+# reference would not say is expensive, leaving something out is cheap. In
+# $\mathrm{KL}(\pi_\mathrm{ref} \,\|\, \pi)$ a word counts as often as the *reference* says it: leaving
+# something out is expensive. Which bump comes out: one that sits on a single favourite, or a wide one that
+# covers both? Your function finds both best bumps.
+
+# %%
+policy_side = "one favourite"  # predict: "one favourite" or "both"
+
+# %%
+places = torch.arange(60.0)
+
+
+def bump(center: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Float[Tensor, "*n words"]:
+    """Logits over 60 words that lie in a row: a bell around one of them."""
+    return -((places - center[..., None]) ** 2) / (2 * width[..., None] ** 2)
+
+
+two = torch.logaddexp(
+    bump(torch.tensor(15.0), torch.tensor(3.0)), bump(torch.tensor(45.0), torch.tensor(3.0))
+)
+centers, widths = torch.meshgrid(torch.arange(5.0, 55.0), torch.arange(2.0, 25.0), indexing="ij")
+tried = bump(centers.flatten(), widths.flatten())[None]
+of_two = two.expand_as(tried)
+found = {
+    "KL(policy || reference) is least": tried[0, kl_per_token(tried, of_two)[0].argmin()],
+    "KL(reference || policy) is least": tried[0, kl_per_token(of_two, tried)[0].argmin()],
+}
+shapes = {"reference": two, **found}
+drawn = {name: (places.tolist(), logit.softmax(-1).tolist()) for name, logit in shapes.items()}
+first, second = (logit.softmax(-1) for logit in found.values())
+share = first[30:].sum().item()  # of the probability that lies at the second favourite
+covers = "both" if 0.2 < share < 0.8 else "one favourite"
+predictions.compare("the policy's side covers", policy_side, covers)
+curves(drawn, "The closest single bump", "word", "probability")
+
+# %% [markdown]
+# RLHF uses the policy's side, for two reasons. It can be computed from what the policy says, and that is
+# all one samples. And a policy that says only *some* of the good things is what one wants; one that says
+# things the reference never would is what the leash is there to prevent. The price is that variety is not
+# protected: a policy that says one sentence forever can be close in this sense.
 
 # %% [markdown]
 # Where did the policy move? Here are the eight states with the largest KL of this minibatch: what
@@ -288,6 +352,16 @@ tenth = share[: len(share) // 10].sum() / share.sum()
 print(f"the top tenth of the tokens carries {tenth:.0%} of the KL")
 
 # %% [markdown]
+# The same on two whole reviews: the darker a token, the more KL at the state before it (hover for the
+# numbers).
+
+# %%
+for row in range(2):
+    ids = minibatch.tokens[row, prefix_len:].tolist()
+    spelled = [f" {tokenizer.decode([token])} " for token in ids]
+    display(tokens_html(spelled, kl[row], "KL", mask[row], kl.max().item(), "sequential"))
+
+# %% [markdown]
 # The objective needs a single number: the mean over the real tokens, times a coefficient. To
 # *blank* masked tokens, in this docstring and the ones below, is to put 0 there with `zero_masked`.
 # `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut in pieces to save
@@ -305,15 +379,39 @@ print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 # ### Estimating it
 #
 # Exact KL needs the reference's whole distribution at each token. Often only the log-probabilities
-# of the sampled tokens are at hand, and KL is estimated from `d = log pi - log pi_ref` at those.
+# of the sampled tokens are at hand, and KL is estimated from $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$.
+#
+# - **k1** $= d$. By definition $\mathbb{E}_{a \sim \pi}[d]$ *is* the KL: no bias. But $d$ is negative for
+#   every word that the policy likes less than the reference does, so single values scatter widely.
+# - **k3** $= e^{-d} - 1 + d$. Since $e^{-d} = \pi_\mathrm{ref}(a) / \pi(a)$,
+#   $\mathbb{E}_{a \sim \pi}[e^{-d}] = \sum_a \pi(a)\,\pi_\mathrm{ref}(a) / \pi(a) = \sum_a \pi_\mathrm{ref}(a) = 1$:
+#   what is added to k1 is 0 on average, and varies against it. And $e^{-d} \ge 1 - d$, so k3 is never
+#   negative. (The sum runs over the words that the *policy* can say. With top-k sampling it leaves out those that
+#   were cut, it is less than 1, and k3 is too small.)
+# - **k2** $= d^2 / 2$ is what k1 and k3 have in common for small $d$: $e^{-d} - 1 + d = d^2/2 - d^3/6 + \dots$
+#   Its average is not the KL, but close to it while the policies are close.
 
 # %%
 from rlhf_lab.functional import kl_estimate  # exercise
 
 # %% [markdown]
-# k1 and k3 are unbiased: averaged over enough samples they give the exact KL. Which one would you
-# rather have, when a token is all you have: which one has the smaller standard deviation? And which
-# of the three can be negative on a single token?
+# Draw them with your function: what a single token contributes, by its $d$.
+
+# %%
+d = torch.linspace(-2, 2, 81)[None]
+curves(
+    {
+        kind: (d[0].tolist(), kl_estimate(d, torch.zeros_like(d), kind)[0].tolist())
+        for kind in ("k1", "k2", "k3")
+    },
+    "Three estimates of the KL from one token",
+    "d = log pi - log pi_ref of the sampled token",
+    "estimate, nats",
+)
+
+# %% [markdown]
+# Which of k1 and k3 would you rather have when a token is all you have: which one has the smaller standard
+# deviation? And which of the three can be negative on a single token?
 
 # %%
 smaller_spread = "k3"  # predict: "k1" or "k3"
@@ -340,10 +438,80 @@ negative = [k for k in ("k1", "k2", "k3") if estimates[k][mask].min() < -1e-6]
 predictions.compare("negative on some token", can_be_negative, " and ".join(negative))
 
 # %% [markdown]
-# With a few hundred tokens the means still scatter. The *gradient* is another matter, and a trap:
-# the gradient of the mean of k1 over fixed tokens is 0 on average, whatever the KL is, since the
-# log-probability's gradient averages to 0 under the policy. Used as a loss, k1 does nothing but add
-# noise. The trainer's penalty is the exact KL, for which value and gradient are both right.
+# With a few hundred tokens the means still scatter.
+#
+# ### Whose gradient?
+#
+# A right *value* need not have the right *gradient*. Take k1 over fixed tokens as a loss:
+# $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$. Its
+# gradient is 0 on average, whatever the KL is: as a loss, k1 adds nothing but noise.
+#
+# The trainer's penalty is the exact KL at each token, and its gradient is that of the KL *at the states
+# that were visited*. Is that the gradient of the KL of the whole review? For a review of tokens
+# $a_0, a_1, \dots$ the KL is an average over the states to which the policy's own words lead:
+#
+# $$\mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad
+# \nabla \mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] +
+# \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \log \pi(a_t \mid s_t) \sum_{t' > t} \mathrm{KL}_{t'}(s_{t'})\Big]$$
+#
+# The first part is what the penalty has. The second says: make words less likely that *lead* to states
+# with much KL. The penalty leaves it out. Write it, as something whose gradient it is: no steps this time,
+# the formula has all that is needed.
+
+# %%
+from rlhf_lab.functional import kl_of_later_states  # exercise
+
+# %% [markdown]
+# Does it matter? Take toys in which everything can be summed: two words one after the other, three choices
+# each, random logits. The exact KL of the pair is one expression, and autograd gives its true gradient.
+# Compare with the penalty's gradient alone, and with your term added.
+
+# %%
+with_the_term = "equal"  # predict: "equal" or "closer, not equal"
+
+
+# %%
+def toy_gradients(seed: int) -> tuple[float, float]:
+    """Cosine with the true gradient of the penalty's alone, and the largest gap with the term."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second, ref_first, ref_second = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((1, 1, 3), (3, 1, 3), (1, 1, 3), (3, 1, 3))
+    )
+    leaves = first.requires_grad_(), second.requires_grad_()
+    logits = torch.cat([first.expand(3, 1, 3), second], dim=1)  # row a: the first word is a
+    ref_logits = torch.cat([ref_first.expand(3, 1, 3), ref_second], dim=1)
+    kl = kl_per_token(logits, ref_logits)
+    p = first.softmax(-1)[0, 0]  # how often each row comes about
+    logprobs = torch.stack([first.log_softmax(-1)[0, 0], torch.zeros(3)], dim=1)
+    exact = (p * kl.sum(1)).sum()
+    penalty = (p.detach() * kl.sum(1)).sum()
+    missing = (p.detach() * kl_of_later_states(logprobs, kl).sum(1)).sum()
+    true, alone, whole = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(x, leaves, retain_graph=True)])
+        for x in (exact, penalty, penalty + missing)
+    )
+    return torch.cosine_similarity(true, alone, dim=0).item(), (true - whole).abs().max().item()
+
+
+toys = [toy_gradients(seed) for seed in range(300)]
+cosines, gaps = torch.tensor(toys).unbind(1)
+print(f"cosine with the true gradient, penalty alone: median {cosines.median().item():.2f},")
+print(
+    f"below 0.5 in {(cosines < 0.5).float().mean().item():.0%} of 300 toys, below 0 in {(cosines < 0).float().mean().item():.0%}"
+)
+print(f"with your term: largest difference {gaps.max().item():.0e}")
+predictions.compare(
+    "with the term the gradient is",
+    with_the_term,
+    "equal" if gaps.max() < 1e-6 else "closer, not equal",
+)
+
+# %% [markdown]
+# So the penalty's value is right and its gradient is that of a somewhat different leash, one that does not
+# look ahead. Mostly the two agree in direction, not always. The trainer offers the other leash as well:
+# with `kl_in="reward"` each token's reward pays for its KL, and GAE carries it back to the words that led
+# there. (What each leash ends at is the subject of lesson 04, which is still to come.)
 #
 # ## Entropy
 #
@@ -376,20 +544,43 @@ print("by position:", sparkline(entropy.mean(0).tolist()))
 # %% [markdown]
 # ## The clipped surrogate
 #
-# Now the term that learns from rewards. Each sampled token has an advantage: how much better things
-# went than the value head expected. Make tokens with a positive advantage likelier, and the others
-# less likely. What is differentiated is the ratio of new to old probability (`MAX_LOG_RATIO` is the
-# docstring's 20):
+# Now the term that learns from rewards. Its form follows in four steps.
+#
+# **1. The gradient of an expected reward.** We want more of $\mathbb{E}_{x \sim \pi}[R(x)] = \sum_x \pi(x) R(x)$.
+# The reward does not depend on the weights; the probabilities do. With $\nabla \pi = \pi \nabla \log \pi$,
+#
+# $$\nabla \sum_x \pi(x) R(x) = \sum_x \pi(x) R(x) \nabla \log \pi(x)
+# = \mathbb{E}_{x \sim \pi}\Big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\Big]$$
+#
+# which can be estimated from samples: make the tokens of a review likelier in proportion to its reward.
+# This is the *policy gradient* (Williams 1992), and the trick is called the log-derivative.
+#
+# **2. Why an advantage and not the reward.** Subtract from $R$ anything that does not depend on the token
+# $a_t$, such as the value $V(s_t)$ of the state before it. The average does not change, since
+# $\mathbb{E}_{a_t \sim \pi}[\nabla \log \pi(a_t \mid s_t)] = 0$, as for k1 above. But the noise does: if all reviews earn
+# between 0.8 and 1, the reward makes *everything* likelier, and only the differences carry news. How much
+# better it went than expected is the *advantage* $A_t$. (Lesson 06 computes it; the minibatch carries it.)
+#
+# **3. Samples from an older policy.** One rollout serves several steps, and after the first step the policy
+# is no longer the one that sampled. Weigh each token by how much likelier it has become,
+# $r_t = \pi(a_t \mid s_t) / \pi_\mathrm{old}(a_t \mid s_t)$: then
+# $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$. So climb the mean of $r_t A_t$. At the first step
+# $r = 1$ and $\nabla r = r \nabla \log \pi = \nabla \log \pi$: it *is* the policy gradient.
+#
+# (`MAX_LOG_RATIO`, imported above the function, is the docstring's 20.)
 
 # %%
 from rlhf_lab.functional import policy_ratio  # exercise
 
 # %% [markdown]
-# One rollout serves several steps, and with each step the policy moves further from the one that
-# sampled. Beyond some distance the samples say little about the new policy. PPO's answer: a token
-# whose ratio has left `1 - clip_coef .. 1 + clip_coef` *in the direction that its advantage asks
-# for* earns nothing more by going further. (`whiten(x, mask, eps=eps)` brings x to mean 0 and
-# standard deviation 1 over its real tokens.)
+# **4. Why clip.** The weights $r_t$ correct for the *token*, at the state where it was sampled. They do not
+# correct for the states: a policy that has changed visits others. And $r_t A_t$ has no upper end: a token with
+# $A > 0$ could be made likelier without limit, on the word of one sample. PPO's answer: a token whose ratio has
+# left $[1 - \epsilon, 1 + \epsilon]$ *in the direction that its advantage asks for* earns nothing more by going further.
+#
+# $$L^{\mathrm{clip}} = \operatorname{mean}_t \, \min\big(r_t A_t, \; \operatorname{clip}(r_t, 1 - \epsilon, 1 + \epsilon) \, A_t\big)$$
+#
+# (`whiten(x, mask, eps=eps)` brings x to mean 0 and standard deviation 1 over its real tokens.)
 
 # %%
 from rlhf_lab.functional import calc_clipped_surrogate_objective  # exercise
@@ -427,6 +618,28 @@ for question, guess, (r, a) in [
 ]:
     predictions.compare(question, guess, "not zero" if surrogate_gradient(r, a) else "zero")
 
+# %%
+ratio_axis = torch.linspace(0.4, 1.6, 61)
+
+
+def surrogate_at(ratio: float, advantage: float) -> float:
+    """The surrogate of one token, by your function."""
+    new = torch.tensor([[ratio]]).log()
+    return calc_clipped_surrogate_objective(
+        new, torch.zeros(1, 1), torch.tensor([[advantage]]), clip_coef=0.2, normalize=False
+    ).item()
+
+
+curves(
+    {
+        f"A = {a:+.0f}": (ratio_axis.tolist(), [surrogate_at(r, a) for r in ratio_axis.tolist()])
+        for a in (1.0, -1.0)
+    },
+    "One token's surrogate, clip_coef 0.2 (flat: nothing more to earn)",
+    "r = new over old probability",
+    "L(r)",
+)
+
 # %% [markdown]
 # The minimum is what makes this asymmetric. A token that has become *likelier* although its
 # advantage is negative went the wrong way, and is pulled back however far it went.
@@ -451,13 +664,16 @@ predictions.compare(
 )
 
 # %% [markdown]
-# So do not judge a run by the value of the surrogate: it starts each minibatch near 0, whatever the
-# policy learns. Judge it by the reward.
+# So do not judge a run by the value of the surrogate: at the start of each phase it is near 0, whatever
+# the policy learns. Judge it by the reward.
 #
 # ## The value loss
 #
-# The value head predicts, before each token, how the review will turn out. Its target is the
-# return: the advantage plus the value it was computed from. The loss is half the squared error.
+# The value head predicts, before each token, how the review will turn out. Its target is the return
+# $G_t = A_t + V_\mathrm{old}(s_t)$, and its loss half the squared error:
+#
+# $$L^V = \frac{c_V}{2} \operatorname{mean}_t \big(V(s_t) - G_t\big)^2$$
+#
 # With a `clip`, a value cannot make its error small by jumping away from its old one.
 
 # %%
@@ -476,41 +692,52 @@ print(f"value loss {value_loss.item():.4f}; of the best constant {by_a_constant.
 # %% [markdown]
 # ## All together
 #
-# Four terms, and two of the signs are minus. Put them together, and compare with what the trainer
-# computes from the same minibatch.
+# Four terms, two of them with a minus. Write the whole objective from your own functions. There are no
+# steps: the formula at the top of this lesson is all. (The check uses a policy that has already taken steps,
+# and an `ent_coef` above 0, so that no term is 0.)
 
 # %%
-terms = {
-    "clipped surrogate": calc_clipped_surrogate_objective(
-        logprobs,
+from rlhf_lab.course.exercises.whole import whole_objective  # exercise
+
+# %% [markdown]
+# And the trainer's own, on a minibatch of this run with an `ent_coef` of 0.01, after one step away from the
+# policy that sampled. Are the two the same?
+
+# %%
+changed = RLHFArgs(**SETTINGS | dict(ent_coef=0.01, total_phases=6))
+other = RLHFTrainer(changed, policy=copy.deepcopy(trainer.policy), reference=trainer.reference)
+part = next(memory.get_minibatches(torch.Generator().manual_seed(1)))
+objective_terms(other.policy, other.reference, part, other.objective).objective.backward()
+other.optimizer.step()  # one step, so that ratios are not 1
+
+with torch.no_grad():
+    now_logits, now_values = other.policy(minibatch.tokens, minibatch.attention_mask)
+    scored = now_logits
+    if minibatch.support is not None:
+        scored = minibatch.support.restrict(now_logits, prefix_len)
+    mine_now = whole_objective(
+        generated_logits(now_logits, prefix_len) / changed.temperature,
+        ref_logits,
+        get_logprobs(scored, minibatch.tokens, prefix_len, changed.temperature),
         minibatch.logprobs,
         minibatch.advantages,
-        args.clip_coef,
+        generated_values(now_values, prefix_len),
+        minibatch.returns,
         mask,
-        args.normalize_advantages,
-    ),
-    "value loss": calc_value_function_loss(
-        values, minibatch.returns, args.vf_coef, mask, minibatch.values, args.vf_clip
-    ),
-    "entropy bonus": calc_entropy_bonus(logits, args.ent_coef, mask),
-    "KL penalty": calc_kl_penalty(logits, ref_logits, args.kl_coef, mask),
-}
-objective = (
-    terms["clipped surrogate"] - terms["value loss"] + terms["entropy bonus"] - terms["KL penalty"]
-)
-theirs = objective_terms(trainer.policy, trainer.reference, minibatch, Objective(args))
+        changed.clip_coef,
+        changed.vf_coef,
+        changed.ent_coef,
+        changed.kl_coef,
+    )
+    theirs = objective_terms(other.policy, other.reference, minibatch, other.objective)
+names = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty", "objective")
 show_table(
-    ["term", "yours", "the trainer's"],
-    [
-        *(
-            [name, term.item(), getattr(theirs, name.lower().replace(" ", "_")).item()]
-            for name, term in terms.items()
-        ),
-        ["objective", objective.item(), theirs.objective.item()],
-    ],
+    ["the trainer's", "on this minibatch"],
+    [[name.replace("_", " "), getattr(theirs, name).item()] for name in names],
     digits=6,
 )
-assert torch.allclose(objective, theirs.objective, atol=1e-5)
+print(f"your objective: {mine_now.item():.6f}")
+assert torch.allclose(mine_now, theirs.objective, atol=1e-5)
 
 # %% [markdown]
 # ## Your functions drive the trainer
@@ -536,7 +763,7 @@ mine = dict(
 
 def run(name: str, functions: dict, **changes: int | float) -> list:
     """Train with these functions, and return the reports of all phases."""
-    return RLHFTrainer(RLHFArgs(**SETTINGS | changes), out=place / name, **functions).train()
+    return RLHFTrainer(RLHFArgs(**SETTINGS | changes), out=new_run(name), **functions).train()
 
 
 runs = {"yours": run("yours", mine), "the package's": run("package", {})}
@@ -593,22 +820,29 @@ def last(name: str) -> float:
 predictions.compare("highest reward at kl_coef", highest_reward, last("mean_reward"))
 predictions.compare("highest KL at kl_coef", highest_kl, last("kl_per_sequence"))
 
+# %%
+curves(
+    {
+        f"kl_coef {coef}": ([r.kl_per_sequence for r in reports], [r.mean_reward for r in reports])
+        for coef, reports in leashes.items()
+    },
+    "What is earned for the distance: one mark per phase",
+    "KL from the reference, nats per review",
+    "mean reward",
+)
+
 # %% [markdown]
-# (Each curve runs from its own lowest to its own highest value, so compare shapes there, and heights
-# in the numbers.)
-#
-# Eight phases are short, and one seed is one seed: the same runs with `seed=2` in `SETTINGS` tell
+# # Eight phases are short, and one seed is one seed: the same runs with `seed=2` in `SETTINGS` tell
 # you which of these differences you can trust.
 #
 # ### Why a clip *and* a KL penalty?
 #
-# They limit different distances. The clip is about *one phase*: how far may the policy move from
-# the one that sampled this rollout, before the samples are stale? It forgets at every new rollout,
-# so a hundred phases can go anywhere. The KL penalty is about *the whole run*: how far from the
-# language we started with? It remembers, but says nothing about whether this step is supported by
-# these samples. Without the clip a single minibatch can break the policy; without the penalty the
-# policy finds, in many small and well-supported steps, the one sentence that the classifier likes
-# best.
+# They limit different distances. The clip is about *one phase*: how far may the policy move from the one
+# that sampled this rollout, before the samples are stale? It starts anew with every rollout, so a hundred
+# phases can go anywhere. The KL penalty is about *the whole run*: how far from the language we started with?
+# But it does not know whether *this* step is supported by *these* samples. Without the clip a single
+# minibatch can break the policy. Without the penalty the policy finds, in many small and well-supported
+# steps, the one sentence that the classifier likes best.
 #
 # ## A leash that adjusts itself
 #
@@ -635,10 +869,9 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # the target is 0.3 nats per sequence. With a horizon of 64, a batch of 128 moves the coefficient by
 # up to 40 %: far too hasty for a long run, and just right for watching.
 #
-# Which way does the coefficient go after the first phase? Does the KL come up to the target and
-# stay there, or does it go past twice the target on the way? And in a second run somebody takes the
-# target for one per token, and gives 0.3 / 26: does its reward get as high as in the first, or
-# higher, or does it stay lower?
+# Which way does the coefficient go after the first phase? Does the KL go past twice the target? There is
+# also a second run, with a mistake in the unit: its target is 0.3 / 26, as if it were per token. Is its best
+# reward as high as that of the first run, higher, or lower?
 #
 # (14 s on one core)
 
@@ -671,6 +904,7 @@ for name, reports in steered.items():
         digits=2,
     )
 
+phase_axis = [report.phase for report in steered["per sequence"]]
 right, wrong = steered.values()
 went = "up" if right[1].kl_coef > right[0].kl_coef else "down"
 past = max(report.kl_per_sequence for report in right) > 2 * targets["per sequence"]
@@ -681,17 +915,36 @@ predictions.compare("the coefficient first goes", coefficient_goes, went)
 predictions.compare("past twice the target", past_twice_the_target, "yes" if past else "no")
 predictions.compare("reward with the wrong unit", reward_with_the_wrong_unit, reached)
 
+# %%
+curves(
+    {
+        "KL": (phase_axis, [r.kl_per_sequence for r in right]),
+        "target": (phase_axis, [targets["per sequence"]] * len(right)),
+        "KL, wrong unit": (phase_axis, [r.kl_per_sequence for r in wrong]),
+    },
+    "What the controller holds",
+    y_label="nats per review",
+)
+
+# %%
+curves(
+    {
+        "target per review": (phase_axis, [r.kl_coef for r in right]),
+        "wrong unit": (phase_axis, [r.kl_coef for r in wrong]),
+    },
+    "What it does for it",
+    y_label="kl_coef",
+)
+
 # %% [markdown]
-# The controller is always late. The KL begins at 0, below any target, so it lets go; and when the
-# KL has passed the target, the coefficient must first come all the way back up. So the KL swings
-# past the target, to more than three times of it, comes back, and swings past it again, downwards: by
-# then the coefficient is higher than it began. A longer horizon makes a lazier controller; and it
-# needs a longer run.
+# The controller is always late. The KL begins at 0, below any target, so the controller lowers the
+# coefficient. When the KL has passed the target, the coefficient has to climb all the way back first. So
+# the KL overshoots, comes back, and undershoots. A longer horizon makes the controller slower and the swings
+# smaller, but the run has to be longer, too.
 #
-# With the wrong unit nothing breaks. The controller does what it was told, and aims at a
-# twenty-sixth of the KL that was meant: next to the reference, where there is little to earn. What
-# gives it away are two numbers side by side: a coefficient that climbs to several times what was
-# too much already, and a KL per sequence that never reaches the 0.3 that were meant.
+# With the wrong unit nothing breaks. The controller does what it was told, and aims at a twenty-sixth of
+# the KL that was meant, where there is little to earn. Two numbers give it away: the coefficient climbs
+# to several times the 3 that was too much already, and the KL per review never reaches 0.3.
 #
 # ## What surprised you
 

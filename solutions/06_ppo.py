@@ -41,7 +41,6 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.course.bugs import SUSPECTS, broken_parts, culprit, reveal
 from rlhf_lab.functional import get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training import PhaseReport
@@ -69,7 +68,6 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
@@ -193,11 +191,11 @@ from rlhf_lab.training import ReplayMemory  # exercise
 # (`batches_per_learning_phase`). How many optimiser steps is that per phase?
 
 # %%
-steps_per_phase = 8  # predict: a number
+steps_per_phase = 8  # predict: a number from 1 to 64
 
 # %%
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / "look")
+trainer = RLHFTrainer(args, out=new_run("look"))
 rollout = trainer.rollout_phase()
 memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
 dealt = list(memory.get_minibatches(torch.Generator().manual_seed(0)))
@@ -362,8 +360,8 @@ variance_explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "abov
 
 # %%
 runs = {
-    "mine": MyTrainer(args, out=place / "mine", advantages=my_advantages).train(),
-    "the package's": RLHFTrainer(args, out=place / "package").train(),
+    "mine": MyTrainer(args, out=new_run("mine"), advantages=my_advantages).train(),
+    "the package's": RLHFTrainer(args, out=new_run("package")).train(),
 }
 for name, reports in runs.items():
     print(f"{name:14}", " ".join(f"{report.mean_reward:.3f}" for report in reports))
@@ -522,7 +520,7 @@ def climb(name: str, rung: str, reward_fn: Any, **changes: Any) -> tuple[float, 
     """The mean reward of the last three phases, and the value before the last token after them."""
     fields = ladder_args.to_dict() | changes
     climber = MyTrainer(
-        RLHFArgs(**fields), out=place / f"{rung}, {name}", reward_fn=reward_fn, **climbers[name]
+        RLHFArgs(**fields), out=new_run(f"{rung}, {name}"), reward_fn=reward_fn, **climbers[name]
     )
     reports = climber.train()
     last_value = climber.rollout_phase().samples.values[:, -1].mean().item()
@@ -572,7 +570,7 @@ for number, suspect in enumerate(SUSPECTS, start=1):
 
 # %%
 broken = {
-    run: RLHFTrainer(args, out=place / f"bug {run}", **broken_parts(run, args)).train()
+    run: RLHFTrainer(args, out=new_run(f"bug {run}"), **broken_parts(run, args)).train()
     for run in ("A", "B", "C")
 }
 show_table(

@@ -45,15 +45,12 @@ import rlhf_lab
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
 import random
-import tempfile
-from pathlib import Path
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import (
     Budget,
@@ -87,11 +84,10 @@ SETTINGS = dict(
     kl_coef=0.3,
     keep_checkpoints=None,  # all of them: what was learned by phase 2 is looked at later
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / "watched")
+trainer = RLHFTrainer(args)
 truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 
 # %% [markdown]
@@ -162,6 +158,7 @@ show_table(
 # at the verdict, every fourth phase. We need it at the end.
 
 # %%
+trainer = RLHFTrainer(args, out=new_run("watched"))
 suite = Suite(
     RunHealth(),
     TextHeatmap(every=4),
@@ -172,7 +169,7 @@ suite = Suite(
     budget=Budget(time_frac=20),
 )
 suite.attach(trainer)
-parts = {}
+parts, reports = {}, []
 
 
 @trainer.capture(SITES, pos=verdict, at="after_score", every=4, tokens=text)
@@ -184,11 +181,11 @@ def remember_parts(ctx, acts):
 # (7 s on one core)
 
 # %%
-reports = trainer.train()
+reports += trainer.train()  # run again, nothing is left to train
 parts[len(reports)] = residual_components(
     trainer.policy.base_model, capture_activations(trainer.policy, text, SITES, pos=verdict)
 )
-run = Run(place / "watched")
+run = Run(trainer.run.path)
 print("reward", sparkline([r.mean_reward for r in reports]), f"{reports[-1].mean_reward:.3f}")
 print("KL    ", sparkline([r.kl_per_sequence for r in reports]), end=" ")
 print(f"{reports[-1].kl_per_sequence:.3f} nats per sequence")
@@ -212,7 +209,7 @@ show_table(
 twin_weights = "equal to the bit"  # predict: "equal to the bit", "nearly equal" or "different"
 
 # %%
-twin = RLHFTrainer(args, out=place / "twin")
+twin = RLHFTrainer(args, out=new_run("twin"))
 for _ in range(2):
     twin.run_phase()
 pairs = list(zip(twin.policy.parameters(), run.policy(2).parameters(), strict=True))
@@ -450,7 +447,7 @@ if truth is None:
     print("no exact advantages here")
 else:
     only_critic = dict(base_lr=0.0, head_lr=1e-2, batches_per_learning_phase=4)
-    critic = RLHFTrainer(RLHFArgs(**SETTINGS | only_critic), out=place / "critic")
+    critic = RLHFTrainer(RLHFArgs(**SETTINGS | only_critic), out=new_run("critic"))
     spread = critic.train()[-1].reward_std
     exact_values, _ = truth.values(text)
     # States from the end of the prompt to the tag; the end of the text is paid, not valued.

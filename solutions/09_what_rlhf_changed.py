@@ -40,15 +40,12 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import tempfile
-from pathlib import Path
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, progress, show_table
+from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import (
     bootstrap_interval,
     generated_logits,
@@ -79,7 +76,6 @@ SETTINGS = dict(
     kl_coef=0.3,
     keep_checkpoints=None,  # all of them: several are looked at below
 )
-place = Path(tempfile.mkdtemp())
 predictions = Predictions()
 
 # %% [markdown]
@@ -98,11 +94,11 @@ predictions = Predictions()
 
 # %%
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=place / "run")
+trainer = RLHFTrainer(args, out=new_run("run"))
 reports = trainer.train()
 print("reward", sparkline([r.mean_reward for r in reports]), f"{reports[-1].mean_reward:.3f}")
 
-run = Run(place / "run")
+run = Run(trainer.run.path)
 base, tuned = (run.policy(which).to(trainer.device) for which in (0, "last"))
 tokenizer, prefix_len, on_reel = trainer.tokenizer, len(trainer.prompt), trainer.speaks_reel
 truth = ReelTruth.of_reward(args.reward_fn) if on_reel else None
@@ -186,7 +182,7 @@ if truth is None:
     print("no negation to look at here")
 else:
     rows = []
-    for which in (0, 2, 8, "last"):
+    for which in (*(phase for phase in (0, 2, 8) if phase < len(reports)), "last"):
         written = write(run.policy(which).to(trainer.device), n=1024).texts(tokenizer)
         gold, negations = truth.reward(written), torch.tensor([t.count("wasn't") for t in written])
         means = [gold[negations == n].mean().item() for n in (0, 1, 2)]

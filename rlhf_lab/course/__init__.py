@@ -2,6 +2,7 @@
 
 from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.predictions import Predictions
+from rlhf_lab.course.run_folders import new_run
 from rlhf_lab.course.tables import show_table
 
-__all__ = ["CheckNotPassed", "Predictions", "check", "hint", "progress", "show_table"]
+__all__ = ["CheckNotPassed", "Predictions", "check", "hint", "new_run", "progress", "show_table"]

@@ -8,7 +8,13 @@ from rich.console import Console
 from rlhf_lab.console import print_line
 from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.grading import judge
-from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, note_hint, read_records
+from rlhf_lab.course.progress_file import (
+    ExerciseRecord,
+    note_attempt,
+    note_hint,
+    progress_path,
+    read_records,
+)
 from rlhf_lab.course.registry import all_exercises, find_exercise
 from rlhf_lab.errors import LabError
 
@@ -57,8 +63,10 @@ def hint(fn: Callable[..., Any] | str) -> None:
 
 
 def progress() -> None:
-    """Show every exercise with its state, the checks and the hints it took."""
-    Console().print(progress_table(all_exercises(), read_records()))
+    """Show every exercise with its state, the checks and the hints it took, and the file of it."""
+    console = Console()
+    console.print(progress_table(all_exercises(), read_records()))
+    print_line(f"kept in {progress_path()}; delete this file to begin again", console, "dim")
 
 
 def _tell(console: Console, problem: str | None) -> None:

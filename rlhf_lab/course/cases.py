@@ -126,7 +126,7 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) ->
     if kind.__name__.startswith("Int"):
         return torch.randint(sizes["d_vocab"], shape, generator=generator)
     if kind.__name__.startswith("Bool"):
-        lengths = torch.randint(1, shape[-1], shape[:-1], generator=generator)
+        lengths = torch.randint(1, max(shape[-1], 2), shape[:-1], generator=generator)
         lengths.view(-1)[0] = shape[-1]
         return torch.arange(shape[-1]) < lengths[..., None]
     return torch.randn(shape, generator=generator)

@@ -30,7 +30,7 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     if verdict.state == "differs":
         difference = _difference(verdict)
         return Panel(difference, title=title, border_style=color, expand=False, width=WIDTH)
-    more = f"  not written yet; a hint: hint({exercise.name})"
+    more = f'  not written yet; a hint: hint("{exercise.name}")'
     if verdict.state == "passed":
         title.stylize(color)
         more = f"  {verdict.cases} cases"
@@ -42,12 +42,12 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
 def _difference(verdict: Verdict) -> Group:
     miss = verdict.miss
     case = Text(f"case: {described(miss.case)}")
-    if miss.kind == "error":
-        return Group(case, Text(), Text(miss.rows[0][1]))
-    table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in miss.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    parts: list[RenderableType] = [case, table]
+    parts: list[RenderableType] = [case, Text(), Text(miss.rows[0][1])]
+    if miss.kind != "error":
+        table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in miss.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts = [case, table]
     if verdict.slip:
         parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
     return Group(*parts)

@@ -30,10 +30,12 @@ class Slip:
     Args:
         says: the mistake in plain words, as the learner reads it.
         edits: what stands in the reference, exactly once, and what stands there by mistake.
+        raises: whether it ends in an error, as some of the commonest do.
     """
 
     says: str
     edits: Mapping[str, str]
+    raises: bool = False
 
 
 def call(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -90,7 +92,11 @@ def exercise_from(file: str) -> Callable[..., Exercise]:
     def exercise(reference: Answer, **python: Any) -> Exercise:
         words = dict(written[reference.__name__])
         words["slips"] = [
-            Slip(slip.get("says") or phrases[slip["phrase"]], slip["edits"])
+            Slip(
+                slip.get("says") or phrases[slip["phrase"]],
+                slip["edits"],
+                slip.get("raises", False),
+            )
             for slip in words["slips"]
         ]
         lists = {name: tuple(word) for name, word in words.items() if isinstance(word, list)}

@@ -111,9 +111,17 @@ def _one_line(error: Exception, fn: Answer) -> str:
         kept = ("Type-check", "Actual", "Expected")
         return "\n".join(line for line in lines if line.startswith(kept))
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    home = _file_of(fn)
-    numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == home]
+    message += _remedy(error)
+    home = _files_of(fn)
+    numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename in home]
     return f"{message} (line {numbers[-1]} of the cell)" if numbers else message
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a name that is not there."""
+    if isinstance(error, NameError) and error.name:
+        return f"; run the cell above that defines or imports {error.name} first"
+    return ""
 
 
 def _words_of(as_words: Callable[[Any], str], value: Any) -> str:
@@ -129,10 +137,12 @@ def _without_line(error: str | None) -> str | None:
     return error and error.split(" (line ")[0]
 
 
-def _file_of(fn: Answer) -> str | None:
+def _files_of(fn: Answer) -> set[str]:
+    """The files, or cells, that a function or the methods of a class are written in."""
     fn = inspect.unwrap(fn)
-    code = getattr(fn, "__code__", None) or getattr(getattr(fn, "__init__", None), "__code__", None)
-    return code and code.co_filename
+    parts = [inspect.unwrap(part) for part in vars(fn).values() if inspect.isfunction(part)]
+    written = [part for part in (fn, *parts) if part.__module__ == fn.__module__]
+    return {part.__code__.co_filename for part in written if hasattr(part, "__code__")}
 
 
 def compare(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Miss | None:

@@ -1,7 +1,7 @@
 """The progress file: attempts, hints and passed exercises of a learner, as JSON.
 
-It lies at `progress_path()`: in the user's data folder, so that notebooks and terminal see the same
-file wherever they are started, or where the environment variable RLHF_LAB_PROGRESS points.
+It lies at `progress_path()`: in the clone or the copy of the lessons that one works in, or where
+the environment variable RLHF_LAB_PROGRESS points.
 """
 
 import contextlib
@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from rlhf_lab.course.copying import VERSION_FILE
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import beside
 
 ExerciseState = Literal["unwritten", "differs", "passed"]
 VERSION = 1
+IN_LESSONS = ".progress.json"
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,21 @@ class ExerciseRecord:
 
 
 def progress_path() -> Path:
-    """Where the progress file is; it need not exist."""
+    """Where the progress file is; it need not exist.
+
+    1. Where RLHF_LAB_PROGRESS points.
+    2. In the clone, or the copy of the lessons, that holds the working directory: two of them know
+       nothing of each other.
+    3. In the user's data folder, elsewhere.
+    """
     chosen = os.environ.get("RLHF_LAB_PROGRESS")
     if chosen:
         return Path(chosen)
+    with contextlib.suppress(OSError):  # a working directory that is gone
+        here = Path.cwd()
+        for place in (here, *here.parents):
+            if _holds_lessons(place):
+                return place / IN_LESSONS
     if sys.platform == "win32":
         home = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -40,6 +53,14 @@ def progress_path() -> Path:
     else:
         home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return home / "rlhf_lab" / "progress.json"
+
+
+def _holds_lessons(place: Path) -> bool:
+    """Whether a directory is a clone of the repository, or one that `course copy` wrote."""
+    if (place / "rlhf_lab" / "course" / "progress_file.py").is_file():
+        return True
+    copied, first = place / VERSION_FILE, place / "00_start.ipynb"
+    return copied.is_file() and first.is_file()
 
 
 def read_records() -> dict[str, ExerciseRecord]:

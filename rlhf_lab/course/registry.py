@@ -13,17 +13,19 @@ from rlhf_lab.course.exercises import (
     logprobs,
     losses,
     optimizer,
+    own_reward,
     ppo,
     start,
     value_head,
     watch,
+    whole,
 )
 
 
 def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
-    objective = (logprobs, kl, entropy, losses, kl_control)
-    files = (start, value_head, *objective, advantages, optimizer, ppo, watch, changed)
+    objective = (logprobs, kl, entropy, losses, whole, kl_control)
+    files = (start, own_reward, value_head, *objective, advantages, optimizer, ppo, watch, changed)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 

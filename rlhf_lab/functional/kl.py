@@ -27,6 +27,7 @@ __all__ = [
     "kl_absolute",
     "kl_estimate",
     "kl_importance_weighted",
+    "kl_of_later_states",
     "kl_per_sequence",
     "kl_per_token",
     "kl_straight_through",
@@ -87,6 +88,25 @@ def calc_kl_penalty(
     """
     kl = kl_per_token(zero_masked(logits, mask), zero_masked(ref_logits, mask))
     return kl_coef * masked_mean(kl, mask, denominator=denominator)
+
+
+def kl_of_later_states(
+    logprobs: Float[Tensor, "batch gen"],
+    kl: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Charge each token with the KL at the states that it leads to: `calc_kl_penalty` does not.
+
+    For tokens that the policy sampled, summed over each sequence and averaged over sequences; `kl`
+    is the KL of each token, which counts as a number. 0 where the mask is False. Raises ValueError
+    for unequal shapes.
+
+    grad E[sum_t KL_t] = E[sum_t grad KL_t] + E[sum_t grad log pi(a_t | s_t) sum_{t' > t} KL_{t'}]
+    """
+    check_same_shape(logprobs=logprobs, kl=kl, mask=mask)
+    kl = zero_masked(at_least_float32(kl), mask).detach()
+    later = kl.sum(dim=1, keepdim=True) - kl.cumsum(dim=1)
+    return zero_masked(at_least_float32(logprobs), mask) * later
 
 
 def kl_estimate(

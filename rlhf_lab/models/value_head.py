@@ -131,11 +131,7 @@ class TransformerWithValueHead(nn.Module):
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
         past_kv_cache: KVCache | None = None,
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-        """Logits and value estimates at every position.
-
-        1. Hang a hook on `ln_final.hook_normalized` that hands the activation to the value head.
-        2. Run the transformer once; all other hooks fire too.
-        3. Take the hook off again.
+        """Logits and value estimates at every position, whatever the padding.
 
         Args:
             input_ids: tokens.
@@ -143,22 +139,37 @@ class TransformerWithValueHead(nn.Module):
             past_kv_cache: keys and values of earlier tokens (sampling); `attention_mask` is then
                 needed.
         """
+        if past_kv_cache is not None:
+            return self.logits_and_values(input_ids, attention_mask.long(), past_kv_cache)
+        # rows without padding in front: each begins at its first token, and all are real
+        return run_left_padded(
+            lambda tokens: self.logits_and_values(tokens, torch.ones_like(tokens)),
+            input_ids,
+            attention_mask,
+        )
+
+    def logits_and_values(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        attention_mask: Int[Tensor, "batch seq"],
+        past_kv_cache: KVCache | None = None,
+    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+        """One pass through the transformer, with a value at each position.
+
+        1. Hang a hook on `ln_final.hook_normalized` that hands the activation to the value head.
+        2. Run the transformer once, handing mask and cache on; all other hooks fire too.
+        3. Take the hook off again.
+        """
         values: list[Float[Tensor, "batch seq"]] = []
 
         def read_value(normalized: Float[Tensor, "batch seq d_model"], hook: HookPoint) -> None:
             values.append(einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))
 
-        def run(
-            tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None
-        ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-            mask = torch.ones_like(tokens) if mask is None else mask.long()
-            logits = self.base_model(tokens, attention_mask=mask, past_kv_cache=past_kv_cache)
-            return logits, values[0]
-
         with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read_value)]):
-            if past_kv_cache is not None:
-                return run(input_ids, attention_mask)
-            return run_left_padded(run, input_ids, attention_mask)
+            logits = self.base_model(
+                tokens, attention_mask=attention_mask, past_kv_cache=past_kv_cache
+            )
+        return logits, values[0]
 
     def _value_points(self) -> dict[str, HookPoint]:
         """The hook points of the value head by name."""

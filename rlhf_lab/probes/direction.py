@@ -31,6 +31,8 @@ def fit_direction(
     2. "lda": that difference divided by the covariance within the classes (with a ridge of a share
        of its mean variance): the best direction for two Gaussians of one covariance.
     3. Scale to length 1; put the threshold half-way between the class means.
+    4. Where all activations are one vector, the direction is 0: clamp the mean variance of step 2,
+       and the length of step 3, to at least 1e-12.
 
     Raises ValueError unless both labels occur.
 

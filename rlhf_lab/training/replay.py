@@ -70,8 +70,8 @@ class ReplayMemory:
     def get_minibatches(self, generator: torch.Generator) -> Iterator[ReplayMinibatch]:
         """Deal out the batch `passes` times, each time in a fresh order.
 
-        1. Draw a random order of the sequences for each pass.
-        2. Cut it into `num_minibatches` equal parts.
+        1. Draw an order of the sequences for each pass, by `torch.randperm(batch, generator=...)`.
+        2. Cut it into `num_minibatches` equal runs of neighbours.
         3. Take these rows of every tensor.
 
         Args:

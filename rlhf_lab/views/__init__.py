@@ -1,5 +1,6 @@
 """Views of a run: live panel, coloured tokens, plots, the ledger of a step, HTML reports."""
 
+from rlhf_lab.views.diagrams import loop_diagram
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
@@ -18,6 +19,7 @@ __all__ = [
     "color_key",
     "curves",
     "heatmap",
+    "loop_diagram",
     "probe_html",
     "sample_table",
     "sparkline",

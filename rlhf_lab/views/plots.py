@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_MARKS = 30
+"""A curve through more points than this has no marks."""
 LINES = ("-", "--", "-.", ":")
 Number = float | int
 Curve = tuple[Sequence[Number], Sequence[Number | None]]
@@ -91,11 +93,11 @@ def curves(
     if not series:
         raise ValueError("series is empty; give at least one curve.")
     _check_ends({name: y for name, (_, y) in series.items()}, bands)
-    figure, axes = _blank(6.4, 3.2)
+    figure, axes = blank(6.4, 3.2)
     for i, (name, (x, y)) in enumerate(series.items()):
         look = {
             "color": COLORS[i % len(COLORS)],
-            "marker": LINE_MARKS[i % len(LINE_MARKS)],
+            "marker": LINE_MARKS[i % len(LINE_MARKS)] if len(x) <= MOST_MARKS else None,
             "linestyle": LINES[i % len(LINES)],
         }
         axes.plot(list(x), _numbers(y), label=name, markersize=3.5, linewidth=1.5, **look)
@@ -107,7 +109,7 @@ def curves(
     _label(axes, title, x_label, y_label)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
-    return _finish(figure, f"{title}: {', '.join(series)} over {x_label}")
+    return finish(figure, f"{title}: {', '.join(series)} over {x_label}")
 
 
 def bars(
@@ -131,7 +133,7 @@ def bars(
             raise ValueError(
                 f"series {label!r} has {len(values)} values for {len(names)} names; give one each."
             )
-    figure, axes = _blank(max(4.8, 0.3 * len(names) + 1.5), 3.2)
+    figure, axes = blank(max(4.8, 0.3 * len(names) + 1.5), 3.2)
     width = 0.8 / len(series)
     for i, (label, values) in enumerate(series.items()):
         places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(names))]
@@ -143,7 +145,7 @@ def bars(
     _label(axes, title, "", y_label)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
-    return _finish(figure, f"{title}: {', '.join(series)}")
+    return finish(figure, f"{title}: {', '.join(series)}")
 
 
 def heatmap(
@@ -166,14 +168,14 @@ def heatmap(
     if limits is None:
         reach = max(map(abs, there)) or 1.0
         limits = (-reach, reach) if kind == "diverging" else (min(there), max(there))
-    figure, axes = _blank(max(4.8, 0.3 * len(cols) + 2.2), max(2.2, 0.3 * len(rows) + 1.3))
+    figure, axes = blank(max(4.8, 0.3 * len(cols) + 2.2), max(2.2, 0.3 * len(rows) + 1.3))
     colors = "cividis" if kind == "sequential" else _diverging()
     image = axes.imshow(numbers, aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
     axes.set_xticks(range(len(cols)), cols, rotation=60, ha="right", fontsize=7)
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     _label(axes, title, "", "", grid=False)
     figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
-    return _finish(figure, f"{title}: {len(rows)} rows, {len(cols)} columns")
+    return finish(figure, f"{title}: {len(rows)} rows, {len(cols)} columns")
 
 
 def heatmaps(
@@ -214,7 +216,7 @@ def heatmaps(
         axes.set_title(name, fontsize=7)
     figure.suptitle(title, fontsize=10)
     figure.colorbar(image, ax=every, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
-    return _finish(figure, f"{title}: {', '.join(grids)}")
+    return finish(figure, f"{title}: {', '.join(grids)}")
 
 
 def _numbers(values: Sequence[Number | None]) -> list[float]:
@@ -234,7 +236,7 @@ def _check_ends(
             )
 
 
-def _blank(width: float, height: float) -> tuple["Figure", "Axes"]:
+def blank(width: float, height: float) -> tuple["Figure", "Axes"]:
     """An empty white drawing with one pair of axes, bound to no window."""
     from matplotlib.figure import Figure
 
@@ -261,7 +263,7 @@ def _label(axes: "Axes", title: str, x_label: str, y_label: str, grid: bool = Tr
         axes.spines[["top", "right"]].set_visible(False)
 
 
-def _finish(figure: "Figure", alt: str) -> Picture:
+def finish(figure: "Figure", alt: str) -> Picture:
     """The drawing as an SVG whose bytes depend on nothing but its contents."""
     import matplotlib
 

@@ -37,6 +37,9 @@ PLAIN = """# %%
 import sys
 from pathlib import Path
 
+from rlhf_lab.course import Predictions
+
+predictions = Predictions()
 guess = "up"  # predict: "up" or "down"
 
 # %%
@@ -73,7 +76,7 @@ def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> N
     assert code[1].endswith('    """\n    raise NotImplementedError')
     assert ".exp()" not in code[1]
     assert code[2] == "check(policy_ratio)"
-    assert code[3] == 'guess = ...  # predict: "up" or "down"'
+    assert code[3] == 'guess = predictions.guess(..., among=["up", "down"])'
     heading = notebook.cells[2].source
     assert "`policy_ratio`" in heading and "●○○○○" in heading and "5 minutes" in heading
     assert not any(cell.get("outputs") for cell in notebook.cells)
@@ -106,7 +109,7 @@ def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> 
     notebook = builder.solution_notebook(root / "solutions" / "99_toy.py")
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert inspect.getsource(inspect.unwrap(F.policy_ratio)).strip() in code[1]
-    assert code[3].startswith('guess = "up"')
+    assert code[3] == 'guess = predictions.guess("up", among=["up", "down"])'
 
 
 @pytest.mark.kernel
@@ -195,3 +198,31 @@ def test_of_a_class_only_the_learners_methods_are_emptied() -> None:
     second = '    def g(self):\n        """Two."""\n'
     source = first + second + "        return 2\n"
     assert emptied(source, ("g",)) == first + second + "        raise NotImplementedError"
+
+
+@pytest.mark.parametrize(
+    ("choices", "among"),
+    [
+        ("0.0, 0.3 or 3.0", ", among=[0.0, 0.3, 3.0]"),
+        ("a number from 0 to 6", ", among=range(0, 7)"),
+        ("in words", ""),
+    ],
+)
+def test_the_choices_of_a_prediction_become_arguments(choices: str, among: str) -> None:
+    source = builder.with_guesses(f"n = 6  # predict: {choices}", Path("99_toy.py"), solved=False)
+    assert source == f"n = predictions.guess(...{among})"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'a = (\n    "x"  # predict: "x" or "y"\n)',
+        'a = "x"  #  predict: "x" or "y"',
+        'a = "x"  # predict: x or y',
+        'a = "x"  # predict: a letter',
+    ],
+)
+def test_a_prediction_that_would_ship_filled_in_is_refused(source: str) -> None:
+    """The formatter had wrapped one, and the learner was given its answer."""
+    with pytest.raises(LoadError, match="99_toy"):
+        builder.with_guesses(source, Path("99_toy.py"), solved=False)

@@ -43,13 +43,24 @@ def test_another_right_way_of_computing_it_passes() -> None:
         assert verdict.state == "passed", verdict.miss
 
 
-def test_minibatches_in_another_random_order_pass() -> None:
+def test_minibatches_in_another_random_order_are_told_from_the_ones_of_the_steps() -> None:
+    """They would be as good, but `check(learning_phase)` compares weights and names nothing."""
     reference = find_exercise("ReplayMemory").reference
 
     class ReplayMemory(reference):
         def get_minibatches(self, generator):
             for _ in range(self.passes):
                 order = torch.rand(len(self.rollout.texts), generator=generator).argsort()
+                for rows in order.chunk(self.num_minibatches):
+                    yield self._take(rows, self.rollout.samples.is_padded)
+
+    verdict = judge(find_exercise("ReplayMemory"), ReplayMemory)
+    assert verdict.state == "differs" and "a valid order, but not that of" in verdict.slip
+
+    class ReplayMemory(reference):
+        def get_minibatches(self, generator):
+            for _ in range(self.passes):
+                order = torch.randperm(len(self.rollout.texts), generator=generator)
                 for rows in order.chunk(self.num_minibatches):
                     yield self._take(rows, self.rollout.samples.is_padded)
 
@@ -258,6 +269,32 @@ def test_an_error_is_one_line_with_the_line_of_the_learners_code(
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "IndexError" in said and "(line 3 of the cell)" in said
     assert "Traceback" not in said
+
+
+def test_an_error_deep_in_a_package_is_told_with_the_line_of_the_learners_method() -> None:
+    """It came from TransformerLens, and was told as line 465 of a cell of 90."""
+    source = (
+        "class TransformerWithValueHead(reference):\n"
+        "    def forward(self, input_ids, attention_mask=None, past_kv_cache=None):\n"
+        "        def cut(activation, hook):\n"
+        "            return activation[:, :, :3]\n"
+        "        with self.base_model.hooks(fwd_hooks=[('ln_final.hook_normalized', cut)]):\n"
+        "            return self.base_model(input_ids), None\n"
+    )
+    exercise = find_exercise("TransformerWithValueHead")
+    namespace: dict = {"reference": exercise.reference, "__name__": "cell"}
+    exec(compile(source, "<cell>", "exec"), namespace)
+    verdict = judge(exercise, namespace["TransformerWithValueHead"])
+    assert "(line 6 of the cell)" in verdict.miss.rows[0][1]
+
+
+def test_a_name_that_an_earlier_cell_would_give_is_told_with_what_to_do() -> None:
+    def compute_returns(advantages, values, mask=None):
+        return zero_masked(advantages + values, mask)  # noqa: F821
+
+    verdict = judge(find_exercise("compute_returns"), compute_returns)
+    told = verdict.miss.rows[0][1]
+    assert "run the cell above that defines or imports zero_masked first" in told
 
 
 def test_a_mask_is_part_of_the_cases_wherever_the_function_takes_one() -> None:

@@ -43,7 +43,7 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     for slip in exercise.slips:
         verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
-        assert verdict.miss.kind != "error"
+        assert (verdict.miss.kind == "error") == slip.raises
     for says, wrong in generic_mutants(exercise).items():
         verdict = judge.verdict(wrong)
         assert verdict.state == "differs", says
@@ -89,6 +89,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
     }
     without_gradient = {name for name, kinds in tried.items() if DETACHED not in kinds}
     assert without_gradient == {
+        "my_reward",
         "TransformerWithValueHead",
         "normalize_reward",
         "compute_advantages",

@@ -76,10 +76,32 @@ def test_a_place_that_cannot_be_written_is_told_and_harms_nothing(
     assert read_records() == {}
 
 
-def test_without_the_variable_the_file_is_in_the_users_data_folder(
+def test_away_from_lessons_the_file_is_in_the_users_data_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("RLHF_LAB_PROGRESS")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     assert progress_path() == tmp_path / "rlhf_lab" / "progress.json"
+
+
+@pytest.mark.parametrize("kind", ["clone", "copy"])
+def test_two_checkouts_know_nothing_of_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.delenv("RLHF_LAB_PROGRESS")
+    own = {"clone": ["rlhf_lab/course/progress_file.py"], "copy": ["version.txt", "00_start.ipynb"]}
+    for name in ("one", "two"):
+        for file in own[kind]:
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        (tmp_path / name / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "one" / "notebooks")
+    note_attempt("a", "passed")
+    assert progress_path() == tmp_path / "one" / ".progress.json"
+    monkeypatch.chdir(tmp_path / "one")
+    assert read_records() == {"a": ExerciseRecord("passed", 1, 0)}
+    monkeypatch.chdir(tmp_path / "two" / "notebooks")
+    assert read_records() == {}

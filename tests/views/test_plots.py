@@ -42,9 +42,9 @@ def test_a_picture_says_in_words_what_it_shows():
 )
 def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
     seen = []
-    finish = plots._finish
+    finish = plots.finish
     monkeypatch.setattr(
-        plots, "_finish", lambda figure, alt: seen.append(figure) or finish(figure, alt)
+        plots, "finish", lambda figure, alt: seen.append(figure) or finish(figure, alt)
     )
     curves({"a": (x, [1.0] * len(x))}, "one curve")
     (figure,) = seen
@@ -78,9 +78,9 @@ def test_what_cannot_be_drawn_is_refused():
 
 def test_bands_and_whiskers_stand_where_their_intervals_are(monkeypatch):
     seen = []
-    finish = plots._finish
+    finish = plots.finish
     monkeypatch.setattr(
-        plots, "_finish", lambda figure, alt: seen.append(figure.axes[0]) or finish(figure, alt)
+        plots, "finish", lambda figure, alt: seen.append(figure.axes[0]) or finish(figure, alt)
     )
     curves({"a": ([0, 1], [1.0, 2.0])}, "a curve", bands={"a": ([0.5, None], [1.5, None])})
     bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers={"a": ([0.5, None], [2.5, None])})

@@ -5,7 +5,9 @@ A master is a percent-format script in solutions/. Three kinds of lines become s
 - `# first cell`, alone in its cell, becomes the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, alone in its cell, becomes a heading, the function as a
   stub (or whole, in the solution) and a call of `check`.
-- `GUESS = VALUE  # predict: CHOICES` has its value left out for the learner.
+- `GUESS = VALUE  # predict: CHOICES` becomes a call of `predictions.guess`, with the value left out
+  for the learner. CHOICES are literals (`"up" or "down"`), numbers (`a number from 0 to 6`), or
+  `in words`.
 """
 
 import os
@@ -30,7 +32,12 @@ from tools.course.first_cell import MARK, badges, first_cell
 from tools.course.stub import bound_names, solution_source, stub_source
 
 EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
-PREDICTION = re.compile(r"^(\w+) = .+?  # predict: ", re.MULTILINE)
+PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
+MARKED = re.compile(r"#\s*predict:")
+LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
+RANGE = re.compile(r"a number from (\d+) to (\d+)")
+SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
+LINE_LENGTH = 100
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_SECONDS = 600
@@ -91,26 +98,63 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
     read = jupytext.read(master, fmt="py:percent")
     _add_badges(read.cells[0], master)
     cells: list[NotebookNode] = []
-    bound: set[str] = set()
+    bound: set[str] = set()  # by the set-up, which everybody runs; other cells may be skipped
+    is_set_up = True
     for cell in read.cells:
         name = exercise_name(cell, master)
         if name:
             cells += _exercise_cells(find_exercise(name), bound, solved)
+            bound.add(name)  # later exercises use the learner's own
         elif cell.cell_type == "code" and cell.source == MARK:
             cells.append(new_code_cell(first_cell()))
         elif cell.cell_type == "code":
-            source = (
-                cell.source if solved else PREDICTION.sub(r"\1 = ...  # predict: ", cell.source)
-            )
-            cells.append(new_code_cell(source))
+            cells.append(new_code_cell(with_guesses(cell.source, master, solved)))
+            if is_set_up:
+                bound |= bound_names(cell.source)
+                is_set_up = not SET_UP.search(cell.source)
         else:
             cells.append(new_markdown_cell(cell.source))
-        for made in cells:
-            bound |= bound_names(made.source) if made.cell_type == "code" else set()
     for number, cell in enumerate(cells):
         cell["id"] = f"c{number:03}"
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def with_guesses(source: str, master: Path, solved: bool) -> str:
+    """A cell with its predictions as calls of `predictions.guess`.
+
+    Raises LoadError for a prediction that is no line `GUESS = VALUE  # predict: CHOICES`, whose
+    value would be left in, or for choices that cannot be read.
+    """
+    if len(MARKED.findall(source)) != len(PREDICTION.findall(source)):
+        raise LoadError(
+            f"{master.name} has a `# predict:` that is not behind `GUESS = VALUE` on one line; put "
+            "it there, and two spaces before it."
+        )
+
+    def as_call(line: re.Match[str]) -> str:
+        name, value, choices = line.groups()
+        call, value = f"{name} = predictions.guess(", value if solved else "..."
+        if choices == "in words":
+            return f"{call}{value})"
+        among = f"among={_choices(choices, master)}"
+        whole = f"{call}{value}, {among})"
+        if len(whole) <= LINE_LENGTH:
+            return whole
+        return f"{call}\n    {value},\n    {among},\n)"
+
+    return PREDICTION.sub(as_call, source)
+
+
+def _choices(words: str, master: Path) -> str:
+    """What a prediction is one of, as Python."""
+    numbers = RANGE.fullmatch(words)
+    if numbers:
+        return f"range({numbers[1]}, {int(numbers[2]) + 1})"
+    found = LITERAL.findall(words)
+    if len(found) < 2 or re.sub(r"[\s,]|\bor\b", "", LITERAL.sub("", words)):
+        raise LoadError(f"{master.name} has the choices {words!r}; write literals, such as 1 or 2.")
+    return f"[{', '.join(found)}]"
 
 
 def _add_badges(cell: NotebookNode, master: Path) -> None:
@@ -141,7 +185,7 @@ def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[N
     heading = (
         f"### Exercise: `{exercise.name}`\n\n"
         f"difficulty {dots(exercise.difficulty)}, about {exercise.minutes} minutes; "
-        f"stuck? run `hint({exercise.name})`"
+        f'stuck? run `hint("{exercise.name}")`'
     )
     source = (solution_source if solved else stub_source)(exercise, bound)
     check = f"check({exercise.name})"

@@ -11,8 +11,11 @@ SOURCE = """\
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 
+warnings.filterwarnings("ignore", message="IProgress not found")  # bars without ipywidgets
+warnings.filterwarnings("ignore", message="Using a non-tuple sequence")  # how eindex picks entries
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small are not faster with more threads
 if Path("../rlhf_lab/__init__.py").is_file():
     sys.path.insert(0, str(Path("..").resolve()))  # a clone, installed or not

@@ -83,8 +83,8 @@ def _slips_pass(judge: Judge) -> Iterator[str]:
             yield f"the slip passes: {slip.says}"
         elif verdict.slip != slip.says:
             yield f"the slip {slip.says!r} is taken for {verdict.slip!r}"
-        elif verdict.miss.kind == "error":
-            yield f"the slip {slip.says!r} crashes: {verdict.miss.rows[0][1]}"
+        elif (verdict.miss.kind == "error") != slip.raises:
+            yield f"the slip {slip.says!r} gives {verdict.miss.rows[0][1]}; raises is {slip.raises}"
 
 
 def _generic_mistakes_pass(

@@ -21,6 +21,7 @@ EXERCISES = (
             *standard_cases(kl_per_token, large={"logits": 1e3, "ref_logits": 1e3}),
             filtered(kl_per_token, "logits"),
             filtered(kl_per_token, "logits", "ref_logits"),
+            filtered(kl_per_token, "ref_logits"),
             half_precision(kl_per_token, "logits", "ref_logits"),
         ),
     ),

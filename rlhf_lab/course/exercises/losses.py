@@ -28,6 +28,7 @@ def _value_loss_cases() -> tuple[Case, ...]:
         *plain,
         Case("clipped", clipped),
         Case("clipped and masked", masked),
+        Case("a clip of 0", clipped | {"clip": 0.0}),
         Case("large in half precision", half),
     )
 

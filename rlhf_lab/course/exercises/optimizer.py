@@ -24,6 +24,7 @@ def _observe_optimizer(make: Callable[..., Any], arguments: Mapping[str, Any]) -
     policy = TransformerWithValueHead(toy_transformer())
     optimizer = make(policy, **arguments)
     facts = _settings(optimizer, policy)
+    facts |= {name: optimizer.defaults.get(name) for name in ("betas", "eps", "fused")}
     bias = policy.value_head[2].bias
     before = bias.item()
     bias.sum().backward()
@@ -54,8 +55,8 @@ def _scale_cases() -> tuple[Case, ...]:
     return _cases_of(shapes, "warmup_steps", "total_phases", "final_scale")
 
 
-def _cases_of(shapes: Mapping[str, tuple[int | float, ...]], *names: str) -> tuple[Case, ...]:
-    return tuple(Case(label, dict(zip(names, s, strict=True))) for label, s in shapes.items())
+def _cases_of(shapes: Mapping[str, tuple[Any, ...]], *names: str) -> tuple[Case, ...]:
+    return tuple(Case(label, dict(zip(names, s, strict=False))) for label, s in shapes.items())
 
 
 def _observe_scale(scale: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,14 +92,15 @@ def _memory_cases() -> tuple[Case, ...]:
         "one pass": (8, 2, 1),
         "one minibatch": (6, 1, 2),
         "one sequence each": (6, 6, 2),
+        "padded prompts": (8, 2, 1, True),
     }
-    return _cases_of(shapes, "batch", "num_minibatches", "passes")
+    return _cases_of(shapes, "batch", "num_minibatches", "passes", "padded")
 
 
 def _observe_memory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What holds for the minibatches whatever the random order: sizes, coverage, belonging."""
+    """What holds for the minibatches whatever the random order, and then the order."""
     batch, count, passes = (arguments[n] for n in ("batch", "num_minibatches", "passes"))
-    memory = build(toy_rollout(batch), count, passes)
+    memory = build(toy_rollout(batch, padded=arguments.get("padded", False)), count, passes)
     dealt = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
     again = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
     rows = [minibatch.tokens[:, 0].tolist() for minibatch in dealt]
@@ -111,6 +113,8 @@ def _observe_memory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> 
         "every pass has an order of its own": len({tuple(o) for o in orders}) == len(orders),
         "the generator decides the order": rows == [m.tokens[:, 0].tolist() for m in again],
         "rows of all tensors belong together": all(_belongs(m) for m in dealt),
+        "whether prompts are padded": sorted({m.padded for m in dealt}),
+        "the order that torch.randperm draws": rows,
     }
 
 

@@ -38,13 +38,15 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTran
     return model
 
 
-def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2) -> Rollout:
+def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2, padded: bool = False) -> Rollout:
     """A rollout in which every number of sequence i is i, so that a row tells where it is from."""
     row = torch.arange(batch)
+    prompt_mask = torch.ones(batch, prefix_len, dtype=torch.bool)
+    prompt_mask[0, 0] = not padded
     per_token = row[:, None].expand(batch, gen).float()
     samples = Samples(
         tokens=row[:, None].expand(batch, prefix_len + gen),
-        prompt_mask=torch.ones(batch, prefix_len, dtype=torch.bool),
+        prompt_mask=prompt_mask,
         mask=torch.ones(batch, gen, dtype=torch.bool),
         logprobs=per_token,
         values=per_token,

@@ -55,6 +55,7 @@ def _direction_cases() -> tuple[Case, ...]:
         Case("no layer axis", _clouds((), 10, 4, 3) | by_mean),
         Case("lda with a large ridge", _clouds((2,), 12, 3, 4) | by_lda | {"ridge": 0.5}),
         Case("uneven classes", uneven | by_mean | {"labels": torch.arange(12) > 8}),
+        Case("lda where all are one vector", {**uneven, "x": 0 * uneven["x"] + 0.5} | by_lda),
         Case("large numbers", {**_clouds((2,), 12, 3, 6), "x": 1e6 * uneven["x"]} | by_mean),
     )
 
