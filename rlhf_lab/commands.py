@@ -12,6 +12,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.launcher import is_main_process
 
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
 Checkpoint = Annotated[
@@ -41,13 +42,14 @@ def train(
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
-    console = PatientConsole()
+    console = PatientConsole(quiet=not is_main_process())
     print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
     _say_what_is_rewarded(trainer.reward_fn, console)
     if probes or args.log_probes:
-        attach_default_suite(trainer)
+        with trainer.world.apart():
+            attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 
 
@@ -75,7 +77,7 @@ def resume(
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
-    console = PatientConsole()
+    console = PatientConsole(quiet=not is_main_process())
     given = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
     given |= dict(kl_coef=kl_coef, save_every=save_every)
     changes = {name: value for name, value in given.items() if value is not None}
@@ -88,7 +90,8 @@ def resume(
     print_line(f"going on with {directory} at phase {trainer.phase}", console)
     _say_what_is_rewarded(trainer.reward_fn, console)
     if had_default_suite(trainer.run):
-        attach_default_suite(trainer)
+        with trainer.world.apart():
+            attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 
 

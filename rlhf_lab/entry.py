@@ -17,7 +17,8 @@ from tyro.constructors import ConstructorRegistry
 from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, visible, write_out_what_cannot_be_encoded
-from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
+from rlhf_lab.launcher import is_main_process
 
 Function = Callable[..., int]
 PATH_PROBLEMS = frozenset(
@@ -120,8 +121,9 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
         return status
     except LabError as error:
-        print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
-        return 2
+        if is_main_process() or isinstance(error, RankError):
+            print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
+        return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
         return INTERRUPTED
@@ -175,7 +177,9 @@ def _of_what_was_given(error: Exception) -> str | None:
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
-    """A warning as one line, without the line of code that gave it."""
+    """A warning as one line, without the line of code that gave it; of several processes, once."""
+    if not is_main_process():
+        return
     print(_in_a_line(f"{prog}: warning: {message}"), file=sys.stderr)
 
 

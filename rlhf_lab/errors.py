@@ -15,3 +15,11 @@ class LoadError(LabError):
 
 class RunError(LabError):
     """A run directory or checkpoint that is missing, occupied, corrupt or cannot be written."""
+
+
+class RankError(RunError):
+    """What one process of several met alone; it speaks for itself, whichever it is."""
+
+
+class LostRankError(RunError):
+    """Another process of the run is gone; the run goes on from what was saved."""

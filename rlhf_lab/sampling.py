@@ -120,15 +120,21 @@ def sample_in_parts(
     generator: torch.Generator | None = None,
     forward: Forward | None = None,
     part_size: int | None = None,
+    rows: slice | None = None,
 ) -> Samples:
     """`sample`, with the KV cache of `part_size` sequences only; of all when None.
 
     Each row has the noise that it has in `sample`, and so the same tokens, but where rounding
     decides.
+
+    Args:
+        rows: those to write; all when None.
     """
-    if part_size is None or part_size >= len(prompts):
-        return sample(policy, prompts, spec, generator, forward)
     noise = sampling_noise(len(prompts), spec.gen_len, generator)
+    if rows is not None:
+        prompts, noise = prompts[rows], noise[:, rows]
+    if part_size is None or part_size >= len(prompts):
+        return _sample(policy, prompts, spec, noise, forward)
     cuts = [slice(start, start + part_size) for start in range(0, len(prompts), part_size)]
     parts = [_sample(policy, prompts[cut], spec, noise[:, cut], forward) for cut in cuts]
     tokenizer = policy.base_model.tokenizer

@@ -156,10 +156,9 @@ def step(
     note = partial(samples_of, trainer, asked, answered, counted)
 
     def rollout_phase() -> Rollout:
-        trainer.recorder.write_info(scores="given")
-        samples = trainer.forward.proved_samples(
-            note, trainer.policy, trainer.reference, args.temperature
-        )
+        if trainer.world.is_main:
+            trainer.recorder.write_info(scores="given")
+        samples = trainer.proved_by_all(note, args.temperature)
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)
         trainer.emit("after_score", samples=samples, rollout=rollout)

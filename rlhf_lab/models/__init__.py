@@ -17,6 +17,7 @@ from rlhf_lab.models.lora import (
 )
 from rlhf_lab.models.outputs import (
     PolicyOutputs,
+    ReferenceComparison,
     compare_with_reference,
     policy_outputs,
     read_out,
@@ -46,6 +47,7 @@ __all__ = [
     "adapters_off",
     "add_lora",
     "build_policy",
+    "ReferenceComparison",
     "compare_with_reference",
     "effective_weights",
     "export_adapter",

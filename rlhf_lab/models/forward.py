@@ -1,7 +1,6 @@
 """Packed or hooked: the decision how a run goes through its models, and the proof behind it."""
 
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -124,21 +123,6 @@ class Forward:
             raise RunError(f"forward='packed' is not right here: {self.fault}; set it to 'auto'.")
         warnings.warn(f"the hooked modules run from now on: {self.fault}.", stacklevel=2)
         return False
-
-    def proved_samples(
-        self,
-        draw: Callable[[], Samples],
-        policy: TransformerWithValueHead,
-        reference: HookedTransformer,
-        temperature: float,
-    ) -> Samples:
-        """Samples that the packed form was proved on, or that the modules made.
-
-        Args:
-            draw: makes the samples, with the same random numbers at each call.
-        """
-        samples = draw()
-        return samples if self.prove(policy, reference, samples, temperature) else draw()
 
     def reads_fast(self, model: HookedTransformer) -> bool:
         """Whether logits may be read out of last residuals without the modules.

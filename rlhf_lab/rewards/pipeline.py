@@ -76,6 +76,8 @@ class RewardPipeline:
         sample_greedily: the likeliest continuation of each prompt, for ReMax; None where no
             estimator asks for it.
         compares: whether the estimator of the advantages compares the answers to a prompt.
+        dealt: has a function look at samples, of which each of several processes has its rows; all
+            by this one when None. A reward of the whole batch is always shown all of it.
 
     Attributes:
         label_rewards: what the label of each prompt earns, where there are labels.
@@ -93,6 +95,7 @@ class RewardPipeline:
     normalize: Callable[..., Tensor] = F.normalize_reward
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None
     compares: bool = False
+    dealt: Callable[[Samples, Callable[[Samples], Paid]], Paid] | None = None
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
     answers: dict[Prompt, str] = field(init=False, default_factory=dict)
     conversations: dict[Prompt, Sequence[Message]] = field(init=False, default_factory=dict)
@@ -136,7 +139,8 @@ class RewardPipeline:
     def read(self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None) -> Paid:
         """What a reward function pays each sequence, each token, and each by name of several.
 
-        Rewards of texts are on the device that the function left them on.
+        Several processes read their rows each, unless one reward is of the whole batch. Rewards of
+        texts are on the device that the function left them on.
 
         Args:
             texts: of the samples, where they are at hand.
@@ -144,6 +148,13 @@ class RewardPipeline:
         Raises:
             ConfigError: see `read_reward`, or a prompt has no answer where answers are read.
         """
+        of_batch = any(getattr(r, "whole_batch", False) for r in rewards_in(reward_fn).values())
+        if self.dealt is not None and not of_batch:
+            return self.dealt(samples, lambda rows: self._read(reward_fn, rows))
+        return self._read(reward_fn, samples, texts)
+
+    def _read(self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None) -> Paid:
+        """`read`, by this process alone."""
         if self.conversations:
             return read_reward(reward_fn, self._in_chat(samples))
         texts = samples.texts(self.tokenizer) if texts is None else texts

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import clip_gradients, step_if
+from rlhf_lab.training.ranks import add_gradients_up
 from rlhf_lab.training.replay import ReplayMinibatch
 
 if TYPE_CHECKING:
@@ -32,16 +33,19 @@ class Ascent:
         objective = objective or trainer.objective
         self.args, self.policy = objective.args, trainer.policy
         self.optimizer, self._in_backward = trainer.optimizer, trainer.step_in_backward
-        self._cut = self.args.micro_batch_size is not None
+        self.world = trainer.world
+        self._cut = self.args.micro_batch_size is not None or self.world.size > 1
         self.objective = objective.of_a_part() if self._cut else objective
         self._parts: list[ReplayMinibatch] = []
+        self._mask: Bool[Tensor, "minibatch gen"] | None = None
         self._norm: Float[Tensor, ""] | None = None
         self._finite: Bool[Tensor, ""] | None = None
 
     def parts(self, minibatch: ReplayMinibatch) -> list[ReplayMinibatch]:
         """The minibatch, or its micro-batches of `micro_batch_size` sequences.
 
-        Advantages are whitened over the whole minibatch before it is cut.
+        Of several ranks each has its share of the rows. Advantages are whitened over the whole
+        minibatch before it is cut.
         """
         self._parts = [minibatch]
         if self._cut:
@@ -50,7 +54,9 @@ class Ascent:
                 advantages = minibatch.whitened_advantages()
             whole = dataclasses.replace(minibatch, advantages=advantages)
             rows = torch.arange(len(advantages), device=advantages.device)
-            self._parts = [whole[part] for part in rows.split(self.args.micro_batch_size)]
+            own = rows[self.world.share(len(rows))]
+            size = self.args.micro_batch_size or len(own)
+            self._parts, self._mask = [whole[part] for part in own.split(size)], whole.mask
         return self._parts
 
     def total(self, terms: Iterable["ObjectiveTerms"]) -> "ObjectiveTerms":
@@ -64,25 +70,33 @@ class Ascent:
         if not self._cut:
             (whole,) = terms
             return whole
-        mask = torch.cat([part.mask for part in self._parts])
         found: list[ObjectiveTerms] = []
         for part, of_part in zip(self._parts, terms, strict=True):
-            weighed = _weigh(of_part, part.mask, mask, self.args.loss_aggregation)
+            weighed = _weigh(of_part, part.mask, self._mask, self.args.loss_aggregation)
             weighed.objective.backward()
             found.append(weighed)
-        return _sum(found)
+        return self._of_all_ranks(_sum(found))
+
+    def _of_all_ranks(self, own: "ObjectiveTerms") -> "ObjectiveTerms":
+        """The terms of the whole minibatch from those of this rank's rows."""
+        scalars = {name: x.clone() for name, x in vars(own).items() if not x.ndim}
+        rows = {name: self.world.gather(x) for name, x in vars(own).items() if x.ndim}
+        self.world.add_up([*scalars.values()])
+        return dataclasses.replace(own, **scalars, **rows)
 
     def backward(self, objective: Float[Tensor, ""]) -> None:
         """Add the objective's gradient to the policy's.
 
-        For micro-batches that is done already. With `optimizer_in_backward` each parameter is
-        stepped as soon as its gradient is there.
+        For micro-batches that is done already, and for ranks all but the sum over them. With
+        `optimizer_in_backward` each parameter is stepped as soon as its gradient is there.
         """
         finite = self._still_finite(objective)
         if self._in_backward is not None:
             self._norm = self._in_backward.climb(objective, finite)
         elif not self._cut:
             objective.backward()
+        else:
+            add_gradients_up(self.world, self.policy)
 
     def clip(self, max_grad_norm: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to a norm of `max_grad_norm` at most; returns the norm before."""

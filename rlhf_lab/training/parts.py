@@ -1,7 +1,7 @@
 """The parts of a run: models, prompts, rewards, optimizer; built from the settings or handed in."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,14 +9,24 @@ import torch
 from rlhf_lab.chat import Message
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import Forward, TransformerWithValueHead, make_reference, merged_lora
+from rlhf_lab.launcher import launched
+from rlhf_lab.models import (
+    Forward,
+    ReferenceComparison,
+    TransformerWithValueHead,
+    compare_with_reference,
+    make_reference,
+    merged_lora,
+)
 from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision, refuse_tf32
 from rlhf_lab.models.reference import refuse_lent_forwards
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.tokenizer import speaks_reel
+from rlhf_lab.parallel import device_of_rank, join
 from rlhf_lab.rewards import (
+    Paid,
     RewardFn,
     RewardPipeline,
     SentimentReward,
@@ -42,6 +52,7 @@ from rlhf_lab.training.own_parts import (
     refuse_unfit_models,
 )
 from rlhf_lab.training.prompts import Prompts, phase_spec
+from rlhf_lab.training.ranks import by_rank, gathered_samples, refuse_undealt, refuse_unequal
 
 
 class Parts:
@@ -64,6 +75,7 @@ class Parts:
         own_parts: the names of the parts that were handed in.
         tokenizer: the policy's.
         forward: how the models are run.
+        world: the processes of the run; one alone without torchrun.
         first_reference: the reference that the run began with.
         reference_phase: after how many learning phases the policy became the reference; 0 if the
             reference is the first.
@@ -96,7 +108,8 @@ class Parts:
         self.args, self.phase = args, 0
         self.functions = Functions.choose(functions)
         self.functions.check(args)
-        self.device = pick_device(args.device)
+        self.device = device_of_rank(pick_device(args.device), args.device)
+        refuse_undealt(args, launched())
         asked = f"precision={args.precision!r}"
         refuse_half_precision(self.device, product_dtype(args.precision), asked)
         refuse_tf32(self.device, args.precision)
@@ -129,7 +142,9 @@ class Parts:
             normalize=self.functions.normalize_reward,
             sample_greedily=self.sample_greedily if self.functions.wants_greedy(args) else None,
             compares=self.functions.compares_groups(args),
+            dealt=None if launched() == 1 else self._read_by_rank,
         )
+        self.world = join(self.device)
         asked = self.prompts
         self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers, asked.turns)
         if optimizer is None and scheduler is None:
@@ -141,6 +156,7 @@ class Parts:
         in_backward = args.optimizer_in_backward
         self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         self.kl_controller = kl_controller or get_kl_controller(args)
+        refuse_unequal(self)
 
     @property
     def prompt(self) -> list[int]:
@@ -182,16 +198,48 @@ class Parts:
             at_once: sequences to generate at a time; `args.generation_batch_size` when None.
 
         The packed form, where it runs, is held against the modules on what it wrote; see `Forward`.
+        Of several processes each writes its rows, with the noise that they have in one.
         """
         spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
         at_once, state = at_once or self.args.generation_batch_size, generator.get_state()
+        rows = self.world.share(len(prompts))
 
         def draw() -> Samples:
             generator.set_state(state)
             with merged_lora(self.policy):
-                return sample_in_parts(self.policy, prompts, spec, generator, self.forward, at_once)
+                return sample_in_parts(
+                    self.policy, prompts, spec, generator, self.forward, at_once, rows
+                )
 
-        return self.forward.proved_samples(draw, self.policy, self.reference, spec.temperature)
+        samples = self.proved_by_all(draw, spec.temperature)
+        if not self.world.deals(len(prompts)):
+            return samples
+        return gathered_samples(self.world, samples, self.tokenizer.pad_token_id or 0)
+
+    def proved_by_all(self, draw: Callable[[], Samples], temperature: float) -> Samples:
+        """Samples that the packed form was proved on by every process, or that the modules made."""
+        models = self.policy, self.reference
+        with self.world.together("sampling"):
+            samples = draw()
+            is_sound = self.forward.prove(*models, samples, temperature)
+        if not self.world.any(not is_sound):
+            return samples
+        self.forward.fault = self.forward.fault or "another process found the packed form wrong"
+        with self.world.together("sampling"):
+            return draw()
+
+    def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
+        """KL, entropy and the reference's residuals of samples; see `models.outputs`."""
+        settings = self.args.temperature, self.args.rows_at_once, self.forward
+
+        def compare(rows: Samples) -> ReferenceComparison:
+            return compare_with_reference(self.policy, self.reference, rows, *settings)
+
+        return by_rank(self.world, samples, compare, "comparing its samples with the reference")
+
+    def _read_by_rank(self, samples: Samples, read: Callable[[Samples], Paid]) -> Paid:
+        """What a reward pays samples of which each process reads its rows."""
+        return by_rank(self.world, samples, read, "scoring its samples")
 
     def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
         """The likeliest token at every step, behind each prompt."""

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.models import TransformerWithValueHead, compare_with_reference
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.ascent import Ascent
@@ -62,11 +62,11 @@ def score_samples(
     2. Exact KL and entropy of each token; reference log-probs, if the KL is estimated from them.
     3. Advantages and returns (`assign_credit`).
     """
-    policy, reference, args = trainer.policy, trainer.reference, trainer.args
-    settings = args.temperature, args.rows_at_once, trainer.forward
     scores = trainer.rewards.score(samples, raw_rewards)
-    compared = compare_with_reference(policy, reference, samples, *settings)
-    ref_logprobs = trainer.objective.reference_logprobs(reference, samples, compared.ref_residuals)
+    compared = trainer.compare_with_reference(samples)
+    ref_logprobs = trainer.objective.reference_logprobs(
+        trainer.reference, samples, compared.ref_residuals
+    )
     kl_to_pay = trainer.objective.kl_in_reward(samples, compared.kl, ref_logprobs)
     greedy_rewards = trainer.rewards.greedy_rewards(samples, scores.reward_moments)
     advantages, returns = assign_credit(trainer, samples, scores.earned, kl_to_pay, greedy_rewards)

@@ -129,6 +129,7 @@ class Recorder:
             "args": trainer.args.to_dict(),
             "versions": versions | {name: version(name) for name in _PACKAGES},
             "device": str(trainer.device),
+            "processes": trainer.world.size,
             "own_parts": trainer.own_parts,
             "rewarded_class": trainer.rewarded_class,
             "interventions": trainer.interventions.records,

@@ -118,8 +118,11 @@ class RLHFTrainer(Stepwise):
             self.own_parts.append("interventions")
 
     def emit(self, event: Event, phase: int | None = None, **fields: Any) -> None:
-        """Call the callbacks of an event; what they do to gradients is undone."""
-        if not self.callbacks.hears(event):
+        """Call the callbacks of an event; what they do to gradients is undone.
+
+        Of several processes the main one does, and the others wait for it where they meet next.
+        """
+        if not self.world.is_main or not self.callbacks.hears(event):
             return
         if "grad_norm" in fields:
             fields["grad_norm"] = fields["grad_norm"].item()
@@ -130,7 +133,7 @@ class RLHFTrainer(Stepwise):
             "kl_coef": self.kl_controller.kl_coef,
             "run": self.run if self._recording else None,
         }
-        with gradients_put_back(self.policy, event):
+        with self.world.apart(), gradients_put_back(self.policy, event):
             self.callbacks.emit(event, self.phase if phase is None else phase, **always, **fields)
 
     def rollout_phase(self) -> Rollout:
@@ -186,7 +189,9 @@ class RLHFTrainer(Stepwise):
             refuse_hooked_blocks(self.policy)
         self.forward.packs(self.policy, self.reference)
         with self._recorded():
-            self.recorder.open()
+            with self.world.together("opening the run's directory"):
+                if self.world.is_main:
+                    self.recorder.open()
             self._started = True
             self.emit("run_start")
 
@@ -214,7 +219,7 @@ class RLHFTrainer(Stepwise):
         """Run the phases that are left, one `PhaseReport` each; stop and go on as you like."""
         self.stop_requested = False
         self.start()
-        while self.phase < self.args.total_phases and not self.stop_requested:
+        while self.phase < self.args.total_phases and not self.world.any(self.stop_requested):
             self.unfinished.append(self.run_phase())
             yield self.unfinished[-1]
         self.end(self.unfinished)

@@ -3,11 +3,14 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
 from rlhf_lab.console import INTERRUPTED, print_line
+from rlhf_lab.errors import LostRankError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.checkpoint_space import in_words
@@ -32,7 +35,12 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     second stops at once. So does SIGTERM, and a terminal that closes (SIGHUP), however often.
 
     The status of a run that was stopped is 128 plus the number of the signal, as shells have it.
+    Of several processes only the main one shows anything; a signal to any of them stops all.
+
+    Raises:
+        LostRankError: another process of the run is gone.
     """
+    console.quiet = console.quiet or not trainer.world.is_main
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -52,15 +60,23 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        with RunView(trainer, console):
+        with RunView(trainer, console) if trainer.world.is_main else nullcontext():
             trainer.train()
         is_done = trainer.phase >= trainer.args.total_phases
     except KeyboardInterrupt:
         is_done = False
+    except LostRankError as error:
+        raise LostRankError(
+            f"{error} in phase {trainer.phase}; what that one said is above or in its log. Go on "
+            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}"
+        ) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    path = trainer.run.path if trainer.run else "the run"
+    trainer.world.leave()
+    if not trainer.world.is_main:
+        return 0 if is_done else 128 + received[0] if received else INTERRUPTED
+    path = _path_of(trainer)
     done = f"{trainer.phase} of {trainer.args.total_phases} phases"
     how_to_go_on = f"stopped after {done}; go on with: python -m rlhf_lab resume {path}"
     print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
@@ -69,6 +85,10 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     if is_done:
         return 0
     return 128 + received[0] if received else INTERRUPTED
+
+
+def _path_of(trainer: RLHFTrainer) -> Path | str:
+    return trainer.run.path if trainer.run else "RUN"
 
 
 def _leave_terminal() -> None:

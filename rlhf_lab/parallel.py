@@ -1,0 +1,251 @@
+"""Ranks: the processes of one run under torchrun, what each does of a batch, and what they share.
+
+Whatever a model has to be run on is dealt: a rank takes its rows. What comes out is gathered, so
+that each rank has the whole batch, and all that is no forward pass is done by every rank alike, on
+the same numbers. So a function of a learner's own is right on several ranks without knowing of it.
+"""
+
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError, RunError
+from rlhf_lab.launcher import launched, local_rank
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others, one of which may be loading a model, or running a probe."""
+
+
+class World:
+    """The processes of one run; here the only one, for which every call changes nothing.
+
+    Attributes:
+        rank: the number of this process, from 0; the first writes the run's directory.
+        size: how many there are.
+        bytes_sent: what this process has sent so far, by purpose; 0 where it is alone.
+    """
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.bytes_sent: Counter[str] = Counter()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that logs, saves and calls the listeners."""
+        return self.rank == 0
+
+    def share(self, n_rows: int) -> slice:
+        """The rows of a batch that this rank deals with; all of one that does not divide."""
+        return slice(0, n_rows)
+
+    def deals(self, n_rows: int) -> bool:
+        """Whether a batch of so many rows is dealt to several ranks."""
+        return False
+
+    def gather(self, rows: Shaped[Tensor, " *dims"], purpose: str = "rows") -> Tensor:
+        """The rows of all ranks, in order."""
+        return rows
+
+    def widest(self, width: int) -> int:
+        """The largest of the ranks' numbers."""
+        return width
+
+    def add_up(self, tensors: Sequence[Tensor], purpose: str = "numbers") -> None:
+        """Put the sum over ranks in the place of each tensor, in one message for all."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; all then do the same."""
+        return flag
+
+    def of_main(self, said: Any) -> Any:
+        """What the main rank says, as far as JSON can hold it; the others' own is left aside."""
+        return said
+
+    @contextlib.contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Let an error that one rank meets end all of them, and none wait for what will not come.
+
+        Nothing within may talk to other ranks.
+
+        Raises:
+            RunError: another rank failed; that one raises its own error.
+        """
+        yield
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, this process does all by itself, as one that is alone: listeners live here."""
+        yield
+
+    def leave(self) -> None:
+        """Say goodbye to the others at the end of the program."""
+
+
+class Ranks(World):
+    """Several processes on `torch.distributed`, started by torchrun.
+
+    Args:
+        device: of the tensors that are sent: CUDA with nccl, the CPU with gloo.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
+        self._is_apart = False
+
+    def deals(self, n_rows: int) -> bool:
+        """See `World`; nothing is dealt while this rank is apart."""
+        return not self._is_apart and n_rows % self.size == 0
+
+    def share(self, n_rows: int) -> slice:
+        """See `World`."""
+        if not self.deals(n_rows):
+            return slice(0, n_rows)
+        each = n_rows // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def gather(self, rows: Shaped[Tensor, " *dims"], purpose: str = "rows") -> Tensor:
+        """See `World`; each rank gives equally many rows, all of one width."""
+        if self._is_apart:
+            return rows
+        own = rows.detach().to(self.device).contiguous()
+        sent = own.to(torch.uint8) if own.dtype == torch.bool else own
+        every = [torch.empty_like(sent) for _ in range(self.size)]
+        self.bytes_sent[purpose] += sent.nbytes * (self.size - 1)
+        with self._meeting():
+            dist.all_gather(every, sent)
+        return torch.cat(every).to(rows.device, rows.dtype)
+
+    def widest(self, width: int) -> int:
+        """See `World`."""
+        if self._is_apart:
+            return width
+        found = torch.tensor(width, device=self.device)
+        with self._meeting():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def add_up(self, tensors: Sequence[Tensor], purpose: str = "numbers") -> None:
+        """See `World`; tensors of one dtype go as one, on whatever device they are."""
+        if self._is_apart:
+            return
+        for dtype in dict.fromkeys(x.dtype for x in tensors):
+            of_dtype = [x for x in tensors if x.dtype == dtype]
+            flat = torch.cat([x.detach().reshape(-1) for x in of_dtype]).to(self.device)
+            # a ring sends each part on to the next rank, once to add it up and once to tell the sum
+            self.bytes_sent[purpose] += math.ceil(2 * flat.nbytes * (self.size - 1) / self.size)
+            with self._meeting():
+                dist.all_reduce(flat)
+            for x, part in zip(of_dtype, flat.split([x.numel() for x in of_dtype]), strict=True):
+                x.detach().copy_(part.view_as(x))
+
+    def any(self, flag: bool) -> bool:
+        """See `World`."""
+        return bool(self.widest(int(flag)))
+
+    def of_main(self, said: Any) -> Any:
+        """See `World`."""
+        if self._is_apart:
+            return said
+        letter = json.dumps(said).encode() if self.is_main else b""
+        sent = torch.zeros(self.widest(len(letter)), dtype=torch.uint8)
+        sent[: len(letter)] = torch.tensor(list(letter), dtype=torch.uint8)
+        sent = sent.to(self.device)
+        with self._meeting():
+            dist.broadcast(sent, src=0)
+        return json.loads(bytes(sent.tolist()))
+
+    @contextlib.contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """See `World`."""
+        if self._is_apart:
+            yield
+            return
+        problem = None
+        try:
+            yield
+        except Exception as error:  # whatever it is, the others are told first
+            problem = error
+        lost = self.gather(torch.tensor([problem is not None]), "numbers").nonzero().flatten()
+        if isinstance(problem, LabError) and not self.is_main:
+            raise RankError(f"process {self.rank}: {problem}") from problem
+        if problem is not None:
+            raise problem
+        if len(lost):
+            raise RunError(
+                f"process {int(lost[0])} failed while {doing}; its own message says why."
+            )
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """See `World`."""
+        before, self._is_apart = self._is_apart, True
+        try:
+            yield
+        finally:
+            self._is_apart = before
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Say of a message that cannot be sent that a process is gone."""
+        try:
+            yield
+        except RuntimeError as error:  # of gloo and nccl, whose kinds differ
+            raise LostRankError(f"process {self.rank} lost another process") from error
+
+    def leave(self) -> None:
+        """See `World`."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def device_of_rank(device: torch.device, asked: str) -> torch.device:
+    """The device of this process: each has a GPU of its own.
+
+    Args:
+        asked: the setting that `device` was picked by.
+
+    Raises:
+        ConfigError: one GPU is named for several processes, there are too few, or it is MPS.
+    """
+    if launched() == 1:
+        return device
+    if device.type == "mps" or not dist.is_available():
+        raise ConfigError(
+            f"device={asked!r} works in one process only; set it to cpu, or start the run without "
+            "torchrun."
+        )
+    if device.type != "cuda":
+        return device
+    if torch.device(asked if asked != "auto" else "cuda").index is not None:
+        raise ConfigError(
+            f"device={asked!r} names one device for {launched()} processes; set it to auto."
+        )
+    there = torch.cuda.device_count()
+    if local_rank() >= there:
+        raise ConfigError(
+            f"process {local_rank()} of this machine has no GPU of its own: there are {there}; "
+            f"start at most {there} (--nproc-per-node {there})."
+        )
+    return torch.device("cuda", local_rank())
+
+
+def join(device: torch.device) -> World:
+    """Meet the other processes that torchrun started; a `World` of one without torchrun."""
+    if launched() == 1:
+        return World()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    return Ranks(device)

@@ -1,0 +1,123 @@
+"""The command line on several processes: refusals said once, a process that dies, and resume."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_lab.training import RunDir
+
+pytestmark = pytest.mark.process
+
+CALL = """
+from rlhf_lab.__main__ import main
+{before}
+sys.exit(main({arguments!r}))
+"""
+SMALL = ["--batch-size", "16", "--num-minibatches", "2", "--base-lr", "3e-3", "--save-every", "1"]
+
+
+def call(*arguments: str, before: str = "") -> str:
+    return CALL.format(arguments=list(arguments), before=before)
+
+
+DIES = """
+import signal
+import rlhf_lab.training.trainer as t
+phase = t.RLHFTrainer.run_phase
+def dying(self):
+    if rank == 1 and self.phase == 2:
+        {how}
+    return phase(self)
+t.RLHFTrainer.run_phase = dying
+"""
+
+
+def reports(path) -> list[dict]:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").open()]
+    kept = ("phase", "mean_reward", "kl_per_sequence", "grad_norm", "objective")
+    return [{name: line[name] for name in kept} for line in lines]
+
+
+def close(one: list[dict], other: list[dict]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a[k] == pytest.approx(b[k], abs=2e-5) for a, b in pairs for k in a)
+
+
+def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(ranks, tmp_path):
+    """Killed in phase 2 of 4: one sentence with the command, then 2 -> 1 -> 4 processes."""
+    train = ["train", *SMALL, "--total-phases", "4", "--out", str(tmp_path / "run")]
+    whole = [*train[:-1], str(tmp_path / "whole")]
+    assert ranks(1, call(*whole), "alone")[0].status == 0
+    killed = DIES.format(how="os.kill(os.getpid(), signal.SIGKILL)")
+    first, second = ranks(2, call(*train, before=killed), "killed")
+    assert (first.status, second.status) == (75, -signal.SIGKILL)
+    told = [line for line in first.error.splitlines() if line.startswith("rlhf_lab: process 0")]
+    assert len(told) == 1 and "lost another process in phase 2" in told[0]
+    assert f"torchrun ... -m rlhf_lab resume {tmp_path / 'run'}" in told[0]
+    assert "Traceback" not in first.error
+    run = RunDir.open(tmp_path / "run")
+    resume = ["resume", str(run.path)]
+    stop = "import rlhf_lab.training.trainer as t\nphase = t.RLHFTrainer.run_phase\n"
+    stop += "def one(self):\n    found = phase(self)\n    self.request_stop()\n    return found\n"
+    (alone,) = ranks(1, call(*resume, before=stop + "t.RLHFTrainer.run_phase = one"), "one")
+    assert alone.status == 130, alone.error
+    assert [ended.status for ended in ranks(4, call(*resume), "four")] == [0] * 4
+    assert run.read_info()["status"] == "finished"
+    assert close(reports(tmp_path / "whole"), reports(run.path))
+
+
+def test_an_error_of_one_process_is_said_by_it_and_by_the_main_one(ranks, tmp_path):
+    before = DIES.format(how="self.rewards.reward_fn = lambda texts: torch.full([8], torch.nan)")
+    train = ["train", *SMALL, "--total-phases", "4", "--out", str(tmp_path / "run")]
+    first, second = ranks(2, call(*train, before=before))
+    assert (first.status, second.status) == (2, 2)
+    assert "process 1 failed while scoring its samples" in first.error
+    said = second.error.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith("rlhf_lab: process 1: reward_fn"), said
+
+
+def test_a_refusal_is_said_once(ranks, tmp_path):
+    train = [
+        "train",
+        "--batch-size",
+        "30",
+        "--num-minibatches",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    first, second = ranks(4, call(*train))[:2]
+    assert (first.status, second.status) == (2, 2)
+    assert first.error.strip() == (
+        "rlhf_lab: batch_size=30 cannot be dealt to 4 processes; start another number of them, or "
+        "change batch_size or num_minibatches."
+    )
+    assert second.error == "" and not (tmp_path / "run").exists()
+
+
+def test_torchrun_trains_with_all_default_probes(tmp_path):
+    """The whole command, as a user gives it; listeners, probes and saving on the main process."""
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
+    train = ["-m", "rlhf_lab", "train", *SMALL, "--total-phases", "2", "--probes"]
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [*launch, *train, "--out", str(out)], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loading reel-nano") == 1
+    info = RunDir.open(out).read_info()
+    assert info["status"] == "finished" and info["processes"] == 2
+    checks = [json.loads(line) for line in (out / "probes/checks.jsonl").open()]
+    assert len(checks) > 100 and all(check["ok"] for check in checks)
+    recorded = {path.stem for path in (out / "probes/records").glob("*.jsonl")}
+    assert len(recorded) == 8
