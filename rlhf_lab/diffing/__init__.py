@@ -10,7 +10,9 @@ from rlhf_lab.diffing.crosscoder_record import (
     record_crosscoder,
     relative_norms,
 )
+from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
     Patched,
@@ -24,6 +26,7 @@ from rlhf_lab.diffing.path_patching import patch_path
 from rlhf_lab.diffing.shift_matrix import ShiftMatrix, shift_by_weights, shift_matrix
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
 from rlhf_lab.diffing.transplant import Transplant, transplant
+from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
@@ -39,14 +42,18 @@ __all__ = [
     "Side",
     "SplicedKL",
     "Transplant",
+    "WeightLine",
     "attention_split",
     "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "fine_groups",
+    "fisher_quadratic",
     "fit_crosscoder",
     "graft",
     "graft_groups",
+    "kl_by_output",
+    "kl_by_weights",
     "latent_scaling",
     "part_places",
     "patch_activations",

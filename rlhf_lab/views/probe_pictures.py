@@ -12,6 +12,7 @@ from rlhf_lab.views import html
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.intervals import bracketed
+from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
@@ -172,6 +173,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "StepInfluence": step_influence_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,
+        "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
         "ValueLens": value_lens_parts,
         "Direction": direction_parts,

@@ -1,5 +1,6 @@
 """Small Reel runs with probes, and the pieces that they share."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
+from tests.probes.looking import Trained, adapted_run, grouped_run, padded_run
+from tests.tiny_families import random_tokens, tiny_of
 
 SMALL = {
     "preset": "reel",
@@ -108,6 +111,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def reviews(truth: ReelTruth) -> tuple[Tensor, Tensor]:
     """Reviews and their sentiment."""
     return truth.reviews(12, seed=5)
+
+
+@pytest.fixture(scope="session")
+def trained_runs(
+    tmp_path_factory: pytest.TempPathFactory, llama_tokenizer, save_model
+) -> Callable[[str], Trained]:
+    """Short runs that are over, each made once: on Reel with adapters, on Reel from prompts of
+    unequal length, and a tiny Llama (grouped heads, rotary positions, RMS norms) with such texts.
+    """
+
+    def grouped(place: Path) -> Trained:
+        save_model(tiny_of("LlamaForCausalLM"), llama_tokenizer, place / "model")
+        tokens = random_tokens()
+        mask = torch.arange(tokens.shape[1]) < torch.tensor([40, 31, 12])[:, None]
+        return grouped_run(place, place / "model", tokens, mask)
+
+    kinds = {"adapted": adapted_run, "padded": padded_run, "grouped": grouped}
+
+    @functools.cache
+    def made(kind: str) -> Trained:
+        return kinds[kind](tmp_path_factory.mktemp(kind))
+
+    return made
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,29 @@
 """Short runs whose models a probe is shown after training, as often as a test likes."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth
 from rlhf_lab.probes.probe import Check
 from rlhf_lab.training import Context, RLHFTrainer
+
+SHORT = {
+    "preset": "reel",
+    "reward_fn": "sentiment",
+    "total_phases": 2,
+    "batch_size": 16,
+    "num_minibatches": 2,
+    "warmup_steps": 1,
+    "gen_len": 26,
+    "stop_tokens": ".",
+    "base_lr": 3e-3,
+}
+ADAPTED = {"lora_rank": 4, "lora_targets": "W_Q W_K W_V W_O W_in"}
+PROMPTS = "this movie\nthis\nthis film really\n"
 
 
 class Trained(NamedTuple):
@@ -60,3 +76,34 @@ def failed(run: Trained, probe: Probe) -> list[Check | str]:
         return [check for check in look(run, probe).checks if not check.ok]
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
+
+
+def adapted_run(place: Path) -> Trained:
+    """Reel, with adapters on all that attention does."""
+    truth = ReelTruth()
+    args = RLHFArgs(**SHORT | ADAPTED)
+    return trained(RLHFTrainer(args, out=place / "run"), truth.reviews(24, seed=5)[0], truth)
+
+
+def padded_run(place: Path) -> Trained:
+    """Reel, from prompts of unequal length, and samples that stop early."""
+    (place / "prompts.txt").write_text(PROMPTS)
+    args = RLHFArgs(**SHORT | {"prompts": str(place / "prompts.txt"), "gen_len": 20})
+    truth = ReelTruth()
+    return trained(RLHFTrainer(args, out=place / "run"), truth.reviews(4, seed=5)[0], truth)
+
+
+def grouped_run(place: Path, model: Path, tokens: Tensor, mask: Tensor) -> Trained:
+    """A model from a directory that does not speak Reel."""
+    args = RLHFArgs(
+        base_model=str(model),
+        reward_fn="count:w1",
+        prefix="w3 w4",
+        total_phases=2,
+        warmup_steps=0,
+        batch_size=8,
+        num_minibatches=2,
+        gen_len=8,
+        base_lr=5e-3,
+    )
+    return trained(RLHFTrainer(args, out=place / "run"), tokens, None)._replace(mask=mask)

@@ -15,24 +15,9 @@ from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_attention_drift import ATTENTION_FAULTS
-from tests.probes.looking import Trained, failed, look, trained
+from tests.probes.looking import SHORT, failed, look
 from tests.probes.planting import planted
-from tests.tiny_families import random_tokens, tiny_of
-
-ARGS = {
-    "preset": "reel",
-    "reward_fn": "sentiment",
-    "total_phases": 2,
-    "batch_size": 16,
-    "num_minibatches": 2,
-    "warmup_steps": 1,
-    "gen_len": 26,
-    "stop_tokens": ".",
-    "base_lr": 3e-3,
-    "lora_rank": 4,
-    "lora_targets": "W_Q W_K W_V W_O W_in",
-}
-PROMPTS = "this movie\nthis\nthis film really\n"
+from tests.tiny_families import tiny_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,60 +28,20 @@ def no_type_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Trained:
-    """Reel, with adapters on all that attention does."""
-    truth = ReelTruth()
-    args = RLHFArgs(**ARGS)
-    tokens = truth.reviews(24, seed=5)[0]
-    return trained(RLHFTrainer(args, out=tmp_path_factory.mktemp("a") / "run"), tokens, truth)
-
-
-@pytest.fixture(scope="module")
-def padded(tmp_path_factory) -> Trained:
-    """Reel, from prompts of unequal length, and samples that stop early."""
-    place = tmp_path_factory.mktemp("padded")
-    (place / "prompts.txt").write_text(PROMPTS)
-    args = RLHFArgs(**ARGS | {"prompts": str(place / "prompts.txt"), "gen_len": 20})
-    truth = ReelTruth()
-    return trained(RLHFTrainer(args, out=place / "run"), truth.reviews(4, seed=5)[0], truth)
-
-
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory, llama_tokenizer, save_model) -> Trained:
-    """A tiny Llama: grouped heads, rotary positions, RMS norms, texts of unequal length."""
-    place = tmp_path_factory.mktemp("grouped")
-    save_model(tiny_of("LlamaForCausalLM"), llama_tokenizer, place / "model")
-    args = RLHFArgs(
-        base_model=str(place / "model"),
-        reward_fn="count:w1",
-        prefix="w3 w4",
-        total_phases=2,
-        warmup_steps=0,
-        batch_size=8,
-        num_minibatches=2,
-        gen_len=8,
-        base_lr=3e-2,
-    )
-    tokens = random_tokens()
-    mask = torch.arange(tokens.shape[1]) < torch.tensor([40, 31, 12])[:, None]
-    return trained(RLHFTrainer(args, out=place / "run"), tokens, None)._replace(mask=mask)
-
-
 def probe_of(kind: str) -> AttentionDrift:
     words = ("w1", "w2") if kind == "grouped" else ("loved", "hated")
     text = "rollout" if kind == "padded" else "eval"
-    at = None if kind != "plain" else ReelTruth().grammar.slot("VERB") - 1
+    at = None if kind != "adapted" else ReelTruth().grammar.slot("VERB") - 1
     return AttentionDrift(*words, pos=at, text=text, n=16)
 
 
-KINDS = ("plain", "padded", "grouped")
+KINDS = ("adapted", "padded", "grouped")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_check_holds_where_nothing_is_wrong(kind, request):
-    record = look(request.getfixturevalue(kind), probe_of(kind))
+def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
+    record = look(trained_runs(kind), probe_of(kind))
     assert [check for check in record.checks if not check.ok] == []
     assert record.tensors["own"].abs().max() > 1e-3
     assert all(record.tensors[name].any() for name in ("qk", "ov", "tv"))
@@ -104,16 +49,16 @@ def test_every_check_holds_where_nothing_is_wrong(kind, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ATTENTION_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, request):
+def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
+    kind = "adapted" if fault.run == "plain" else fault.run
     with planted(fault):
-        found = failed(request.getfixturevalue(fault.run), probe_of(fault.run))
-    assert found
+        assert failed(trained_runs(kind), probe_of(kind))
 
 
 @pytest.mark.slow
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**ARGS | {"lora_rank": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
+    args = RLHFArgs(**SHORT | {"lora_rank": 0})
+    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("adapted", "probed"))
     tokens = ReelTruth().reviews(8, seed=5)[0]
     probes = AttentionDrift(every=1), AttentionDrift(text="rollout", name="own_text", every=1)
     attachment = attach(probed, *probes, eval_tokens=tokens, budget=unlimited)

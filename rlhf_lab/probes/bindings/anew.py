@@ -146,3 +146,12 @@ def off_mask(columns: dict[str, Tensor], mask: Bool[Tensor, "rows gen"]) -> floa
     """The largest number that stands where the mask is False."""
     outside = [column[~mask].abs().max().item() for column in columns.values() if (~mask).any()]
     return max(outside, default=0.0)
+
+
+def component_names(model: HookedTransformer) -> list[str]:
+    """The components in the order in which they are added to the residual stream."""
+    names = ["embed"] + ["pos_embed"] * ("hook_pos_embed" in model.hook_dict)
+    for layer in range(model.cfg.n_layers):
+        names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
+        names += [f"L{layer} b_O", f"L{layer} mlp"]
+    return names

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlhf_lab.diffing.logit_shift import ModelEnd, model_end, own_reader, split_shift
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.residual_parts import SITES, residual_components
+from rlhf_lab.models.residual_parts import SITES
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.attention_places import FIRST, ITSELF, kind_of_token
-from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, relative_gap
+from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, component_names, relative_gap
 from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.bindings.logit_shift import TWO_NODES
@@ -114,18 +114,12 @@ def _own_misses(
     for before, after in anew:
         split = split_shift(before.end, after.end, is_centered(model.ln_final))
         expected.append((split.own_weights + split.inherited)[:-2, 0])
-    parts = _part_names(model)
+    parts = component_names(model)
     there = [parts.index(name) if name in parts else -1 for name in names]
     if -1 in there or len(set(there)) != len(there):
         return float("nan")
     wanted = torch.stack(expected, 1)[there]
     return relative_gap(found[:, : len(anew)], wanted, least=0.01)
-
-
-def _part_names(model: HookedTransformer) -> list[str]:
-    """ShiftSplit's names of the components, from a forward of one token."""
-    acts = capture_activations(model, torch.zeros(1, 1, dtype=torch.long), SITES, 0)
-    return residual_components(model, acts)[0]
 
 
 def _key_misses(

@@ -10,7 +10,13 @@ from torch import Tensor
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, relative_gap
+from rlhf_lab.probes.bindings.anew import (
+    as_float64,
+    as_rows_say,
+    component_names,
+    gap,
+    relative_gap,
+)
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 
@@ -62,7 +68,7 @@ def bind_logit_shift(
     allowed = seen.allowed(1e-3, half=0.3)
     missed = relative_gap(stored["measured"][: len(measured[0])], measured[0] - measured[1])
     worst = max(misses, key=misses.get)
-    expected = _names(seen.ctx.reference)
+    expected = [*component_names(seen.ctx.reference), "norm bias", "b_U"]
     named = [name for name in values["components"] if name != "hooks"]
     if "own_weights" in stored:
         checks += _causes(seen, record, ids, pos, allowed)
@@ -154,15 +160,6 @@ def _rows(
     rows["b_U"] = of_bias[:, ids[0]] - of_bias[:, ids[1]]
     rows["norm bias"] = nothing - rows["b_U"]
     return rows
-
-
-def _names(model: HookedTransformer) -> list[str]:
-    """The components in the order in which they are added to the residual stream."""
-    names = ["embed"] + ["pos_embed"] * ("hook_pos_embed" in model.hook_dict)
-    for layer in range(model.cfg.n_layers):
-        names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
-        names += [f"L{layer} b_O", f"L{layer} mlp"]
-    return [*names, "norm bias", "b_U"]
 
 
 CAUSES = ("own_weights", "inherited", "scale", "read_out")

@@ -1,0 +1,50 @@
+"""Fisher information of a change of weights: the KL of a small step, by one forward-mode pass."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.func import jvp
+
+from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.models.transformer_lens import HookedTransformer
+
+
+@torch.no_grad()
+def fisher_quadratic(
+    model: HookedTransformer | WeightLine,
+    tokens: Int[Tensor, "batch seq"],
+    delta: Mapping[str, Float[Tensor, "..."]],
+    states: Bool[Tensor, "batch seq"] | None = None,
+    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """Half of delta' F delta for each text, without the Fisher matrix F.
+
+    1. Take the derivative of the logits along the change, at every state, in one forward-mode pass
+       through the modules.
+    2. Half its variance under the model's own distribution is what the KL grows by, to second
+       order; sum over the states.
+
+    In nats per text, in float64 where the device has it. It is the KL for small steps only: scale
+    `delta` down, and compare.
+
+    Args:
+        model: a model, or a line of weights whose first end is meant.
+        delta: changes of some of the effective weights, by name.
+        states: where the KL counts; everywhere when None.
+        attention_mask: False on padding to the left of a prompt.
+
+    KL(theta || theta + delta) = 1/2 sum_states Var_v~pi(J delta)_v + O(|delta|^3)
+    (Amari 1998, "Natural Gradient Works Efficiently in Learning", section 3)
+    """
+    line = model if isinstance(model, WeightLine) else WeightLine(model, model, in_float64=True)
+    tokens = tokens.to(line.device)
+    mask = None if attention_mask is None else attention_mask.to(line.device)
+    along = {name: change.to(line.before[name]) for name, change in delta.items()}
+    run = lambda some: line.logits(line.before | some, tokens, mask)
+    logits, moved = jvp(run, ({name: line.before[name] for name in along},), (along,))
+    probs = logits.softmax(-1)
+    mean = (probs * moved).sum(-1, keepdim=True)
+    half = (probs * (moved - mean).square()).sum(-1) / 2
+    return half.sum(1) if states is None else half.masked_fill(~states.to(line.device), 0.0).sum(1)

@@ -1,0 +1,232 @@
+"""KLAttribution: the KL from the reference, by where it shows and by whose weights cause it."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups
+from rlhf_lab.diffing.kl_attribution import OutputKL, WeightKL, kl_by_output, kl_by_weights
+from rlhf_lab.diffing.quadrature import NODES
+from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models.device import has_float64
+from rlhf_lab.models.hooks import without_hooks
+from rlhf_lab.models.reference import model_where_exact, same_weights
+from rlhf_lab.models.residual_parts import PART_SITES, refuse_sums, residual_components
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.bindings import bind_kl_attribution
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.probes.text_rows import TextName, TextRows, check_text_name, text_rows
+from rlhf_lab.training.capture import capture_activations
+
+OF_READ_OUT = "read-out"
+MOST_HEADS = 32
+"""Up to so many heads, each is a group of weights; beyond, whole layers are."""
+NUMBERS_AT_ONCE = 20_000_000
+
+
+class KLAttribution(Probe):
+    """The KL of the policy from the reference, split exactly in two ways.
+
+    1. Through which output it shows: the residual stream moves from the reference's to the
+       policy's, and each component is charged with its own change; the read-out comes apart.
+    2. By whose weights it is caused: all weights move in a straight line, and each group is charged
+       with all that its change does, through whatever comes behind it.
+
+    The two need not agree: a late MLP is charged in the first with what an early one sent it, and
+    the early one in the second. Both are in nats per sequence of the text; on text of others than
+    the policy that KL is not the run's own. Hooks on the models have no part in either.
+
+    Checks: both sum to the KL; the KL is not negative; equal models have none; see also
+    `bind_kl_attribution`.
+
+    Args:
+        n: sequences to look at.
+        text: whose sequences.
+        by_weights: whether to take the second, which costs a forward and a backward pass per node.
+        nodes: of the quadrature; more where a sum misses, since the models are far apart.
+    """
+
+    name = "kl_attribution"
+    text = "eval"
+    every = 10
+
+    def __init__(
+        self,
+        n: int = 64,
+        text: TextName = "eval",
+        by_weights: bool = True,
+        nodes: int = NODES,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        check_text_name(text, self.name)
+        self.n, self.text, self.by_weights, self.nodes = n, text, by_weights, nodes
+        if text == "rollout":
+            self.events = ("after_score",)
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Refuse a model whose residual stream is no sum over its parts."""
+        refuse_sums(model, self.name)
+
+    @torch.no_grad()
+    def observe(self, seen: Observation) -> Record:
+        """Split the KL by outputs, and by weights if that is asked for."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        rows = text_rows(seen, self.text, self.n)
+        names, output = _by_output(reference, model, rows, self.nodes)
+        gained = torch.cat([output.rows, output.read_out[None]])
+        kl = output.kl.sum(1)
+        by_row = gained.sum(2).T
+        found = bootstrap_means(by_row, resamples=RESAMPLES)
+        values = {
+            "components": [*names, OF_READ_OUT],
+            "output": decimals(found.value),
+            "n": len(kl),
+            "kl": round(kl.mean().item(), 6),
+        } | interval_fields("output", found, 6)
+        tensors = {
+            "output": by_row.T,
+            "by_position": _by_position(gained, rows),
+            "output_nodes": output.nodes.sum(3),
+            "kl": kl,
+        }
+        same = same_weights(model, reference)
+        checks = _checks("outputs", by_row.sum(1), kl, seen, same)
+        checks.append(Check.at_most("the KL is not negative", -output.kl.min().item(), 1e-6))
+        if self.by_weights:
+            line, groups = WeightLine(reference, model), weight_groups(reference)
+            weights = kl_by_weights(
+                line, groups, rows.tokens, rows.states, rows.attention_mask, self.nodes
+            )
+            more = _weights_found(weights, groups)
+            values, tensors = values | more.values, tensors | more.tensors
+            total = weights.rows.sum()[None] / len(kl)
+            checks += _checks("weights", total, kl.mean()[None], seen, same)
+        if seen.truth is not None:
+            slots = seen.truth.slot_names(rows.tokens.shape[1] + 1)
+            values["slots"] = slots[1:]
+        return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_kl_attribution`."""
+        return bind_kl_attribution(seen, record, text_rows(seen, self.text, self.n))
+
+
+def weight_groups(model: HookedTransformer) -> Groups:
+    """Heads apart in a small model; whole layers in a large one."""
+    heads = model.cfg.n_layers * model.cfg.n_heads
+    return fine_groups(model) if heads <= MOST_HEADS else coarse_groups(model)
+
+
+def read_out_of(model: HookedTransformer) -> nn.Sequential:
+    """Final norm and unembedding, in float64, without hooks: logits of a last residual."""
+    with without_hooks(model.ln_final, model.unembed):
+        copied = copy.deepcopy(nn.Sequential(model.ln_final, model.unembed))
+    copied[0].cfg.dtype = torch.float64
+    device = next(model.parameters()).device
+    return copied.requires_grad_(False).to(device if has_float64(device) else "cpu").double()
+
+
+def _by_output(
+    reference: HookedTransformer, model: HookedTransformer, rows: TextRows, nodes: int
+) -> tuple[list[str], OutputKL]:
+    """Names of the components, and the split at every state: `[component row column]`."""
+    models = [model_where_exact(each) for each in (reference, model)]
+    read = [_of_states(read_out_of(each)) for each in models]
+    shape = (len(rows.tokens), rows.tokens.shape[1])
+    names, parts, where = [], [], []
+    for some, at in _batches(rows, models[0]):
+        both = []
+        for each in models:
+            with without_hooks(each):
+                acts = capture_activations(
+                    each, some.tokens, PART_SITES, attention_mask=some.attention_mask
+                )
+            states = some.states.to(acts["hook_embed"].device)
+            names, vectors = residual_components(each, {s: a[states] for s, a in acts.items()})
+            both.append(vectors)
+        parts.append(kl_by_output(*both, *read, nodes))
+        where.append(at[:, None] * shape[1] + torch.arange(shape[1])[None])
+        where[-1] = where[-1][some.states.cpu()]
+    place = torch.cat(where)
+    spread = [
+        torch.cat([getattr(part, field).cpu() for part in parts], -1) for field in OutputKL._fields
+    ]
+    return names, OutputKL(*(_placed(x, place, shape) for x in spread))
+
+
+def _of_states(read: nn.Sequential) -> Any:
+    """Logits of residuals at single states, which the modules take as texts of one token."""
+    return lambda h: read(h[:, None])[:, 0]
+
+
+def _batches(rows: TextRows, model: HookedTransformer) -> Iterator[tuple[TextRows, Tensor]]:
+    """Some rows at a time, so that their components fit into memory."""
+    components = model.cfg.n_layers * (model.cfg.n_heads + 2) + 2
+    of_row = components * rows.tokens.shape[1] * model.cfg.d_model
+    for at in torch.arange(len(rows.tokens)).split(max(1, NUMBERS_AT_ONCE // of_row)):
+        yield rows.take(at.to(rows.tokens.device)), at
+
+
+def _placed(
+    x: Float[Tensor, "*lead n"], place: Tensor, shape: tuple[int, int]
+) -> Float[Tensor, "*lead batch seq"]:
+    """Numbers of states at their rows and columns, and 0 elsewhere."""
+    out = x.new_zeros(*x.shape[:-1], shape[0] * shape[1])
+    out[..., place] = x
+    return out.unflatten(-1, shape)
+
+
+def _by_position(
+    gained: Float[Tensor, "component batch seq"], rows: TextRows
+) -> Float[Tensor, "component place"]:
+    """Mean over the sequences, at each place of a row, counted without padding."""
+    own = rows.own_positions.clamp(min=0).cpu().expand_as(gained[0])
+    out = gained.new_zeros(len(gained), gained.shape[2])
+    for component, row in zip(out, gained, strict=True):
+        component.scatter_add_(0, own.flatten(), row.flatten())
+    return out / gained.shape[1]
+
+
+def _weights_found(weights: WeightKL, groups: Groups) -> Record:
+    """What a record holds of the split by weights."""
+    sizes = [len(part) for part in torch.arange(len(weights.kl)).split(8)]
+    counts = torch.tensor(sizes, dtype=torch.float64)[:, None]
+    ratio = lambda sums, counts: sums / counts
+    found = bootstrap_means(weights.rows.T, counts, statistic=ratio, resamples=RESAMPLES)
+    values = {
+        "groups": list(groups.names),
+        "weights": decimals(found.value),
+        "weight_parts": sizes,
+        "node_kl": decimals(weights.node_kl),
+    } | interval_fields("weights", found, 6)
+    return Record(values, {"weights": weights.rows, "weight_nodes": weights.nodes})
+
+
+def _checks(
+    what: str,
+    total: Float[Tensor, " n"],
+    kl: Float[Tensor, " n"],
+    seen: Observation,
+    same: bool,
+) -> list[Check]:
+    missed = (total - kl).abs().max().item() / max(1.0, kl.max().item())
+    checks = [Check.at_most(f"{what} sum to the KL", missed, seen.allowed(1e-3, half=0.05))]
+    if same:
+        largest = total.abs().max().item()
+        checks.append(Check.at_most(f"{what} of equal models have no KL", largest, 1e-6))
+    return checks

@@ -1,0 +1,68 @@
+"""KLAttribution: both sums on runs of every kind, and faults that it must tell."""
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import KLAttribution, ReelTruth, Run, attach
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.probe_pictures import probe_html
+from tests.probes.faults_kl_attribution import KL_FAULTS
+from tests.probes.looking import SHORT, failed, look
+from tests.probes.planting import planted
+
+pytestmark = pytest.mark.slow
+DEFAULT = {"plain": "adapted", "lora": "adapted"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_type_checks() -> Iterator[None]:
+    """Faulty records are to reach the checks, not to end in an error of types."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def probe_of(kind: str) -> KLAttribution:
+    return KLAttribution(n=8, text="rollout" if kind == "padded" else "eval")
+
+
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
+    record = look(trained_runs(kind), probe_of(kind))
+    assert [check for check in record.checks if not check.ok] == []
+    output, weights = record.tensors["output"], record.tensors["weights"]
+    kl = record.tensors["kl"]
+    assert kl.mean() > 1e-3
+    torch.testing.assert_close(output.sum(0), kl, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(weights.sum(), kl.sum(), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fault", KL_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
+    kind = DEFAULT.get(fault.run, fault.run)
+    with planted(fault):
+        found = failed(trained_runs(kind), probe_of(kind))
+    assert found
+
+
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
+    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
+    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
+    tokens = ReelTruth().reviews(8, seed=5)[0]
+    attachment = attach(probed, KLAttribution(every=1), eval_tokens=tokens, budget=unlimited)
+    plain.train(), probed.train()
+    assert attachment.notes == []
+    found, expected = weights_of(probed.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    run = Run(probed.run.path)
+    assert all(check.ok for check in run.checks())
+    first, last = run.records("kl_attribution")
+    assert set(first["output"]) == set(first["weights"]) == {0.0}
+    assert sum(last["weights"]) == pytest.approx(last["kl"], rel=1e-3) and last["kl"] > 0
+    html = probe_html(run, "kl_attribution")
+    assert html.count("<figure") == 3
+    assert "through which output" in html and "by whose weights" in html
