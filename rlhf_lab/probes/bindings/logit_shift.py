@@ -53,7 +53,7 @@ def bind_logit_shift(
         return checks
     tokenizer = seen.ctx.policy.base_model.tokenizer
     ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
-    text = seen.text.first(TEXTS)
+    text = seen.text.first(min(TEXTS, shift.shape[1]))
     misses: dict[str, float] = {}
     measured = []
     for model, rows in ((seen.ctx.policy.base_model, before + shift), (seen.ctx.reference, before)):
@@ -71,7 +71,8 @@ def bind_logit_shift(
     expected = [*component_names(seen.ctx.reference), "norm bias", "b_U"]
     named = [name for name in values["components"] if name != "hooks"]
     if "own_weights" in stored:
-        checks += _causes(seen, record, ids, pos, allowed)
+        upto = _upto(text, pos, next(model.parameters()).device)
+        checks += _causes(seen, record, ids, upto, allowed)
     return [
         *checks,
         Check.at_most("the measured shift is a fresh forward's", missed, allowed),
@@ -168,14 +169,13 @@ TWO_NODES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
 
 
 def _causes(
-    seen: Observation, record: Record, ids: list[int], pos: int, allowed: float
+    seen: Observation, record: Record, ids: list[int], upto: Upto, allowed: float
 ) -> list[Check]:
     """The causes of one block's parts, by an integral along the line between the two models.
 
     The block is run alone, by its modules, on what the other model's block reads.
     """
     models = tuple(map(model_where_exact, (seen.ctx.reference, seen.ctx.policy.base_model)))
-    upto = _upto(seen.text.first(TEXTS), pos, next(models[0].parameters()).device)
     layer = int(np.random.default_rng(seen.ctx.phase).integers(models[0].cfg.n_layers))
     streams = [_streams(model, upto.tokens, layer) for model in models]
     outputs = [
