@@ -9,7 +9,7 @@ from typing import Literal
 from rlhf_lab.course.containment import Stopped
 from rlhf_lab.course.exercise import Answer, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
-from rlhf_lab.course.outcomes import Miss, Outcome, compare, observe
+from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Judge:
                 miss = Miss("error", rows, self.cases[len(outcomes)])
                 return Verdict("differs", len(self.cases), miss)
             misses = [
-                compare(*each) for each in zip(outcomes, self.expected, self.cases, strict=True)
+                compare_outcomes(*each) for each in zip(outcomes, self.expected, self.cases, strict=True)
             ]
             first = next((miss for miss in misses if miss), None)
             if first is None:
@@ -100,7 +100,7 @@ class Judge:
         best, most = None, 0
         for says, wrong in self.known:
             pairs = zip(outcomes, wrong, strict=True)
-            agrees = [compare(outcome, other) is None for outcome, other in pairs]
+            agrees = [compare_outcomes(outcome, other) is None for outcome, other in pairs]
             if not agrees[missed[0]]:
                 continue
             half = 2 * sum(agrees[i] for i in alike) >= len(alike)
@@ -111,7 +111,7 @@ class Judge:
     def _is_whole(self, wrong: list[Outcome], agrees: list[bool]) -> bool:
         """Whether a mistake is agreed with in every case where it goes wrong."""
         pairs = zip(wrong, self.expected, strict=True)
-        return all(agrees[i] for i, pair in enumerate(pairs) if compare(*pair))
+        return all(agrees[i] for i, pair in enumerate(pairs) if compare_outcomes(*pair))
 
 
 def judge(exercise: Exercise, fn: Answer) -> Verdict:

@@ -145,7 +145,7 @@ def _files_of(fn: Answer) -> set[str]:
     return {part.__code__.co_filename for part in written if hasattr(part, "__code__")}
 
 
-def compare(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Miss | None:
+def compare_outcomes(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Miss | None:
     """The first difference, or None: error, results, arguments changed in place, gradients."""
     if _without_line(outcome.error) != _without_line(expected.error):
         return Miss("error", (("raised", outcome.error or "nothing", "no error"),), case)
