@@ -2,6 +2,7 @@
 
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
+from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
 from rlhf_lab.diffing.crosscoder_checks import check_crosscoder
 from rlhf_lab.diffing.crosscoder_record import (
@@ -32,6 +33,7 @@ from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, trunca
 __all__ = [
     "ActivationStore",
     "AttentionSplit",
+    "Comparison",
     "Crosscoder",
     "CrosscoderRecord",
     "Groups",
@@ -47,6 +49,7 @@ __all__ = [
     "check_crosscoder",
     "coarse_groups",
     "collect_activations",
+    "compare",
     "fine_groups",
     "fisher_quadratic",
     "fit_crosscoder",

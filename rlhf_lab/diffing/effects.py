@@ -14,7 +14,7 @@ from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.training.capture import capture_activations
 
-READ_OUT = "read-out"
+READ_OUT_PART = "read-out"
 
 
 def layer_groups(model: HookedTransformer) -> Groups:
@@ -22,7 +22,7 @@ def layer_groups(model: HookedTransformer) -> Groups:
     groups = coarse_groups(model)
     *names, _, _ = groups.names
     *parts, norm, unembed = groups.parts
-    return Groups([*names, READ_OUT], [*parts, [*norm, *unembed]])
+    return Groups([*names, READ_OUT_PART], [*parts, [*norm, *unembed]])
 
 
 def effects_of_parts(

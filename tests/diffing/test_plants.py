@@ -17,7 +17,7 @@ from rlhf_lab.diffing import (
     split_shift,
     transplant,
 )
-from rlhf_lab.diffing.effects import READ_OUT, effects_of_parts, kendall_tau, layer_groups
+from rlhf_lab.diffing.effects import READ_OUT_PART, effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.diffing.logit_shift import ends_of
 from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.models.transformer_lens import is_centered
@@ -57,7 +57,7 @@ def one_head(base, far):
 def test_a_read_out_alone_is_charged_to_the_read_out_by_every_method(base, read_out, wild, reviews):
     found = effects_of_parts(base, read_out, reviews[:4], POS, WORDS)
     names = layer_groups(base).names
-    assert names[-1] == READ_OUT
+    assert names[-1] == READ_OUT_PART
     shift = found["by weights"].sum(0)
     assert shift.abs().max() > 0.05
     for method, rows in found.items():
