@@ -77,9 +77,8 @@ class Judge:
                 rows = (("raised", str(stop), "no error"),)
                 miss = Miss("error", rows, self.cases[len(outcomes)])
                 return Verdict("differs", len(self.cases), miss)
-            misses = [
-                compare_outcomes(*each) for each in zip(outcomes, self.expected, self.cases, strict=True)
-            ]
+            pairs = zip(outcomes, self.expected, self.cases, strict=True)
+            misses = [compare_outcomes(*each) for each in pairs]
             first = next((miss for miss in misses if miss), None)
             if first is None:
                 return Verdict("passed", len(self.cases))
