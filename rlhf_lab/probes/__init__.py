@@ -6,6 +6,7 @@ from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import attribute_logits
@@ -30,6 +31,7 @@ __all__ = [
     "Check",
     "Direction",
     "EvalText",
+    "FrozenProbe",
     "KLAttribution",
     "KLByPosition",
     "LogitShift",

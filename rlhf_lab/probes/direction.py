@@ -1,11 +1,13 @@
 """Directions in the residual stream: how one is fitted to a label, read, and ablated."""
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.device import exact
 
@@ -95,6 +97,38 @@ def accuracy(
 ) -> Float[Tensor, "*site"]:
     """The share of sequences on the right side of the threshold."""
     return ((projection > threshold[..., None]) == labels).double().mean(-1)
+
+
+def cosine_interval(
+    x: Float[Tensor, "site n d_model"],
+    first: Float[Tensor, "site n d_model"],
+    labels: Bool[Tensor, " n"],
+    resamples: int = 400,
+) -> Interval:
+    """The cosine of the differences of class means of two models, at each site, and its interval.
+
+    The same sequences are drawn of both models' activations, which are of the same text.
+    """
+    sides = labels.double()[:, None], (~labels).double()[:, None]
+    found = []
+    for now, before in zip(x, first, strict=True):
+        columns = [acts.double() * side for acts in (now, before) for side in sides]
+        found.append(
+            bootstrap_means(*columns, *sides, statistic=_cosine_of_gaps, resamples=resamples)
+        )
+    value, low, high = (
+        torch.stack([getattr(one, part) for one in found]) if found[0].low is not None else None
+        for part in ("value", "low", "high")
+    )
+    return replace(found[0], value=value, low=low, high=high)
+
+
+def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
+    """The cosine, from the means of activations times the indicators of both classes."""
+    now, before, shares = means[:2], means[2:4], means[4:]
+    gaps = [pair[0] / shares[0] - pair[1] / shares[1] for pair in (now, before)]
+    size = gaps[0].norm(dim=-1) * gaps[1].norm(dim=-1)
+    return (gaps[0] * gaps[1]).sum(-1) / torch.where(size > 0, size, torch.nan)
 
 
 def paired_excess(

@@ -11,6 +11,7 @@ from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
+from rlhf_lab.views.frozen_pictures import frozen_probe_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
@@ -177,6 +178,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "KLByPosition": kl_by_position_parts,
         "ValueLens": value_lens_parts,
         "Direction": direction_parts,
+        "FrozenProbe": frozen_probe_parts,
         "LogitShift": logit_shift_parts,
         "WeightDelta": weight_delta_parts,
     }

@@ -92,7 +92,7 @@ def _refitted(cell: Cell) -> dict[str, float]:
     ranked = ((pairs > 0) + 0.5 * (pairs == 0)).mean() if pairs.size else math.nan
     tied = (np.abs(pairs) < 1e-5 * (1 + np.abs(along).max())).mean() if pairs.size else 0.0
     found = {
-        "accuracy": _missed(stored["accuracy"], ours, held, truth),
+        "accuracy": missed_right(stored["accuracy"], ours, held, truth),
         "auc": max(0.0, abs(stored["auc"] - ranked) - tied),
     }
     if not all(_separable(x[:cut], labels) for x in (cell.x, cell.reference)):
@@ -110,10 +110,14 @@ def _refitted(cell: Cell) -> dict[str, float]:
         "direction": 1 - float(axis @ ours.direction),
         "the reference's direction": 1 - float(first_axis @ first.direction),
         "projection": float(apart) / max(1.0, float(np.abs(moved).max())),
-        "the frozen reader's accuracy": _missed(stored["accuracy_frozen"], first, held, truth),
-        "the random direction's accuracy": _missed(stored["accuracy_random"], noise, held, truth),
+        "the frozen reader's accuracy": missed_right(stored["accuracy_frozen"], first, held, truth),
+        "the random direction's accuracy": missed_right(
+            stored["accuracy_random"], noise, held, truth
+        ),
         "the control's accuracy": _control(cell),
-        "the discriminant's accuracy": _missed(stored["accuracy_lda"], discriminant, held, truth),
+        "the discriminant's accuracy": missed_right(
+            stored["accuracy_lda"], discriminant, held, truth
+        ),
         "cosine": abs(stored["cosine_with_reference"] - float(ours.direction @ first.direction)),
     }
 
@@ -125,7 +129,7 @@ def _control(cell: Cell) -> float:
         return math.nan  # not the labels in another order
     fitted, held = shuffled[: cell.cut], shuffled[cell.cut :]
     reader = fit_reader(cell.x[: cell.cut], fitted, cell.method)
-    return _missed(cell.stored["accuracy_shuffled"], reader, cell.x[cell.cut :], held)
+    return missed_right(cell.stored["accuracy_shuffled"], reader, cell.x[cell.cut :], held)
 
 
 def _erased(cell: Cell) -> dict[str, float]:
@@ -156,13 +160,13 @@ def _erased(cell: Cell) -> dict[str, float]:
     found = {"the floor of the cosine": abs(stored["split_half_cosine"] - float(floor))}
     for name, erase in ways.items():
         reader = fit_reader(erase(rest), other, "lda")
-        found[f"accuracy where it is {name}"] = _missed(
+        found[f"accuracy where it is {name}"] = missed_right(
             stored[f"accuracy_{name}"], reader, erase(held), truth
         )
     return found
 
 
-def _missed(
+def missed_right(
     stored: float,
     reader: Reader,
     x: Float[np.ndarray, "n d_model"],
