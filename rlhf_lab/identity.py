@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Check:
@@ -21,7 +24,9 @@ class Check:
     ok: bool
 
     @classmethod
-    def at_most(cls, name: str, value: float | int, tolerance: float | int) -> "Check":
+    def at_most(
+        cls, name: str, value: float | int | Float[Tensor, ""], tolerance: float | int
+    ) -> "Check":
         """A check that holds when the value is finite and not above the tolerance."""
         value, tolerance = float(value), float(tolerance)
         return cls(name, value, tolerance, math.isfinite(value) and value <= tolerance)

@@ -24,13 +24,30 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
+from rlhf_lab.diffing.sae import SAEDictionary, load_sae
 from rlhf_lab.diffing.shift_matrix import ShiftMatrix, shift_by_weights, shift_matrix
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
+from rlhf_lab.diffing.steering import (
+    Steered,
+    SteeringSweep,
+    control_vector,
+    mean_difference,
+    steering_hooks,
+    steering_sweep,
+)
 from rlhf_lab.diffing.transplant import Transplant, transplant
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
+    "Steered",
+    "SteeringSweep",
+    "control_vector",
+    "mean_difference",
+    "steering_hooks",
+    "steering_sweep",
+    "SAEDictionary",
+    "load_sae",
     "ActivationStore",
     "AttentionSplit",
     "Comparison",
