@@ -832,7 +832,7 @@ curves(
 )
 
 # %% [markdown]
-# # Eight phases are short, and one seed is one seed: the same runs with `seed=2` in `SETTINGS` tell
+# Eight phases are short, and one seed is one seed: the same runs with `seed=2` in `SETTINGS` tell
 # you which of these differences you can trust.
 #
 # ### Why a clip *and* a KL penalty?

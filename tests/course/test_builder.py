@@ -132,6 +132,12 @@ def test_building_executes_once_and_building_again_changes_nothing(root: Path) -
     assert [path.read_bytes() for path in paths] == before
     assert gate.lesson_problems(root) == []
 
+    master.write_text(f"# %% [markdown]\n# A text.\n\n{PLAIN}")
+    assert builder.build_lesson(master, root) == builder.Built("99_toy", tuple(paths), False)
+    kept = nbformat.read(paths[1], as_version=4)
+    assert kept.cells[0].source == "A text." and kept.cells[-1].outputs == outputs
+    assert gate.lesson_problems(root) == []
+
     paths[0].write_text(paths[0].read_text().replace("...", "0"))
     (root / "notebooks" / "98_gone.ipynb").write_text("{}")
     problems = gate.lesson_problems(root)

@@ -71,15 +71,19 @@ def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
 
     1. Read the master, and make both notebooks of it.
     2. Write the learner's, without outputs.
-    3. Execute the solution, if its cells have changed or `again`, and write it.
+    3. Execute the solution, if its code has changed or `again`, and write it; where the text alone
+       has changed, the outputs stay.
 
     Raises LoadError if an exercise line or a cell's execution fails.
     """
     there = {name: root / name / f"{master.stem}.ipynb" for name in ("notebooks", "solutions")}
     changed = [there["notebooks"]] if write(learner_notebook(master), there["notebooks"]) else []
     solution = solution_notebook(master)
-    stale = again or not same_cells(solution, there["solutions"])
-    if stale and write(execute(solution, master.stem), there["solutions"]):
+    stale = again or not same_code(solution, there["solutions"])
+    made = execute(solution, master.stem) if stale else solution
+    if not stale:
+        keep_outputs(solution, there["solutions"])
+    if write(made, there["solutions"]):
         changed.append(there["solutions"])
     return Built(master.stem, tuple(changed), stale)
 
@@ -208,6 +212,27 @@ def same_cells(notebook: NotebookNode, path: Path) -> bool:
         return False
     there = nbformat.read(path, as_version=4)
     return [(c.id, c.source) for c in there.cells] == [(c.id, c.source) for c in notebook.cells]
+
+
+def same_code(notebook: NotebookNode, path: Path) -> bool:
+    """Whether a file has the same code cells, whatever their outputs and the text between them."""
+    if not path.exists():
+        return False
+    there = nbformat.read(path, as_version=4)
+    return [cell.source for cell in code_of(there)] == [cell.source for cell in code_of(notebook)]
+
+
+def code_of(notebook: NotebookNode) -> list[NotebookNode]:
+    """The code cells of a notebook."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def keep_outputs(notebook: NotebookNode, path: Path) -> None:
+    """Give the code cells the outputs of those in a file, which has the same code, in place."""
+    there = nbformat.read(path, as_version=4)
+    for cell, executed in zip(code_of(notebook), code_of(there), strict=True):
+        cell.outputs, cell.metadata = executed.outputs, executed.metadata
+    notebook.metadata = there.metadata
 
 
 def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
