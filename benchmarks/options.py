@@ -36,7 +36,7 @@ class Bench:
     commands: bool = False
     """Also time the command line itself: --help, and the main job (train) to its end."""
     probes: bool = False
-    """Also time a run with the default probes against one without (20 phases; 8 from small on)."""
+    """Also time a run with the default probes against one without (20 phases)."""
     out: Path | None = None
     """Store all figures as a line of this .jsonl file, in place of the same command's on the same
     processor.

@@ -92,8 +92,13 @@ def floor_distance(result: Record) -> float:
 
 
 def probe_cost(figures: Record) -> tuple[float, dict[str, float]]:
-    """What the probes add, as a share of the run without them, and seconds of each over the run."""
-    plain, probed = (sum(p["seconds"] for p in one["phases"]) for one in figures.values())
+    """What the probes add, as a share of the run without them, and seconds of each over the run.
+
+    The share is of the processor's seconds, which other programs on the machine change little; of
+    those on the clock where a result has no others.
+    """
+    unit = "cpu_seconds" if "cpu_seconds" in figures["ours-run"]["phases"][0] else "seconds"
+    plain, probed = (sum(p[unit] for p in one["phases"]) for one in figures.values())
     each: dict[str, float] = {}
     for phase in figures["ours-run-with-probes"]["phases"]:
         for stage, seconds in phase["stages"].items():

@@ -101,8 +101,8 @@ class Work:
 
     @property
     def run_phases(self) -> int:
-        """Phases of the run with the default probes: 20, or 8 where a phase takes long."""
-        return 20 if self.shape in ("nano", "tiny") else 8
+        """Phases of the run with the default probes."""
+        return 20
 
     @property
     def run_turns(self) -> int:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import psutil
@@ -120,13 +120,14 @@ def timed(phase: Callable[[Clock], None], memory: PeakMemory, device: str) -> di
     """One phase's seconds, of the whole, of its halves and stages, and its peak memory."""
     with memory:
         clock = Clock(device)
-        began = perf_counter()
+        began, began_cpu = perf_counter(), process_time()
         phase(clock)
         clock.lap("rest/rest")
-        seconds = perf_counter() - began
+        seconds, cpu_seconds = perf_counter() - began, process_time() - began_cpu
     rest = clock.stages.pop("rest/rest")
     return {
         "seconds": seconds,
+        **({"cpu_seconds": cpu_seconds} if device == "cpu" else {}),
         "rollout": clock.half("rollout"),
         "learning": clock.half("learning") + rest,
         "stages": clock.stages,
