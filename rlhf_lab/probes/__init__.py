@@ -20,6 +20,8 @@ from rlhf_lab.probes.step_influence_probe import StepInfluence
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
+from rlhf_lab.probes.value_attribution import secant_value_rows
+from rlhf_lab.probes.value_attribution_probe import ValueAttribution
 from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
@@ -47,6 +49,7 @@ __all__ = [
     "Spread",
     "Suite",
     "TextHeatmap",
+    "ValueAttribution",
     "ValueLens",
     "WeightDelta",
     "attach",
@@ -55,5 +58,6 @@ __all__ = [
     "default_suite",
     "had_default_suite",
     "runs",
+    "secant_value_rows",
     "value_lens",
 ]

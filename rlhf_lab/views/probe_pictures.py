@@ -21,6 +21,7 @@ from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
 from rlhf_lab.views.step_pictures import step_influence_parts
 from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
+from rlhf_lab.views.value_attribution_pictures import value_attribution_parts
 from rlhf_lab.views.value_pictures import short_site, value_lens_parts
 
 Records = list[dict[str, Any]]
@@ -177,6 +178,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
         "ValueLens": value_lens_parts,
+        "ValueAttribution": value_attribution_parts,
         "Direction": direction_parts,
         "FrozenProbe": frozen_probe_parts,
         "LogitShift": logit_shift_parts,

@@ -1,4 +1,4 @@
-"""A mutation suite of ValueLens: each fault is planted while it looks at a trained policy."""
+"""A mutation suite of the probes of value: faults are planted while they look at a policy."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,9 +6,18 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 
-from rlhf_lab.probes import Record, ReelTruth, ValueLens, attach
+from rlhf_lab.probes import (
+    Check,
+    Observation,
+    Probe,
+    Record,
+    ReelTruth,
+    ValueAttribution,
+    ValueLens,
+    attach,
+)
 from rlhf_lab.probes.budget import Budget
-from rlhf_lab.probes.probe import Observation
+from tests.probes.faults_value_attribution import ATTRIBUTION_FAULTS
 from tests.probes.faults_value_lens import VALUE_FAULTS
 from tests.probes.planting import Fault, planted
 
@@ -25,24 +34,32 @@ SETTINGS = {
 }
 
 
-class Faulty(ValueLens):
-    """Looks as ValueLens does, then once more with each fault, and keeps what was told."""
+FAULTS = (*VALUE_FAULTS, *ATTRIBUTION_FAULTS)
 
-    def __init__(self) -> None:
-        super().__init__(prefixes=8, every=2)
+
+class Faulty(Probe):
+    """Looks as another probe does, then once more with each fault, and keeps what was told."""
+
+    def __init__(self, probe: Probe, faults: tuple[Fault, ...]) -> None:
+        super().__init__(every=2, name=probe.name)
+        self.probe, self.faults = probe, faults
+        self.text, self.sites = probe.text or "eval", probe.sites
         self.told: dict[str, list[str]] = {}
 
     def observe(self, seen: Observation) -> Record:
         if seen.ctx.event == "run_end":
-            for fault in VALUE_FAULTS:
+            for fault in self.faults:
                 self.told[fault.name] = self._with(fault, seen)
-        return super().observe(seen)
+        return self.probe.observe(seen)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        return self.probe.bind(seen, record)
 
     def _with(self, fault: Fault, seen: Observation) -> list[str]:
         with planted(fault):
             try:
-                record = super().observe(seen)
-                checks = [*record.checks, *super().bind(seen, record)]
+                record = self.probe.observe(seen)
+                checks = [*record.checks, *self.probe.bind(seen, record)]
             except Exception as error:
                 return [f"raised {error}"]
         return [check.name for check in checks if not check.ok]
@@ -60,14 +77,15 @@ def told(
     jaxtyping.config.update("jaxtyping_disable", True)
     args = RLHFArgs(preset="reel", total_phases=2, num_minibatches=2, warmup_steps=1, **SETTINGS)
     trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("faulty") / "run")
-    probe, tokens = Faulty(), truth.reviews(60, seed=5)[0]
-    attach(trainer, probe, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+    lens = Faulty(ValueLens(prefixes=8), VALUE_FAULTS)
+    parts = Faulty(ValueAttribution(slots=(5, 9, 24)), ATTRIBUTION_FAULTS)
+    tokens = truth.reviews(60, seed=5)[0]
+    attach(trainer, lens, parts, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()
     sound = [check.name for check in Run(trainer.run.path).checks() if not check.ok]
-    print(probe.told)
-    yield probe.told | {"": sound}
+    yield lens.told | parts.told | {"": sound}
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
@@ -75,6 +93,6 @@ def test_nothing_is_told_of_the_sound_probe(told):
     assert told[""] == []
 
 
-@pytest.mark.parametrize("fault", VALUE_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_told_by_the_records_own_checks(told, fault):
     assert told[fault.name]

@@ -9,6 +9,7 @@ from rlhf_lab.probes.bindings.logit_shift import bind_logit_shift
 from rlhf_lab.probes.bindings.run_health import bind_run_health
 from rlhf_lab.probes.bindings.step_ledger import bind_step_ledger
 from rlhf_lab.probes.bindings.text_heatmap import bind_text_heatmap
+from rlhf_lab.probes.bindings.value_attribution import bind_value_attribution
 from rlhf_lab.probes.bindings.value_lens import bind_value_lens
 from rlhf_lab.probes.bindings.weight_delta import bind_weight_delta
 
@@ -22,6 +23,7 @@ __all__ = [
     "bind_run_health",
     "bind_step_ledger",
     "bind_text_heatmap",
+    "bind_value_attribution",
     "bind_value_lens",
     "bind_weight_delta",
 ]
