@@ -12,6 +12,7 @@ from rlhf_lab.views import html
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.frozen_pictures import frozen_probe_parts
+from rlhf_lab.views.gradient_pictures import grad_terms_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
@@ -172,6 +173,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
     {
         "AttentionDrift": attention_drift_parts,
         "RunHealth": run_health_parts,
+        "GradTerms": grad_terms_parts,
         "StepInfluence": step_influence_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,

@@ -144,6 +144,9 @@ def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
 class Truth(StepInfluence):
     """Also redoes the whole step without each sample in turn."""
 
+    def settings(self):
+        return super().settings() | {"kind": "StepInfluence"}
+
     def observe(self, seen):
         record = super().observe(seen)
         before, target = seen.prepared, self.target_of(seen)

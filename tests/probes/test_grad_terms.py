@@ -1,0 +1,151 @@
+import warnings
+
+import jaxtyping
+import pytest
+import torch
+
+from rlhf_lab import functional as F
+from rlhf_lab.diffing import Groups
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import Check, GradTerms, Record, Run, attach
+from rlhf_lab.probes.grad_terms import cosines_of, gradient_products, term_gradients
+from rlhf_lab.views.probe_pictures import probe_html
+from tests.probes.faults_grad_terms import GRAD_TERMS
+from tests.probes.planting import planted
+
+
+def test_products_and_cosines_by_hand():
+    gradients = [
+        {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])},
+        {"a": torch.tensor([4.0, -3.0]), "b": torch.tensor([-2.0])},
+        {"a": torch.zeros(2), "b": torch.tensor([0.5])},
+    ]
+    groups = Groups(["A", "B"], [[("a", None)], [("b", None)]])
+    products = gradient_products(gradients, groups)
+    assert products[..., 0].tolist() == [[25, 0, 0], [0, 25, 0], [0, 0, 0]]
+    cosines = cosines_of(products)
+    assert cosines[0, 1].tolist() == [0, -1] and cosines[2, 2].tolist() == [0, 1]
+    assert cosines[0, 2].tolist() == [0, 1]
+
+
+@pytest.mark.slow
+def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, unlimited, weights_of):
+    plain, trainer = (make_trainer(ent_coef=0.01) for _ in range(2))
+    probes = GradTerms(every=1), GradTerms("last", every=1, name="late")
+    attached = attach(trainer, *probes, budget=unlimited)
+    policy_gradients = []
+
+    @trainer.on("after_backward")
+    def plain_policy_gradient(ctx):
+        """At ratio 1 the clipped surrogate's is E[A grad log pi]."""
+        if ctx.phase or ctx.step:
+            return
+        minibatch = ctx.minibatch
+        with torch.enable_grad():
+            logits, _ = ctx.policy(minibatch.tokens, minibatch.attention_mask)
+            logs = F.get_logprobs(logits, minibatch.tokens, minibatch.prefix_len)
+            mean = (logs * minibatch.whitened_advantages())[minibatch.mask].mean()
+            weights = dict(ctx.policy.named_parameters())
+            found = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
+        settings = minibatch, trainer.objective, ctx.kl_coef
+        surrogate, *_ = term_gradients(ctx.policy, ctx.reference, *settings)
+        for name, gradient in zip(weights, found, strict=True):
+            expected = 0.0 if gradient is None else gradient
+            policy_gradients.append((surrogate[name] - expected).abs().max().item())
+
+    plain.train(), trainer.train()
+    assert attached.notes == []
+    run = Run(trainer.run.path)
+    assert [check for check in run.checks() if not check.ok] == []
+    assert max(policy_gradients) < 1e-6
+    record, found = run.records("grad_terms")[0], run.tensors("grad_terms", 0)
+    value, unembed = record["terms"].index("value_loss"), record["groups"].index("unembed")
+    assert found["norms"][value, unembed] == 0 < found["norms"][value, 0]
+    kl = record["terms"].index("kl_penalty")
+    assert found["norms"][kl].max() < 1e-6 < run.tensors("late", 1)["norms"][kl].max()
+    assert record["groups"][-2:] == ["value_head", "all"]
+    assert probe_html(run, "grad_terms").count("<figure") == 4
+    weights, expected = weights_of(trainer.policy), weights_of(plain.policy)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "extra", [{"lora_rank": 2}, {"value_head": "separate"}, {"micro_batch_size": 2}]
+)
+def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, unlimited, extra):
+    trainer = make_trainer(total_phases=1, warmup_steps=0, **extra)
+    attached = attach(trainer, GradTerms("last"), budget=unlimited)
+    trainer.train()
+    assert attached.notes == []
+    checks = Run(trainer.run.path).checks()
+    assert [check for check in checks if not check.ok] == [] and len(checks) >= 5
+
+
+def test_what_it_cannot_do_is_refused(make_trainer):
+    trainer = make_trainer(optimizer_in_backward=True, max_grad_norm=None)
+    with pytest.raises(ConfigError, match="optimizer_in_backward=True"):
+        attach(trainer, GradTerms())
+    with pytest.raises(ConfigError, match="step='mid'"):
+        GradTerms("mid")
+
+
+class SweepTerms(GradTerms):
+    """Takes the same gradients once for each fault, and keeps what the checks say of them."""
+
+    def __init__(self, faults, **options):
+        super().__init__(**options)
+        self.faults, self.told = faults, {}
+
+    def observe(self, seen):
+        whole = GradTerms.observe, GradTerms.bind
+        for fault in self.faults:
+            try:
+                if fault is None:
+                    record = whole[0](self, seen)
+                else:
+                    with planted(fault):
+                        record = whole[0](self, seen)
+                checks = [*record.checks, *whole[1](self, seen, record)]
+                told = [check.name for check in checks if not check.ok]
+            except Exception as error:
+                told = [repr(error)]
+            self.told[fault and fault.name] = told
+        return Record({}, {}, [Check.at_most("swept", 0, 0)])
+
+    def bind(self, seen, record):
+        return []
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    from rlhf_lab.config import RLHFArgs
+    from rlhf_lab.training import RLHFTrainer
+    from tests.probes.conftest import NO_LIMIT, SMALL
+
+    for fault in GRAD_TERMS:  # one that cannot be planted is not to count as told
+        with planted(fault):
+            pass
+    jaxtyping.config.update("jaxtyping_disable", True)
+    args = SMALL | {"total_phases": 1, "warmup_steps": 0, "ent_coef": 0.01, "base_lr": 1e-3}
+    out = tmp_path_factory.mktemp("swept") / "run"
+    trainer = RLHFTrainer(RLHFArgs(**args), out=out)
+    sweep = SweepTerms([None, *GRAD_TERMS], step="last")
+    attached = attach(trainer, sweep, budget=NO_LIMIT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    jaxtyping.config.update("jaxtyping_disable", False)
+    assert attached.notes == []
+    return sweep.told
+
+
+@pytest.mark.slow
+def test_nothing_is_told_of_sound_gradients(told):
+    assert told[None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", GRAD_TERMS, ids=lambda fault: fault.name)
+def test_a_fault_in_the_gradients_is_told(told, fault):
+    assert told[fault.name]
