@@ -7,8 +7,8 @@ from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_de
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.frozen_probe import FrozenProbe
-from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.grad_terms import GradTerms
+from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift

@@ -19,7 +19,7 @@ from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
 
 GRADIENT_TERMS = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 """Fields of `ObjectiveTerms`, in the order of the stored rows."""
-SIGNS = (1.0, -1.0, 1.0, -1.0)
+TERM_SIGNS = (1.0, -1.0, 1.0, -1.0)
 """With which each term enters the objective."""
 SUM_ROUNDING = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 5e-2}
 ALONG = 1e-3
@@ -41,7 +41,7 @@ def term_gradients(
     with torch.enable_grad():
         terms = objective_terms(policy, reference, minibatch, objective, kl_coef)
         found = []
-        for name, sign in zip(GRADIENT_TERMS, SIGNS, strict=True):
+        for name, sign in zip(GRADIENT_TERMS, TERM_SIGNS, strict=True):
             term = getattr(terms, name)
             slopes = [None] * len(weights)
             if term.requires_grad:
@@ -206,7 +206,7 @@ def _moved(
     gradients = dict(
         zip(GRADIENT_TERMS, term_gradients(ctx.policy, ctx.reference, *settings), strict=True)
     )
-    signs = dict(zip(GRADIENT_TERMS, SIGNS, strict=True))
+    signs = dict(zip(GRADIENT_TERMS, TERM_SIGNS, strict=True))
     if names[group] not in groups.names or terms[other] not in gradients:
         return [Check.at_most("norms and cosines are changes along a gradient", float("nan"), 0)]
     along = restrict(gradients[terms[other]], groups, names[group])
