@@ -6,6 +6,7 @@ from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.fisher import Fisher
 from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.grad_terms import GradTerms
 from rlhf_lab.probes.kl_attribution import KLAttribution
@@ -35,6 +36,7 @@ __all__ = [
     "Direction",
     "EvalText",
     "FrozenProbe",
+    "Fisher",
     "KLAttribution",
     "GradTerms",
     "KLByPosition",

@@ -11,6 +11,7 @@ from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
+from rlhf_lab.views.fisher_pictures import fisher_parts
 from rlhf_lab.views.frozen_pictures import frozen_probe_parts
 from rlhf_lab.views.gradient_pictures import grad_terms_parts
 from rlhf_lab.views.intervals import bracketed
@@ -177,6 +178,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "StepInfluence": step_influence_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,
+        "Fisher": fisher_parts,
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
         "ValueLens": value_lens_parts,

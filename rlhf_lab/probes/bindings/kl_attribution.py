@@ -67,7 +67,7 @@ def _positions(
     """Whether all components sum, at each place, to the mean KL of rows that are run alone."""
     found = torch.zeros(record.tensors["by_position"].shape[1], dtype=torch.float64)
     for some in torch.arange(len(rows.tokens)).split(ROWS_TOGETHER):
-        kl = _kl_at_states(models[1], models[0], rows, some.tolist())
+        kl = kl_at_states(models[1], models[0], rows, some.tolist())
         found[: kl.shape[1]] += kl.sum(0) / len(rows.tokens)
     missed = relative_gap(as_float64(record.tensors["by_position"]).sum(0), found, least=0.01)
     return Check.at_most("components sum at each position to the KL there", missed, allowed)
@@ -205,22 +205,22 @@ def _weights(
     for key, parameter in moved.named_parameters():
         parameter.copy_(middle[key])
     with torch.enable_grad():
-        _kl_at_states(moved, models[0], rows, first).sum().backward()
+        kl_at_states(moved, models[0], rows, first).sum().backward()
     fine, expected = "pos_embed" in values["groups"], []
     gradients = {
         key: as_float64(p.grad) for key, p in moved.named_parameters() if p.grad is not None
     }
     for group in values["groups"]:
-        shares = {k: _share(group, k, along[k], moved, fine) for k in gradients}
+        shares = {k: share_of_group(group, k, along[k], moved, fine) for k in gradients}
         expected.append(sum((gradients[k] * as_float64(x)).sum() for k, x in shares.items()))
     size = max(nodes[node, :, 0].abs().max().item(), 0.01)
     miss = (torch.stack(expected) - nodes[node, :, 0]).abs().max().item() / size
     found = []
     for sign in (1, -1):
         for key, parameter in moved.named_parameters():
-            share = _share(name, key, along[key], moved, fine)
+            share = share_of_group(name, key, along[key], moved, fine)
             parameter.copy_(middle[key] + sign * STEP * share)
-        found.append(_kl_at_states(moved, models[0], rows, first).sum().item())
+        found.append(kl_at_states(moved, models[0], rows, first).sum().item())
     slope = (found[0] - found[1]) / (2 * STEP)
     at = values["groups"].index(name)
     miss = max(miss, abs(slope - nodes[node, at, 0].item()) / size)
@@ -231,7 +231,7 @@ def _weights(
     ]
 
 
-def _kl_at_states(
+def kl_at_states(
     model: HookedTransformer, reference: HookedTransformer, rows: TextRows, some: Sequence[int]
 ) -> Float[Tensor, "row place"]:
     """The KL at the states of some rows, each from its own first token on; 0 elsewhere."""
@@ -248,7 +248,7 @@ def _kl_at_states(
     return ((logs[0].exp() * (logs[0] - logs[1])).sum(-1)).masked_fill(~counts, 0.0)
 
 
-def _share(
+def share_of_group(
     group: str,
     weight: str,
     change: Float[Tensor, "..."],

@@ -1,0 +1,115 @@
+"""Fisher: the KL from the reference beside its quadratic form, by block, and for shorter steps."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.diffing.fisher import fisher_quadratic
+from rlhf_lab.diffing.groups import coarse_groups, restrict
+from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.functional import bootstrap_means, kl_per_token
+from rlhf_lab.probes.bindings.fisher import SMALL_STEP, bind_fisher, short_share
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.probes.text_rows import TextName, TextRows, check_text_name, text_rows
+
+SHARES = (0.01, SMALL_STEP, 0.1, 0.3, 1.0)
+
+
+class Fisher(Probe):
+    """How far the KL from the reference is what Fisher's information says of a small step.
+
+    The change of all weights since the reference is taken at several shares a, and by block: half
+    of delta' F delta beside the exact KL. Their ratio is 1 for small steps; where it leaves 1, the
+    step is too long for natural gradients and other second-order reasoning. Blocks do not add up:
+    the rest is what they do together. In float64, which holds a KL of 1e-6 nats; hooks on the
+    models have no part in it.
+
+    Checks: over both directions of a small step the KL is the quadratic form to 1 %; equal models
+    have none; see also `bind_fisher`.
+
+    Args:
+        n: sequences to look at.
+        text: whose sequences.
+    """
+
+    name = "fisher"
+    text = "eval"
+    every = 20
+
+    def __init__(
+        self,
+        n: int = 32,
+        text: TextName = "eval",
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        check_text_name(text, self.name)
+        self.n, self.text = n, text
+        if text == "rollout":
+            self.events = ("after_score",)
+
+    @torch.no_grad()
+    def observe(self, seen: Observation) -> Record:
+        """Take the quadratic form and the exact KL, whole and by block."""
+        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
+        rows = text_rows(seen, self.text, self.n)
+        line, groups = WeightLine(reference, model, in_float64=True), coarse_groups(reference)
+        changes = [restrict(line.delta, groups, name) for name in groups.names]
+        quad = torch.stack([_quadratic(line, rows, change) for change in changes])
+        kl = torch.stack([kl_of_step(line, rows, change, 1.0) for change in changes])
+        whole = _quadratic(line, rows, line.delta)
+        shares = torch.stack([kl_of_step(line, rows, line.delta, a) for a in SHARES])
+        short = short_share(whole.mean().item())
+        both = sum(kl_of_step(line, rows, line.delta, sign * short) for sign in (1, -1)) / 2
+        values: dict[str, Any] = {"groups": list(groups.names), "n": len(whole)}
+        for field, x in {"quad": quad, "kl": kl}.items():
+            found = bootstrap_means(x.T, resamples=RESAMPLES)
+            values |= {field: decimals(found.value)} | interval_fields(field, found, 6)
+        values |= {"quad_whole": whole.mean().item(), "a": list(SHARES)}
+        values["ratio"] = [_ratio(x, a, whole) for x, a in zip(shares, SHARES, strict=True)]
+        found_ratio = _ratio(both, short, whole)
+        missed = 0.0 if found_ratio is None else abs(found_ratio - 1)
+        checks = [
+            Check.at_most("the KL of a small step is the quadratic form", missed, 0.01),
+            Check.at_most("no KL is negative", -min(kl.min().item(), shares.min().item()), 1e-9),
+        ]
+        tensors = {"quad": quad, "kl": kl, "quad_whole": whole, "kl_at": shares}
+        return Record(values, {name: x.cpu().float() for name, x in tensors.items()}, checks)
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_fisher`."""
+        return bind_fisher(seen, record, text_rows(seen, self.text, self.n))
+
+
+def kl_of_step(
+    line: WeightLine, rows: TextRows, change: dict[str, Tensor], share: float
+) -> Float[Tensor, " batch"]:
+    """The exact KL of each sequence from the first model, behind a share of a change."""
+    text = rows.tokens.to(line.device), rows.attention_mask.to(line.device)
+    moved = {name: line.before[name] + share * x for name, x in change.items()}
+    logits = line.logits(line.before | moved, *text)
+    kl = kl_per_token(logits, line.logits(line.before, *text))
+    return kl.masked_fill(~rows.states.to(line.device), 0.0).sum(1)
+
+
+def _quadratic(line: WeightLine, rows: TextRows, change: dict[str, Tensor]) -> Tensor:
+    if not any(bool(x.any()) for x in change.values()):
+        return torch.zeros(len(rows.tokens), dtype=torch.float64, device=line.device)
+    return fisher_quadratic(line, rows.tokens, change, rows.states, rows.attention_mask)
+
+
+def _ratio(kl: Tensor, share: float, quad: Tensor) -> float | None:
+    """KL by quadratic form; None where nothing moved."""
+    size = share**2 * quad.sum().item()
+    return round(kl.sum().item() / size, 6) if size > 0 else None

@@ -1,0 +1,61 @@
+"""Fisher: the identity of small steps on runs of every kind, and faults that it must tell."""
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import Fisher, ReelTruth, Run, attach
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.probe_pictures import probe_html
+from tests.probes.faults_fisher import FISHER_FAULTS
+from tests.probes.looking import SHORT, failed, look
+from tests.probes.planting import planted
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_type_checks() -> Iterator[None]:
+    """Faulty records are to reach the checks, not to end in an error of types."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def probe_of(kind: str) -> Fisher:
+    return Fisher(n=6, text="rollout" if kind == "padded" else "eval")
+
+
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
+    record = look(trained_runs(kind), probe_of(kind))
+    assert [check for check in record.checks if not check.ok] == []
+    first, *_, last = record.values["ratio"]
+    assert abs(first - 1) < abs(last - 1)
+    assert record.tensors["quad"].sum() > 0
+
+
+@pytest.mark.parametrize("fault", FISHER_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
+    kind = "adapted" if fault.run == "plain" else fault.run
+    with planted(fault):
+        found = failed(trained_runs(kind), probe_of(kind))
+    assert found
+
+
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
+    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
+    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
+    tokens = ReelTruth().reviews(6, seed=5)[0]
+    attachment = attach(probed, Fisher(every=1), eval_tokens=tokens, budget=unlimited)
+    plain.train(), probed.train()
+    assert attachment.notes == []
+    found, expected = weights_of(probed.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    run = Run(probed.run.path)
+    assert all(check.ok for check in run.checks())
+    assert run.records("fisher")[0]["ratio"] == [None] * 5
+    assert probe_html(run, "fisher").count("<figure") == 2
