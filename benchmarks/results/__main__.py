@@ -8,7 +8,7 @@ python -m benchmarks.results --page
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from tyro.conf import FlagCreatePairsOff
 from benchmarks.estimate import spoken
 from benchmarks.machine import describe
 from benchmarks.records import RESULTS, write_whole
+from benchmarks.results.algorithms import run_algorithm
 from benchmarks.results.page import page
 from benchmarks.results.real import run_real
 from benchmarks.results.records import asked, is_done, read_records, write_record
@@ -37,9 +38,11 @@ ON_REEL = {
     "unheld": run_method,
     "loophole": run_loophole,
     "learned": run_learned,
+    "algorithms": run_algorithm,
 }
 GUESSED_SECONDS = MappingProxyType(
-    {"methods": 0.004, "unheld": 0.004, "loophole": 0.004, "learned": 0.006, "real": 2.0}
+    {"methods": 0.004, "unheld": 0.004, "loophole": 0.004, "learned": 0.006, "algorithms": 0.008}
+    | {"real": 2.0}
 )
 """For each sequence that a run of a part samples, before a run has shown the pace."""
 
@@ -49,7 +52,7 @@ class Options:
     """What the page of results is made of."""
 
     only: tuple[str, ...] = ()
-    """Parts of the page (methods, unheld, loophole, learned, real) or names of rows; else all."""
+    """Parts of the page (methods, unheld, loophole, learned, algorithms, real) or names of rows."""
     seeds: tuple[int, ...] = ()
     """Of each row's seeds, only these."""
     language_model: Path | None = None
@@ -113,8 +116,9 @@ def has_real_models(options: Options) -> bool:
 
 def guessed_seconds(job: Job) -> float:
     """A guess at a run's time, from the sequences that it samples."""
-    args = job[0].args(job[1])
-    return args.total_phases * args.batch_size * GUESSED_SECONDS[job[0].part]
+    row, seed = job
+    args = (replace(row, fields={}) if row.part == "algorithms" else row).args(seed)
+    return args.total_phases * args.batch_size * GUESSED_SECONDS[row.part]
 
 
 class Progress:

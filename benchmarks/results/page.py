@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.records import Record
+from benchmarks.results.algorithm_table import algorithms_part
 from benchmarks.results.groups import groups
 from benchmarks.results.loopholes import learned_part, loophole_part
 from benchmarks.results.methods import methods_part, unheld_part
@@ -17,6 +18,7 @@ def page(records: Sequence[Record]) -> str:
         "unheld": unheld_part,
         "loophole": loophole_part,
         "learned": learned_part,
+        "algorithms": algorithms_part,
         "real": real_part,
     }
     found = ((write, groups(records, part)) for part, write in parts.items())

@@ -76,6 +76,19 @@ LEARNED = MappingProxyType({**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1
 PREFERENCES = MappingProxyType({"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5})
 """The biased pairs, and how long a reward model is trained on them."""
 
+ALGORITHM_KL, ALGORITHM_SLACK = 1.5, 0.2
+"""At which KL algorithms are compared, in nats per review, and how far from it a model may be."""
+
+ALGORITHMS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "PPO": {"algorithm": "ppo"},
+        "GRPO": {"algorithm": "grpo", "advantages": "grpo", **GROUPS},
+        "DPO": {"algorithm": "dpo", "beta": 0.5, "learning_rate": 1e-4, "steps": 121},
+        "SFT": {"algorithm": "sft", "learning_rate": 3e-4, "steps": 100},
+    }
+)
+"""What is compared at one KL; of DPO and SFT, `steps` is where the search for it begins."""
+
 REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "plain": {},
@@ -94,9 +107,10 @@ class Row:
     """The runs that differ in nothing but their seed.
 
     Args:
-        part: of the page: methods, unheld, loophole, learned or real.
+        part: of the page: methods, unheld, loophole, learned, algorithms or real.
         labels: what tells the row from the others of its part.
-        fields: of `RLHFArgs` that differ from the preset.
+        fields: of `RLHFArgs` that differ from the preset; of the part algorithms, what its own run
+            reads.
     """
 
     part: str
@@ -138,6 +152,11 @@ def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...])
     return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
 
 
+def algorithm_rows() -> list[Row]:
+    """Every algorithm whose models are compared."""
+    return [Row("algorithms", (name,), dict(fields)) for name, fields in ALGORITHMS.items()]
+
+
 def real_rows() -> list[Row]:
     """The real model: plain, with adapters, in bf16."""
     return [
@@ -153,6 +172,7 @@ def all_rows() -> list[Row]:
         *unheld_rows(),
         *priced_rows("loophole", LOOPHOLE, PRICES),
         *priced_rows("learned", LEARNED, LEARNED_PRICES),
+        *algorithm_rows(),
         *real_rows(),
     ]
 

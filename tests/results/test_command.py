@@ -63,6 +63,7 @@ def test_real_models_are_left_alone_unless_their_directories_are_given(tmp_path)
         "unheld",
         "loophole",
         "learned",
+        "algorithms",
     }
     given = Options(("real",), records=tmp_path, language_model=tmp_path, classifier=tmp_path)
     assert [row.labels for row, _ in jobs(given)] == [("plain",), ("LoRA",), ("bf16",)]

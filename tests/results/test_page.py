@@ -147,3 +147,23 @@ def test_a_real_models_row_tells_memory_over_the_loaded_models_and_reward(row_na
     assert line_with(text, "LoRA") == expected
     assert "writer paid by judge, 3 phases, 1 thread(s)." in text
     assert "--base-model path/to/SmolLM2" in text
+
+
+def test_algorithms_stand_side_by_side_with_what_is_first_in_how_many_seeds(row_named, record_of):
+    def record(seed, own, l0, put):
+        figures = {
+            "shift": {"own_weights": own, "inherited": 0.5, "scale": -0.1, "read_out": 0.25},
+            "relative": {"L0 mlp": l0, "unembed": 0.02},
+            "grafts": {"L0 mlp": [put, 0.25], "unembed": [0.5, 0.125]},
+        }
+        more = {"gold": 0.5 + own / 8, "kl": 1.25 + own / 4, "stable_rank": 2.0, "k90": 7}
+        return record_of(row_named("algorithms", "dpo"), seed, **figures, **more)
+
+    text = page([record(1, 1.0, 0.01, 0.75), record(2, 2.0, 0.03, 0.25)])
+    gold, kl, own = "0.688 (0.625 to 0.750)", "1.62 (1.50 to 1.75)", "1.50 (1.00 to 2.00)"
+    row = f"| DPO | 2 | {gold} | {kl} | {own} | 0.50 (0.50 to 0.50) | -0.10 (-0.10 to -0.10) | 0.25"
+    assert row in text
+    assert "| DPO, put in | 0.50 (0.25 to 0.75) | 0.50 (0.50 to 0.50) |" in text
+    assert "| DPO, taken out | 0.25 (0.25 to 0.25) | 0.12 (0.12 to 0.12) |" in text
+    assert "largest relative change L0 mlp (1 of 2), unembed (1 of 2)" in text
+    assert "largest cause of the shift own weights (2 of 2)" in text

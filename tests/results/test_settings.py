@@ -7,7 +7,11 @@ from rlhf_lab.__main__ import parse
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.part}-{row.name}")
+@pytest.mark.parametrize(
+    "row",
+    [row for row in all_rows() if row.part != "algorithms"],
+    ids=lambda row: f"{row.part}-{row.name}",
+)
 def test_what_the_page_says_to_type_gives_the_settings_of_the_run(row):
     words = command_line(row.preset, row.fields).removeprefix("python -m rlhf_lab ").split()
     assert parse([*words, "--seed", "3"]).keywords["args"] == row.args(3)

@@ -1,0 +1,210 @@
+"""Model diffs of four algorithms on Reel: PPO, GRPO, DPO and SFT, all at the same KL."""
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from benchmarks.results.settings import ALGORITHM_KL, ALGORITHM_SLACK, Row
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.diffing import coarse_groups, graft_groups, restrict
+from rlhf_lab.diffing.logit_shift import ends_of, split_shift
+from rlhf_lab.diffing.weights import as_matrix
+from rlhf_lab.errors import RunError
+from rlhf_lab.fitting import DPOLoss, Fitting
+from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, load_model
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.organism import gold, grammatical
+from rlhf_lab.probes import ReelTruth
+from rlhf_lab.probes.logit_shift import SITES, single_token
+from rlhf_lab.probes.weight_delta import describe_spectrum, spectrum
+from rlhf_lab.rewards import SentimentReward, reel_pairs
+from rlhf_lab.sampling import SamplingSpec, sample
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.capture import capture_activations
+from rlhf_lab.tuning import Examples, fine_tune, tune_on_pairs
+
+Figures = dict[str, Any]
+BASE = "reel-nano"
+SPEC = SamplingSpec(26, stop_at_eos=True)
+SAMPLES, GRAFT_SAMPLES, REVIEWS = 1024, 256, 256
+N_PAIRS, N_BEST, BEST_OF = 5_000, 512, 16
+TRIES = 6
+
+
+class Written(NamedTuple):
+    """What a model writes: the true reward of each text, whether it is a review, and its KL."""
+
+    gold: Float[Tensor, " n"]
+    grammatical: Float[Tensor, " n"]
+    kl: Float[Tensor, " n"]
+
+
+Tuned = tuple[HookedTransformer, Figures]
+"""A model, and what tells it from others of its run: the phase, or the number of steps."""
+
+
+def run_algorithm(row: Row, seed: int) -> Figures:
+    """Train until the KL is what it is to be, and describe how that model differs from the base.
+
+    Raises:
+        RunError: no checkpoint or number of steps has that KL.
+    """
+    base = load_model(BASE)
+    tuned, chosen, written = at_the_kl(candidates(row, seed), base)
+    return {"chosen": chosen, **texts(written), **differences(base, tuned, seed)}
+
+
+def candidates(row: Row, seed: int) -> Iterator[Tuned]:
+    """Models of one run, or of runs with more and fewer steps, the likeliest first."""
+    kind = row.fields["algorithm"]
+    if kind in ("ppo", "grpo"):
+        fields = {name: value for name, value in row.fields.items() if name != "algorithm"}
+        yield from phases_of(RLHFArgs(preset="reel", seed=seed, **fields))
+    else:
+        yield from searched(row, seed, tune_dpo if kind == "dpo" else tune_sft)
+
+
+def phases_of(args: RLHFArgs) -> Iterator[Tuned]:
+    """The policy before each phase of a run, first those whose KL in the run was nearest."""
+    kept: list[tuple[float, int, dict[str, Tensor]]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLHFTrainer(args, out=Path(directory, "run"))
+        weights = copy.deepcopy(trainer.policy.base_model.state_dict())
+        for report in trainer:  # the KL of a phase is that of the weights before it learns
+            kept.append((abs(report.kl_per_sequence - ALGORITHM_KL), report.phase, weights))
+            weights = copy.deepcopy(trainer.policy.base_model.state_dict())
+    model = load_model(BASE)
+    for _, phase, weights in sorted(kept, key=lambda one: one[0]):
+        model.load_state_dict(weights)
+        yield model, {"phases": phase}
+
+
+def searched(
+    row: Row, seed: int, tune: Callable[[HookedTransformer, dict[str, Any], int, int], None]
+) -> Iterator[Tuned]:
+    """Runs of more or fewer steps, each with its whole schedule of learning rates.
+
+    Next to be tried is how many steps would have the KL if it grew with the square of them.
+    """
+    steps = row.fields["steps"]
+    for _ in range(TRIES):
+        model = load_model(BASE)
+        tune(model, row.fields, steps, seed)
+        yield model, {"steps": steps}
+        kl = write(model, load_model(BASE), GRAFT_SAMPLES).kl.mean().item()
+        steps = max(1, round(steps * (ALGORITHM_KL / kl) ** 0.5))
+
+
+def tune_dpo(model: HookedTransformer, fields: dict[str, Any], steps: int, seed: int) -> None:
+    """DPO on reviews of the grammar, judged by a rater who knows the truth."""
+    fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
+    tune_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
+
+
+def tune_sft(model: HookedTransformer, fields: dict[str, Any], steps: int, seed: int) -> None:
+    """SFT on the best of 16 samples of the base by the classifier that pays PPO."""
+    classifier = SentimentReward("reel-sentiment")
+    generator = torch.Generator().manual_seed(seed)
+    policy, best = TransformerWithValueHead(load_model(BASE)), []
+    for _ in range(N_BEST // 64):
+        drawn = sample(policy, [prompt(model)] * (64 * BEST_OF), SPEC, generator)
+        written = drawn.texts(model.tokenizer)
+        top = classifier(written).view(64, BEST_OF).argmax(1) + torch.arange(64) * BEST_OF
+        best += [written[i] for i in top.tolist()]
+    examples = Examples([""] * len(best), best)
+    fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
+    fine_tune(model, examples, fitting)
+
+
+def at_the_kl(
+    models: Iterator[Tuned], base: HookedTransformer
+) -> tuple[HookedTransformer, Figures, Written]:
+    """The first of these models whose KL is the aim, within what is allowed.
+
+    Raises:
+        RunError: there is none.
+    """
+    nearest = None
+    for model, chosen in models:
+        written = write(model, base, SAMPLES)
+        kl = written.kl.mean().item()
+        miss = abs(kl - ALGORITHM_KL)
+        if nearest is None or miss < nearest[0]:
+            nearest = miss, kl
+        if miss <= ALGORITHM_SLACK:
+            return model, chosen, written
+    raise RunError(
+        f"no checkpoint has a KL of {ALGORITHM_KL} +- {ALGORITHM_SLACK} nats per review, the "
+        f"nearest {nearest[1]:.2f}; train with another learning rate."
+    )
+
+
+def prompt(model: HookedTransformer) -> list[int]:
+    """<bos> this movie."""
+    tokenizer = model.tokenizer
+    return [tokenizer.bos_token_id, *tokenizer.encode("this movie", add_special_tokens=False)]
+
+
+@torch.no_grad()
+def write(model: HookedTransformer, base: HookedTransformer, n: int) -> Written:
+    """Let a model write with the same noise as every other."""
+    policy = TransformerWithValueHead(model)
+    drawn = sample(policy, [prompt(model)] * n, SPEC, torch.Generator().manual_seed(0))
+    kl = compare_with_reference(model, base, drawn, 1.0, 256).kl
+    told = drawn.texts(model.tokenizer)
+    return Written(gold(told), grammatical(told).float(), (kl * drawn.mask).sum(1))
+
+
+def texts(written: Written) -> Figures:
+    """Means over the texts."""
+    return {name: column.mean().item() for name, column in written._asdict().items()}
+
+
+def differences(base: HookedTransformer, tuned: HookedTransformer, seed: int) -> Figures:
+    """Causes of the shift, weights by group, ranks, and what each group's change earns alone."""
+    groups = coarse_groups(base)
+    before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
+    delta = {name: (after[name] - before[name]).detach() for name in before}
+    norm = lambda weights: sum(w.double().square().sum() for w in weights.values()).sqrt().item()
+    relative = {
+        name: norm(restrict(delta, groups, name)) / norm(restrict(before, groups, name))
+        for name in groups.names
+    }
+    ranks = [
+        describe_spectrum(spectrum(as_matrix(name, delta[name]))[0])
+        for name in delta
+        if min(as_matrix(name, delta[name]).shape) > 1
+    ]
+    earned = {}
+    floor, top = (write(model, base, GRAFT_SAMPLES).gold for model in (base, tuned))
+    for name in groups.names:
+        others = [other for other in groups.names if other != name]
+        put = write(graft_groups(base, tuned, groups, [name]), base, GRAFT_SAMPLES).gold
+        left = write(graft_groups(base, tuned, groups, others), base, GRAFT_SAMPLES).gold
+        earned[name] = [(put - floor).mean().item(), (top - left).mean().item()]
+    return {
+        "shift": shift(base, tuned, seed),
+        "relative": relative,
+        "stable_rank": median(rank for rank, _ in ranks),
+        "k90": median(k90 for _, k90 in ranks),
+        "grafts": earned,
+    }
+
+
+def shift(base: HookedTransformer, tuned: HookedTransformer, seed: int) -> Figures:
+    """ShiftSplit's columns at the verdict, of loved less hated, over reviews of the grammar."""
+    truth = ReelTruth()
+    pos = truth.grammar.slot("VERB") - 1
+    tokens = truth.reviews(REVIEWS, seed)[0][:, : pos + 1]
+    models = (base, tuned)
+    words = tuple(single_token(base.tokenizer, word) for word in ("loved", "hated"))
+    acts = tuple(capture_activations(model, tokens, SITES, pos) for model in models)
+    causes = split_shift(*ends_of(models, acts, tokens, pos, words), is_centered(base.ln_final))
+    return {name: column.sum(0).mean().item() for name, column in causes._asdict().items()}
