@@ -117,10 +117,15 @@ def cosine_interval(
             bootstrap_means(*columns, *sides, statistic=_cosine_of_gaps, resamples=resamples)
         )
     value, low, high = (
-        torch.stack([getattr(one, part) for one in found]) if found[0].low is not None else None
+        torch.stack([_or_nan(getattr(one, part)) for one in found])
         for part in ("value", "low", "high")
     )
     return replace(found[0], value=value, low=low, high=high)
+
+
+def _or_nan(end: Float[Tensor, ""] | None) -> Float[Tensor, ""]:
+    """An end of an interval, nan where there is none."""
+    return torch.tensor(torch.nan, dtype=torch.float64) if end is None else end
 
 
 def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:

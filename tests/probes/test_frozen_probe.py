@@ -57,7 +57,9 @@ def test_the_cosine_is_that_of_the_differences_of_means():
     axes = [fit_direction(acts, labels).direction for acts in (x, first)]
     assert found.value.tolist() == pytest.approx((axes[0] * axes[1]).sum(-1).tolist())
     assert found.n == 40 and bool((found.low < found.high).all())
-    same = cosine_interval(x, x, labels)
+    x[1] = 1.0  # where the token is always the same there is no axis
+    assert cosine_interval(x, first, labels).low.isnan().tolist() == [False, True, False]
+    same = cosine_interval(first, first, labels)
     assert same.low.tolist() == pytest.approx([1.0] * 3)
 
 
