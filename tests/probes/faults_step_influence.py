@@ -140,8 +140,8 @@ STEP_INFLUENCE = (
     _fault(
         "I24 target one position early",
         "step_influence_probe:StepInfluence.target_of",
-        "tokens, self.pos, words",
-        "tokens, self.pos - 1, words",
+        "text, self.pos, words",
+        "text, self.pos - 1, words",
     ),
     _fault(
         "I25 words exchanged",
@@ -159,8 +159,8 @@ STEP_INFLUENCE = (
     _fault(
         "I27 KL a state late",
         "step_shares:kl_target",
-        "slice(prefix_len - 1, -1)",
-        "slice(prefix_len - 1, None)",
+        "logits[:, prefix_len - 1 : -1]",
+        "logits[:, prefix_len:]",
         "kl",
     ),
     _fault(
