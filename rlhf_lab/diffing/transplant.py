@@ -130,7 +130,7 @@ def transplant(
     check_partition(groups, before)
     if n < 2:
         raise ConfigError(f"n={n} is too small; sample at least 2 texts, such as 256.")
-    members, shares, orders = _plan(len(groups), seed)
+    members, shares, orders = transplant_plan(len(groups), seed)
     writer = Writer(model0, prompt_ids(model0, prompts, n), spec or SamplingSpec(gen_len=26), seed)
     rewards, reviews, kl = [], [], []
     for chosen in members:
@@ -182,7 +182,7 @@ class Writer:
         return kl_per_sequence(kl, samples.mask).mean().item()
 
 
-def _plan(
+def transplant_plan(
     n_groups: int, seed: int
 ) -> tuple[
     Bool[Tensor, "coalition group"],

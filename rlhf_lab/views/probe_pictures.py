@@ -23,6 +23,7 @@ from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
 from rlhf_lab.views.step_pictures import step_influence_parts
 from rlhf_lab.views.token_pictures import step_ledger_parts, text_heatmap_parts
+from rlhf_lab.views.transplant_pictures import component_transplant_parts
 from rlhf_lab.views.value_attribution_pictures import value_attribution_parts
 from rlhf_lab.views.value_pictures import short_site, value_lens_parts
 
@@ -173,6 +174,7 @@ def any_records(records: Records) -> str:
 VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType(
     {
         "AttentionDrift": attention_drift_parts,
+        "ComponentTransplant": component_transplant_parts,
         "RunHealth": run_health_parts,
         "GradTerms": grad_terms_parts,
         "StepInfluence": step_influence_parts,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, transplant
-from rlhf_lab.diffing.transplant import _plan
+from rlhf_lab.diffing.transplant import transplant_plan
 from rlhf_lab.diffing.transplant_checks import check_transplant
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import gold
@@ -76,7 +76,7 @@ def test_what_did_not_change_earns_nothing_at_all(base, far, groups):
 
 
 def test_many_groups_are_put_in_along_drawn_orders():
-    members, shares, orders = _plan(9, seed=1)
+    members, shares, orders = transplant_plan(9, seed=1)
     assert orders.shape == (30, 9, len(members)) and len(members.unique(dim=0)) == len(members)
     assert len(members) < 2**9
     # a game in which each group earns its number, and the first two something more together
@@ -87,7 +87,7 @@ def test_many_groups_are_put_in_along_drawn_orders():
     # of a pair, each comes first in one of an order and its reverse: 2 for each, without noise
     torch.testing.assert_close(orders @ worth, values.expand(30, 9))
     assert values[:2].tolist() == pytest.approx([2, 3])
-    assert torch.equal(_plan(9, seed=1)[0], members)
+    assert torch.equal(transplant_plan(9, seed=1)[0], members)
 
 
 @pytest.mark.slow

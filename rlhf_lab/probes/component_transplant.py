@@ -1,0 +1,131 @@
+"""ComponentTransplant: which part's change of weights earns the reward, by grafts that write."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.diffing import Transplant, coarse_groups, transplant
+from rlhf_lab.diffing.transplant import MOST_EXACT, transplant_plan
+from rlhf_lab.diffing.transplant_checks import check_transplant
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import has_hooks
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.organism import gold
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.rewards.load import load_reward
+from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.prompts import Prompts
+
+EFFECTS = ("put_in", "taken_out", "shapley")
+
+
+class ComponentTransplant(Probe):
+    """Which layer's change earns the reward at the end of a run: put in, taken out, by Shapley.
+
+    The reference writes with the policy's weights of every coalition of `coarse_groups`, all with
+    the same noise; see `transplant`. On Reel it is paid the gold reward, elsewhere the run's own.
+    The three answers differ where the reward saturates: show all three.
+
+    Opt-in: with two blocks 128 times `n` samples, 10 s of a core for n = 96. Groups above
+    `MOST_EXACT` are refused.
+
+    Checks: see `check_transplant`, which builds stored coalitions again under their stored names.
+
+    Args:
+        n: samples of each coalition.
+    """
+
+    name = "component_transplant"
+    events = ("run_end",)
+
+    def __init__(self, n: int = 96, every: int | None = None, name: str | None = None) -> None:
+        super().__init__(every, name)
+        if n < 2:
+            raise ConfigError(f"n={n} is too small; sample at least 2 texts, such as 96.")
+        self.n = n
+
+    def check_model(self, model: HookedTransformer) -> None:
+        """Raise ConfigError for a model of more parts than all coalitions can be tried of."""
+        groups = len(coarse_groups(model))
+        if groups > MOST_EXACT:
+            raise ConfigError(
+                f"{self.name} tries every coalition of parts, and this model has {groups} parts; "
+                "call diffing.transplant with groups of your own, or leave the probe out."
+            )
+
+    def check_run(self, trainer: RLHFTrainer) -> None:
+        """Raise ConfigError for prompts or a reward that were handed in and are not in the args."""
+        own = {"prompts", "reward_fn"} & set(trainer.own_parts)
+        if "prompts" in own or (own and trainer.gold_fn is None):
+            raise ConfigError(
+                f"{self.name} reads prompts and reward from the settings, and this run has its own "
+                f"{' and '.join(sorted(own))}; call diffing.transplant with them afterwards."
+            )
+
+    def observe(self, seen: Observation) -> Record:
+        """Transplant, and take the three effects of each part with their intervals."""
+        ctx = seen.ctx
+        if has_hooks(ctx.policy.base_model):
+            raise ConfigError("hooks are on the policy, and grafts would write without them.")
+        groups = coarse_groups(ctx.reference)
+        how = {"prompts": self._prompts(seen), "spec": self._spec(seen)}
+        how |= {"n": self.n, "seed": seen.args.seed, "reward": _reward(seen)}
+        found = transplant(ctx.reference, ctx.policy.base_model, groups, **how)
+        tensors = {
+            "members": found.members.to(torch.uint8),
+            "rewards": found.rewards,
+            "kl": found.kl,
+            **{name: _ends(found, name) for name in EFFECTS},
+        }
+        if found.grammatical is not None:
+            tensors["grammatical"] = found.grammatical
+        means = {name: decimals(tensors[name][:, 0]) for name in EFFECTS}
+        values = {"groups": found.groups, "n": self.n, "gain": found.gain.mean().item(), **means}
+        summed = (tensors["shapley"][:, 0].sum() - found.gain.double().mean()).abs().item()
+        return Record(values, tensors, [Check.at_most("parts sum to the gain", summed, 1e-6)])
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold what is stored to grafts that are made again under the stored names."""
+        model0, model1 = seen.ctx.reference, seen.ctx.policy.base_model
+        stored, groups = record.tensors, coarse_groups(model0)
+        shares = transplant_plan(len(record.values["groups"]), seen.args.seed)[1]
+        found = Transplant(
+            record.values["groups"],
+            stored["members"].bool(),
+            stored["rewards"],
+            stored.get("grammatical"),
+            stored["kl"],
+            shares,
+        )
+        misses = [(stored[name] - _ends(found, name)).abs().max().item() for name in EFFECTS]
+        misses += [
+            abs(a - b)
+            for name in EFFECTS
+            for a, b in zip(record.values[name], stored[name][:, 0].tolist(), strict=True)
+        ]
+        gain = abs(record.values["gain"] - found.gain.mean().item())
+        how = {"prompts": self._prompts(seen), "spec": self._spec(seen)}
+        return [
+            Check.at_most("stored effects are those of stored rewards", max(*misses, gain), 1e-6),
+            *check_transplant(found, model0, model1, groups, _reward(seen), seen.args.seed, **how),
+        ]
+
+    def _prompts(self, seen: Observation) -> list[list[int]]:
+        return Prompts(seen.args, None, seen.ctx.reference).tokens
+
+    def _spec(self, seen: Observation) -> SamplingSpec:
+        return SamplingSpec.from_args(seen.args, seen.ctx.reference.tokenizer)
+
+
+def _reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
+    """Gold where the truth is known, and the run's own reward elsewhere."""
+    return gold if seen.truth is not None else load_reward(seen.args)
+
+
+def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:
+    """Value, low and high of one effect of each part."""
+    interval = getattr(found, name)()
+    return torch.stack([interval.value, interval.low, interval.high], 1)

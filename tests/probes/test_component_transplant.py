@@ -1,0 +1,62 @@
+"""ComponentTransplant: its record, its picture, what it leaves alone, and faults that it tells."""
+
+import warnings
+
+import pytest
+import torch
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import ComponentTransplant, Run, attach
+from rlhf_lab.views.probe_pictures import probe_plots
+from tests.probes.faults_component_transplant import COMPONENT_TRANSPLANT_FAULTS
+from tests.probes.planting import planted
+
+pytestmark = pytest.mark.slow
+CLAUSE = "the plot was pretty good"
+SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather dull . i"
+"""A review up to its verdict, so that few tokens are to be written, and gold depends on them."""
+FAST = {"total_phases": 2, "base_lr": 0.02, "prefix": SO_FAR, "gen_len": 5}
+
+
+def recorded(make_trainer, unlimited):
+    trainer = make_trainer(**FAST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        attached = attach(trainer, ComponentTransplant(n=6), budget=unlimited)
+        trainer.train()
+    return trainer, attached
+
+
+def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
+    make_trainer, unlimited, weights_of, without_type_checks
+):
+    plain = make_trainer(**FAST)
+    plain.train()
+    trainer, attached = recorded(make_trainer, unlimited)
+    run = Run(trainer.run.path)
+    assert attached.notes == [] and all(check.ok for check in run.checks()), run.checks()
+    found, expected = weights_of(trainer.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    record = run.records("component_transplant")[-1]
+    tensors = run.tensors("component_transplant", record["phase"])
+    assert len(record["groups"]) == 7 and tensors["rewards"].shape == (128, 6)
+    assert tensors["kl"][0] == 0 and tensors["kl"][-1] > 0
+    assert record["gain"] != 0 and tensors["grammatical"][0] == 1
+    [picture] = probe_plots(run, "component_transplant")
+    assert "Shapley" in picture.alt or "reward by part" in picture.alt
+
+
+@pytest.mark.parametrize("fault", COMPONENT_TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told(make_trainer, unlimited, without_type_checks, fault):
+    with planted(fault):
+        trainer, attached = recorded(make_trainer, unlimited)
+    switched_off = "component_transplant" not in attached.plan
+    assert switched_off or not all(check.ok for check in Run(trainer.run.path).checks())
+
+
+def test_what_it_cannot_read_is_refused(make_trainer):
+    with pytest.raises(ConfigError, match="n=1"):
+        ComponentTransplant(n=1)
+    trainer = make_trainer({"prompts": ["this movie", "this film"]})
+    with pytest.raises(ConfigError, match="its own prompts"):
+        attach(trainer, ComponentTransplant(n=2))
