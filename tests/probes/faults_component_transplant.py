@@ -1,4 +1,3 @@
-
 """Faults of ComponentTransplant, written down before looking whether its checks tell."""
 
 from tests.probes.planting import Fault
