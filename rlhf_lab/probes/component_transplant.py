@@ -19,7 +19,7 @@ from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.prompts import Prompts
 
-EFFECTS = ("put_in", "taken_out", "shapley")
+TRANSPLANT_EFFECTS = ("put_in", "taken_out", "shapley")
 
 
 class ComponentTransplant(Probe):
@@ -78,11 +78,11 @@ class ComponentTransplant(Probe):
             "members": found.members.to(torch.uint8),
             "rewards": found.rewards,
             "kl": found.kl,
-            **{name: _ends(found, name) for name in EFFECTS},
+            **{name: _ends(found, name) for name in TRANSPLANT_EFFECTS},
         }
         if found.grammatical is not None:
             tensors["grammatical"] = found.grammatical
-        means = {name: decimals(tensors[name][:, 0]) for name in EFFECTS}
+        means = {name: decimals(tensors[name][:, 0]) for name in TRANSPLANT_EFFECTS}
         values = {"groups": found.groups, "n": self.n, "gain": found.gain.mean().item(), **means}
         summed = (tensors["shapley"][:, 0].sum() - found.gain.double().mean()).abs().item()
         return Record(values, tensors, [Check.at_most("parts sum to the gain", summed, 1e-6)])
@@ -100,10 +100,12 @@ class ComponentTransplant(Probe):
             stored["kl"],
             shares,
         )
-        misses = [(stored[name] - _ends(found, name)).abs().max().item() for name in EFFECTS]
+        misses = [
+            (stored[name] - _ends(found, name)).abs().max().item() for name in TRANSPLANT_EFFECTS
+        ]
         misses += [
             abs(a - b)
-            for name in EFFECTS
+            for name in TRANSPLANT_EFFECTS
             for a, b in zip(record.values[name], stored[name][:, 0].tolist(), strict=True)
         ]
         gain = abs(record.values["gain"] - found.gain.mean().item())

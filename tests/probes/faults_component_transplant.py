@@ -27,8 +27,8 @@ COMPONENT_TRANSPLANT_FAULTS = (
         "put in stored as taken out",
         KIND,
         OBSERVE,
-        "_ends(found, name) for name in EFFECTS",
-        "_ends(found, EFFECTS[name == 'put_in']) for name in EFFECTS",
+        "_ends(found, name) for name in TRANSPLANT_EFFECTS",
+        "_ends(found, TRANSPLANT_EFFECTS[name == 'put_in']) for name in TRANSPLANT_EFFECTS",
     ),
     Fault("KL in reverse", KIND, OBSERVE, '"kl": found.kl', '"kl": found.kl.flip(0)'),
 )
