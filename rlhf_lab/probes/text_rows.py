@@ -33,8 +33,8 @@ class TextRows(NamedTuple):
         """The position of each token in its own row, without left padding, on which it is -1."""
         return self.attention_mask.cumsum(1) - 1
 
-    def take(self, rows: Bool[Tensor, " batch"]) -> "TextRows":
-        """The same of some rows."""
+    def take(self, rows: Bool[Tensor, " batch"] | Int[Tensor, " rows"]) -> "TextRows":
+        """The same of some rows, by a mask or by their numbers."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
 
     def text_of(self, row: int, until: int | None = None) -> Int[Tensor, " seq"]:
