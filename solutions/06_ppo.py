@@ -12,18 +12,8 @@
 # - choose a reward that tells in seconds which part of a trainer is wrong,
 # - read a dashboard, and name the bug.
 #
-# **What to inspect** when a run looks wrong:
-#
-# | you see | look at | because |
-# |---|---|---|
-# | the ratio is not 1 on the first minibatch | log-probabilities, temperature | before the first step the policy *is* the one that sampled |
-# | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
-# | KL grows without end | sign and size of the KL penalty | something pays for leaving, or nothing charges for it |
-# | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
-# | reward stays flat, explained variance goes up | where the advantages stand | values and their targets agree, but the credit does not reach the tokens that earned it |
-# | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
-# | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
-# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
+# **What to inspect** when a run looks wrong: you find it out yourself, from three broken runs. The table that
+# other lessons begin with stands behind them.
 
 # %%
 # first cell
@@ -80,7 +70,13 @@ predictions = Predictions()
 #
 # A review is 26 tokens long, and its reward comes once, at the end. Which of the tokens earned it?
 # The value head guesses, before each token, what the reward will be. If the guess rises over a
-# token, that token was good news. That difference is the one-step advantage.
+# token, that token was good news. That difference is the one-step advantage: with $V(s_T) = 0$ behind the end,
+#
+# $$A_t = r_t + \gamma V(s_{t+1}) - V(s_t)$$
+#
+# where $r_t$ is 0 everywhere but at the last token, and $\gamma$ is 1 in these lessons. Why may one subtract
+# $V(s_t)$? It does not depend on the token $a_t$, and what does not depend on the token changes the gradient by
+# $V(s_t) \, \mathbb{E}_{a \sim \pi}[\nabla \log \pi(a \mid s_t)] = 0$ on average (lesson 05). It only takes noise away.
 
 # %%
 from rlhf_lab.functional import compute_advantages  # exercise
@@ -103,16 +99,24 @@ show_table(
 predictions.compare("the four advantages add up to", sum_of_advantages, f"{one_step.sum():.1f}")
 
 # %% [markdown]
-# Every value in between is added once and subtracted once, and what is left is the reward less the
-# first value: how much better it went than expected at the beginning. (All of them together are
-# what there is to be learned; the value head only decides how it is shared out.)
+# Every value in between is added once and subtracted once (the sum telescopes),
+#
+# $$\sum_t A_t = R - V(s_0)$$
+#
+# and what is left is how much better it went than expected at the beginning. The value head only decides how
+# that is shared out.
 #
 # ### Further than one step
 #
 # If the value head is right, one step is all you need. If it is not, and in the beginning it
 # certainly is not, one step gives the credit to whoever stood where the value head changed its
-# mind. Generalised advantage estimation lets later surprises count for earlier tokens, too, each
-# step back by a factor `gamma * lam` less.
+# mind. Generalised advantage estimation lets later surprises $\delta_t$ (the one-step advantages above) count
+# for earlier tokens, too, each step back by a factor $\gamma \lambda$ less:
+#
+# $$A_t = \delta_t + \gamma \lambda \, \delta_{t+1} + (\gamma \lambda)^2 \delta_{t+2} + \dots = \delta_t + \gamma \lambda A_{t+1}$$
+#
+# With $\lambda = 0$ that is one step. With $\lambda = 1$ (and $\gamma = 1$) the sum telescopes to $R - V(s_t)$: all that
+# came after, less what was expected.
 
 # %%
 from rlhf_lab.functional import compute_gae  # exercise
@@ -276,7 +280,7 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 # Then everything that is known of a batch once it is written. `trainer.rewards` is the reward
 # pipeline: it asks the reward function, and standardizes if `args.normalize_reward` says so. What a
 # function takes, and what is in a `Rollout`, a cell with a question mark tells you:
-# `compare_with_reference?`.
+# `trainer.compare_with_reference?`.
 #
 # To compare them, only the reference has to read the reviews again. The sampler has noted the
 # policy's last residual before each token, and the logits can be read out of that a second time. And
@@ -308,8 +312,8 @@ tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples
 
 # %% [markdown]
 # Everybody does, and the later the more. Only a batch of many reviews, with good words in good
-# ones more often than in bad ones, sorts that out. And the value head, as it learns: run this cell
-# again at the end with the trained trainer.
+# ones more often than in bad ones, sorts that out. And the value head, as it learns: below, behind the training,
+# stands the same picture for a trained one.
 #
 # ## The learning phase
 #
@@ -359,8 +363,9 @@ same_run = "the same"  # predict: "the same" or "not the same"
 variance_explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"
 
 # %%
+trained = MyTrainer(args, out=new_run("mine"), advantages=my_advantages)
 runs = {
-    "mine": MyTrainer(args, out=new_run("mine"), advantages=my_advantages).train(),
+    "mine": trained.train(),
     "the package's": RLHFTrainer(args, out=new_run("package")).train(),
 }
 for name, reports in runs.items():
@@ -376,6 +381,21 @@ predictions.compare("explained variance in the last phase", variance_explained, 
 # %% [markdown]
 # The explained variance cannot get to 1 even in principle: before the first adjective there is
 # nothing in a review from which anybody could foresee its end.
+#
+# And who gets the credit now? The review with the lowest reward of a fresh rollout, by the trained value head:
+
+# %%
+late = trained.rollout_phase()
+lowest = int(late.rewards.argmin())
+spelled = [
+    " " + trainer.tokenizer.decode([token]) for token in late.samples.tokens[lowest].tolist()
+]
+show_table(["reward", "text"], [[late.raw_rewards[lowest].item(), late.texts[lowest]]], digits=2)
+tokens_html(spelled[prefix_len:], late.advantages[lowest], "advantage", late.samples.mask[lowest])
+
+# %% [markdown]
+# The blame still grows along the review, as GAE hands it back, but behind the verdict it falls: once the verb is
+# said the value head expects a low reward, and what is expected is nobody's fault.
 #
 # ## Reading a dashboard
 #
@@ -624,6 +644,19 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 #   as fast or faster. But the KL penalty, a number that cannot be negative, is below 0, and in the
 #   last phases the KL runs away, to about 100 nats. Entropy, which falls in a healthy run, turns up.
 #   The cheapest way to be far from the old language is to write what it never would.
+#
+# **What to inspect** when a run looks wrong:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | the ratio is not 1 on the first minibatch | log-probabilities, temperature | before the first step the policy *is* the one that sampled |
+# | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
+# | KL grows without end | sign and size of the KL penalty | something pays for leaving, or nothing charges for it |
+# | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
+# | reward stays flat, explained variance goes up | where the advantages stand | values and their targets agree, but the credit does not reach the tokens that earned it |
+# | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
+# | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
+# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
 #
 # ## What surprised you
 
