@@ -20,7 +20,7 @@ CONFIG = {
     "apply_b_dec_to_input": True,
     "normalize_activations": "none",
     "reshape_activations": "none",
-    "metadata": {"hook_name": "blocks.1.hook_resid_post"},
+    "metadata": {"sae_lens_version": "6.54.12", "hook_name": "blocks.1.hook_resid_post"},
 }
 WEIGHTS = {
     "W_enc": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]),
