@@ -50,12 +50,16 @@ def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer, 
     assert "direction_sentiment" not in [probe.name for probe in suite.probes]
 
 
-@pytest.mark.parametrize("phases, recorded", [(6, [0, 6]), (20, [0, 5, 10, 15, 20])])
-def test_on_reel_the_expensive_probes_are_spread_over_the_run(make_trainer, phases, recorded):
+@pytest.mark.parametrize(
+    "phases, recorded, values", [(6, [0, 6], [0, 6]), (20, [0, 5, 10, 15, 20], [0, 10, 20])]
+)
+def test_on_reel_the_expensive_probes_are_spread_over_the_run(
+    make_trainer, phases, recorded, values
+):
     trainer = make_trainer(total_phases=phases, batch_size=256, gen_len=26)
     attachment = attach(trainer, default_suite(trainer))
-    every = attachment.plan["value_lens"]
-    assert [*range(0, phases, every), phases] == recorded
+    for name, expected in {"direction_sentiment": recorded, "value_lens": values}.items():
+        assert [*range(0, phases, attachment.plan[name]), phases] == expected, name
     assert attachment.notes == []
 
 

@@ -21,14 +21,18 @@ def check_widths(
     ends: tuple[Sequence[float], Sequence[float]],
     x: Float[np.ndarray, "rows cols"],
     mask: Bool[np.ndarray, "rows cols"],
+    rounding: float = 0.0,
 ) -> Check:
     """Hold stored intervals of the means of columns to 2 x 1.96 standard errors over the rows.
 
     A percentile interval of a skewed column is narrower or wider by less than a factor of 2, and
     of eight columns and more the one in the middle by less than 2^0.4. What counts is the log2 of
     the ratio, or infinity where an interval does not hold its mean, or is of no rows. Columns of
-    fewer than 8 rows need only hold theirs; those whose spread is lost in six decimals are left
-    out.
+    fewer than 8 rows need only hold theirs; those whose spread is lost in six decimals, or in
+    rounding, are left out.
+
+    Args:
+        rounding: how far apart the numbers of `x` and those behind the intervals may be.
     """
     found: list[float] = []
     for low, high, column, real in zip(*ends, x.T, mask.T, strict=True):
@@ -39,9 +43,10 @@ def check_widths(
         if len(among) < 2 or (few and math.isnan(low)):
             continue
         width = NORMAL_WIDTH * among.std(ddof=1) / math.sqrt(len(among))
-        if width < FINEST_WIDTH:
+        if width < max(FINEST_WIDTH, 4 * rounding):
             continue
-        holds = low - 2e-6 <= among.mean() <= high + 2e-6
+        spare = 2e-6 + rounding
+        holds = low - spare <= among.mean() <= high + spare
         ratio = (high - low) / width if holds else 0.0
         if not few or not holds:
             found.append(math.log2(ratio) if ratio > 0 else math.inf)

@@ -80,7 +80,8 @@ def _estimates(seen: Observation, record: Record, n: int) -> list[Check]:
         per_token = estimate(log_ratio)
         if f"{kind}_low" in record.values:
             ends = record.values[f"{kind}_low"], record.values[f"{kind}_high"]
-            checks.append(check_widths(kind, ends, per_token.numpy(), mask.numpy()))
+            numbers = per_token.numpy(), mask.numpy()
+            checks.append(check_widths(kind, ends, *numbers, 10 * rounding(seen)))
         for t in range(mask.shape[1]):
             column = per_token[mask[:, t], t].numpy()
             mean = column.mean() if len(column) else 0.0
