@@ -39,12 +39,16 @@ def fisher_quadratic(
     (Amari 1998, "Natural Gradient Works Efficiently in Learning", section 3)
     """
     line = model if isinstance(model, WeightLine) else WeightLine(model, model, in_float64=True)
-    tokens = tokens.to(line.device)
-    mask = None if attention_mask is None else attention_mask.to(line.device)
+    tokens = tokens.to(line.text_device)
+    mask = None if attention_mask is None else attention_mask.to(line.text_device)
     along = {name: change.to(line.before[name]) for name, change in delta.items()}
     run = lambda some: line.logits(line.before | some, tokens, mask)
     logits, moved = jvp(run, ({name: line.before[name] for name in along},), (along,))
     probs = logits.softmax(-1)
     mean = (probs * moved).sum(-1, keepdim=True)
     half = (probs * (moved - mean).square()).sum(-1) / 2
-    return half.sum(1) if states is None else half.masked_fill(~states.to(line.device), 0.0).sum(1)
+    return (
+        half.sum(1)
+        if states is None
+        else half.masked_fill(~states.to(line.text_device), 0.0).sum(1)
+    )

@@ -116,8 +116,10 @@ def kl_by_weights(
         ConfigError: groups that are no partition of the weights.
     """
     check_partition(groups, line.before)
-    tokens, states = tokens.to(line.device), states.to(line.device)
-    mask = torch.ones_like(states) if attention_mask is None else attention_mask.to(line.device)
+    tokens, states = tokens.to(line.text_device), states.to(line.text_device)
+    mask = (
+        torch.ones_like(states) if attention_mask is None else attention_mask.to(line.text_device)
+    )
     at, weights = quadrature(nodes)
     parts, ends, node_kl = [], [], torch.zeros(nodes, dtype=torch.float64)
     for rows in torch.arange(len(tokens)).split(rows_at_once):

@@ -42,7 +42,7 @@ class WeightLine:
         self.delta = {name: self.after[name] - self.before[name] for name in self.before}
 
     @property
-    def device(self) -> torch.device:
+    def text_device(self) -> torch.device:
         """Where weights are, and text is to be."""
         return next(self.model.parameters()).device
 

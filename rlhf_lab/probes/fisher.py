@@ -96,16 +96,16 @@ def kl_of_step(
     line: WeightLine, rows: TextRows, change: dict[str, Tensor], share: float
 ) -> Float[Tensor, " batch"]:
     """The exact KL of each sequence from the first model, behind a share of a change."""
-    text = rows.tokens.to(line.device), rows.attention_mask.to(line.device)
+    text = rows.tokens.to(line.text_device), rows.attention_mask.to(line.text_device)
     moved = {name: line.before[name] + share * x for name, x in change.items()}
     logits = line.logits(line.before | moved, *text)
     kl = kl_per_token(logits, line.logits(line.before, *text))
-    return kl.masked_fill(~rows.states.to(line.device), 0.0).sum(1)
+    return kl.masked_fill(~rows.states.to(line.text_device), 0.0).sum(1)
 
 
 def _quadratic(line: WeightLine, rows: TextRows, change: dict[str, Tensor]) -> Tensor:
     if not any(bool(x.any()) for x in change.values()):
-        return torch.zeros(len(rows.tokens), dtype=torch.float64, device=line.device)
+        return torch.zeros(len(rows.tokens), dtype=torch.float64, device=line.text_device)
     return fisher_quadratic(line, rows.tokens, change, rows.states, rows.attention_mask)
 
 

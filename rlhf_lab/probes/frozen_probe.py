@@ -60,7 +60,7 @@ class FrozenProbe(Probe):
     `randoms` x `steered` x 3 continuations.
 
     Args:
-        pos: the position of the slot; the last when -1.
+        pos: the position of the slot; the last when -1, in texts of one length.
         alphas: the sizes of steering, in differences of means.
         steered: prefixes that are continued; none when 0.
         randoms: random directions for each size.
@@ -112,6 +112,12 @@ class FrozenProbe(Probe):
         labels = seen.text.labels
         if labels is None:
             raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
+        columns = seen.text.columns(self.pos).unique().tolist()
+        if len(columns) > 1:
+            raise ConfigError(
+                f"pos={self.pos} of {self.name} is no one slot in texts of unequal length "
+                f"({columns[0]} to {columns[-1]}); count from the front."
+            )
         cut, sites = 2 * len(labels) // 3, list(seen.acts)
         x, first = (
             where_exact(torch.stack([acts[site] for site in sites])).double()
@@ -123,7 +129,7 @@ class FrozenProbe(Probe):
         control, control_labels = _control(x, labels, cut)
         values |= {
             "sites": sites,
-            "position": self.pos % seen.text.tokens.shape[1],
+            "position": columns[0],
             "sequences": {"fitted": cut, "held": len(labels) - cut, "steered": self.steered},
             "accuracy_control": control,
         }

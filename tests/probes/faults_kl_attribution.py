@@ -115,7 +115,7 @@ KL_FAULTS = (
         "B15 padding read as text",
         "KLAttribution",
         BY_WEIGHTS,
-        "torch.ones_like(states) if attention_mask is None else attention_mask.to(line.device)",
+        "torch.ones_like(states) if attention_mask is None else attention_mask.to(line.text_device)",
         "torch.ones_like(states)",
         "padded",
     ),

@@ -16,6 +16,8 @@ from rlhf_lab.sampling import draw_token, sampling_noise
 from rlhf_lab.sampling_spec import SamplingSpec
 
 SITE_ERRORS = 3.5
+FOUR_DECIMALS = 6e-5
+"""What rounding to four decimals, as the intervals are stored, may change."""
 LEAST_SIZE = 1e-3
 """Below this difference of means the token is always the same, and rounding is what differs."""
 SCORES = ("gold", "grammatical", "surprise")
@@ -96,7 +98,7 @@ def _readers(seen: Observation, record: Record) -> list[Check]:
         )
         every = np.concatenate([np.array(rows).T for rows in columns.values()], 1)
         real: Bool[np.ndarray, "n col"] = np.ones_like(every, dtype=bool)
-        checks.append(check_widths("readers", (low, high), every, real))
+        checks.append(check_widths("readers", (low, high), every, real, FOUR_DECIMALS))
     for name, found in misses.items():
         checks.append(Check.at_most(f"{name} is that of other fits", found, 1e-3))
     reshuffled = int(shuffled.sum() != labels.sum() or (shuffled == labels).all())
@@ -154,7 +156,7 @@ def _means(record: Record) -> list[Check]:
         if f"{name}_low" in record.values:
             ends = record.values[f"{name}_low"], record.values[f"{name}_high"]
             real = np.ones(rows.T.shape, dtype=bool)
-            checks.append(check_widths(name, ends, rows.T.numpy(), real))
+            checks.append(check_widths(name, ends, rows.T.numpy(), real, FOUR_DECIMALS))
     return checks
 
 

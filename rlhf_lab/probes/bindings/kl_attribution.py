@@ -88,8 +88,8 @@ def _place(node: int, n: int) -> float:
 def _outputs(
     record: Record,
     models: Sequence[HookedTransformer],
-    texts: Sequence[Int[Tensor, " seq"]],
-    at: Sequence[Int[Tensor, " state"]],
+    texts: Sequence[Int[Tensor, " _"]],
+    at: Sequence[Int[Tensor, " _"]],
     rng: np.random.Generator,
     allowed: float,
 ) -> list[Check]:
