@@ -30,7 +30,7 @@ def telescoping_error(
     2. Sum the deltas, discounted: all values but the first cancel.
     3. Compare with gamma^(T-1) r - V(s_0), and return the largest miss over the rows.
 
-    The one-step estimate is gamma = 1, lam = 0. The mask must be True up to a stop token.
+    The one-step estimate is gamma = 1, lam = 0. Masked tokens are stepped over.
 
     sum_t gamma^t (A_t - gamma lam A_{t+1}) = gamma^(T-1) r - V(s_0)
     (Schulman et al. 2016, arXiv 1506.02438, equations 11 and 16)
@@ -38,6 +38,9 @@ def telescoping_error(
     advantages, values, rewards = exact(advantages), exact(values), exact(rewards)
     mask = where_exact(mask)
     advantages = F.zero_masked(advantages, mask)
+    # a masked token is stepped over: the real ones move together, in their order
+    order = (~mask).int().sort(dim=1, stable=True).indices
+    advantages, values, mask = (x.gather(1, order) for x in (advantages, values, mask))
     ahead = torch.cat([advantages[:, 1:], torch.zeros_like(advantages[:, :1])], dim=1)
     deltas = F.zero_masked(advantages - gamma * lam * ahead, mask)
     steps = torch.arange(mask.shape[1], device=mask.device)

@@ -50,7 +50,7 @@ MAKERS = {
 REFUSED = {"separate critic": {ValueAttribution}}
 """Probes that refuse a kind of run when they are attached."""
 RUNS = {
-    "answers that stop": {"stop_tokens": ".", "gen_len": 20, "temperature": 0.8},
+    "answers that stop": {"stop_tokens": "and", "gen_len": 26, "temperature": 0.8},
     "lora": {"lora_rank": 2},
     "separate critic": {"value_head": "separate"},
     "grpo": {"advantages": "grpo", "samples_per_prompt": 4, "reward_fn": "sentiment"},
@@ -69,17 +69,57 @@ def test_there_is_no_other_probe():
 def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews, unlimited, kind):
     """With eval texts of unequal length; every check holds, and no probe is refused."""
     plain, probed = (make_trainer(base_lr=1e-3, **RUNS[kind]) for _ in range(2))
-    tokens, mask = cut_reviews(reviews, "left")
     wanted = MAKERS.keys() - REFUSED.get(kind, set())
-    probes = [make() for probe, make in MAKERS.items() if probe in wanted]
-    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1], budget=unlimited)
-    attached = attach(probed, suite)
+    attached = watch(probed, reviews, unlimited, wanted)
+    lengths = set()
+    probed.on("after_score")(lambda ctx: lengths.update(ctx.rollout.samples.mask.sum(1).tolist()))
     plain.train(), probed.train()
+    assert (len(lengths) > 1) == ("stop_tokens" in RUNS[kind])
+    assert_sound(probed, attached, wanted)
+    assert_same(weights_of(probed.policy), weights_of(plain.policy))
+    assert all(p.grad is None or p.requires_grad for p in probed.policy.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the hooked modules run")
+def test_answers_with_holes_in_their_masks_reach_every_probe(
+    make_trainer, weights_of, reviews, unlimited
+):
+    """Prompts and answers of unequal length, given by the caller, some of whose tokens count."""
+    plain, probed = (make_trainer(base_lr=1e-3, stop_tokens="bye") for _ in range(2))
+    wanted = MAKERS.keys() - {ComponentTransplant}  # which samples as the settings say
+    attached = watch(probed, reviews, unlimited, wanted)
+    rows = [row[: 12 + 2 * i].tolist() for i, row in enumerate(reviews[0][:8])]
+    asked = [torch.tensor(row[: 3 + i % 3]) for i, row in enumerate(rows)]
+    answers = [torch.tensor(row[3 + i % 3 :]) for i, row in enumerate(rows)]
+    masks = [[int((t + i) % 4 != 1) for t in range(len(row))] for i, row in enumerate(answers)]
+    assert any(0 in mask[: mask.index(1)] or 0 in mask[mask.index(1) : -1] for mask in masks)
+    for trainer in (plain, probed):
+        for phase in range(2):
+            scores = [((i + phase) % 3) / 2 for i in range(8)]
+            trainer.step(asked, answers, scores, masks)
+        trainer.finish()
+    assert_sound(probed, attached, wanted)
+    assert_same(weights_of(probed.policy), weights_of(plain.policy))
+
+
+def watch(trainer, reviews, budget, wanted):
+    """Attach these probes, with eval texts of unequal length."""
+    tokens, mask = cut_reviews(reviews, "left")
+    probes = [make() for probe, make in MAKERS.items() if probe in wanted]
+    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1], budget=budget)
+    return attach(trainer, suite)
+
+
+def assert_sound(trainer, attached, wanted):
+    """No probe was switched off, each recorded, and all checks hold."""
     assert attached.notes == []
-    run = Run(probed.run.path)
+    run = Run(trainer.run.path)
     assert len(run.probes()) == len(wanted)
     assert not [(c.probe, c.name, c.value) for c in run.checks() if not c.ok]
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
+
+
+def assert_same(found, expected):
+    """The same weights, bit for bit."""
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert all(p.grad is None or p.requires_grad for p in probed.policy.parameters())
