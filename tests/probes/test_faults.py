@@ -42,7 +42,7 @@ ARGS = {
     "num_minibatches": 2,
     "warmup_steps": 1,
     "gen_len": 26,
-    "stop_tokens": ".",  # rows of unequal length
+    "stop_tokens": "and",  # rows of unequal length
     "temperature": 0.9,
     "base_lr": 3e-3,
     "normalize_reward": True,

@@ -10,7 +10,7 @@ from rlhf_lab.probes.probe import Check
 
 FEWEST_ROWS = 8
 """Below, the bootstrap's width and the standard error may differ by much."""
-FEWEST_COLUMNS = 8
+FEWEST_COLUMNS = 3
 NORMAL_WIDTH = 2 * 1.96
 FINEST_WIDTH = 2e-5
 """Of intervals that are stored with six decimals."""
@@ -26,7 +26,7 @@ def check_widths(
     """Hold stored intervals of the means of columns to 2 x 1.96 standard errors over the rows.
 
     A percentile interval of a skewed column is narrower or wider by less than a factor of 2, and
-    of eight columns and more the one in the middle by less than 2^0.4. What counts is the log2 of
+    of three columns and more the one in the middle by less than 2^0.4. What counts is the log2 of
     the ratio, or infinity where an interval does not hold its mean, or is of no rows. Columns of
     fewer than 8 rows need only hold theirs; those whose spread is lost in six decimals, or in
     rounding, are left out.
