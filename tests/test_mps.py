@@ -259,7 +259,8 @@ def assert_same_files(expected: Path, found: Path) -> None:
         if file.suffix == ".safetensors":
             tensors, others = load_file(expected / file), load_file(found / file)
             assert tensors.keys() == others.keys()
-            assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(others[name], tensor, rtol=0, atol=0, equal_nan=True)
         elif file.suffix in (".json", ".jsonl"):
             assert (expected / file).read_text() == (found / file).read_text(), file
 

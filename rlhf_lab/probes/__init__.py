@@ -1,5 +1,6 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
+from rlhf_lab.identity import Check
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.budget import Budget
@@ -14,7 +15,7 @@ from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth

@@ -46,7 +46,7 @@ def interval_by_position(
     It is nan at a position without a real token.
     """
     kept = F.zero_masked(exact(per_token), where_exact(mask))
-    return bootstrap_means(kept, mask.double(), statistic=torch.div, resamples=RESAMPLES)
+    return bootstrap_means(kept, exact(mask), statistic=torch.div, resamples=RESAMPLES)
 
 
 def enumeration_error(

@@ -183,7 +183,7 @@ class ValueLens(Probe):
         if seen.truth is not None:
             of_grammar, mask = seen.truth.values(tokens[rows])
             estimates["grammar"] = of_grammar[:, pos].where(mask[:, pos], torch.nan)
-        columns = torch.stack([x.double().cpu() for x in estimates.values()], 1)
+        columns = torch.stack([x.cpu().double() for x in estimates.values()], 1)
         value = found.mean[:, None].expand_as(columns)
         interval = correlation_with(columns, value, columns.isfinite(), resamples=RESAMPLES)
         values = {

@@ -9,6 +9,7 @@ from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.report import reward_metric
+from rlhf_lab.training.run_dir import SAMPLES, reading
 from rlhf_lab.views.intervals import whisker_ends
 
 BandsByMetric = Mapping[str, Mapping[int, tuple[float | None, float | None]]]
@@ -36,7 +37,9 @@ def sample_bands(run: Run) -> tuple[BandsByMetric, int | None]:
     for phase, samples in by_phase.items():
         found = _columns(samples, metrics[phase]) if phase in metrics else {}
         if found:
-            interval = bootstrap_means(torch.tensor(list(found.values())).T, resamples=RESAMPLES)
+            with reading(run.path / SAMPLES):
+                columns = torch.tensor(list(found.values())).T
+            interval = bootstrap_means(columns, resamples=RESAMPLES)
             for name, *ends in zip(found, *whisker_ends(interval), strict=True):
                 bands.setdefault(name, {})[phase] = tuple(ends)
     counts = {len(by_phase[phase]) for phase in by_phase if phase in metrics}
@@ -54,7 +57,9 @@ def final_bands(run: Run) -> dict[str, tuple[float | None, float | None]]:
     found = _columns(samples, {}) if samples else {}
     if not found:
         return {}
-    interval = bootstrap_means(torch.tensor(list(found.values())).T, resamples=RESAMPLES)
+    with reading(run.path / SAMPLES):
+        columns = torch.tensor(list(found.values())).T
+    interval = bootstrap_means(columns, resamples=RESAMPLES)
     narrower = (len(samples) / final["samples"]) ** 0.5
     ends = zip(found, interval.value.tolist(), *whisker_ends(interval), strict=True)
     return {
