@@ -42,6 +42,7 @@ def resumed(real_models, place) -> subprocess.CompletedProcess[str]:
     options = {
         "--base-model": real_models / "smollm2",
         "--reward-model": real_models / "minilm-sentiment",
+        "--lora-rank": 4,
         "--batch-size": 8,
         "--num-minibatches": 2,
         "--gen-len": 8,
@@ -88,6 +89,12 @@ def test_every_default_probe_records_and_the_report_shows_it(resumed, place):
     assert not missing
     checks = [json.loads(line) for line in (place / "run/probes/checks.jsonl").open()]
     assert checks and all(check["ok"] for check in checks)
+    recorded = {path.stem for path in (place / "run/probes/records").iterdir()}
+    assert recorded == set(PROBES.split())
+    notes = place / "run/probes/notes.jsonl"
+    assert not notes.exists() or "refused" not in notes.read_text()
+    suite = json.loads((place / "run/probes/suite.json").read_text())
+    assert suite["eval_tokens"][0] > 8  # texts of the run's own, not its one prompt
 
 
 def test_the_trained_llama_is_exported_and_plain_transformers_agrees(resumed, place):
