@@ -33,7 +33,8 @@ def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, le
     red, green, blue = mark.evaluate("el => getComputedStyle(el).color.match(/\\d+/g).map(Number)")
     assert green > red and green > blue
     assert "normalised" in lesson.run("normal = normalize_reward(")
-    lesson.write("equal_rewards = ...", 'equal_rewards = "one"')
+    asked = lesson.source("equal_rewards = predictions")
+    lesson.write("equal_rewards = predictions", asked.replace("...", '"one"'))
     lesson.run("equal_rewards =")
     assert "a surprise, you predicted one" in lesson.run("same = normalize_reward")
     for theme in THEMES:
@@ -56,17 +57,20 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
     solve(
         lesson,
         "masked_mean",
+        "x = at_least_float32(x)\n"
         "counted = zero_masked(torch.ones_like(x), mask).sum(dim)\n"
         "count = counted.clamp(min=1) if denominator is None else denominator\n"
         "return zero_masked(x, mask).sum(dim) / count",
     )
-    lesson.write("which_mean = ...", 'which_mean = "38 / 9"')
+    solve(lesson, "my_reward", "return torch.tensor([1.0 * t.count('superb') for t in texts])")
+    asked = lesson.source("which_mean = predictions")
+    lesson.write("which_mean = predictions", asked.replace("...", '"38 / 9"'))
     lesson.run_all()
     progress = lesson.done("predictions.show()")
-    for name in ("sequence_sum", "masked_mean"):
+    for name in ("sequence_sum", "masked_mean", "my_reward"):
         assert re.search(rf"{name} .* ✓ passed", progress)
     assert "as you predicted" in lesson.shown("nearest = ")
-    assert "phase 7: reward" in lesson.shown("for report in trainer")
+    assert re.search(r"on a leash: reward \d", lesson.shown("for report in trainer"))
     for theme in THEMES:
         lesson.theme(theme)
         legible(lesson.page, ".jp-OutputArea-output")

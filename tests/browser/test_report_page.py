@@ -47,7 +47,8 @@ def ledger_is_whole(page):
     assert len(shares) > 10 and abs(sum(shares) - total) < 26 * 5e-6
     terms = heading.locator("xpath=following::table[1]")
     last = terms.locator("tbody tr").last.inner_text().split("\t")
-    row = dict(zip(terms.locator("th").all_inner_texts(), map(float, last), strict=True))
+    numbers = [float(cell.split(" [")[0]) for cell in last]
+    row = dict(zip(terms.locator("th").all_inner_texts(), numbers, strict=True))
     parts = row["clipped surrogate"] - row["− value loss"] + row["+ entropy bonus"]
     assert abs(parts - row["− KL penalty"] - row["= objective"]) < 1e-4
     assert f"the objective, {row['= objective']:.3f}"[:-1] in said
