@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,9 +12,10 @@ REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
 
 
 class Given(Run):
-    """A run of these samples and metrics, without a directory."""
+    """A run of these samples and metrics, which are in no directory."""
 
     info = {}
+    path = Path("nowhere")
 
     def __init__(self, samples, metrics, info):
         self._samples, self._metrics, self.info = samples, metrics, info
