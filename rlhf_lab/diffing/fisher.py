@@ -47,8 +47,6 @@ def fisher_quadratic(
     probs = logits.softmax(-1)
     mean = (probs * moved).sum(-1, keepdim=True)
     half = (probs * (moved - mean).square()).sum(-1) / 2
-    return (
-        half.sum(1)
-        if states is None
-        else half.masked_fill(~states.to(line.text_device), 0.0).sum(1)
-    )
+    if states is not None:
+        half = half.masked_fill(~states.to(line.text_device), 0.0)
+    return half.sum(1)

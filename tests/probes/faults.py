@@ -933,8 +933,8 @@ OTHERS = (
         "KL's intervals count masked tokens",
         "KLByPosition",
         "kl_by_position:interval_by_position",
-        "kept, mask.double()",
-        "kept, torch.ones_like(mask).double()",
+        "kept, exact(mask)",
+        "kept, exact(torch.ones_like(mask))",
     ),
     Fault(
         "KL's intervals are those of 80 %",

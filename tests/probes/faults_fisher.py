@@ -18,7 +18,7 @@ FISHER_FAULTS = (
         "logits.softmax(-1)",
         "(0 * logits).softmax(-1)",
     ),
-    Fault("F4 states forgotten", "Fisher", QUADRATIC, "if states is None else", "if True else"),
+    Fault("F4 states forgotten", "Fisher", QUADRATIC, "if states is not None", "if False"),
     Fault(
         "F5 blocks in reverse",
         "Fisher",

@@ -34,8 +34,8 @@ FROZEN = (
         "position stored one early",
         KIND,
         OBSERVE,
-        "self.pos % seen.text.tokens.shape[1]",
-        "self.pos % seen.text.tokens.shape[1] - 1",
+        '"position": columns[0]',
+        '"position": columns[0] - 1',
     ),
     Fault(
         "projections permuted",
