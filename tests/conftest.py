@@ -12,6 +12,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +95,23 @@ def one_thread() -> None:
 @pytest.fixture
 def without_type_checks() -> Iterator[None]:
     """jaxtyping checks no call: for whole runs whose paths are checked in tests of their own."""
+    with _no_type_checks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_type_checks() -> Iterator[None]:
+    """The same for a module: faulty records are to reach the checks, not to end in a type error."""
+    with _no_type_checks():
+        yield
+
+
+@contextmanager
+def _no_type_checks() -> Iterator[None]:
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(scope="session", autouse=True)

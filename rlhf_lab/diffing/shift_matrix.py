@@ -7,17 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
-from rlhf_lab.diffing.groups import Groups, check_partition, restrict, weights_of_both
+from rlhf_lab.diffing.groups import Groups, check_partition, restrict
 from rlhf_lab.diffing.quadrature import NODES, quadrature
+from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import merged_copy
-from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import refuse_sums, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, is_centered
 
 AT_ONCE = 20_000_000
 """Numbers of weights along which derivatives are taken at once: 80 MB in float32."""
-OF_BLOCKS = ("attn.hook_z", "hook_mlp_out")
 
 
 @dataclass(frozen=True)
@@ -122,14 +120,15 @@ def shift_matrix(
         ConfigError: unlike models, groups that are no partition, or logits that are no sum.
     """
     line = Line(model0, model1, tokens, pos, ids)
-    check_partition(groups, line.before)
+    between = line.weights
+    check_partition(groups, between.before)
     values, shifts, names = 0.0, [], list(groups.names)
     for node, weight in zip(*quadrature(nodes), strict=True):
-        weights = line.at(node)
-        rows = line.derivatives(weights, [restrict(line.delta, groups, name) for name in names])
+        weights = between.at(node)
+        rows = line.derivatives(weights, [restrict(between.delta, groups, name) for name in names])
         values = values + weight * rows
         shifts.append(line.difference(weights).mean())
-    first, last = line.difference(line.before), line.difference(line.after)
+    first, last = line.difference(between.before), line.difference(between.after)
     shift = torch.stack(shifts) - first.mean()
     return ShiftMatrix(names, line.columns, values, shift, last - first)
 
@@ -152,17 +151,18 @@ def shift_by_weights(
         ConfigError: see `shift_matrix`.
     """
     line = Line(model0, model1, tokens, pos, ids)
-    check_partition(groups, line.before)
-    total = {name: torch.zeros_like(delta) for name, delta in line.delta.items()}
+    between = line.weights
+    check_partition(groups, between.before)
+    total = {name: torch.zeros_like(delta) for name, delta in between.delta.items()}
     for node, weight in zip(*quadrature(nodes), strict=True):
-        weights = {name: w.requires_grad_() for name, w in line.at(node).items()}
+        weights = {name: w.requires_grad_() for name, w in between.at(node).items()}
         with torch.enable_grad():
             mean = line.difference(weights).mean()
             gradients = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
         for name, gradient in zip(weights, gradients, strict=True):
             if gradient is not None:
                 total[name] += weight * gradient
-    moved = {name: total[name].double() * delta.double() for name, delta in line.delta.items()}
+    moved = {name: total[name].double() * delta.double() for name, delta in between.delta.items()}
     shares = (restrict(moved, groups, name).values() for name in groups.names)
     return torch.stack([sum(share.sum() for share in each) for each in shares])
 
@@ -186,18 +186,12 @@ class Line:
         refuse_sums(model0)
         if not -tokens.shape[1] <= pos < tokens.shape[1]:
             raise ConfigError(f"pos={pos} lies outside texts of {tokens.shape[1]} tokens.")
-        model0, model1 = model_where_exact(model0), model_where_exact(model1)
-        self.before, self.after = weights_of_both(model0, model1)
-        self.delta = {name: self.after[name] - self.before[name] for name in self.before}
+        self.weights = WeightLine(model0, model1)
         # what is later than the position has no part in it
-        self.tokens = tokens[:, : pos % tokens.shape[1] + 1].to(next(model0.parameters()).device)
-        self.readings = Readings(merged_copy(model0), ids)
-        self.read(self.before)  # names the components
+        self.tokens = tokens[:, : pos % tokens.shape[1] + 1].to(self.weights.text_device)
+        self.readings = Readings(self.weights.model, ids)
+        self.read(self.weights.before)  # names the components
         self.columns = [*self.readings.names, "scale", "read_out"]
-
-    def at(self, alpha: float) -> dict[str, Tensor]:
-        """All weights at a share of the way."""
-        return {n: torch.lerp(self.before[n], self.after[n], alpha) for n in self.before}
 
     def read(self, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `Readings` gives with these weights."""

@@ -27,12 +27,11 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
-from rlhf_lab.probes.text_rows import TextRows, check_text_name, text_rows
+from rlhf_lab.probes.text_rows import TextProbe, TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 DRIFT_SITES = ("blocks.*.attn.hook_pattern", "blocks.*.attn.hook_v", "blocks.*.attn.hook_z")
@@ -40,7 +39,7 @@ SCALE = "ln_final.hook_scale"
 Captured = dict[str, Tensor]
 
 
-class AttentionDrift(Probe):
+class AttentionDrift(TextProbe):
     """How heads moved away from the reference's: by where they look, or by what they carry.
 
     What a head adds to the logit difference of two words, by its own change (see `split_shift`),
@@ -81,11 +80,8 @@ class AttentionDrift(Probe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(every, name)
-        check_text_name(text, self.name)
-        self.word, self.other, self.at, self.n, self.text = word, other, pos, n, text
-        if text == "rollout":
-            self.events = ("after_score",)
+        super().__init__(text, every, name)
+        self.word, self.other, self.at, self.n = word, other, pos, n
 
     def settings(self) -> dict[str, Any]:
         """Also the two words, and where they are compared."""

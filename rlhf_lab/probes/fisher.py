@@ -15,17 +15,16 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
-from rlhf_lab.probes.text_rows import TextName, TextRows, check_text_name, text_rows
+from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
 
 SHARES = (0.01, SMALL_STEP, 0.1, 0.3, 1.0)
 
 
-class Fisher(Probe):
+class Fisher(TextProbe):
     """How far the KL from the reference is what Fisher's information says of a small step.
 
     The change of all weights since the reference is taken at several shares a, and by block: half
@@ -53,11 +52,8 @@ class Fisher(Probe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(every, name)
-        check_text_name(text, self.name)
-        self.n, self.text = n, text
-        if text == "rollout":
-            self.events = ("after_score",)
+        super().__init__(text, every, name)
+        self.n = n
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:

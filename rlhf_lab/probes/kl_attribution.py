@@ -23,12 +23,11 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
-from rlhf_lab.probes.text_rows import TextName, TextRows, check_text_name, text_rows
+from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 OF_READ_OUT = "read-out"
@@ -37,7 +36,7 @@ MOST_HEADS = 32
 NUMBERS_AT_ONCE = 20_000_000
 
 
-class KLAttribution(Probe):
+class KLAttribution(TextProbe):
     """The KL of the policy from the reference, split exactly in two ways.
 
     1. Through which output it shows: the residual stream moves from the reference's to the
@@ -72,11 +71,8 @@ class KLAttribution(Probe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(every, name)
-        check_text_name(text, self.name)
-        self.n, self.text, self.by_weights, self.nodes = n, text, by_weights, nodes
-        if text == "rollout":
-            self.events = ("after_score",)
+        super().__init__(text, every, name)
+        self.n, self.by_weights, self.nodes = n, by_weights, nodes
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse a model whose residual stream is no sum over its parts."""

@@ -1,13 +1,13 @@
 """Rows of text that a probe runs models on: the eval text's or the rollout's, with their masks."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.probe import Observation
+from rlhf_lab.probes.probe import Observation, Probe
 
 TextName = Literal["eval", "rollout"]
 
@@ -43,10 +43,20 @@ class TextRows(NamedTuple):
         return self.tokens[row, :end][self.written[row, :end]]
 
 
-def check_text_name(text: str, probe: str) -> None:
-    """Raise ConfigError for a text that is none of the two."""
-    if text not in ("eval", "rollout"):
-        raise ConfigError(f"text={text!r} of {probe} must be 'eval' or 'rollout'.")
+class TextProbe(Probe):
+    """A probe that runs models on the eval text after a phase, or on the phase's own samples.
+
+    Raises:
+        ConfigError: a text that is none of the two.
+    """
+
+    def __init__(self, text: str, every: int | None = None, name: str | None = None) -> None:
+        super().__init__(every, name)
+        if text not in get_args(TextName):
+            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
+        self.text = text
+        if text == "rollout":
+            self.events = ("after_score",)
 
 
 def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:

@@ -21,11 +21,11 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
+from rlhf_lab.probes.text_rows import TextProbe
 from rlhf_lab.probes.tuned_lens import Affine
 from rlhf_lab.probes.value_lens import RESIDUAL_SITES, value_lens
 from rlhf_lab.probes.value_readings import ReadTarget, read_target, read_translated
@@ -37,7 +37,7 @@ FEWEST_SEQUENCES = 6
 """Below them nothing is fitted: two thirds fit, and a quarter of those choose the penalty."""
 
 
-class ValueLens(Probe):
+class ValueLens(TextProbe):
     """Value by layer: what the head says of it, raw and translated, and what a reader could.
 
     The head is applied to each layer's residual as it is (the raw lens), and to what an affine map
@@ -86,19 +86,15 @@ class ValueLens(Probe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(every, name)
-        if text not in ("eval", "rollout"):
-            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
+        super().__init__(text, every, name)
         if prefixes < 0 or (prefixes and continuations < 2):
             raise ConfigError(
                 f"prefixes={prefixes} and continuations={continuations} of {self.name} must be at "
                 "least 0 and 2; one continuation has no standard error."
             )
-        self.text, self.keep, self.ridge = text, keep, ridge
+        self.keep, self.ridge = keep, ridge
         self.prefixes, self.continuations = prefixes, continuations
         self.prefix_end, self.reward = prefix_end, reward
-        if text == "rollout":
-            self.events = ("after_score",)
 
     def observe(self, seen: Observation) -> Record:
         """Read values out of every layer."""

@@ -32,8 +32,8 @@ SHIFT_MATRIX_FAULTS = (
         "words swapped",
         "ShiftMatrix",
         LINE,
-        "Readings(merged_copy(model0), ids)",
-        "Readings(merged_copy(model0), ids[::-1])",
+        "Readings(self.weights.model, ids)",
+        "Readings(self.weights.model, ids[::-1])",
     ),
     Fault("gain left out", "ShiftMatrix", READ, "gain * u", "u"),
     Fault("norm's bias left out", "ShiftMatrix", READ, "norm.b.double() @ u", "0"),
@@ -42,11 +42,13 @@ SHIFT_MATRIX_FAULTS = (
         "the whole change in every row",
         "ShiftMatrix",
         MATRIX,
-        "restrict(line.delta, groups, name)",
-        "line.delta",
+        "restrict(between.delta, groups, name)",
+        "between.delta",
     ),
     Fault("shift the wrong way round", "ShiftMatrix", MATRIX, "last - first", "first - last"),
-    Fault("tuned weights at every node", "ShiftMatrix", MATRIX, "line.at(node)", "line.at(1.0)"),
+    Fault(
+        "tuned weights at every node", "ShiftMatrix", MATRIX, "between.at(node)", "between.at(1.0)"
+    ),
     Fault(
         "rows of the text permuted",
         "ShiftMatrix",

@@ -4,7 +4,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +27,8 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import ReelTruth
 from tests.diffing.faults_crosscoder import FAULTS
 from tests.probes.planting import planted
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 SITE = "blocks.1.hook_resid_mid"
 K = 6
@@ -55,14 +56,6 @@ def with_feature(direction: Tensor) -> HookedTransformer:
 
 def is_planted(tokens: Tensor) -> Tensor:
     return tokens.cumsum(1) % 50 == 7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks():
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")

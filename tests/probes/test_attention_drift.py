@@ -1,8 +1,5 @@
 """AttentionDrift: sums, padding, other architectures, and faults that it must tell."""
 
-from collections.abc import Iterator
-
-import jaxtyping
 import pytest
 import torch
 
@@ -19,13 +16,7 @@ from tests.probes.looking import SHORT, failed, look
 from tests.probes.planting import planted
 from tests.tiny_families import tiny_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
 def probe_of(kind: str) -> AttentionDrift:

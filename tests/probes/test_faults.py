@@ -3,11 +3,9 @@
 import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 from rlhf_lab.config import RLHFArgs
@@ -32,7 +30,7 @@ from rlhf_lab.training import RLHFTrainer
 from tests.probes.faults import OTHERS, REVIEWED
 from tests.probes.planting import Fault, planted
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 ARGS = {
     "preset": "reel",
@@ -65,14 +63,6 @@ def suite_of(truth: ReelTruth) -> Suite:
     ]
     budget = Budget(mb=1000, time_frac=1000)
     return Suite(*probes, eval_tokens=tokens, labels=positive, budget=budget)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def told(run: str, truth: ReelTruth, path: Path) -> set[str]:

@@ -1,6 +1,5 @@
 import warnings
 
-import jaxtyping
 import pytest
 import torch
 
@@ -139,15 +138,8 @@ def test_what_it_cannot_read_is_refused(tmp_path):
         attach(trainer, FrozenProbe(), eval_tokens=TRUTH.reviews(4, seed=1)[0])
 
 
-@pytest.fixture
-def no_type_checks():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.mark.slow
-def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, no_type_checks):
+def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, without_type_checks):
     missed = []
     for i, fault in enumerate(FROZEN):
         with planted(fault), warnings.catch_warnings():

@@ -1,8 +1,5 @@
 """KLAttribution: both sums on runs of every kind, and faults that it must tell."""
 
-from collections.abc import Iterator
-
-import jaxtyping
 import pytest
 import torch
 
@@ -14,16 +11,8 @@ from tests.probes.faults_kl_attribution import KL_FAULTS
 from tests.probes.looking import SHORT, failed, look
 from tests.probes.planting import planted
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 DEFAULT = {"plain": "adapted", "lora": "adapted"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def probe_of(kind: str) -> KLAttribution:

@@ -1,8 +1,6 @@
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 
 from rlhf_lab.config import RLHFArgs
@@ -11,7 +9,7 @@ from rlhf_lab.training import RLHFTrainer
 from tests.probes.faults_step_influence import STEP_INFLUENCE
 from tests.probes.planting import planted
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 ARGS = {
     "preset": "reel",
@@ -68,14 +66,6 @@ class Sweep(StepInfluence):
                 return function(seen)
         except Exception as error:
             return error
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")
