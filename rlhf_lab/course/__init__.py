@@ -3,6 +3,16 @@
 from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.predictions import Predictions
 from rlhf_lab.course.run_folders import new_run
+from rlhf_lab.course.seed_figures import SeedFigures
 from rlhf_lab.course.tables import show_table
 
-__all__ = ["CheckNotPassed", "Predictions", "check", "hint", "new_run", "progress", "show_table"]
+__all__ = [
+    "CheckNotPassed",
+    "Predictions",
+    "SeedFigures",
+    "check",
+    "hint",
+    "new_run",
+    "progress",
+    "show_table",
+]

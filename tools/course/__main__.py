@@ -1,7 +1,7 @@
-"""The command `python -m tools.course build|check`: build notebooks, and verify exercises."""
+"""The command `python -m tools.course build|check|record`: notebooks, exercises, seed figures."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -29,15 +29,32 @@ def build(
     """
     builder = _builder()
     known = {master.stem: master for master in builder.masters(root)}
-    for lesson in lessons:
-        if lesson not in known:
-            raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")
-    for lesson in lessons or known:
+    for lesson in _known_lessons(lessons, known) or known:
         built = builder.build_lesson(known[lesson], root, again)
         files = ", ".join(str(path.relative_to(root)) for path in built.changed)
         done = f"wrote {files}" if files else "nothing has changed"
         ran = "executed" if built.executed else "solution is up to date"
         print_line(f"{lesson}: {ran}; {done}")
+    return 0
+
+
+def record(
+    lessons: Positional[tuple[str, ...]] = (), seeds: int = 5, root: Path = Path(".")
+) -> int:
+    """Run lessons once per seed, and store the figures that they show beside other seeds.
+
+    Args:
+        lessons: names of lessons, such as 09_what_rlhf_changed.
+        seeds: how many, from 1 on.
+        root: the repository's root.
+    """
+    from tools.course.record import record_lesson
+
+    if not lessons:
+        raise ConfigError("lessons is empty; name those that compare figures over seeds.")
+    known = {master.stem: master for master in _builder().masters(root)}
+    for lesson in _known_lessons(lessons, known):
+        print_line(f"wrote {record_lesson(known[lesson], root, seeds)}")
     return 0
 
 
@@ -65,6 +82,14 @@ def check(root: Path = Path(".")) -> int:
     return 1 if problems else 0
 
 
+def _known_lessons(lessons: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
+    """The lessons that were named, or a refusal of one that is not there."""
+    for lesson in lessons:
+        if lesson not in known:
+            raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")
+    return lessons
+
+
 def _builder() -> ModuleType:
     """The notebook builder, which needs packages that only authors have."""
     try:
@@ -76,7 +101,7 @@ def _builder() -> ModuleType:
     return builder
 
 
-COMMANDS = MappingProxyType({"build": build, "check": check})
+COMMANDS = MappingProxyType({"build": build, "check": check, "record": record})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,110 @@
+"""Figures over seeds: what is shown beside a run, what is stored, and that it is not stale."""
+
+import ast
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from rlhf_lab.course import SeedFigures, seed_figures
+from rlhf_lab.errors import LoadError
+from tools.course import record
+from tools.course.builder import masters
+
+ROOT = Path(__file__).parents[2]
+STORED = {
+    "settings": {"total_phases": 12},
+    "seeds": [1, 2, 3],
+    "tables": {"gold": {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}},
+}
+RECORDS = sorted((ROOT / record.RECORDS).glob("*.json"))
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: STORED)
+
+
+def line_of(name: str, said: str) -> list[str]:
+    return next(line for line in said.splitlines() if line.split()[:1] == [name]).split()
+
+
+def test_a_run_is_shown_beside_mean_range_and_first_places(stored, capsys) -> None:
+    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 9})
+    over_seeds.compare("gold", {"first": 0.25, "second": 0.5})
+    said = capsys.readouterr().out
+    assert "mean of 3 seeds" in said and "differs" not in said
+    assert line_of("first", said) == [
+        "first",
+        "0.250",
+        "0.400",
+        "0.200",
+        "0.500",
+        *"2 of 3".split(),
+    ]
+    assert line_of("second", said)[1:5] == ["0.500", "0.200", "0.100", "0.300"]
+    assert over_seeds.tables == {"gold": {"first": 0.25, "second": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "figures"),
+    [
+        ({"total_phases": 2, "seed": 1}, {"first": 0.2, "second": 0.3}),
+        ({"total_phases": 12, "seed": 1}, {"first": 0.2, "third": 0.3}),
+    ],
+)
+def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, settings, figures) -> None:
+    SeedFigures("any", settings).compare("gold", figures)
+    said = capsys.readouterr().out
+    assert "no other seeds are stored" in said and "0.400" not in said
+
+
+def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
+    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 2})
+    over_seeds.compare("gold", {"first": 0.5, "second": 0.12})
+    assert (
+        "the stored run of seed 2 differs from this one by up to 0.020" in capsys.readouterr().out
+    )
+    over_seeds.compare("gold", {"first": 0.5, "second": 0.101})
+    assert "differs" not in capsys.readouterr().out
+
+
+def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:
+    SeedFigures("no_such_lesson", {"seed": 1}).compare("gold", {"first": 0.25})
+    assert line_of("first", capsys.readouterr().out) == ["first", "0.250"]
+
+
+def test_another_seed_is_written_into_the_settings_and_what_follows_is_left_out() -> None:
+    sources = ["SETTINGS = dict(seed=1)", "check(f)", "over_seeds.compare('a', {})", "later"]
+    cells = [new_markdown_cell("text"), *map(new_code_cell, sources)]
+    made = record.with_seed(new_notebook(cells=cells), 4, "any")
+    first, compared, last = [cell.source for cell in made.cells]
+    assert (first, compared) == ("SETTINGS = dict(seed=4)", sources[2])
+    assert last == record.LAST_CELL
+    with pytest.raises(LoadError, match="lesson any has no figures over seeds"):
+        record.with_seed(new_notebook(cells=cells[:2]), 4, "any")
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
+    """Its settings, at least three seeds, and the very figures of the executed solution."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    master = next(master for master in masters(ROOT) if master.stem == path.stem)
+    found = [
+        node.value
+        for node in ast.walk(ast.parse(_without_magic(master.read_text(encoding="utf-8"))))
+        if isinstance(node, ast.Assign) and node.targets[0].id == "SETTINGS"
+    ]
+    settings = {word.arg: ast.literal_eval(word.value) for word in found[0].keywords}
+    assert settings.pop("seed") == 1 and settings == stored["settings"]
+    assert len(stored["seeds"]) >= 3
+    notebook = nbformat.read(master.with_suffix(".ipynb"), as_version=4)
+    said = json.dumps([cell.get("outputs") for cell in notebook.cells])
+    assert all(f"mean of {len(stored['seeds'])} seeds" in said for _ in stored["tables"])
+    assert "differs from this one" not in said and "no other seeds are stored" not in said
+
+
+def _without_magic(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.startswith("%"))

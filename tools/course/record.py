@@ -1,0 +1,79 @@
+"""The recorder of seed figures: runs a lesson once per seed, and stores what its cells compared."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+from rlhf_lab.errors import LoadError
+from tools.course.builder import SET_UP, code_of, run_cells, solution_notebook
+
+RECORDS = Path("rlhf_lab", "course", "records")
+SEED = re.compile(r"\bseed=\d+")
+COMPARES = "over_seeds.compare("
+PRINTED = "figures of this seed: "
+LAST_CELL = f"""\
+import json
+print({PRINTED!r} + json.dumps([SETTINGS, over_seeds.tables]))
+"""
+
+
+def record_lesson(master: Path, root: Path, seeds: int) -> Path:
+    """Run a lesson's solution with the seeds 1, 2, ..., and store the figures that it compares.
+
+    1. Write each seed into the cell of `SETTINGS`; leave out the checks, which no figure needs.
+    2. Run all cells up to the last `over_seeds.compare`, in a fresh kernel.
+    3. Write settings, seeds and tables into the package's records.
+
+    Raises:
+        LoadError: a lesson that compares nothing, or whose settings have not one seed.
+    """
+    found = [figures_of_seed(master, seed) for seed in range(1, seeds + 1)]
+    settings = {name: value for name, value in found[0][0].items() if name != "seed"}
+    tables = {
+        table: {name: [round(each[table][name], 5) for _, each in found] for name in figures}
+        for table, figures in found[0][1].items()
+    }
+    record = {
+        "made_by": f"python -m tools.course record {master.stem} --seeds {seeds}",
+        "settings": settings,
+        "seeds": list(range(1, seeds + 1)),
+        "tables": tables,
+    }
+    path = root / RECORDS / f"{master.stem}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def figures_of_seed(master: Path, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings and the tables of one seed."""
+    notebook = with_seed(solution_notebook(master), seed, master.stem)
+    with tempfile.TemporaryDirectory() as place:
+        done = run_cells(notebook, place)
+    text = "".join(output.get("text", "") for output in done.cells[-1].outputs)
+    settings, tables = json.loads(text.split(PRINTED, 1)[1])
+    return settings, tables
+
+
+def with_seed(notebook: NotebookNode, seed: int, lesson: str) -> NotebookNode:
+    """The code of a solution with another seed, and a last cell that prints its figures.
+
+    Raises:
+        LoadError: a lesson that compares nothing, or whose settings have not one seed.
+    """
+    code = [cell for cell in code_of(notebook) if not cell.source.startswith("check(")]
+    comparing = [i for i, cell in enumerate(code) if COMPARES in cell.source]
+    set_up = [cell for cell in code if SET_UP.search(cell.source)]
+    if not comparing or len(set_up) != 1 or len(SEED.findall(set_up[0].source)) != 1:
+        raise LoadError(
+            f"lesson {lesson} has no figures over seeds; write `seed=1` into its SETTINGS, and "
+            f"call {COMPARES}...) in its cells."
+        )
+    set_up[0].source = SEED.sub(f"seed={seed}", set_up[0].source)
+    notebook.cells = [*code[: comparing[-1] + 1], new_code_cell(LAST_CELL)]
+    return notebook
