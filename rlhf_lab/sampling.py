@@ -83,6 +83,34 @@ def draw_token(
     return torch.searchsorted(reached, threshold, right=True)[:, 0]
 
 
+@torch.no_grad()
+def sample_without_cache(
+    model: HookedTransformer,
+    prompts: Int[Tensor, "batch prefix"],
+    noise: Float[Tensor, "gen batch"],
+    temperature: float = 1.0,
+) -> Int[Tensor, "batch seq"]:
+    """Continue prompts of one length as `sample` does, but read the whole text again at each step.
+
+    1. For each row of the noise, which is one step: run the model on all tokens so far.
+    2. Divide the logits at the last position by the temperature, take their log-softmax, and draw a
+       token per row with the noise.
+    3. Put the tokens behind the others.
+
+    It never stops early. Given the noise of `sample`, the tokens are the same, but where rounding
+    decides. Raises ConfigError if prompts and tokens are together longer than the model's context.
+
+    a_t ~ softmax(z_t / T), with z_t = model(a_<t) at its last position
+    """
+    check_context(model, prompts.shape[1], len(noise))
+    tokens = prompts
+    for noise_of_step in noise.to(prompts.device):
+        logits = at_least_float32(model(tokens)[:, -1])
+        drawn = draw_token((logits / temperature).log_softmax(-1), noise_of_step)
+        tokens = torch.cat([tokens, drawn[:, None]], dim=1)
+    return tokens
+
+
 def sample(
     policy: TransformerWithValueHead,
     prompts: Sequence[Sequence[int]],

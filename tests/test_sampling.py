@@ -24,6 +24,7 @@ from rlhf_lab.sampling import (
     pad_prompts,
     sample,
     sample_in_parts,
+    sample_without_cache,
     sampling_noise,
     tokenize_prompts,
 )
@@ -252,6 +253,24 @@ def test_tokens_are_drawn_as_often_as_the_model_says(gpt2):
     probs = (gpt2(torch.tensor([[4, 9, 13]]))[0][0, -1].double() / 1.5).softmax(-1).detach()
     assert (probs > 0.01).sum() > 3
     assert ((counts - n * probs).abs() <= 5 * (n * probs * (1 - probs)).sqrt() + 1).all()
+
+
+def test_sampling_without_a_cache_gives_the_tokens_of_the_sampler(gpt2):
+    """Three prompts of one length: the same noise, the same tokens."""
+    model, prompts = gpt2.base_model, [[4, 9, 13], [7, 5, 8], [4, 9, 12]]
+    found = sample(gpt2, prompts, SamplingSpec(6, temperature=1.5), seeded())
+    noise = sampling_noise(3, 6, seeded())
+    tokens = sample_without_cache(model, torch.tensor(prompts), noise, 1.5)
+    assert len(set(tokens[:, 3:].flatten().tolist())) > 3
+    assert torch.equal(tokens, found.tokens)
+    assert not torch.equal(tokens, sample_without_cache(model, torch.tensor(prompts), noise, 0.2))
+
+
+def test_sampling_without_a_cache_refuses_more_than_the_context(gpt2):
+    model = gpt2.base_model
+    noise = sampling_noise(1, model.cfg.n_ctx - 1, seeded())
+    with pytest.raises(ConfigError, match="exceeds the model's context"):
+        sample_without_cache(model, torch.tensor([[4, 9]]), noise)
 
 
 def test_draws_by_hand():
