@@ -13,7 +13,9 @@ from rlhf_lab.diffing.crosscoder_record import (
 )
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
+from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
+from rlhf_lab.diffing.lens import logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
     Patched,
@@ -62,6 +64,7 @@ __all__ = [
     "SplicedKL",
     "Transplant",
     "WeightLine",
+    "ablate_heads",
     "attention_split",
     "check_crosscoder",
     "coarse_groups",
@@ -75,8 +78,10 @@ __all__ = [
     "kl_by_output",
     "kl_by_weights",
     "latent_scaling",
+    "logit_lens",
     "part_places",
     "patch_activations",
+    "patch_heads",
     "patch_hook",
     "patch_path",
     "path",

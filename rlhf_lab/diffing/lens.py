@@ -1,0 +1,26 @@
+"""Logit lens: a layer's residual stream read as the last one is, by final norm and unembedding."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.functional.masks import at_least_float32
+from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
+
+
+def logit_lens(
+    model: HookedTransformer, residual: Float[Tensor, "*site d_model"]
+) -> Float[Tensor, "*site d_vocab"]:
+    """What the model would say if this were the residual stream behind its last block.
+
+    1. Apply the final norm and the unembedding.
+    2. Take the log-softmax over the vocabulary.
+
+    In nats, for each residual by itself. An early layer need not write in the basis that the
+    unembedding reads: a poor lens does not say that nothing is known there.
+
+    lens(h) = log softmax(W_U norm(h) + b_U)   (nostalgebraist 2020; Belrose et al. 2023, arXiv
+    2303.08112)
+    """
+    rows = residual.reshape(1, -1, residual.shape[-1])
+    logits = at_least_float32(final_logits(model, rows))
+    return logits.log_softmax(dim=-1).reshape(*residual.shape[:-1], -1)

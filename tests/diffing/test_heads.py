@@ -1,0 +1,61 @@
+"""Ablation and patching of heads by hand, and in a forward beside the general patch."""
+
+import pytest
+import torch
+
+from rlhf_lab.diffing import PatchPlace, Side, ablate_heads, patch_activations, patch_heads
+from rlhf_lab.errors import ConfigError
+
+
+@pytest.fixture
+def z():
+    """Two rows, three positions, two heads of one entry: row 0 is 0 to 5, row 1 is 10 to 15."""
+    return torch.arange(6.0).reshape(1, 3, 2, 1) + torch.tensor([0.0, 10.0])[:, None, None, None]
+
+
+def numbers(z):
+    return z[..., 0].flatten(1).tolist()
+
+
+def test_zero_ablation_by_hand(z):
+    """Head 1 at the last two positions."""
+    found = ablate_heads(z, [1], slice(1, 3), "zero")
+    assert numbers(found) == [[0, 1, 2, 0, 4, 0], [10, 11, 12, 0, 14, 0]]
+    assert numbers(z) == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
+
+
+def test_mean_ablation_by_hand(z):
+    """Both heads at position 1: the means over the two rows are 7 and 8."""
+    found = ablate_heads(z, [0, 1], slice(1, 2), "mean")
+    assert numbers(found) == [[0, 1, 7, 8, 4, 5], [10, 11, 7, 8, 14, 15]]
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_an_unknown_ablation_is_refused(z):
+    with pytest.raises(ConfigError, match="to='median' is unknown; choose zero or mean"):
+        ablate_heads(z, [0], slice(0, 1), "median")
+
+
+def test_a_patch_by_hand(z):
+    """Head 0 at positions 0 and 1, from a donor whose entries are those of z plus 100."""
+    found = patch_heads(z, z + 100, [0], slice(0, 2))
+    assert numbers(found) == [[100, 1, 102, 3, 4, 5], [110, 11, 112, 13, 14, 15]]
+    assert numbers(z) == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
+
+
+def test_what_is_overwritten_has_no_gradient_and_the_donor_has_it(z):
+    z, donor = z.requires_grad_(), (z + 100).detach().requires_grad_()
+    patch_heads(z, donor, [0], slice(0, 2)).sum().backward()
+    assert numbers(z.grad) == [[0, 1, 0, 1, 1, 1]] * 2
+    assert numbers(donor.grad) == [[1, 0, 1, 0, 0, 0]] * 2
+
+
+def test_heads_are_patched_in_a_forward_as_by_the_general_patch(base, tuned, reviews):
+    words, pos, site = (5, 9), -3, "blocks.0.attn.hook_z"
+    _, cache = tuned.run_with_cache(reviews, names_filter=[site])
+    hook = (site, lambda z, hook: patch_heads(z, cache[site], [2], slice(4, 6)))
+    logits = base.run_with_hooks(reviews, fwd_hooks=[hook])[:, pos].double()
+    place = {"z": PatchPlace(site, 2, (4, 5))}
+    found = patch_activations(Side(base, reviews), Side(tuned, reviews), place, pos, words)
+    assert not torch.allclose(found.patched[0], found.start)
+    torch.testing.assert_close(found.patched[0], logits[:, words[0]] - logits[:, words[1]])
