@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.diffing.weights import as_matrix
+from rlhf_lab.diffing.weights import as_matrix, spectrum
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.bindings import bind_weight_delta
@@ -15,27 +14,6 @@ from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")
 ENERGY = 0.9
-
-
-def spectrum(
-    matrix: Float[Tensor, "rows cols"],
-) -> tuple[Float[Tensor, " rank"], Float[Tensor, "side rank"]]:
-    """Singular values, largest first, and the singular vectors of the shorter side as columns.
-
-    1. Take the Gram matrix of the shorter side, in float64.
-    2. Its eigenvalues are the squared singular values.
-
-    It costs one product with the longer side, which makes embeddings of 50,000 rows affordable;
-    singular values below 1e-8 of the largest are lost to rounding, and come out as such.
-    A matrix of zeros has singular values 0, and nothing is computed.
-    """
-    matrix = exact(matrix)
-    if not matrix.any():
-        side = min(matrix.shape)
-        return matrix.new_zeros(side), torch.eye(side, dtype=matrix.dtype, device=matrix.device)
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    values, vectors = torch.linalg.eigh(gram)
-    return values.clamp(min=0).sqrt().flip(0), vectors.flip(1)
 
 
 def describe_spectrum(s: Float[Tensor, " rank"]) -> tuple[float, int]:

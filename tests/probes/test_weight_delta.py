@@ -121,3 +121,8 @@ def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(fi
     assert "unembed.W_U" in names and "blocks.0.attn.W_Q" in names
     moved = [row for row in last["rows"] if row["name"].endswith("W_out")]
     assert all(0 < row["overlap_unembedding"] <= 1 for row in moved)
+
+
+@pytest.mark.parametrize("name", ["b_K", "_b_K"])
+def test_biases_of_heads_are_one_vector_also_where_heads_share_them(name):
+    assert as_matrix(f"blocks.0.attn.{name}", torch.ones(2, 6)).shape == (1, 12)

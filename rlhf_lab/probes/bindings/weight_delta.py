@@ -92,7 +92,7 @@ def flattened(name: str, delta: Tensor) -> Float[Tensor, "rows cols"]:
         return delta.flatten(0, 1)
     if delta.ndim == 3:
         return einops.rearrange(delta, "head d_model d_head -> d_model (head d_head)")
-    if delta.ndim == 2 and name.split(".")[-1].startswith("b_"):
+    if delta.ndim == 2 and name.split(".")[-1].lstrip("_").startswith("b_"):
         return delta.reshape(1, -1)
     return delta.reshape(-1, delta.shape[-1])
 
