@@ -26,6 +26,7 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
+from rlhf_lab.diffing.principal import energy_blocks, head_products, principal_spaces
 from rlhf_lab.diffing.sae import SAEDictionary, load_sae
 from rlhf_lab.diffing.shift_matrix import ShiftMatrix, shift_by_weights, shift_matrix
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
@@ -70,11 +71,13 @@ __all__ = [
     "coarse_groups",
     "collect_activations",
     "compare",
+    "energy_blocks",
     "fine_groups",
     "fisher_quadratic",
     "fit_crosscoder",
     "graft",
     "graft_groups",
+    "head_products",
     "kl_by_output",
     "kl_by_weights",
     "latent_scaling",
@@ -85,6 +88,7 @@ __all__ = [
     "patch_hook",
     "patch_path",
     "path",
+    "principal_spaces",
     "record_crosscoder",
     "relative_norms",
     "restrict",

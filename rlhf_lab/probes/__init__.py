@@ -15,6 +15,7 @@ from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
+from rlhf_lab.probes.off_principal import OffPrincipal
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
@@ -45,6 +46,7 @@ __all__ = [
     "KLByPosition",
     "LogitShift",
     "Observation",
+    "OffPrincipal",
     "Probe",
     "Record",
     "ReelTruth",

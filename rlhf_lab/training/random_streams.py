@@ -17,6 +17,7 @@ Stream = Literal[
     "best_of_n",
     "eval_text",
     "continuations",
+    "subspaces",
 ]
 STREAMS = get_args(Stream)
 

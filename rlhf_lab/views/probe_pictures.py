@@ -18,6 +18,7 @@ from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
+from rlhf_lab.views.principal_pictures import off_principal_parts
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
@@ -183,6 +184,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "Fisher": fisher_parts,
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
+        "OffPrincipal": off_principal_parts,
         "ValueLens": value_lens_parts,
         "ValueAttribution": value_attribution_parts,
         "Direction": direction_parts,
