@@ -28,6 +28,25 @@ class Eraser(NamedTuple):
         read = ((x - self.mean[..., None, :]) @ self.reader[..., None])[..., 0]
         return x - read[..., None] * self.axis[..., None, :]
 
+    def erase_sequences(
+        self, x: Float[Tensor, "batch seq d_model"], start: int = 0
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Erase from sequences by an eraser with a row per position, in the precision of x.
+
+        Args:
+            start: the position of the first state of x; states behind the eraser's last position
+                stay as they are.
+        """
+        there = Eraser(*(part[start : start + x.shape[1]].to(x.device) for part in self))
+        within = len(there.mean)
+        erased = there.erase(x[:, :within].transpose(0, 1)).transpose(0, 1)
+        return torch.cat([erased.to(x), x[:, within:]], dim=1)
+
+
+def orthogonal_eraser(direction: Float[Tensor, "*site d_model"]) -> Eraser:
+    """The ablation of a direction of length 1 as an eraser: x - (x . d) d."""
+    return Eraser(torch.zeros_like(exact(direction)), exact(direction), exact(direction))
+
 
 def fit_leace(
     x: Float[Tensor, "*site n d_model"], labels: Bool[Tensor, " n"], ridge: float = 1e-4

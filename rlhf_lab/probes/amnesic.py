@@ -1,0 +1,150 @@
+"""Amnesic probing: a label erased at every position, and what is decided and read without it."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.functional import Interval, bootstrap_interval, bootstrap_means
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.device import where_exact
+from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.probes.direction import fit_direction, project
+from rlhf_lab.probes.erasure import Eraser
+from rlhf_lab.probes.probe import RESAMPLES
+from rlhf_lab.training.interventions import InterventionFn, Where
+
+
+class Decided(NamedTuple):
+    """What held-out sequences come to at one position.
+
+    Args:
+        lean: logit(word) - logit(other), in nats.
+        positive: the label.
+        read_there: whether a reader fitted anew at the site tells the label.
+        read_last: the same behind the last block.
+    """
+
+    lean: Float[Tensor, " judged"]
+    positive: Bool[Tensor, " judged"]
+    read_there: Bool[Tensor, " judged"]
+    read_last: Bool[Tensor, " judged"]
+
+
+class Forgotten(NamedTuple):
+    """What is left after an erasure, each with its bootstrap interval over sequences.
+
+    Args:
+        gap: how much further positive sequences lean than negative ones, as a share of what it was.
+        flipped: the share of sequences that decide for the other word.
+        read_there: the accuracy of a reader fitted anew at the site.
+        read_last: the same behind the last block.
+    """
+
+    gap: Interval
+    flipped: Interval
+    read_there: Interval
+    read_last: Interval
+
+
+@torch.no_grad()
+def decide_without(
+    policy: TransformerWithValueHead,
+    tokens: Int[Tensor, "batch seq"],
+    labels: Bool[Tensor, " batch"],
+    site: str,
+    pos: int,
+    words: tuple[int, int],
+    eraser: Eraser | None = None,
+) -> Decided:
+    """Let the policy read with something erased at the site, and see what it decides at a position.
+
+    1. Run the policy up to the position; at the site, each position's state goes through its own
+       eraser (None leaves all as it is).
+    2. Fit Fisher's discriminant to the first half of the sequences, at the site behind the erasure
+       and behind the last block.
+    3. Judge both, and the policy's own lean, on the second half.
+
+    The eraser is to be fitted to other sequences than these.
+
+    Args:
+        site: a residual hook point, such as "blocks.0.hook_resid_post".
+        words: the two tokens that are weighed against each other.
+
+    Raises ValueError unless both labels occur in the first half.
+
+    Source: Elazar et al. 2021, arXiv 2006.00995
+    """
+    kept: dict[str, Tensor] = {}
+
+    def erase(act: Tensor, hook: HookPoint) -> Tensor:
+        return act if eraser is None else eraser.erase_sequences(act)
+
+    def keep_there(act: Tensor, hook: HookPoint) -> None:
+        kept["there"] = act[:, pos]
+
+    def keep_last(act: Tensor, hook: HookPoint) -> None:
+        kept["last"] = act[:, pos]
+
+    last = f"blocks.{len(policy.base_model.blocks) - 1}.hook_resid_post"
+    hooks = [(site, erase), (site, keep_there), (last, keep_last)]
+    with policy.base_model.hooks(fwd_hooks=hooks):
+        logits = policy(tokens[:, : pos + 1].to(policy.device))[0][:, pos]
+    half, labels = len(labels) // 2, labels.to(policy.device)
+    right = [_refit(kept[name], labels, half) for name in ("there", "last")]
+    lean = logits[:, words[0]] - logits[:, words[1]]
+    return Decided(lean[half:].cpu(), labels[half:].cpu(), *right)
+
+
+def _refit(
+    x: Float[Tensor, "batch d_model"], labels: Bool[Tensor, " batch"], half: int
+) -> Bool[Tensor, " judged"]:
+    """Whether a reader fitted to the first half is right about each sequence of the second."""
+    x, labels = where_exact(x), labels.cpu()
+    labels = labels.to(x.device)
+    reader = fit_direction(x[:half], labels[:half], "lda")
+    return ((project(x[half:], reader.direction) > reader.threshold) == labels[half:]).cpu()
+
+
+def forgotten(without: Decided, before: Decided) -> Forgotten:
+    """Compare what is decided after an erasure with what was decided before it."""
+    gap = bootstrap_interval(
+        without.lean,
+        before.lean,
+        before.positive,
+        statistic=_share_left,
+        resamples=RESAMPLES,
+    )
+    flipped = (without.lean > 0) != (before.lean > 0)
+    others = (
+        bootstrap_means(hit.double(), resamples=RESAMPLES)
+        for hit in (flipped, without.read_there, without.read_last)
+    )
+    return Forgotten(gap, *others)
+
+
+def _share_left(
+    lean: Float[Tensor, " n"], before: Float[Tensor, " n"], positive: Bool[Tensor, " n"]
+) -> Float[Tensor, ""]:
+    """The difference of both classes' mean lean, as a share of what it was; nan of one class."""
+    now, then = (x[positive].mean() - x[~positive].mean() for x in (lean, before))
+    return now / then
+
+
+def erasing(eraser: Eraser) -> InterventionFn:
+    """An intervention that erases in training, for `trainer.intervene`.
+
+    Whole sequences begin at position 0. While the policy writes with a KV cache, single states
+    come one position after the other behind the prompt, which must be of two tokens at least, and
+    the same in all rows.
+    """
+    at = 0
+
+    def erase(act: Tensor, where: Where) -> Tensor:
+        nonlocal at
+        start = at if act.shape[1] == 1 else 0
+        at = start + act.shape[1]
+        return eraser.erase_sequences(act, start)
+
+    return erase
