@@ -15,7 +15,7 @@ from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
-from rlhf_lab.diffing.lens import logit_lens
+from rlhf_lab.diffing.lens import lens_divergence, logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
     Patched,
@@ -81,6 +81,7 @@ __all__ = [
     "kl_by_output",
     "kl_by_weights",
     "latent_scaling",
+    "lens_divergence",
     "logit_lens",
     "part_places",
     "patch_activations",

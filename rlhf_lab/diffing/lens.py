@@ -1,10 +1,15 @@
 """Logit lens: a layer's residual stream read as the last one is, by final norm and unembedding."""
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rlhf_lab.functional import kl_per_token
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
+
+NUMBERS_READ = 2**24
+"""Logits of one model that are in memory at once."""
 
 
 def logit_lens(
@@ -24,3 +29,32 @@ def logit_lens(
     rows = residual.reshape(1, -1, residual.shape[-1])
     logits = at_least_float32(final_logits(model, rows))
     return logits.log_softmax(dim=-1).reshape(*residual.shape[:-1], -1)
+
+
+@torch.no_grad()
+def lens_divergence(
+    model: HookedTransformer,
+    reference: HookedTransformer,
+    residuals: Float[Tensor, "*site batch seq d_model"],
+    reference_residuals: Float[Tensor, "*site batch seq d_model"],
+    states: Bool[Tensor, "batch seq"],
+) -> Float[Tensor, "*site batch seq"]:
+    """How far two models' lenses are apart at each layer and state, each with its own read-out.
+
+    In nats per token; 0 where `states` is False. At the last residual it is the KL of the models.
+
+    KL(lens(h) || lens_ref(h_ref))
+    """
+    chosen = states.to(residuals.device).expand(residuals.shape[:-1])
+    found = [
+        kl_per_token(logit_lens(model, own[None]), logit_lens(reference, other[None]))[0]
+        for own, other in zip(
+            *(
+                h[chosen].split(max(1, NUMBERS_READ // model.cfg.d_vocab))
+                for h in (residuals, reference_residuals)
+            ),
+            strict=True,
+        )
+    ]
+    out = residuals.new_zeros(residuals.shape[:-1], dtype=torch.float32)
+    return out.masked_scatter(chosen, torch.cat(found).float())

@@ -13,6 +13,7 @@ from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.grad_terms import GradTerms
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
+from rlhf_lab.probes.lens_divergence import LensDivergence
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
 from rlhf_lab.probes.off_principal import OffPrincipal
@@ -44,6 +45,7 @@ __all__ = [
     "KLAttribution",
     "GradTerms",
     "KLByPosition",
+    "LensDivergence",
     "LogitShift",
     "Observation",
     "OffPrincipal",

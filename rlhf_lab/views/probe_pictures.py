@@ -17,6 +17,7 @@ from rlhf_lab.views.gradient_pictures import grad_terms_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
+from rlhf_lab.views.lens_pictures import lens_divergence_parts
 from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
 from rlhf_lab.views.principal_pictures import off_principal_parts
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
@@ -184,6 +185,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "Fisher": fisher_parts,
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
+        "LensDivergence": lens_divergence_parts,
         "OffPrincipal": off_principal_parts,
         "ValueLens": value_lens_parts,
         "ValueAttribution": value_attribution_parts,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models import TransformerWithValueHead, has_hooks
 from rlhf_lab.models.device import LOGPROB_ROUNDING
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.samples import Rows
 
@@ -155,3 +155,17 @@ def component_names(model: HookedTransformer) -> list[str]:
         names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
         names += [f"L{layer} b_O", f"L{layer} mlp"]
     return names
+
+
+def log_probs_by_hand(
+    model: HookedTransformer, h: Float[Tensor, "state d_model"]
+) -> Float[Tensor, "state d_vocab"]:
+    """Log-probabilities of last residuals, norm and soft cap written out, in their precision."""
+    norm, unembed = model.ln_final, model.unembed
+    if is_centered(norm):
+        h = h - h.mean(-1, keepdim=True)
+    h = h / (h.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+    h = h * as_float64(getattr(norm, "w", 1.0)) + as_float64(getattr(norm, "b", 0.0))
+    logits = h @ as_float64(unembed.W_U) + as_float64(unembed.b_U)
+    cap = model.cfg.output_logits_soft_cap or 0.0
+    return (cap * (logits / cap).tanh() if cap > 0 else logits).log_softmax(-1)

@@ -12,8 +12,13 @@ from rlhf_lab.models import effective_weights, merged_copy
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings.anew import as_float64, component_names, relative_gap
+from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.probes.bindings.anew import (
+    as_float64,
+    component_names,
+    log_probs_by_hand,
+    relative_gap,
+)
 from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
@@ -103,8 +108,8 @@ def _outputs(
     node = int(rng.integers(len(nodes)))
     for row, (text, states) in enumerate(zip(texts, at, strict=True)):
         last = [_last_residual(model, text)[states] for model in models]
-        reference = _log_probs(models[0], last[0])
-        kl = lambda h, reference=reference: _kl(_log_probs(models[1], h), reference)
+        reference = log_probs_by_hand(models[0], last[0])
+        kl = lambda h, reference=reference: _kl(log_probs_by_hand(models[1], h), reference)
         kls.append(kl(last[1]))
         of_read_out.append(kl(last[0]))
         middle = last[0] + _place(node, len(nodes)) * (last[1] - last[0])
@@ -165,18 +170,6 @@ def _last_residual(
     model: HookedTransformer, text: Int[Tensor, " seq"]
 ) -> Float[Tensor, "seq d_model"]:
     return _site(model, text, f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
-
-
-def _log_probs(
-    model: HookedTransformer, h: Float[Tensor, "state d_model"]
-) -> Float[Tensor, "state d_vocab"]:
-    """Log-probabilities of last residuals, the norm written out."""
-    norm, unembed = model.ln_final, model.unembed
-    if is_centered(norm):
-        h = h - h.mean(-1, keepdim=True)
-    h = h / (h.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
-    h = h * as_float64(getattr(norm, "w", 1.0)) + as_float64(getattr(norm, "b", 0.0))
-    return (h @ as_float64(unembed.W_U) + as_float64(unembed.b_U)).log_softmax(-1)
 
 
 def _kl(logs: Float[Tensor, "state d_vocab"], reference: Float[Tensor, "state d_vocab"]) -> float:

@@ -34,7 +34,7 @@ def refit_translator(
     fit, held = (
         [z[rows][mask[rows]] for z in (x, last)] for rows in (slice(cut), slice(cut, None))
     )
-    translator = _solved(*fit, values["tuned_ridge"])
+    translator = solved_translator(*fit, values["tuned_ridge"])
     own = as_float64(seen.acts["values"])[:, counts][cut:][mask[cut:]]
     misses = []
     for name, residual in {"raw": held[0], "tuned": translator(held[0])}.items():
@@ -57,7 +57,7 @@ def _penalty(record: Record, at: int, *rows: Tensor) -> list[Check]:
     total = (y_held - y_held.mean(0)).square().sum()
     misses = []
     for one in {PENALTIES[0], ridge, PENALTIES[-1]}:
-        left = (y_held - _solved(x_fit, y_fit, one)(x_held)).square().sum() / total
+        left = (y_held - solved_translator(x_fit, y_fit, one)(x_held)).square().sum() / total
         misses.append(relative_gap(errors[at, 0, PENALTIES.index(one)], left))
     means = errors.flatten(0, 1).nanmean(0)
     excess = (means[PENALTIES.index(ridge)] - means.min()).item()
@@ -67,7 +67,7 @@ def _penalty(record: Record, at: int, *rows: Tensor) -> list[Check]:
     ]
 
 
-def _solved(
+def solved_translator(
     x: Float[Tensor, "n d_model"], y: Float[Tensor, "n d_model"], ridge: float
 ) -> Translator:
     """Ridge regression with an intercept that is one more column, without a penalty."""
