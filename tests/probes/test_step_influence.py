@@ -261,6 +261,18 @@ def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
 
 
 @pytest.mark.slow
+def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth, unlimited):
+    """Weights whose gradient is next to 0 turn about when much of a sample is left out."""
+    groups = {"advantages": "grpo", "samples_per_prompt": 4, "batch_size": 16}
+    trainer = make_trainer(total_phases=1, warmup_steps=0, reward_fn="sentiment", seed=3, **groups)
+    probe = StepInfluence(pos=8, step="first", fine=False, n=4)
+    attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0], budget=unlimited)
+    trainer.train()
+    checks = Run(trainer.run.path).checks()
+    assert [check for check in checks if not check.ok] == [] and len(checks) > 20
+
+
+@pytest.mark.slow
 def test_it_runs_where_prompts_are_padded(elsewhere, unlimited):
     trainer = elsewhere
     eval_tokens = torch.randint(3, 10, (3, 6), generator=torch.Generator().manual_seed(0))
