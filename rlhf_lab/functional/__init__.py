@@ -8,6 +8,7 @@ from rlhf_lab.functional.by_name import *
 from rlhf_lab.functional.choices import *
 from rlhf_lab.functional.diagnostics import *
 from rlhf_lab.functional.direct_preference import *
+from rlhf_lab.functional.diversity import *
 from rlhf_lab.functional.entropy import *
 from rlhf_lab.functional.intervals import *
 from rlhf_lab.functional.kl import *

@@ -1,4 +1,4 @@
-"""Diagnostics of off-policy drift: clip fraction, mean ratio, chi-square, effective sample size."""
+"""Diagnostics of drift: clip fraction, ratio, chi-square, effective samples, promoted mass."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,6 +13,7 @@ __all__ = [
     "clip_fraction_low",
     "effective_sample_size",
     "mean_ratio",
+    "promoted_mass",
     "value_clip_fraction",
 ]
 
@@ -156,3 +157,26 @@ def effective_sample_size(
         return log_ratio.sum()
     weights = (log_ratio - log_ratio.max().detach()).exp()
     return weights.sum().square() / weights.square().sum()
+
+
+def promoted_mass(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    ref_logits: Float[Tensor, "batch gen d_vocab"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, " d_vocab"]:
+    """Give the probability that each token of the vocabulary has won from the reference, per state.
+
+    1. Turn both models' logits in the same states into probabilities.
+    2. Subtract the reference's.
+    3. Average over the states of real tokens. A mean over none is 0.
+
+    It sums to 0: what some tokens win, others lose. Raises ValueError if the shapes differ.
+
+    D(v) = mean_s [pi(v | s) - ref(v | s)]
+    """
+    check_same_shape(logits=logits, ref_logits=ref_logits)
+    check_same_shape(logits.shape[:-1], mask=mask)
+    won = at_least_float32(zero_masked(logits, mask)).softmax(-1)
+    won = won - at_least_float32(zero_masked(ref_logits, mask)).softmax(-1)
+    states = won.shape[0] * won.shape[1] if mask is None else int(mask.sum())
+    return zero_masked(won, mask).sum((0, 1)) / max(1, states)
