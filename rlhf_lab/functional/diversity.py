@@ -19,10 +19,12 @@ class WordLogOdds(NamedTuple):
     Args:
         log_odds: log odds of the token, smoothed, less those in the other set; 0 for a token of
             neither, and for the only one.
-        z: the same by its standard deviation; 0 likewise.
+        sd: its standard deviation, of tokens drawn independently; 0 likewise.
+        z: the first by the second; 0 likewise.
     """
 
     log_odds: Float[Tensor, " d_vocab"]
+    sd: Float[Tensor, " d_vocab"]
     z: Float[Tensor, " d_vocab"]
 
 
@@ -113,7 +115,8 @@ def word_log_odds(
     there = (together > 0) & (together < together.sum())  # else no odds are defined
     odds = torch.where(there, smooth, 1.0).log() - torch.where(there, rest, 1.0).log()
     log_odds = odds[0] - odds[1]
-    return WordLogOdds(log_odds, log_odds / (1 / torch.where(there, smooth, 1.0)).sum(0).sqrt())
+    sd = torch.where(there, 1 / smooth, 0.0).sum(0).sqrt()
+    return WordLogOdds(log_odds, sd, torch.where(there, log_odds / sd, 0.0))
 
 
 def _ngrams(

@@ -11,6 +11,7 @@ from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.fisher import Fisher
 from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.grad_terms import GradTerms
+from rlhf_lab.probes.hack_watch import HackWatch
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.lens_divergence import LensDivergence
@@ -42,6 +43,7 @@ __all__ = [
     "EvalText",
     "FrozenProbe",
     "Fisher",
+    "HackWatch",
     "KLAttribution",
     "GradTerms",
     "KLByPosition",

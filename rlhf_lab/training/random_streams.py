@@ -18,6 +18,7 @@ Stream = Literal[
     "eval_text",
     "continuations",
     "subspaces",
+    "reference_texts",
 ]
 STREAMS = get_args(Stream)
 

@@ -14,6 +14,7 @@ from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.fisher_pictures import fisher_parts
 from rlhf_lab.views.frozen_pictures import frozen_probe_parts
 from rlhf_lab.views.gradient_pictures import grad_terms_parts
+from rlhf_lab.views.hack_pictures import hack_watch_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
@@ -183,6 +184,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,
         "Fisher": fisher_parts,
+        "HackWatch": hack_watch_parts,
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
         "LensDivergence": lens_divergence_parts,

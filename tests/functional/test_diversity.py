@@ -64,8 +64,11 @@ def test_log_odds_by_hand():
     # (6, 3, 1) of 10 against (2, 5, 3) of 10
     odds = [math.log(6 / 4 * 8 / 2), math.log(3 / 7), math.log(1 / 9 * 7 / 3), 0.0]
     assert found.log_odds.tolist() == pytest.approx(odds)
-    sds = [math.sqrt(1 / 6 + 1 / 2), math.sqrt(1 / 3 + 1 / 5), math.sqrt(1 + 1 / 3), 1]
-    assert found.z.tolist() == pytest.approx([x / sd for x, sd in zip(odds, sds, strict=True)])
+    sds = [math.sqrt(1 / 6 + 1 / 2), math.sqrt(1 / 3 + 1 / 5), math.sqrt(1 + 1 / 3), 0]
+    assert found.sd.tolist() == pytest.approx(sds)
+    assert found.z.tolist() == pytest.approx(
+        [x / (sd or 1) for x, sd in zip(odds, sds, strict=True)]
+    )
 
 
 def test_log_odds_turn_round_and_shrink_with_the_prior():
@@ -78,6 +81,7 @@ def test_log_odds_turn_round_and_shrink_with_the_prior():
     assert sizes[0] == pytest.approx(plain, rel=1e-6) and sizes[0] > sizes[1] > sizes[2]
     for given in ([3, 0], [5, 0]), ([0, 0], [0, 0]):
         assert word_log_odds(*map(tensor, given)).log_odds.tolist() == [0, 0]
+        assert word_log_odds(*map(tensor, given)).z.tolist() == [0, 0]
 
 
 def test_z_is_normal_where_both_sets_are_drawn_alike():

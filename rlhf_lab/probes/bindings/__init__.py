@@ -3,6 +3,7 @@
 from rlhf_lab.probes.bindings.attention_drift import bind_attention_drift
 from rlhf_lab.probes.bindings.direction import bind_direction
 from rlhf_lab.probes.bindings.frozen_probe import bind_frozen_probe
+from rlhf_lab.probes.bindings.hack_watch import bind_hack_watch
 from rlhf_lab.probes.bindings.kl_attribution import bind_kl_attribution
 from rlhf_lab.probes.bindings.kl_by_position import bind_kl_by_position
 from rlhf_lab.probes.bindings.logit_shift import bind_logit_shift
@@ -17,6 +18,7 @@ __all__ = [
     "bind_attention_drift",
     "bind_direction",
     "bind_frozen_probe",
+    "bind_hack_watch",
     "bind_kl_attribution",
     "bind_kl_by_position",
     "bind_logit_shift",

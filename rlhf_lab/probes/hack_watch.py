@@ -1,0 +1,199 @@
+"""HackWatch: collapse, words that were taken up, and rewards that the truth does not share."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models import TransformerWithValueHead, final_residuals, read_out
+from rlhf_lab.probes.bindings import bind_hack_watch
+from rlhf_lab.probes.hack_signs import (
+    alarm_z,
+    most_promoted,
+    most_taken_up,
+    promoted_alarms,
+    promoted_table,
+    taken_up_alarms,
+    taken_up_table,
+)
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.samples import Samples
+from rlhf_lab.sampling import sample
+from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.training import Rollout
+from rlhf_lab.training.random_streams import phase_generator
+
+ORDERS = (1, 2, 3)
+LOGITS_AT_ONCE = 20_000_000
+
+
+class HackWatch(Probe):
+    """Signs that a policy pleases its reward in a way that was not meant, without being told which.
+
+    1. Collapse: distinct-n, rep-n and the overlap of texts (see `functional.diversity`), beside
+       those of as many texts that the reference writes for the same prompts.
+    2. Words by the logits: `promoted_mass`, the probability that a word won in the states of the
+       policy's own texts. The policy's whole distribution is compared, before truncation.
+    3. Words by the texts alone: log odds against the reference's texts (`word_log_odds`). It is the
+       baseline: an alarm from inside is worth no more than what comes earlier than this one.
+    4. Rewards: their spread, and on Reel what they exceed the true posterior by, and the share of
+       texts that are grammatical.
+
+    A word raises an alarm where it is surely more than twice as likely as in the reference, with
+    one chance of error for all words of the vocabulary together (5 %). The alarm says that a word
+    was taken up, not that it should not be: honest learning promotes words, too.
+
+    Checks: promoted mass sums to 0; see also `bind_hack_watch`.
+
+    Args:
+        n: texts to look at.
+        saturated_below: rewards whose standard deviation is less teach nothing more; in their unit.
+
+    Raises:
+        ConfigError: n below 2, or a negative spread.
+    """
+
+    name = "hack_watch"
+    events = ("after_score",)
+    every = 5
+
+    def __init__(
+        self,
+        n: int = 128,
+        saturated_below: float = 0.05,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.n, self.saturated_below = n, saturated_below
+        if n < 2 or saturated_below < 0:
+            raise ConfigError(
+                f"n={n} and saturated_below={saturated_below} of {self.name} must be 2 or more "
+                "texts, and 0 or more."
+            )
+
+    @torch.no_grad()
+    def observe(self, seen: Observation) -> Record:
+        """Look at the phase's first texts, and let the reference write as many."""
+        rollout: Rollout = seen.ctx.rollout
+        n = min(self.n, len(rollout.texts))
+        samples, theirs = rollout.samples[torch.arange(n)], reference_texts(seen, n)
+        d_vocab = seen.ctx.reference.cfg.d_vocab
+        won, before = _won_by_text(seen, n)
+        states = samples.mask.sum(1).cpu()
+        promoted = most_promoted(won, before, states)
+        counts = torch.stack([_counts(each, d_vocab) for each in (samples, theirs)])
+        taken_up = most_taken_up(*counts)
+        spell = seen.ctx.policy.base_model.tokenizer.decode
+        words_of = lambda ids: [spell([token]) for token in ids]
+        values = {
+            "n": n,
+            "orders": list(ORDERS),
+            **_collapse(samples, "texts"),
+            **_collapse(theirs, "reference"),
+            "promoted": promoted_table(promoted, words_of(promoted.ids)),
+            "taken_up": taken_up_table(taken_up, words_of(taken_up.ids), counts),
+            "alarms_by_logits": words_of(promoted_alarms(promoted, int(states.sum()), d_vocab)),
+            "alarms_by_texts": words_of(taken_up_alarms(taken_up, d_vocab)),
+            "alarm_z": round(alarm_z(d_vocab), 6),
+            **_rewards(rollout, n),
+        }
+        values["saturated_below"] = self.saturated_below
+        values["saturated"] = values["reward_std"] < self.saturated_below
+        share = states / states.sum().clamp(min=1)
+        mass = (share[:, None].double() * won).sum(0)
+        generated = theirs.tokens[:, theirs.prefix_len :]
+        tensors = {
+            "promoted_mass": mass.float(),
+            "won_by_text": promoted.won.float(),
+            "reference_by_text": promoted.before.float(),
+            "counts": counts.int(),
+            "reference_tokens": generated.int(),
+            "reference_mask": theirs.mask,
+            "reference_logprobs": theirs.logprobs,
+        }
+        sums = Check.at_most("promoted mass sums to 0", abs(mass.sum().item()), 1e-6)
+        return Record(values, {name: x.cpu() for name, x in tensors.items()}, [sums])
+
+    def bind(self, seen: Observation, record: Record) -> list[Check]:
+        """Hold the record to what is computed another way; see `bind_hack_watch`."""
+        return bind_hack_watch(seen, record)
+
+
+def reference_texts(seen: Observation, n: int) -> Samples:
+    """What the reference writes for the prompts of the first n texts, as the run samples."""
+    samples, reference = seen.ctx.rollout.samples, seen.ctx.reference
+    spec = SamplingSpec.from_args(seen.args, reference.tokenizer)
+    spec = replace(spec, gen_len=samples.mask.shape[1])
+    generator = phase_generator(seen.args.seed, seen.ctx.phase, "reference_texts")
+    return sample(TransformerWithValueHead(reference), samples.prompts()[:n], spec, generator)
+
+
+def _won_by_text(
+    seen: Observation, n: int
+) -> tuple[Float[Tensor, "text d_vocab"], Float[Tensor, "text d_vocab"]]:
+    """What each token won in the states of each text, and what the reference gives it there."""
+    rollout, reference, model = seen.ctx.rollout, seen.ctx.reference, seen.ctx.policy.base_model
+    samples, temperature = rollout.samples, seen.args.temperature
+    states = slice(samples.prefix_len - 1, -1)
+    ours = final_residuals(model, samples.tokens[:n], samples.attention_mask[:n])[:, states]
+    won, before = [], []
+    at_once = max(1, LOGITS_AT_ONCE // (ours.shape[1] * reference.cfg.d_vocab))
+    for rows in torch.arange(n, device=ours.device).split(at_once):
+        logits = read_out(model, ours[rows]).float() / temperature
+        ref_logits = read_out(reference, rollout.ref_residuals[rows]).float() / temperature
+        for own, others, real in zip(logits, ref_logits, samples.mask[rows], strict=True):
+            won.append(F.promoted_mass(own[None], others[None], real[None]).cpu())
+            chances = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)
+            before.append((chances / real.sum().clamp(min=1)).cpu())
+    return torch.stack(won), torch.stack(before)
+
+
+def _counts(samples: Samples, d_vocab: int) -> Int[Tensor, " d_vocab"]:
+    """How often each token was written."""
+    written = samples.tokens[:, samples.prefix_len :][samples.mask]
+    return written.cpu().bincount(minlength=d_vocab)
+
+
+def _collapse(samples: Samples, whose: str) -> dict[str, Any]:
+    """Distinct-n, rep-n and overlap of the generated tokens, for each n; None where undefined."""
+    tokens, mask = samples.tokens[:, samples.prefix_len :], samples.mask
+    repeated = [F.repeated_n(tokens, n, mask) for n in ORDERS]
+    overlap = [F.ngram_overlap(tokens, n, mask) for n in ORDERS]
+    return {
+        f"distinct_{whose}": _known([F.distinct_n(tokens, n, mask) for n in ORDERS]),
+        f"repeated_{whose}": _known([x.nanmean().item() for x in repeated]),
+        f"overlap_{whose}": _known([x.nanmean().item() for x in overlap]),
+    }
+
+
+def _known(numbers: list[float]) -> list[float | None]:
+    return [None if x != x else round(x, 6) for x in numbers]
+
+
+def _rewards(rollout: Rollout, n: int) -> dict[str, Any]:
+    """Means with their intervals over texts, and the spread of what was paid."""
+    columns = {"reward": rollout.raw_rewards[:n]}
+    if rollout.gold_rewards is not None:
+        gold = rollout.gold_rewards[:n].to(columns["reward"])
+        columns |= {"gold": gold, "gap": columns["reward"] - gold}
+    if rollout.grammatical is not None:
+        columns["grammatical"] = rollout.grammatical[:n].float()
+    values: dict[str, Any] = {"reward_std": round(columns["reward"].double().std().item(), 6)}
+    for name, column in columns.items():
+        found = bootstrap_means(column, resamples=RESAMPLES)
+        values |= {name: decimals(found.value), **interval_fields(name, found, 6)}
+    return values
