@@ -1,7 +1,5 @@
 """ComponentTransplant: which part's change of weights earns the reward, by grafts that write."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,14 +8,16 @@ from rlhf_lab.diffing import Transplant, coarse_groups, transplant
 from rlhf_lab.diffing.transplant import MOST_EXACT, transplant_plan
 from rlhf_lab.diffing.transplant_checks import check_transplant
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import has_hooks
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.organism import gold
+from rlhf_lab.probes.own_writing import (
+    refuse_hooks,
+    refuse_own_parts,
+    run_prompts,
+    run_sampling,
+    true_reward,
+)
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
-from rlhf_lab.rewards.load import load_reward
-from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.prompts import Prompts
 
 TRANSPLANT_EFFECTS = ("put_in", "taken_out", "shapley")
 
@@ -58,21 +58,15 @@ class ComponentTransplant(Probe):
 
     def check_run(self, trainer: RLHFTrainer) -> None:
         """Raise ConfigError for prompts or a reward that were handed in and are not in the args."""
-        own = {"prompts", "reward_fn"} & set(trainer.own_parts)
-        if "prompts" in own or (own and trainer.gold_fn is None):
-            raise ConfigError(
-                f"{self.name} reads prompts and reward from the settings, and this run has its own "
-                f"{' and '.join(sorted(own))}; call diffing.transplant with them afterwards."
-            )
+        refuse_own_parts(trainer, self.name, "call diffing.transplant with them afterwards")
 
     def observe(self, seen: Observation) -> Record:
         """Transplant, and take the three effects of each part with their intervals."""
         ctx = seen.ctx
-        if has_hooks(ctx.policy.base_model):
-            raise ConfigError("hooks are on the policy, and grafts would write without them.")
+        refuse_hooks(seen, "grafts")
         groups = coarse_groups(ctx.reference)
-        how = {"prompts": self._prompts(seen), "spec": self._spec(seen)}
-        how |= {"n": self.n, "seed": seen.args.seed, "reward": _reward(seen)}
+        how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
+        how |= {"n": self.n, "seed": seen.args.seed, "reward": true_reward(seen)}
         found = transplant(ctx.reference, ctx.policy.base_model, groups, **how)
         tensors = {
             "members": found.members.to(torch.uint8),
@@ -109,22 +103,13 @@ class ComponentTransplant(Probe):
             for a, b in zip(record.values[name], stored[name][:, 0].tolist(), strict=True)
         ]
         gain = abs(record.values["gain"] - found.gain.mean().item())
-        how = {"prompts": self._prompts(seen), "spec": self._spec(seen)}
+        how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
         return [
             Check.at_most("stored effects are those of stored rewards", max(*misses, gain), 1e-6),
-            *check_transplant(found, model0, model1, groups, _reward(seen), seen.args.seed, **how),
+            *check_transplant(
+                found, model0, model1, groups, true_reward(seen), seen.args.seed, **how
+            ),
         ]
-
-    def _prompts(self, seen: Observation) -> list[list[int]]:
-        return Prompts(seen.args, None, seen.ctx.reference).tokens
-
-    def _spec(self, seen: Observation) -> SamplingSpec:
-        return SamplingSpec.from_args(seen.args, seen.ctx.reference.tokenizer)
-
-
-def _reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
-    """Gold where the truth is known, and the run's own reward elsewhere."""
-    return gold if seen.truth is not None else load_reward(seen.args)
 
 
 def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:

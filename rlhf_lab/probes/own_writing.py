@@ -1,0 +1,50 @@
+"""Sampling as a run does: its prompts, settings and reward, for probes that write texts."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import has_hooks
+from rlhf_lab.organism import gold
+from rlhf_lab.probes.probe import Observation
+from rlhf_lab.rewards.load import load_reward
+from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.prompts import Prompts
+
+
+def refuse_own_parts(trainer: RLHFTrainer, probe: str, instead: str) -> None:
+    """Raise ConfigError for prompts or a reward that were handed in and are not in the settings.
+
+    Args:
+        instead: the remedy, in words.
+    """
+    own = {"prompts", "reward_fn"} & set(trainer.own_parts)
+    if "prompts" in own or (own and trainer.gold_fn is None):
+        raise ConfigError(
+            f"{probe} reads prompts and reward from the settings, and this run has its own "
+            f"{' and '.join(sorted(own))}; {instead}."
+        )
+
+
+def refuse_hooks(seen: Observation, what: str) -> None:
+    """Raise ConfigError where hooks are on the policy, without which copies would write."""
+    if has_hooks(seen.ctx.policy.base_model):
+        raise ConfigError(f"hooks are on the policy, and {what} would write without them.")
+
+
+def run_prompts(seen: Observation) -> list[list[int]]:
+    """The run's prompts as token ids."""
+    return Prompts(seen.args, None, seen.ctx.reference).tokens
+
+
+def run_sampling(seen: Observation) -> SamplingSpec:
+    """How the run samples."""
+    return SamplingSpec.from_args(seen.args, seen.ctx.reference.tokenizer)
+
+
+def true_reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
+    """Gold where the truth is known, and the run's own reward elsewhere."""
+    return gold if seen.truth is not None else load_reward(seen.args)
