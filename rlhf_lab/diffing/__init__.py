@@ -1,6 +1,7 @@
 """Model diffing: two models side by side, and which of their weights makes which difference."""
 
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
+from rlhf_lab.diffing.adapter import AdapterPieces, adapter_pieces
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
@@ -52,6 +53,7 @@ __all__ = [
     "SAEDictionary",
     "load_sae",
     "ActivationStore",
+    "AdapterPieces",
     "AttentionSplit",
     "Comparison",
     "Crosscoder",
@@ -66,6 +68,7 @@ __all__ = [
     "Transplant",
     "WeightLine",
     "ablate_heads",
+    "adapter_pieces",
     "attention_split",
     "check_crosscoder",
     "coarse_groups",

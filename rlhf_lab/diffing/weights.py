@@ -89,7 +89,7 @@ def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) ->
         first, second = as_matrix(name, weight), as_matrix(name, after[name])
         short = min(first.shape) == 1
         cut = second if short else truncate_delta(first, second, rank)
-        moved[name] = _from_matrix(name, cut, weight)
+        moved[name] = from_matrix(name, cut, weight)
     return model_with(model0, moved)
 
 
@@ -163,7 +163,7 @@ def spectrum(
     return values.clamp(min=0).sqrt().flip(0), vectors.flip(1)
 
 
-def _from_matrix(
+def from_matrix(
     name: str, matrix: Float[Tensor, "rows cols"], like: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
     """A parameter in its own shape from what `as_matrix` made of it."""

@@ -1,6 +1,7 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
 from rlhf_lab.identity import Check
+from rlhf_lab.probes.adapter_reading import AdapterReading
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.budget import Budget
@@ -34,6 +35,7 @@ from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
 
 __all__ = [
+    "AdapterReading",
     "Attachment",
     "AttentionDrift",
     "Budget",

@@ -9,6 +9,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
+from rlhf_lab.views.adapter_pictures import adapter_reading_parts
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
 from rlhf_lab.views.fisher_pictures import fisher_parts
@@ -176,6 +177,7 @@ def any_records(records: Records) -> str:
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType(
     {
+        "AdapterReading": adapter_reading_parts,
         "AttentionDrift": attention_drift_parts,
         "ComponentTransplant": component_transplant_parts,
         "RunHealth": run_health_parts,

@@ -5,6 +5,7 @@ import torch
 
 import rlhf_lab.probes
 from rlhf_lab.probes import (
+    AdapterReading,
     AttentionDrift,
     ComponentTransplant,
     Direction,
@@ -33,6 +34,7 @@ from rlhf_lab.probes.text_heatmap import FIELDS
 from tests.probes.test_eval_text import cut_reviews
 
 MAKERS = {
+    AdapterReading: lambda: AdapterReading(every=2, removed=1, n=4),
     AttentionDrift: lambda: AttentionDrift(every=2, pos=-1),
     ComponentTransplant: lambda: ComponentTransplant(n=4),
     Direction: lambda: Direction(every=2),
@@ -53,7 +55,11 @@ MAKERS = {
     ValueLens: lambda: ValueLens(every=2),
     WeightDelta: lambda: WeightDelta(words=("loved", "hated"), every=2),
 }
-REFUSED = {"separate critic": {ValueAttribution}}
+REFUSED = {
+    "answers that stop": {AdapterReading},
+    "separate critic": {AdapterReading, ValueAttribution},
+    "grpo": {AdapterReading},
+}
 """Probes that refuse a kind of run when they are attached."""
 RUNS = {
     "answers that stop": {"stop_tokens": "and", "gen_len": 26, "temperature": 0.8},
@@ -93,7 +99,8 @@ def test_answers_with_holes_in_their_masks_reach_every_probe(
 ):
     """Prompts and answers of unequal length, given by the caller, some of whose tokens count."""
     plain, probed = (make_trainer(base_lr=1e-3, stop_tokens="bye") for _ in range(2))
-    wanted = MAKERS.keys() - {ComponentTransplant}  # which samples as the settings say
+    # the second samples as the settings say
+    wanted = MAKERS.keys() - {AdapterReading, ComponentTransplant}
     attached = watch(probed, reviews, unlimited, wanted)
     rows = [row[: 12 + 2 * i].tolist() for i, row in enumerate(reviews[0][:8])]
     asked = [torch.tensor(row[: 3 + i % 3]) for i, row in enumerate(rows)]
