@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks.principal import principal_shares, principal_table
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
@@ -19,6 +20,7 @@ from rlhf_lab.training import RLHFTrainer
 
 HERE = Path(__file__).parent
 RESULTS, TEMPLATE = HERE / "results" / "diffing.jsonl", HERE / "diffing.template.md"
+PRINCIPAL = HERE / "results" / "principal.jsonl"
 PAGE = HERE.parent / "docs" / "diffing.md"
 WORDS, REVIEWS, EVAL_SEED = ("loved", "hated"), 64, 5
 
@@ -38,11 +40,34 @@ def measure(runs: Path, seeds: int = 5, n: int = 128, out: Path = RESULTS) -> in
     return write_docs(out)
 
 
-def measure_seed(path: Path, seed: int, n: int) -> dict[str, object]:
-    """One seed's effects of parts, with intervals over reviews, or samples of transplants."""
+def measure_principal(runs: Path, seeds: int = 5, out: Path = PRINCIPAL) -> int:
+    """Train as `measure` does, and store how far changes lie in their weights' own directions.
+
+    Args:
+        runs: Where the runs are, or go.
+        seeds: How many, from 1 on.
+        out: The file of results, written anew.
+    """
+    torch.set_num_threads(1)
+    rows = []
+    for seed in range(1, seeds + 1):
+        run = trained_run(runs / f"seed{seed}", seed)
+        ends = run.policy(0).base_model, run.policy("last").base_model
+        rows.append({"seed": seed, "shares": principal_shares(*ends, seed)})
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return write_docs()
+
+
+def trained_run(path: Path, seed: int) -> Run:
+    """The preset reel with a seed, trained unless it is there."""
     if not (path / "run.json").is_file():
         RLHFTrainer(RLHFArgs(preset="reel", seed=seed), out=path).train()
-    run, truth = Run(path), ReelTruth()
+    return Run(path)
+
+
+def measure_seed(path: Path, seed: int, n: int) -> dict[str, object]:
+    """One seed's effects of parts, with intervals over reviews, or samples of transplants."""
+    run, truth = trained_run(path, seed), ReelTruth()
     base, tuned = run.policy(0).base_model, run.policy("last").base_model
     tokens = truth.reviews(REVIEWS, EVAL_SEED)[0]
     pos = truth.grammar.slot("VERB") - 1
@@ -74,14 +99,19 @@ def write_docs(results: Path = RESULTS) -> int:
     Args:
         results: The file of results.
     """
-    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    rows, principal = (_read(path) for path in (results, PRINCIPAL))
     tables = {"parts": _parts_table(rows), "orders": _orders_table(rows), "tau": _tau_table(rows)}
+    tables["principal"] = _markdown(principal_table([row["shares"] for row in principal]))
     page = TEMPLATE.read_text(encoding="utf-8")
     for name, table in tables.items():
         page = page.replace(f"{{{{{name}}}}}", table)
         print(table, end="\n\n")
     PAGE.write_text(page, encoding="utf-8")
     return 0
+
+
+def _read(results: Path) -> list[dict]:
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
 
 
 def _numbers(interval: Interval) -> list[list[float]]:
@@ -147,5 +177,8 @@ def _markdown(lines: list[list[str]]) -> str:
 
 if __name__ == "__main__":
     sys.exit(
-        run_program({"measure": measure, "write-docs": write_docs}, "python -m benchmarks.diffing")
+        run_program(
+            {"measure": measure, "measure-principal": measure_principal, "write-docs": write_docs},
+            "python -m benchmarks.diffing",
+        )
     )
