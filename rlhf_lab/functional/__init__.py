@@ -10,6 +10,7 @@ from rlhf_lab.functional.diagnostics import *
 from rlhf_lab.functional.direct_preference import *
 from rlhf_lab.functional.diversity import *
 from rlhf_lab.functional.entropy import *
+from rlhf_lab.functional.gradient_noise import *
 from rlhf_lab.functional.intervals import *
 from rlhf_lab.functional.kl import *
 from rlhf_lab.functional.logprobs import *

@@ -17,6 +17,7 @@ __all__ = [
     "calc_clipped_surrogate_objective",
     "cispo_surrogate",
     "gspo_surrogate",
+    "policy_gradient_objective",
     "policy_gradient_surrogate",
     "policy_ratio",
     "ppo_surrogate",
@@ -212,6 +213,29 @@ def policy_gradient_surrogate(
     check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     logprobs, advantages = _blank(mask, logprobs, advantages)
     return advantages * logprobs
+
+
+def policy_gradient_objective(
+    logprobs: Float[Tensor, "batch gen"],
+    advantages: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, ""]:
+    """Give the number whose gradient is the policy gradient, to be maximised: mean of A log pi.
+
+    1. Put 0 where the mask is False, in the log-probabilities and in the advantages.
+    2. Take the advantages as numbers: no gradient goes through them.
+    3. Multiply, and average over the real tokens.
+
+    Its gradient is right only while the policy is still the one that sampled; its value has no
+    meaning. Raises ValueError if the mask has another shape.
+
+    grad J = E[sum_t A_t grad log pi(a_t | s_t)]   (Williams 1992; Sutton et al. 1999; here as a
+    mean over tokens)
+    """
+    check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
+    logprobs = zero_masked(at_least_float32(logprobs), mask)
+    advantages = zero_masked(at_least_float32(advantages), mask)
+    return masked_mean(logprobs * advantages.detach(), mask)
 
 
 def truncated_importance_weights(

@@ -11,7 +11,13 @@ from rlhf_lab.organism.exact import (
     token_information,
 )
 from rlhf_lab.organism.grammar import Grammar, decode
-from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
+from rlhf_lab.organism.graph import (
+    Graph,
+    GraphPolicy,
+    backward_values,
+    build_graph,
+    grammar_policy,
+)
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.rewards import (
     REWARDS,
@@ -39,6 +45,7 @@ __all__ = [
     "Graph",
     "GraphPolicy",
     "Reward",
+    "backward_values",
     "bagsum",
     "best_of_n",
     "build_graph",

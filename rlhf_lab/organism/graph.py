@@ -106,6 +106,28 @@ def build_graph(grammar: Grammar) -> Graph:
     return Graph(grammar, tuple(states), tuple(probability), tuple(successor))
 
 
+def backward_values(
+    final: Float[np.ndarray, " state"],
+    probability: Sequence[Float[np.ndarray, "_ vocab"]],
+    successor: Sequence[Int[np.ndarray, "_ vocab"]],
+) -> list[Float[np.ndarray, " _"]]:
+    """Give the value of every state at every position: the mean final score of what may follow.
+
+    1. Begin behind the last word, where the value of a state is its score in `final`.
+    2. One position earlier, look up for each state s and each word w the value of the state
+       `successor[t][s, w]` that the word leads to.
+    3. A state's value is their mean, weighted with `probability[t][s, w]`.
+    4. Go on to the first position, and give the values of all positions, the first one in front.
+
+    V(s) = sum_w pi(w | s) V(s w)   (Bellman's equation for a fixed policy, undiscounted; Sutton and
+    Barto 2018, section 3.5)
+    """
+    values = [final]
+    for p, following in zip(reversed(probability), reversed(successor), strict=True):
+        values.append((p * values[-1][following]).sum(axis=1))
+    return values[::-1]
+
+
 @dataclass(frozen=True)
 class GraphPolicy:
     """A policy that writes reviews state by state: the grammar itself, or an optimum."""
@@ -115,10 +137,7 @@ class GraphPolicy:
 
     def values(self, final: Float[np.ndarray, " state"]) -> tuple[Float[np.ndarray, " _"], ...]:
         """Give the expected final score of every state at every position, backwards."""
-        values = [final]
-        for p, successor in zip(self.probability[::-1], self.graph.successor[::-1], strict=True):
-            values.append((p * values[-1][successor]).sum(axis=1))
-        return tuple(values[::-1])
+        return tuple(backward_values(final, self.probability, self.graph.successor))
 
     def occupancy(self) -> tuple[Float[np.ndarray, " _"], ...]:
         """Give the probability of being in every state at every position, forwards."""

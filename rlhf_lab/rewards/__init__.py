@@ -12,7 +12,7 @@ from rlhf_lab.rewards.preference_fit import PreferenceFit, train_reward_model
 from rlhf_lab.rewards.reading import Paid, RewardFn, Written, read_reward, score_texts
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.rules import CountReward, zero
-from rlhf_lab.rewards.sentiment import SentimentReward
+from rlhf_lab.rewards.sentiment import SentimentReward, sentiment_reward
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 from rlhf_lab.rewards.turns import TurnReward
 from rlhf_lab.rewards.verifiable import ExactMatch, RegexReward
@@ -50,6 +50,7 @@ __all__ = [
     "reel_pairs",
     "rewards_in",
     "score_texts",
+    "sentiment_reward",
     "train_reward_model",
     "with_critic_from",
     "zero",

@@ -81,21 +81,46 @@ class SentimentReward:
         """Which class is rewarded, in words."""
         return f"rewarding the class {self.rewarded_label!r} of {self.name}"
 
-    @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """The probability of the rewarded class, between 0 and 1, for each text."""
-        probs, longest = [], min(self.tokenizer.model_max_length, readable_length(self.model))
+        longest = min(self.tokenizer.model_max_length, readable_length(self.model))
         texts = beginnings(texts, self.tokenizer, longest)
-        for start in range(0, len(texts), self.batch_size):
-            batch = self.tokenizer(
+        parts = [
+            sentiment_reward(
                 texts[start : start + self.batch_size],
-                return_tensors="pt",
-                padding=True,
-                truncation=True,
-                max_length=longest,
-            ).to(self.model.device)
-            probs.append(self.model(**batch).logits.softmax(-1)[:, self.rewarded_class])
-        return torch.cat(probs) if probs else torch.empty(0, device=self.model.device)
+                self.tokenizer,
+                self.model,
+                self.rewarded_class,
+                longest,
+            )
+            for start in range(0, len(texts), self.batch_size)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, device=self.model.device)
+
+
+@torch.no_grad()
+def sentiment_reward(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    classifier: PreTrainedModel,
+    positive: int,
+    max_length: int | None = None,
+) -> Float[Tensor, " batch"]:
+    """Give the probability of one class of a text classifier for each text of one batch.
+
+    1. Turn the texts into tokens, padded to one length and cut at `max_length` (the tokenizer's
+       own when None), on the classifier's device.
+    2. Run the classifier on the tokens and their attention mask, without gradients.
+    3. Take the softmax over its classes, and of each text the entry of the class `positive`.
+
+    The mask keeps a text's reward from depending on the texts that it is padded with.
+
+    r_i = softmax(z_i)[positive]
+    """
+    batch = tokenizer(
+        list(texts), return_tensors="pt", padding=True, truncation=True, max_length=max_length
+    ).to(classifier.device)
+    return classifier(**batch).logits.softmax(-1)[:, positive]
 
 
 def _padding_tokenizer(classifier: PreTrainedModel, name: str) -> PreTrainedTokenizerBase:

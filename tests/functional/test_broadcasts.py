@@ -101,7 +101,7 @@ def cases() -> Iterator[tuple[str, str, tuple[int, ...], dict[str, int]]]:
         if len(tensors) < 2:
             continue
         for sizes in ({"batch": 2, "gen": 3}, {"batch": 3, "gen": 3}):
-            sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5, "outcome": 3}
+            sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5, "outcome": 3, "parameters": 4}
             sizes = sizes | {"prompts": sizes["batch"], "samples": sizes["gen"]}
             for parameter, axes in tensors.items():
                 for shape in wrong_shapes(tuple(sizes[axis] for axis in axes)):

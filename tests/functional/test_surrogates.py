@@ -15,6 +15,7 @@ from rlhf_lab.functional import (
     calc_policy_objective,
     cispo_surrogate,
     gspo_surrogate,
+    policy_gradient_objective,
     policy_gradient_surrogate,
     ppo_surrogate,
     sequence_ratio,
@@ -145,6 +146,42 @@ def test_cispo_and_policy_gradient_by_hand():
     assert logprobs.grad[0].tolist() == pytest.approx([2.4, 0.8])
     plain = policy_gradient_surrogate(logprobs, advantages)
     assert plain[0].tolist() == pytest.approx([2 * log3, -log3])
+
+
+def test_policy_gradient_objective_by_hand():
+    # (2 * -1 + 1 * -3 + 4 * -0.5) / 3; the gradient is the advantage by the number of real tokens
+    logprobs = tensor([[-1.0, -3.0], [-0.5, NAN]], requires_grad=True)
+    advantages = tensor([[2.0, 1.0], [4.0, INF]], requires_grad=True)
+    mask = tensor([[True, True], [True, False]])
+    objective = policy_gradient_objective(logprobs, advantages, mask)
+    assert objective.item() == pytest.approx(-7 / 3)
+    objective.backward()
+    assert logprobs.grad.flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 4 / 3, 0.0])
+    assert advantages.grad is None, "advantages are numbers"
+    one_token = policy_gradient_objective(tensor([[-2.0]]), tensor([[3.0]]))
+    assert one_token.item() == -6.0
+    nothing = policy_gradient_objective(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, 2) > 0)
+    assert nothing.item() == 0.0
+
+
+def test_the_policy_gradient_is_that_of_the_expected_reward():
+    """Summed over all texts of two tokens of three words, each as often as it is written."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(3, generator=generator, dtype=torch.float64).requires_grad_()
+    second = torch.randn(3, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    reward = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    chance = first.softmax(-1)[:, None] * second.softmax(-1)
+    exact = torch.autograd.grad((chance * reward).sum(), (first, second), retain_graph=True)
+    to_go = (second.softmax(-1) * reward).sum(-1)  # Q of the first word, V of the second state
+    value = (first.softmax(-1) * to_go).sum()
+    estimate = 0.0
+    for a, b in torch.cartesian_prod(torch.arange(3), torch.arange(3)).tolist():
+        logprobs = torch.stack([first.log_softmax(-1)[a], second[a].log_softmax(-1)[b]])[None]
+        advantages = torch.stack([to_go[a] - value, reward[a, b] - to_go[a]])[None]
+        term = 2 * policy_gradient_objective(logprobs, advantages)  # a sum over two tokens
+        estimate = estimate + chance[a, b].detach() * term
+    for found, expected in zip(torch.autograd.grad(estimate, (first, second)), exact, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_at_ratio_one_all_objectives_have_the_policy_gradient():

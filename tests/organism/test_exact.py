@@ -11,6 +11,7 @@ from rlhf_lab.organism import (
     REWARDS,
     VOCABULARY,
     Grammar,
+    backward_values,
     frontier,
     gold,
     optimal_policy,
@@ -29,6 +30,24 @@ POSITIONS = {name: MINI.slot(name) for name in ("HEAD", "OPEN", "ASP", "COP", "A
 POSITIONS |= {name: MINI.slot(name) for name in ("VERB", "TAG")}
 CHOICES = [MINI.slots[t].words for t in POSITIONS.values()]
 TAG_LAW = np.array([0.30, 0.30, 0.20, 0.18, 0.02])
+
+
+def test_backward_values_by_hand():
+    """One word, then another: .25 to a state of .5 * 0 + .5 * 1, .75 to one that ends in 4."""
+    final = np.array([0.0, 1.0, 4.0])
+    probability = [np.array([[0.25, 0.75]]), np.array([[0.5, 0.5], [1.0, 0.0]])]
+    successor = [np.array([[0, 1]]), np.array([[0, 1], [2, 0]])]
+    first, second, third = backward_values(final, probability, successor)
+    assert second.tolist() == [0.5, 4.0] and third.tolist() == final.tolist()
+    assert first.tolist() == [0.25 * 0.5 + 0.75 * 4.0]
+    assert [len(level) for level in backward_values(final, [], [])] == [3]
+
+
+def test_backward_values_is_the_mean_over_every_way_to_the_end(mini):
+    """The value at the start is that of all final states, each as often as it is reached."""
+    final = gold.score(mini.graph.final_features())
+    start = backward_values(final, mini.probability, mini.graph.successor)[0]
+    assert start[0] == pytest.approx(mini.occupancy()[-1] @ final, abs=1e-12)
 
 
 def tokens_of(grammar, n, seed):

@@ -21,7 +21,7 @@ from transformers import (
 from rlhf_lab.__main__ import main
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.rewards import SentimentReward
+from rlhf_lab.rewards import SentimentReward, sentiment_reward
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 
 SHORT, MIDDLE = "w1 w7", "w4 w4 w2 w13 w9"
@@ -75,6 +75,24 @@ def test_a_score_does_not_depend_on_the_other_texts(make_classifier):
     with torch.no_grad():
         unmasked = reward.model(ids, attention_mask=torch.ones_like(ids)).logits.softmax(-1)[0, 1]
     assert (unmasked - alone[0]).abs() > 1e-3, "the mask has to matter for this model"
+
+
+def test_the_free_function_gives_either_class_without_gradients_cut_where_it_is_told(
+    make_classifier,
+):
+    reward = SentimentReward(make_classifier())
+    reward.model.requires_grad_(True)
+    texts, parts = [LONG, SHORT], (reward.tokenizer, reward.model)
+    positive, negative = (sentiment_reward(texts, *parts, k, 20) for k in (1, 0))
+    torch.testing.assert_close(positive, reward(texts))
+    torch.testing.assert_close(positive + negative, torch.ones(2))
+    assert not positive.requires_grad
+    cut = sentiment_reward(texts, *parts, 1, max_length=3)
+    first_ids = torch.tensor([reward.tokenizer(LONG)["input_ids"][:3]])
+    with torch.no_grad():
+        by_hand = reward.model(first_ids).logits.softmax(-1)[:, 1]
+    torch.testing.assert_close(cut[:1], by_hand)
+    assert (cut[:1] - positive[:1]).abs() > 1e-3, "the rest of the text has to matter"
 
 
 def test_the_size_of_the_batches_does_not_matter(make_classifier):

@@ -54,6 +54,20 @@ def test_phases_have_no_fractional_ticks(monkeypatch, x, has_fractions):
 
 
 @pytest.mark.slow
+def test_a_logarithmic_axis_has_equal_steps_for_equal_factors_and_names_its_places(monkeypatch):
+    seen = []
+    finish = plots.finish
+    monkeypatch.setattr(
+        plots, "finish", lambda figure, alt: seen.append(figure.axes[0]) or finish(figure, alt)
+    )
+    curves({"a": ([64, 256, 1024], [0.1, 0.2, 0.3])}, "batch sizes", log_x=True)
+    (axes,) = seen
+    across = axes.transData.transform([[64, 0.1], [256, 0.1], [1024, 0.1]])[:, 0]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1])
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["64", "256", "1,024"]
+
+
+@pytest.mark.slow
 def test_a_picture_is_saved_as_it_is(tmp_path):
     picture = draw_all()[1]
     assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg + PAGE_MARK
@@ -72,6 +86,8 @@ def test_what_cannot_be_drawn_is_refused():
         curves({}, "nothing")
     with pytest.raises(ValueError, match="'a' has 1 values for 2 names"):
         bars(["x", "y"], {"a": [1.0]}, "bars")
+    with pytest.raises(ValueError, match="x is 0 on a logarithmic axis"):
+        curves({"a": ([0, 1], [1.0, 2.0])}, "from nothing", log_x=True)
     with pytest.raises(ValueError, match="grids is empty"):
         heatmaps({}, ["a"], ["x"], "nothing")
 
