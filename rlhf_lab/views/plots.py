@@ -80,6 +80,7 @@ def curves(
     x_label: str = "phase",
     y_label: str = "",
     bands: Mapping[str, Ends] = NO_ENDS,
+    log_x: bool = False,
 ) -> Picture:
     """Curves over phases, told apart by colour, line and mark.
 
@@ -87,11 +88,16 @@ def curves(
 
     Args:
         bands: intervals about the values of some of the curves, by their names.
+        log_x: a logarithmic axis along x, with a tick at each place where a curve has a value.
 
-    Raises ValueError without a curve, and for intervals of another length than their curve.
+    Raises ValueError without a curve, for intervals of another length than their curve, and for a
+    place along a logarithmic axis that is not above 0.
     """
     if not series:
         raise ValueError("series is empty; give at least one curve.")
+    places = sorted({place for x, _ in series.values() for place in x})
+    if log_x and places[0] <= 0:
+        raise ValueError(f"x is {places[0]} on a logarithmic axis; give numbers above 0.")
     _check_ends({name: y for name, (_, y) in series.items()}, bands)
     figure, axes = blank(6.4, 3.2)
     for i, (name, (x, y)) in enumerate(series.items()):
@@ -104,7 +110,11 @@ def curves(
         if name in bands:
             ends = [_numbers(end) for end in bands[name]]
             axes.fill_between(list(x), *ends, color=look["color"], alpha=0.18, linewidth=0)
-    if all(isinstance(place, int) for x, _ in series.values() for place in x):
+    if log_x:
+        axes.set_xscale("log")
+        axes.set_xticks(places, [f"{place:,g}" for place in places])
+        axes.minorticks_off()
+    elif all(isinstance(place, int) for place in places):
         axes.xaxis.get_major_locator().set_params(integer=True)
     _label(axes, title, x_label, y_label)
     if len(series) > 1:
