@@ -1,6 +1,8 @@
 """Effects of parts on a logit difference, each method beside the others, and how far they agree."""
 
 import re
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -9,12 +11,18 @@ from torch import Tensor
 from rlhf_lab.diffing.groups import Groups, coarse_groups
 from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.diffing.patching import PatchPlace, Side, patch_activations
+from rlhf_lab.diffing.quadrature import NODES
 from rlhf_lab.diffing.shift_matrix import shift_matrix
+from rlhf_lab.diffing.stages import Stage, unseen
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.training.capture import capture_activations
+from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 READ_OUT_PART = "read-out"
+Method = Literal["split", "weights", "patching"]
+METHODS: tuple[Method, ...] = get_args(Method)
+"""Ways to charge parts with a shift, by what they cost: the second takes most of the time."""
 
 
 def layer_groups(model: HookedTransformer) -> Groups:
@@ -31,37 +39,62 @@ def effects_of_parts(
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],
+    methods: Sequence[Method] = METHODS,
+    stage: Stage = unseen,
 ) -> dict[str, Float[Tensor, "part batch"]]:
     """Say by five methods what the change of each of `layer_groups` does to a logit difference.
 
-    1. "own weights" and "inherited": by `split_shift`, through each part's output at `pos`.
-    2. "by weights": by `shift_matrix`, through whatever reads the part, at any position.
-    3. "patched in": the base with the part's output, at all positions, of the tuned model.
-    4. "patched out": what the tuned model loses with the base's.
+    1. "split": "own weights" and "inherited", by `split_shift`, through parts' outputs at `pos`.
+    2. "weights": "by weights", by `shift_matrix`, through whatever reads the part, at any position.
+    3. "patching": "patched in", the base with the part's output, at all positions, of the tuned
+       model; and "patched out", what the tuned model loses with the base's.
 
     The read-out has no output: it is what both residual streams differ in when read the other way.
 
+    Args:
+        methods: which of the three are used, in this order.
+        stage: is told of the forwards of the second and third.
+
     Raises:
-        ConfigError: unlike models, or logits that are no sum over parts.
+        ConfigError: unlike models, logits that are no sum over parts, or an unknown method.
     """
-    names = layer_groups(model0).names
-    own, inherited, read_out = _by_cause(model0, model1, tokens, pos, ids, names)
-    weights = shift_matrix(model0, model1, tokens, pos, ids, layer_groups(model0)).by_weights
-    last = f"blocks.{model0.cfg.n_layers - 1}.hook_resid_post"
+    refuse_unknown_methods(methods)
+    groups, found = layer_groups(model0), {}
+    if "split" in methods:
+        own, inherited, read_out = _by_cause(model0, model1, tokens, pos, ids, groups.names)
+        found["own weights"] = torch.cat([own, read_out[None]]).cpu()
+        found["inherited"] = torch.cat([inherited, torch.zeros_like(read_out)[None]]).cpu()
+    if "weights" in methods:
+        with stage("moving the weights", NODES) as tick:
+            matrix = shift_matrix(model0, model1, tokens, pos, ids, groups, tick=tick)
+        found["by weights"] = matrix.by_weights.cpu()
+    if "patching" in methods:
+        sides = Side(model0, tokens), Side(model1, tokens)
+        into, out = _by_patching(*sides, groups.names, pos, ids, stage)
+        found |= {"patched in": into.cpu(), "patched out": out.cpu()}
+    return found
+
+
+def refuse_unknown_methods(methods: Sequence[str]) -> None:
+    """Raise ConfigError for no method, or one that is not of `METHODS`."""
+    if not methods or not set(methods) <= set(METHODS):
+        raise ConfigError(f"methods={list(methods)} must be one or more of {', '.join(METHODS)}.")
+
+
+def _by_patching(
+    base: Side, tuned: Side, names: list[str], pos: int, ids: tuple[int, int], stage: Stage
+) -> tuple[Float[Tensor, "part batch"], Float[Tensor, "part batch"]]:
+    """What each part brings to the base, and what the tuned model loses without it."""
+    last = f"blocks.{base.model.cfg.n_layers - 1}.hook_resid_post"
     places = {name: PatchPlace(_site(name)) for name in names[:-1]} | {"last": PatchPlace(last)}
-    sides = Side(model0, tokens), Side(model1, tokens)
-    into = patch_activations(sides[0], sides[1], places, pos, ids)
-    out = patch_activations(sides[1], sides[0], places, pos, ids)
+    chunks = -(-len(base.tokens) // ROWS_AT_ONCE)
+    with stage("patching", 2 * len(places) * chunks) as tick:
+        into = patch_activations(base, tuned, places, pos, ids, tick)
+        out = patch_activations(tuned, base, places, pos, ids, tick)
     rows_in, rows_out = into.patched - into.start, out.start - out.patched
     rows_in[-1] = out.patched[-1] - out.end
     rows_out[-1] = into.end - into.patched[-1]
-    return {
-        "own weights": torch.cat([own, read_out[None]]).cpu(),
-        "inherited": torch.cat([inherited, torch.zeros_like(read_out)[None]]).cpu(),
-        "by weights": weights.cpu(),
-        "patched in": rows_in.cpu(),
-        "patched out": rows_out.cpu(),
-    }
+    return rows_in, rows_out
 
 
 def kendall_tau(

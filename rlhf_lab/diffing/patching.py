@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, recovered_fraction
 from rlhf_lab.models.device import exact
@@ -125,6 +126,7 @@ def patch_activations(
     places: dict[str, PatchPlace],
     pos: int,
     words: tuple[int, int],
+    tick: Tick = untold,
 ) -> Patched:
     """Put the donor's activation at each place in turn into the receiver, and read its logits.
 
@@ -135,6 +137,9 @@ def patch_activations(
     Sides with two models and one text ask what training changed; with one model and two texts, what
     carries the difference of the texts. From the base into the tuned model, it is what the model
     needs; the other way round, what suffices.
+
+    Args:
+        tick: called behind every patched forward.
 
     Raises:
         ConfigError: texts of unequal shape, a site, head or position that is not there, or models
@@ -149,8 +154,11 @@ def patch_activations(
         own, other = rows_of(receiver, rows), rows_of(donor, rows)
         theirs = captured_at(other, chosen)
         hooks = [hooks_to(own, *each) for each in zip(chosen, theirs, strict=True)]
-        ends = [logit_difference(side, pos, words) for side in (own, other)]
-        found.append(torch.stack([*ends, *(logit_difference(own, pos, words, h) for h in hooks)]))
+        seen = [logit_difference(side, pos, words) for side in (own, other)]
+        for each in hooks:
+            seen.append(logit_difference(own, pos, words, each))
+            tick()
+        found.append(torch.stack(seen))
     start, end, *patched = torch.cat(found, dim=1)
     return Patched(list(places), start, end, torch.stack(patched))
 

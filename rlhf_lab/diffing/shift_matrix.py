@@ -9,6 +9,7 @@ from torch.func import functional_call, jvp, vmap
 
 from rlhf_lab.diffing.groups import Groups, check_partition, restrict
 from rlhf_lab.diffing.quadrature import NODES, quadrature
+from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import refuse_sums, residual_components
@@ -100,6 +101,7 @@ def shift_matrix(
     ids: tuple[int, int],
     groups: Groups,
     nodes: int = NODES,
+    tick: Tick = untold,
 ) -> ShiftMatrix:
     """Split a shift of a logit difference exactly by whose weights moved and where that shows.
 
@@ -111,6 +113,9 @@ def shift_matrix(
 
     Rows of the text are of one length, without padding. On a device without float64, it runs on the
     CPU.
+
+    Args:
+        tick: called behind every node.
 
     M[g, c] = int_0^1 <q(a) s(a), J_c(a) delta_g> da; scale: <sum_c k_c, q> ds; read-out:
     <sum_c k_c, dq> s, and the constants'
@@ -128,6 +133,7 @@ def shift_matrix(
         rows = line.derivatives(weights, [restrict(between.delta, groups, name) for name in names])
         values = values + weight * rows
         shifts.append(line.difference(weights).mean())
+        tick()
     first, last = line.difference(between.before), line.difference(between.after)
     shift = torch.stack(shifts) - first.mean()
     return ShiftMatrix(names, line.columns, values, shift, last - first)

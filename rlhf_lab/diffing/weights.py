@@ -8,12 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, taken_from, weights_of_both
+from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 
 Weights = Mapping[str, Float[Tensor, "..."]]
+Directions = tuple[Float[Tensor, "rows rank"], Float[Tensor, "rank cols"]]
 
 
 def graft(
@@ -51,7 +53,10 @@ def graft_groups(
 
 
 def truncate_delta(
-    before: Float[Tensor, "rows cols"], after: Float[Tensor, "rows cols"], rank: int
+    before: Float[Tensor, "rows cols"],
+    after: Float[Tensor, "rows cols"],
+    rank: int,
+    directions: Directions | None = None,
 ) -> Float[Tensor, "rows cols"]:
     """Move a matrix by the strongest directions of its change alone.
 
@@ -63,6 +68,9 @@ def truncate_delta(
 
     before + U[:, :r] S[:r] V[:r]   (Eckart and Young 1936: the closest change of that rank)
 
+    Args:
+        directions: at least `rank` of `strongest_directions`, where they are known already.
+
     Raises:
         ConfigError: a rank below 0.
     """
@@ -70,9 +78,22 @@ def truncate_delta(
         raise ConfigError(f"rank={rank} is out of range; give 0 or more.")
     if rank == 0 or rank >= min(before.shape):
         return (after if rank else before).clone()
+    left, right = directions or strongest_directions(before, after, rank)
+    return (exact(before) + left[:, :rank] @ right[:rank]).to(before)
+
+
+def strongest_directions(
+    before: Float[Tensor, "rows cols"], after: Float[Tensor, "rows cols"], most: int
+) -> Directions:
+    """The strongest directions of a matrix's change, in float64: U S and V, `most` of each.
+
+    Zeros where it did not change, without a decomposition.
+    """
+    most, like = min(most, *before.shape), exact(before[:1])
+    if torch.equal(before, after):
+        return like.new_zeros(len(before), most), like.new_zeros(most, before.shape[1])
     u, s, vh = torch.linalg.svd(exact(after) - exact(before), full_matrices=False)
-    kept = (u[:, :rank] * s[:rank]) @ vh[:rank]
-    return (exact(before) + kept).to(before)
+    return u[:, :most] * s[:most], vh[:most]
 
 
 def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) -> HookedTransformer:
@@ -83,14 +104,37 @@ def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) ->
     Raises:
         ConfigError: a rank below 0, or models with other weights than each other.
     """
+    return next(truncations(model0, model1, [rank]))
+
+
+def truncations(
+    model0: HookedTransformer,
+    model1: HookedTransformer,
+    ranks: Sequence[int],
+    tick: Tick = untold,
+) -> Iterator[HookedTransformer]:
+    """Yield for each rank what `truncate` makes, from one decomposition of every matrix.
+
+    Args:
+        tick: called behind every weight that is decomposed.
+
+    Raises:
+        ConfigError: a rank below 0, or models with other weights than each other.
+    """
     before, after = weights_of_both(model0, model1)
-    moved = {}
-    for name, weight in before.items():
-        first, second = as_matrix(name, weight), as_matrix(name, after[name])
-        short = min(first.shape) == 1
-        cut = second if short else truncate_delta(first, second, rank)
-        moved[name] = from_matrix(name, cut, weight)
-    return model_with(model0, moved)
+    pairs = {name: (as_matrix(name, before[name]), as_matrix(name, after[name])) for name in before}
+    known: dict[str, Directions | None] = {}
+    for name, (first, second) in pairs.items():
+        short = min(first.shape) == 1 or not any(0 < rank < min(first.shape) for rank in ranks)
+        known[name] = None if short else strongest_directions(first, second, max(ranks))
+        tick()
+    for rank in ranks:
+        moved = {}
+        for name, (first, second) in pairs.items():
+            short = min(first.shape) == 1
+            cut = second if short else truncate_delta(first, second, rank, known[name])
+            moved[name] = from_matrix(name, cut, before[name])
+        yield model_with(model0, moved)
 
 
 def path(
