@@ -16,7 +16,14 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlhf_lab import best_of_n_command, commands, model_commands, sample_command, tuning_commands
+from rlhf_lab import (
+    best_of_n_command,
+    commands,
+    compare_command,
+    model_commands,
+    sample_command,
+    tuning_commands,
+)
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
 from rlhf_lab.config.args import settings_of
 from rlhf_lab.entry import guarded, read_call
@@ -45,6 +52,7 @@ COMMANDS = MappingProxyType(
         "kto": tuning_commands.kto,
         "orpo": tuning_commands.orpo,
         "best-of-n": best_of_n_command.best_of_n_command,
+        "compare": compare_command.compare_command,
         "export": model_commands.export,
         "report": commands.report,
         "doctor": commands.doctor,

@@ -29,6 +29,8 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.restore import load_policy
 
 Source = HookedTransformer | TransformerWithValueHead | str | Path
+FARTHEST = 1000
+"""Of the points of the line; 1 is the tuned model."""
 RANKS, ALPHAS = (0, 1, 2, 4, 8), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 
 
@@ -122,6 +124,7 @@ def compare(
         LoadError: no such model.
     """
     refuse_unknown_methods(methods)
+    _refuse_wrong_points(ranks, alphas)
     model0, model1 = load_end(base), load_end(tuned)
     refuse_unlike_ends(model0, model1)
     ids = tuple(single_token(model0.tokenizer, word) for word in words)
@@ -152,6 +155,17 @@ def compare(
         line=intervals(line),
         checks=_checks(model0, model1, text, pos, ids, shift, effects, line),
     )
+
+
+def _refuse_wrong_points(ranks: Sequence[int], alphas: Sequence[float | int]) -> None:
+    """Raise ConfigError for a rank or a point of the line that cannot be, or is there twice."""
+    for name, given in (("ranks", ranks), ("alphas", alphas)):
+        if len(set(given)) < len(given):
+            raise ConfigError(f"{name}={list(given)} has a number twice; give each once.")
+    if not all(rank >= 0 for rank in ranks):
+        raise ConfigError(f"ranks={list(ranks)} must be 0 or more.")
+    if not all(abs(alpha) <= FARTHEST for alpha in alphas):
+        raise ConfigError(f"alphas={list(alphas)} must be numbers from -{FARTHEST} to {FARTHEST}.")
 
 
 def refuse_unlike_ends(model0: HookedTransformer, model1: HookedTransformer) -> None:

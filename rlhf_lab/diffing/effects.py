@@ -76,9 +76,11 @@ def effects_of_parts(
 
 
 def refuse_unknown_methods(methods: Sequence[str]) -> None:
-    """Raise ConfigError for no method, or one that is not of `METHODS`."""
-    if not methods or not set(methods) <= set(METHODS):
-        raise ConfigError(f"methods={list(methods)} must be one or more of {', '.join(METHODS)}.")
+    """Raise ConfigError for no method, one twice, or one that is not of `METHODS`."""
+    if not methods or not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
+        raise ConfigError(
+            f"methods={list(methods)} must be one or more of {', '.join(METHODS)}, each once."
+        )
 
 
 def _by_patching(

@@ -95,9 +95,7 @@ def assert_one_sentence(done: Process, *words: str) -> None:
 def test_help_lists_every_command(cold_cli):
     done = cold_cli("--help")
     assert done.returncode == 0 and done.stderr == ""
-    for (
-        command
-    ) in "train resume sample score train-reward sft dpo kto orpo best-of-n export doctor".split():
+    for command in "train resume sample score train-reward sft dpo kto orpo best-of-n compare export doctor".split():
         assert re.search(rf"• {command} ", done.stdout), command
 
 
@@ -111,6 +109,7 @@ def test_help_of_every_command_reads_well(all_of):
             "score",
             "train-reward",
             "best-of-n",
+            "compare",
             "sft",
             "dpo",
             "export",
