@@ -17,7 +17,7 @@ from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError, LoadError
 
-PAGE, FIGURES = (".html", ".htm"), ".json"
+PAGE_ENDINGS, JSON_ENDING = (".html", ".htm"), ".json"
 REEL_WORDS = ("loved", "hated")
 REVIEW_SEED = 0
 
@@ -111,7 +111,7 @@ def _refuse_wrong_place(out: Path | None) -> None:
     """Raise ConfigError for a file that is there, of another kind, or in no directory."""
     if out is None:
         return
-    if out.suffix.lower() not in (*PAGE, FIGURES):
+    if out.suffix.lower() not in (*PAGE_ENDINGS, JSON_ENDING):
         raise ConfigError(
             f"out={str(out)!r} is of no kind that is written; end it in .html or .json."
         )
@@ -232,7 +232,7 @@ def _write(out: Path, found: Any, notes: dict[str, str]) -> None:
     from rlhf_lab.training.run_dir import replacing
 
     content = json.dumps(notes | found.to_dict(), indent=2) + "\n"
-    if out.suffix.lower() in PAGE:
+    if out.suffix.lower() in PAGE_ENDINGS:
         content = _page(found, notes)
     with replacing(out) as partial:
         partial.write_text(content, encoding="utf-8")

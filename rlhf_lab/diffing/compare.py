@@ -10,15 +10,15 @@ from rich.table import Table
 from torch import Tensor
 
 from rlhf_lab.diffing.effects import (
-    METHODS,
-    Method,
+    PART_METHODS,
+    PartMethod,
     effects_of_parts,
     layer_groups,
     refuse_unknown_methods,
 )
 from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.patching import PatchPlace, Side, logit_difference, patch_activations
-from rlhf_lab.diffing.stages import Stage, unseen
+from rlhf_lab.diffing.stages import OpenStage, unseen
 from rlhf_lab.diffing.weights import path, truncations
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
@@ -96,10 +96,10 @@ def compare(
     text: Int[Tensor, "batch seq"],
     words: tuple[str, str] = ("loved", "hated"),
     pos: int = -1,
-    methods: Sequence[Method] = METHODS,
+    methods: Sequence[PartMethod] = PART_METHODS,
     ranks: Sequence[int] = RANKS,
     alphas: Sequence[float | int] = ALPHAS,
-    stage: Stage = unseen,
+    stage: OpenStage = unseen,
 ) -> Comparison:
     """Compare two models on a text: what moved a logit difference, by part, rank and way.
 

@@ -13,15 +13,15 @@ from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.diffing.patching import PatchPlace, Side, patch_activations
 from rlhf_lab.diffing.quadrature import NODES
 from rlhf_lab.diffing.shift_matrix import shift_matrix
-from rlhf_lab.diffing.stages import Stage, unseen
+from rlhf_lab.diffing.stages import OpenStage, unseen
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 READ_OUT_PART = "read-out"
-Method = Literal["split", "weights", "patching"]
-METHODS: tuple[Method, ...] = get_args(Method)
+PartMethod = Literal["split", "weights", "patching"]
+PART_METHODS: tuple[PartMethod, ...] = get_args(PartMethod)
 """Ways to charge parts with a shift, by what they cost: the second takes most of the time."""
 
 
@@ -39,8 +39,8 @@ def effects_of_parts(
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],
-    methods: Sequence[Method] = METHODS,
-    stage: Stage = unseen,
+    methods: Sequence[PartMethod] = PART_METHODS,
+    stage: OpenStage = unseen,
 ) -> dict[str, Float[Tensor, "part batch"]]:
     """Say by five methods what the change of each of `layer_groups` does to a logit difference.
 
@@ -76,15 +76,15 @@ def effects_of_parts(
 
 
 def refuse_unknown_methods(methods: Sequence[str]) -> None:
-    """Raise ConfigError for no method, one twice, or one that is not of `METHODS`."""
-    if not methods or not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
+    """Raise ConfigError for no method, one twice, or one that is not of `PART_METHODS`."""
+    if not methods or not set(methods) <= set(PART_METHODS) or len(set(methods)) < len(methods):
         raise ConfigError(
-            f"methods={list(methods)} must be one or more of {', '.join(METHODS)}, each once."
+            f"methods={list(methods)} must be one or more of {', '.join(PART_METHODS)}, each once."
         )
 
 
 def _by_patching(
-    base: Side, tuned: Side, names: list[str], pos: int, ids: tuple[int, int], stage: Stage
+    base: Side, tuned: Side, names: list[str], pos: int, ids: tuple[int, int], stage: OpenStage
 ) -> tuple[Float[Tensor, "part batch"], Float[Tensor, "part batch"]]:
     """What each part brings to the base, and what the tuned model loses without it."""
     last = f"blocks.{base.model.cfg.n_layers - 1}.hook_resid_post"

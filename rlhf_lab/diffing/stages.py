@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager, contextmanager
 
 Tick = Callable[[], None]
 """Called behind every step."""
-Stage = Callable[[str, int], AbstractContextManager[Tick]]
+OpenStage = Callable[[str, int], AbstractContextManager[Tick]]
 """Opens a stage by its name and number of steps, and gives what to call behind each of them."""
 
 
 def untold() -> None:
-    """A step that nobody is told of."""
+    """A step without a listener."""
 
 
 @contextmanager
 def unseen(name: str, steps: int) -> Iterator[Tick]:
-    """A stage that nobody sees."""
+    """A stage without a listener."""
     yield untold
