@@ -35,7 +35,7 @@ BASE = "reel-nano"
 SPEC = SamplingSpec(26, stop_at_eos=True)
 SAMPLES, GRAFT_SAMPLES, REVIEWS = 1024, 256, 256
 N_PAIRS, N_BEST, BEST_OF = 5_000, 512, 16
-TRIES = 6
+TRIES = 10
 
 
 class Written(NamedTuple):
@@ -91,15 +91,20 @@ def searched(
 ) -> Iterator[Tuned]:
     """Runs of more or fewer steps, each with its whole schedule of learning rates.
 
-    Next to be tried is how many steps would have the KL if it grew with the square of them.
+    Next to be tried is how many steps would have the KL if it grew with the square of them; once
+    there are too few and too many, their geometric mean.
     """
-    steps = row.fields["steps"]
+    steps, low, high = row.fields["steps"], None, None
     for _ in range(TRIES):
         model = load_model(BASE)
         tune(model, row.fields, steps, seed)
         yield model, {"steps": steps}
         kl = write(model, load_model(BASE), GRAFT_SAMPLES).kl.mean().item()
-        steps = max(1, round(steps * (ALGORITHM_KL / kl) ** 0.5))
+        low, high = (steps, high) if kl < ALGORITHM_KL else (low, steps)
+        if low is None or high is None:
+            steps = max(1, round(steps * (ALGORITHM_KL / kl) ** 0.5))
+        else:
+            steps = round((low * high) ** 0.5)
 
 
 def tune_dpo(model: HookedTransformer, fields: dict[str, Any], steps: int, seed: int) -> None:
