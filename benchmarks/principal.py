@@ -9,6 +9,7 @@ from rlhf_lab.diffing.principal import (
     head_products,
     matrices,
     principal_spaces,
+    product_spaces,
     random_factor_shares,
     random_shares,
 )
@@ -31,7 +32,7 @@ def principal_shares(
         found[name] = _row(share, chance_share(*matrix.shape, K), draws)
     products = head_products(before, base), head_products(after, base)
     for name, pair in products[0].items():
-        other, spaces = products[1][name], principal_spaces(pair.product(), K)
+        other, spaces = products[1][name], product_spaces(pair, K)
         share = energy_blocks(other.product() - pair.product(), spaces)[0, 0].item()
         draws = random_factor_shares(pair, other, spaces, DRAWS, generator)
         found[name] = _row(share, draws.mean().item(), draws)

@@ -43,6 +43,18 @@ def principal_spaces(matrix: Float[Tensor, "rows cols"], k: int) -> Spaces:
     return Spaces(torch.linalg.qr(matrix @ short)[0], short)
 
 
+def product_spaces(product: Factored, k: int) -> Spaces:
+    """`principal_spaces` of a product, by the small matrix between bases of its two factors.
+
+    It costs as much as the shorter inner side asks for, not as the product does.
+    """
+    (q_left, r_left), (q_right, r_right) = (
+        torch.linalg.qr(exact(x)) for x in (product.first, product.second.T)
+    )
+    u, _, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    return Spaces(q_left @ u[:, :k], q_right @ vh[:k].T)
+
+
 def energy_blocks(delta: Float[Tensor, "rows cols"], spaces: Spaces) -> Float[Tensor, "2 2"]:
     """Shares of a change's energy by where its rows and its columns lie.
 

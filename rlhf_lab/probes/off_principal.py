@@ -16,6 +16,7 @@ from rlhf_lab.diffing.principal import (
     head_products,
     matrices,
     principal_spaces,
+    product_spaces,
     random_factor_shares,
     random_shares,
 )
@@ -72,7 +73,7 @@ class OffPrincipal(Probe):
         rows, drawn, misses = [], [], [0.0]
         for index, change in enumerate(self._changes(seen)):
             row = {"name": change.name, "rows": len(change.delta), "cols": change.delta.shape[1]}
-            row |= {"k": min(self.k, *change.delta.shape), "norm": change.delta.norm().item()}
+            row |= {"k": change.spaces.left.shape[1], "norm": change.delta.norm().item()}
             row |= {"own": change.own, "share": None, "left": None, "right": None}
             shares = torch.full((self.draws,), math.nan, dtype=torch.float64)
             if row["norm"] > 0:
@@ -104,14 +105,16 @@ class OffPrincipal(Probe):
         others = matrices(after)
         for name, matrix in matrices(before).items():
             base = exact(matrix)
-            yield _change(name, base, exact(others[name]) - base, self.k)
+            delta = exact(others[name]) - base
+            yield _change(name, base, delta, principal_spaces(base, self.k))
         if not self.heads:
             return
         products = head_products(after, reference)
         for name, base in head_products(before, reference).items():
             pair = base, products[name]
             delta = pair[1].product() - pair[0].product()
-            yield _change(name, base.product(), delta, self.k)._replace(factors=pair)
+            change = _change(name, base.product(), delta, product_spaces(base, self.k))
+            yield change._replace(factors=pair)
 
     def _at_random(
         self, seen: Observation, index: int, change: "_Change"
@@ -133,9 +136,11 @@ class _Change(NamedTuple):
 
 
 def _change(
-    name: str, base: Float[Tensor, "rows cols"], delta: Float[Tensor, "rows cols"], k: int
+    name: str,
+    base: Float[Tensor, "rows cols"],
+    delta: Float[Tensor, "rows cols"],
+    spaces: Spaces,
 ) -> _Change:
-    spaces = principal_spaces(base, k)
     own = energy_blocks(base, spaces)[0, 0].item() if base.any() else None
     return _Change(name, delta, spaces, own)
 

@@ -11,6 +11,7 @@ from rlhf_lab.diffing.principal import (
     energy_blocks,
     head_products,
     principal_spaces,
+    product_spaces,
     random_factor_shares,
     random_shares,
 )
@@ -72,6 +73,16 @@ def test_a_product_has_more_by_chance_than_its_size_says():
     error = found.std().item() / math.sqrt(len(found))
     assert abs(found.mean().item() - 2 / 9) < 4 * error
     assert found.mean() > 5 * chance_share(15, 9, 2)
+
+
+def test_the_spaces_of_a_product_are_those_of_the_matrix():
+    generator = torch.Generator().manual_seed(5)
+    product = Factored(
+        torch.randn(9, 4, generator=generator), torch.randn(4, 7, generator=generator)
+    )
+    found, expected = product_spaces(product, 2), principal_spaces(product.product(), 2)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a @ a.T, b @ b.T, atol=1e-5, rtol=1e-5)
 
 
 def test_heads_products_are_what_the_modules_have():

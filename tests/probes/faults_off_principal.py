@@ -12,8 +12,8 @@ OFF_PRINCIPAL_FAULTS = (
         "O1 the spaces of the policy, not of the reference",
         KIND,
         CHANGES,
-        "yield _change(name, base, exact(others[name]) - base, self.k)",
-        "yield _change(name, exact(others[name]), exact(others[name]) - base, self.k)",
+        "principal_spaces(base, self.k)",
+        "principal_spaces(exact(others[name]), self.k)",
     ),
     Fault(
         "O2 the last singular vectors",
