@@ -18,6 +18,7 @@ from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.lens_divergence import LensDivergence
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
+from rlhf_lab.probes.neuron_rank import NeuronRank
 from rlhf_lab.probes.off_principal import OffPrincipal
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
@@ -51,6 +52,7 @@ __all__ = [
     "KLByPosition",
     "LensDivergence",
     "LogitShift",
+    "NeuronRank",
     "Observation",
     "OffPrincipal",
     "Probe",

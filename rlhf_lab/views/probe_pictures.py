@@ -20,6 +20,7 @@ from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.lens_pictures import lens_divergence_parts
+from rlhf_lab.views.neuron_pictures import neuron_rank_parts
 from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
 from rlhf_lab.views.principal_pictures import off_principal_parts
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
@@ -196,6 +197,7 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "Direction": direction_parts,
         "FrozenProbe": frozen_probe_parts,
         "LogitShift": logit_shift_parts,
+        "NeuronRank": neuron_rank_parts,
         "WeightDelta": weight_delta_parts,
     }
 )

@@ -7,6 +7,7 @@ from rlhf_lab.probes.bindings.hack_watch import bind_hack_watch
 from rlhf_lab.probes.bindings.kl_attribution import bind_kl_attribution
 from rlhf_lab.probes.bindings.kl_by_position import bind_kl_by_position
 from rlhf_lab.probes.bindings.logit_shift import bind_logit_shift
+from rlhf_lab.probes.bindings.neuron_rank import bind_neuron_rank
 from rlhf_lab.probes.bindings.run_health import bind_run_health
 from rlhf_lab.probes.bindings.step_ledger import bind_step_ledger
 from rlhf_lab.probes.bindings.text_heatmap import bind_text_heatmap
@@ -22,6 +23,7 @@ __all__ = [
     "bind_kl_attribution",
     "bind_kl_by_position",
     "bind_logit_shift",
+    "bind_neuron_rank",
     "bind_run_health",
     "bind_step_ledger",
     "bind_text_heatmap",

@@ -58,8 +58,8 @@ def bind_logit_shift(
     measured = []
     for model, rows in ((seen.ctx.policy.base_model, before + shift), (seen.ctx.reference, before)):
         model = model_where_exact(model)
-        upto = _upto(text, pos, next(model.parameters()).device)
-        end = _run(model, upto)
+        upto = upto_position(text, pos, next(model.parameters()).device)
+        end = run_upto(model, upto)
         measured.append(end.logits[:, ids[0]] - end.logits[:, ids[1]])
         for name, row in _rows(model, upto, end, ids, seen.ctx.phase).items():
             at = values["components"].index(name)
@@ -71,7 +71,7 @@ def bind_logit_shift(
     expected = [*component_names(seen.ctx.reference), "norm bias", "b_U"]
     named = [name for name in values["components"] if name != "hooks"]
     if "own_weights" in stored:
-        upto = _upto(text, pos, next(model.parameters()).device)
+        upto = upto_position(text, pos, next(model.parameters()).device)
         checks += _causes(seen, record, ids, upto, allowed)
     return [
         *checks,
@@ -92,7 +92,7 @@ class Upto(NamedTuple):
         return torch.stack([row[int(end)] for row, end in zip(x, self.last, strict=True)])
 
 
-def _upto(text: EvalText, pos: int, device: torch.device) -> Upto:
+def upto_position(text: EvalText, pos: int, device: torch.device) -> Upto:
     """The texts up to a position of each, which counts from its last real token if negative."""
     real = [row[mask] for row, mask in zip(text.tokens, text.attention_mask, strict=True)]
     cut = [row[: pos % len(row) + 1].tolist() for row in real]
@@ -100,7 +100,7 @@ def _upto(text: EvalText, pos: int, device: torch.device) -> Upto:
     return Upto(tokens, torch.tensor([len(row) - 1 for row in cut], device=device))
 
 
-def _run(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
+def run_upto(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
     """One forward, and what it has at the last position."""
     tokens = upto.tokens
     kept: dict[str, Tensor] = {}
@@ -129,12 +129,21 @@ def _difference(
     return logits[:, ids[0]] - logits[:, ids[1]]
 
 
+def logit_loss(
+    model: HookedTransformer, end: End, part: Float[Tensor, "rows d_model"], ids: list[int]
+) -> Float[Tensor, " rows"]:
+    """What the logit difference loses without a vector of the last residual, at the same scale."""
+    whole, without = (
+        _difference(model, residual, end, ids) for residual in (end.residual, end.residual - part)
+    )
+    return whole - without
+
+
 def _rows(
     model: HookedTransformer, upto: Upto, end: End, ids: list[int], phase: int
 ) -> dict[str, Float[Tensor, " rows"]]:
     """What the logit difference loses without a component; for heads, without it in its layer."""
-    whole = _difference(model, end.residual, end, ids)
-    loss = lambda part: whole - _difference(model, end.residual - part, end, ids)
+    loss = lambda part: logit_loss(model, end, part, ids)
     rows = {"embed": loss(end.acts["hook_embed"])}
     if "hook_pos_embed" in end.acts:
         rows["pos_embed"] = loss(end.acts["hook_pos_embed"])
@@ -153,7 +162,7 @@ def _rows(
             z[:, :, head] = 0
             return z
 
-        without = _run(model, upto, (f"blocks.{layer}.attn.hook_z", silence))
+        without = run_upto(model, upto, (f"blocks.{layer}.attn.hook_z", silence))
         site = f"blocks.{layer}.hook_attn_out"
         rows[f"L{layer}H{head}"] = loss(end.acts[site] - without.acts[site])
     nothing = _difference(model, torch.zeros_like(end.residual), end, ids)
@@ -182,7 +191,7 @@ def _causes(
         [_block_parts(model, layer, upto, *stream) for stream in streams] for model in models
     ]
     readers = [_reader(model, ids) for model in models]
-    scales = [1 / as_float64(_run(model, upto).scale) for model in models]
+    scales = [1 / as_float64(run_upto(model, upto).scale) for model in models]
     stored, names = record.tensors, record.values["components"]
     misses = []
     for name in outputs[0][0]:

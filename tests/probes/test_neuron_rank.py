@@ -1,0 +1,111 @@
+"""NeuronRank: sums on runs of every kind, a planted neuron by name, and faults it must tell."""
+
+import copy
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+import torch
+
+from rlhf_lab.diffing.neurons import NeuronEnd, neuron_groups, neuron_shift
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import load_model
+from rlhf_lab.probes import NeuronRank, Run, attach
+from rlhf_lab.probes.logit_shift import single_token
+from rlhf_lab.views.probe_pictures import probe_html
+from tests.probes.faults_neuron_rank import NEURON_FAULTS
+from tests.probes.looking import failed, look
+from tests.probes.planting import planted
+from tests.tiny_families import tiny_of
+from tests.views.test_all_is_drawn import Changed, in_words, names_in
+
+KINDS = {"plain": "adapted"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_type_checks() -> Iterator[None]:
+    """Faulty records are to reach the checks, not to end in an error of types."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def probe_of(kind: str) -> NeuronRank:
+    words = ("w1", "w2") if kind == "grouped" else ("loved", "hated")
+    return NeuronRank(*words, pos=-3, n=16)
+
+
+def test_a_shift_is_split_by_hand():
+    end = lambda a, w, b, s: NeuronEnd(
+        *(torch.tensor(x, dtype=torch.float64) for x in ([[a]], [w], [b], [s]))
+    )
+    # (3 * 2 - 1 * 1) and (-1 * 0.5 * 2 - 2 * 0.5), with the scale 1 before and 1/2 after
+    before, after = end([1.0, 2.0], [1.0, 0.5], 0.5, 1.0), end([3.0, -1.0], [1.0, 0.5], 1.0, 2.0)
+    found = neuron_shift(before, after)
+    assert found.rows.tolist() == [[[5.0, -2.0]]] and found.bias.tolist() == [[1.5]]
+    assert found.by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
+    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]])
+    moved = torch.tensor([[2.0, -2.0, -2.0, 2.0, 2.0, 0.0]])
+    assert neuron_groups(signs, moved).tolist() == [[0, 1, 2, 3, -1, -1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
+    record = look(trained_runs(kind), probe_of(kind))
+    assert [check for check in record.checks if not check.ok] == []
+    assert record.tensors["neuron_contribution"].abs().max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", NEURON_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
+    kind = KINDS.get(fault.run, fault.run)
+    with planted(fault):
+        assert failed(trained_runs(kind), probe_of(kind))
+
+
+@pytest.mark.slow
+def test_a_planted_neuron_ranks_first(trained_runs):
+    """One neuron that writes the difference of the words where it is active, and nothing else."""
+    run = trained_runs("padded")
+    seen = run.seen()
+    model = copy.deepcopy(seen.ctx.reference)
+    words = [single_token(model.tokenizer, word) for word in ("loved", "hated")]
+    with torch.no_grad():
+        u = model.unembed.W_U[:, words[0]] - model.unembed.W_U[:, words[1]]
+        model.blocks[0].mlp.W_out[37] = 0
+        model.blocks[1].mlp.W_out[11] += 3 * u / u.norm()
+        model.blocks[1].mlp.b_in[11] += 2
+    policy = copy.copy(seen.ctx.policy)
+    policy.__dict__ = {**policy.__dict__, "_modules": {**policy._modules, "base_model": model}}
+    ctx = copy.copy(seen.ctx)
+    object.__setattr__(ctx, "policy", policy)
+    values = NeuronRank(n=4).observe(seen.__class__(**{**vars(seen), "ctx": ctx})).values
+    assert values["neurons"][0] == "L1N11" and values["contribution"][0] > 0
+    assert values["group"][0].endswith("more active")
+
+
+@pytest.mark.slow
+def test_a_run_shows_all_that_is_stored(make_trainer, unlimited, reviews, monkeypatch):
+    trainer = make_trainer(base_lr=3e-3)
+    attachment = attach(trainer, NeuronRank(every=1), eval_tokens=reviews[0], budget=unlimited)
+    trainer.train()
+    assert attachment.notes == []
+    run = Run(trainer.run.path)
+    assert all(check.ok for check in run.checks())
+    first, *_, last = run.records("neuron_rank")
+    assert set(first["contribution"]) == {0.0} and first["group_size"] == [0, 0, 0, 0]
+    assert "most active" in probe_html(run, "neuron_rank")
+    for drawing in ("bars", "scatter"):
+        monkeypatch.setattr(f"rlhf_lab.views.neuron_pictures.{drawing}", in_words, raising=False)
+    shown = probe_html(run, "neuron_rank")
+    stored = names_in(last) | run.tensors("neuron_rank", last["phase"]).keys()
+    silent = {x for x in stored if probe_html(Changed(run, x), "neuron_rank") == shown}
+    assert silent == {"neuron_by_activation", "neuron_by_text"}
+
+
+def test_models_without_single_neurons_are_refused(llama_tokenizer):
+    model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
+    with pytest.raises(ConfigError, match="leave out neuron_rank, and look at the residual"):
+        NeuronRank().check_model(model)
