@@ -171,6 +171,8 @@ def _many(
                 ]
             )
         )
+    exchanged = _exchanged(models, upto, ends, ids, layer, half)
+    by_activation = (as_float64(stored["neuron_by_activation"])[layer] * half).sum()
     rows = as_float64(stored["neuron_contribution"])
     size = max(LEAST_SIZE, rows[layer].abs().sum().item() / math.sqrt(len(half)))
     found, mlp = lost[1] - lost[0], whole[1] - whole[0]
@@ -183,12 +185,39 @@ def _many(
             allowed,
         ),
         Check.at_most(
+            "their activations' share is what exchanging these does, in both models",
+            gap(by_activation, exchanged) / max(LEAST_SIZE, exchanged.abs().item()),
+            allowed / 10,
+        ),
+        Check.at_most(
             "an MLP's row is what the logits lose with it", gap(values["mlp"], mlp) / large, allowed
         ),
         Check.at_most(
             "neurons and b_out sum to the stored rows of the MLPs", sums / large, allowed
         ),
     ]
+
+
+def _exchanged(
+    models: Sequence[HookedTransformer],
+    upto: Upto,
+    ends: Sequence[End],
+    ids: list[int],
+    layer: int,
+    half: Float[Tensor, " neuron"],
+) -> Float[Tensor, ""]:
+    """What the policy's activations of some neurons do in the reference, and without, in itself."""
+    site, kept = f"blocks.{layer}.mlp.hook_post", []
+    keep = lambda act, hook: kept.append(act)
+    for model in models:
+        run_upto(model, upto, (site, keep))
+    lost = []
+    for model, end, other in zip(models, ends, reversed(kept), strict=True):
+        swap = lambda act, hook, other=other: torch.where(half.to(act) > 0, other.to(act), act)
+        changed = run_upto(model, upto, (site, swap)).acts[f"blocks.{layer}.hook_mlp_out"]
+        part = end.acts[f"blocks.{layer}.hook_mlp_out"] - changed
+        lost.append(logit_loss(model, end, part, ids).mean())
+    return (lost[1] - lost[0]) / 2
 
 
 def _tokens(seen: Observation, record: Record, model: HookedTransformer, text: EvalText) -> Check:
