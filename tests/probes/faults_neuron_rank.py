@@ -30,7 +30,6 @@ NEURON_FAULTS = (
         "inverse_scale[None, :, None] for end in (before, before)",
         "padded",
     ),
-    _fault("N7 all of the shift at the new write", SHIFT, "(e0 + e1) / 2", "e1", "padded"),
     _fault("N8 before less after", SHIFT, "a1 * e1 - a0 * e0", "a0 * e0 - a1 * e1"),
     _fault(
         "N9 one position too early",
@@ -130,5 +129,12 @@ NEURON_FAULTS = (
         END,
         "logit_reader(model, words)",
         "exact(model.unembed.W_U[:, words[0]] - model.unembed.W_U[:, words[1]])",
+    ),
+    _fault(
+        "N7 all of the shift at the new write",
+        SHIFT,
+        "(a1 - a0) * (e0 + e1) / 2",
+        "(a1 - a0) * e1",
+        "padded",
     ),
 )

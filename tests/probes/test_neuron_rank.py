@@ -35,7 +35,7 @@ def probe_of(kind: str) -> NeuronRank:
     return NeuronRank(*words, pos=-3, n=16)
 
 
-def test_a_shift_is_split_by_hand():
+def split_by_hand() -> None:
     end = lambda a, w, b, s: NeuronEnd(
         *(torch.tensor(x, dtype=torch.float64) for x in ([[a]], [w], [b], [s]))
     )
@@ -44,6 +44,15 @@ def test_a_shift_is_split_by_hand():
     found = neuron_shift(before, after)
     assert found.rows.tolist() == [[[5.0, -2.0]]] and found.bias.tolist() == [[1.5]]
     assert found.by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
+
+
+def test_a_shift_is_split_by_hand_and_halves_are_told_from_wholes():
+    split_by_hand()
+    with planted(NEURON_FAULTS[-1]), pytest.raises(AssertionError):
+        split_by_hand()
+
+
+def test_groups_by_hand():
     signs = torch.tensor([[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]])
     moved = torch.tensor([[2.0, -2.0, -2.0, 2.0, 2.0, 0.0]])
     assert neuron_groups(signs, moved).tolist() == [[0, 1, 2, 3, -1, -1]]
