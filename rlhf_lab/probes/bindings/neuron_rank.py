@@ -18,7 +18,7 @@ from rlhf_lab.probes.bindings.logit_shift import End, Upto, logit_loss, run_upto
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 
-LEAST_SIZE = 0.01
+LEAST_CONTRIBUTION = 0.01
 """Of a contribution: a logit difference is rounded to a thousandth of that."""
 
 
@@ -104,8 +104,8 @@ def _one(
         active.append(_activation(model, upto, layer, index))
     row, moved = lost[1] - lost[0], active[1] - active[0]
     by_activation = (moved * (write[0] + write[1]) / 2).mean()
-    size = max(LEAST_SIZE, row.abs().max().item())
-    part = max(LEAST_SIZE / 10, by_activation.abs().item())
+    size = max(LEAST_CONTRIBUTION, row.abs().max().item())
+    part = max(LEAST_CONTRIBUTION / 10, by_activation.abs().item())
     missed = max(
         gap(stored["neuron_by_text"][at], row),
         gap(values["contribution"][at], row.mean()),
@@ -125,8 +125,8 @@ def _one(
         gap(values["by_activation"][at], by_activation),
         gap(stored["neuron_by_activation"][layer, index], by_activation),
     )
-    large = max(LEAST_SIZE, writes.abs().max().item())
-    high = max(LEAST_SIZE, max(x.abs().max().item() for x in active))
+    large = max(LEAST_CONTRIBUTION, writes.abs().max().item())
+    high = max(LEAST_CONTRIBUTION, max(x.abs().max().item() for x in active))
     return [
         Check.at_most("a neuron's row is what the logits lose with it", missed / size, allowed),
         Check.at_most("a neuron's write is what one more of it adds", apart / large, allowed),
@@ -174,10 +174,10 @@ def _many(
     exchanged = _exchanged(models, upto, ends, ids, layer, half)
     by_activation = (as_float64(stored["neuron_by_activation"])[layer] * half).sum()
     rows = as_float64(stored["neuron_contribution"])
-    size = max(LEAST_SIZE, rows[layer].abs().sum().item() / math.sqrt(len(half)))
+    size = max(LEAST_CONTRIBUTION, rows[layer].abs().sum().item() / math.sqrt(len(half)))
     found, mlp = lost[1] - lost[0], whole[1] - whole[0]
     sums = gap(values["mlp"], rows.sum(1) + as_float64(values["b_out"]))
-    large = max(LEAST_SIZE, mlp.abs().max().item())
+    large = max(LEAST_CONTRIBUTION, mlp.abs().max().item())
     return [
         Check.at_most(
             "half of a layer's neurons sum to what the logits lose with them",
@@ -186,7 +186,7 @@ def _many(
         ),
         Check.at_most(
             "their activations' share is what exchanging these does, in both models",
-            gap(by_activation, exchanged) / max(LEAST_SIZE, exchanged.abs().item()),
+            gap(by_activation, exchanged) / max(LEAST_CONTRIBUTION, exchanged.abs().item()),
             allowed / 10,
         ),
         Check.at_most(
@@ -246,7 +246,7 @@ def _tokens(seen: Observation, record: Record, model: HookedTransformer, text: E
         for word, x in zip(words, listed, strict=True):
             same = [abs(x - y) for token, y in largest.items() if tokenizer.decode([token]) == word]
             missed = max(missed, min(same, default=math.inf))
-        misses.append(missed / max(LEAST_SIZE, max(map(abs, listed))))
+        misses.append(missed / max(LEAST_CONTRIBUTION, max(map(abs, listed))))
     allowed = seen.allowed(1e-3, half=0.2)
     return Check.at_most("neurons are most active at the tokens listed", max(misses), allowed)
 
