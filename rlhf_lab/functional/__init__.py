@@ -20,4 +20,5 @@ from rlhf_lab.functional.padding import *
 from rlhf_lab.functional.policy_loss import *
 from rlhf_lab.functional.preference import *
 from rlhf_lab.functional.rewards import *
+from rlhf_lab.functional.tilting import *
 from rlhf_lab.functional.value_loss import *

@@ -1,15 +1,7 @@
 """Reel: a movie-review language whose latents, values and optimal policies are known exactly."""
 
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
-from rlhf_lab.organism.exact import (
-    BestOfNPoint,
-    FrontierPoint,
-    best_of_n,
-    frontier,
-    optimal_policy,
-    state_values,
-    token_information,
-)
+from rlhf_lab.organism.exact import state_values, token_information
 from rlhf_lab.organism.grammar import Grammar, decode
 from rlhf_lab.organism.graph import (
     Graph,
@@ -19,6 +11,16 @@ from rlhf_lab.organism.graph import (
     grammar_policy,
 )
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
+from rlhf_lab.organism.optimum import (
+    BestOfNPoint,
+    FrontierPoint,
+    best_at_budget,
+    best_of_n,
+    frontier,
+    loss_leash_policy,
+    optimal_policy,
+    soft_backup,
+)
 from rlhf_lab.organism.rewards import (
     REWARDS,
     Features,
@@ -47,6 +49,7 @@ __all__ = [
     "Reward",
     "backward_values",
     "bagsum",
+    "best_at_budget",
     "best_of_n",
     "build_graph",
     "decode",
@@ -55,10 +58,12 @@ __all__ = [
     "grammar_policy",
     "grammatical",
     "length",
+    "loss_leash_policy",
     "negblind",
     "optimal_policy",
     "read_features",
     "soft",
+    "soft_backup",
     "soft_popcorn",
     "state_values",
     "token_information",

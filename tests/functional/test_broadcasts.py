@@ -1,6 +1,7 @@
 """Tensors of unequal shapes are refused in a sentence where torch would broadcast them silently."""
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -89,6 +90,8 @@ def make(name: str, shape: tuple[int, ...], annotation: Any) -> Tensor:
         return torch.ones(shape, dtype=torch.bool)
     if "Int" in written:
         return torch.zeros(shape, dtype=torch.long)
+    if name == "probs":  # which sum to 1
+        return torch.full(shape, 1 / math.prod(shape))
     return -torch.rand(shape, generator=generator)
 
 

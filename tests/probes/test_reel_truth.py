@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_lab.organism import optimal_policy, state_values
 from rlhf_lab.organism.beliefs import sentiment_belief
-from rlhf_lab.organism.exact import optimal_policy, state_values
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth

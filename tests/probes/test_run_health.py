@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.organism.exact import frontier
+from rlhf_lab.organism import frontier
 from rlhf_lab.organism.rewards import gold
 from rlhf_lab.probes import Run, attach
 from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
-from rlhf_lab.organism.bundled import LANGUAGE_MODELS, weights_dir
-from rlhf_lab.organism.exact import (
+from rlhf_lab.organism import (
     frontier,
     optimal_policy,
     state_values,
     token_information,
 )
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, weights_dir
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.graph import GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import VOCABULARY

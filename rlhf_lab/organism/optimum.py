@@ -1,0 +1,192 @@
+"""KL-regularized optima on Reel, exactly: optimal policies, the frontier, and the best of n."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rlhf_lab.functional.best_of_n import best_of_n_distribution
+from rlhf_lab.functional.tilting import tilt
+from rlhf_lab.organism.graph import GraphPolicy
+from rlhf_lab.organism.rewards import Reward, gold
+
+
+def soft_backup(
+    later: Float[Tensor, " state_after"],
+    probability: Float[Tensor, "state vocab"],
+    successor: Int[Tensor, "state vocab"],
+) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
+    """Give the soft values of all states at one position, and the optimal policy there.
+
+    1. Look up the soft value of the state that each word leads to; words of probability 0 lead
+       nowhere, and do not count.
+    2. The soft value of a state is the log of the mean of their exponentials, by the reference.
+    3. The optimal policy is the reference, tilted by the soft values that lie ahead.
+
+    Soft values are in nats: rewards over beta. The policy is 0 where the reference is.
+
+    W(s) = log sum_a ref(a | s) exp W(s a),  pi*(a | s) = ref(a | s) exp(W(s a) - W(s))
+    (Levine 2018, arXiv 1805.00909)
+    """
+    ahead = later[successor].masked_fill(probability == 0, -torch.inf)
+    value = (probability.log() + ahead).logsumexp(-1)
+    return value, probability * (ahead - value[:, None]).exp()
+
+
+def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
+    """Give the policy that maximizes E[reward] - beta KL(policy || reference).
+
+    1. At the end of a review the soft value is reward / beta.
+    2. Go backwards, position by position, with `soft_backup`; the product of the tables is
+       pi*(x) = ref(x) exp(reward / beta) / Z.
+
+    Raises ValueError for a beta that is not above 0.
+
+    Equation: Korbak et al. 2022 (arXiv 2205.11275, section 3).
+    """
+    return _backwards(reference, reward, beta, beta, soft_backup)
+
+
+def loss_leash_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
+    """Give the policy at which a penalty on the KL at the visited states comes to rest.
+
+    Its gradient leaves out that a word leads to states where KL is paid, so that the value of what
+    lies ahead is the mean reward of going on, with no KL charged.
+
+    1. At the end of a review the value is the reward.
+    2. Going backwards: the policy is the reference, tilted by the values ahead; the value of a
+       state is their mean under that policy.
+
+    Raises ValueError for a beta that is not above 0.
+
+    pi(a | s) ~ ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
+    """
+
+    def mean_backup(
+        later: Float[Tensor, " state_after"],
+        probability: Float[Tensor, "state vocab"],
+        successor: Int[Tensor, "state vocab"],
+    ) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
+        ahead = later[successor]
+        policy = tilt(probability, ahead, beta)
+        return (policy * ahead).sum(-1), policy
+
+    return _backwards(reference, reward, beta, 1.0, mean_backup)
+
+
+def _backwards(
+    reference: GraphPolicy, reward: Reward, beta: float, unit: float, backup: Callable
+) -> GraphPolicy:
+    """The policy of a recursion from the end of a review to its start.
+
+    Args:
+        unit: what rewards are divided by at the end.
+    """
+    _check_beta(beta)
+    graph, tables = reference.graph, []
+    later = torch.from_numpy(reward.score(graph.final_features()) / unit)
+    for p, successor in zip(reference.probability[::-1], graph.successor[::-1], strict=True):
+        later, table = backup(later, torch.from_numpy(p), torch.from_numpy(successor))
+        tables.append(table.numpy())
+    return GraphPolicy(graph, tuple(tables[::-1]))
+
+
+def _check_beta(beta: float) -> None:
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}; give a KL coefficient above 0.")
+
+
+def best_at_budget(solve: Callable[[float], tuple[float, float]], kl: float) -> float:
+    """Give the price per nat at which the optimum spends exactly this much KL.
+
+    The dearer a nat, the fewer are spent: a bisection over the logarithm of the price.
+
+    Args:
+        solve: gives the reward and the KL of the optimum at a price.
+        kl: the budget, in nats per sequence.
+
+    Raises ValueError for a budget that no price between 1e-4 and 1e4 spends.
+    """
+    low, high = 1e-4, 1e4  # the KL falls from one to the other
+    most, least = solve(low)[1], solve(high)[1]
+    if not least <= kl <= most:
+        raise ValueError(
+            f"kl={kl} cannot be spent; give a budget from {least:.3g} to {most:.3g} nats."
+        )
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if solve(middle)[1] > kl else (low, middle)
+    return (low * high) ** 0.5
+
+
+class FrontierPoint(NamedTuple):
+    """One exact optimum: its expected rewards, KL in nats per sequence, and share of popcorn."""
+
+    beta: float
+    proxy: float
+    gold: float
+    kl_per_sequence: float
+    popcorn: float
+
+
+def frontier(reference: GraphPolicy, proxy: Reward, betas: Iterable[float]) -> list[FrontierPoint]:
+    """Give the best reward that each KL budget can buy: the figures of `optimal_policy` per beta.
+
+    Raises ValueError for a beta that is not above 0.
+    """
+    features, chances = reference.graph.final_features(), reference.occupancy()[-1]
+    figures = [proxy.score(features), gold.score(features), features.popcorn]
+    points = []
+    for beta in betas:
+        best, kl = tilted(chances, figures[0], beta)
+        proxy_mean, gold_mean, popcorn = (float(best @ figure) for figure in figures)
+        points.append(FrontierPoint(beta, proxy_mean, gold_mean, kl, popcorn))
+    return points
+
+
+class BestOfNPoint(NamedTuple):
+    """The exact best of n reviews: its expected rewards, and its KL in nats per sequence."""
+
+    n: int
+    proxy: float
+    gold: float
+    kl_per_sequence: float
+
+
+def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> list[BestOfNPoint]:
+    """Give what the best of n reviews of a policy earns, exactly, where a proxy chooses it.
+
+    Reviews that end in one state earn the same, so that the distribution over the final states
+    has the rewards and the KL of that over reviews.
+
+    Raises ValueError for an n below 1.
+    """
+    features, chances = reference.graph.final_features(), torch.tensor(reference.occupancy()[-1])
+    scores, golds = (torch.tensor(reward.score(features)) for reward in (proxy, gold))
+    points = []
+    for n in numbers:
+        best = best_of_n_distribution(chances, scores, n)
+        kl = (torch.special.xlogy(best, best) - torch.special.xlogy(best, chances)).sum()
+        points.append(
+            BestOfNPoint(n, float(best @ scores), float(best @ golds), max(0.0, float(kl)))
+        )
+    return points
+
+
+def tilted(
+    chances: Float[np.ndarray, " state"], scores: Float[np.ndarray, " state"], beta: float
+) -> tuple[Float[np.ndarray, " state"], float]:
+    """Give the optimum's probability of every whole review, and its KL in nats per sequence.
+
+    See `tilt`, of which this is the case of whole reviews: their probabilities under the reference,
+    and their rewards. Raises ValueError for a beta that is not above 0.
+
+    KL(pi* || ref) = E*[r] / beta - log Z
+    """
+    ref = torch.from_numpy(chances)
+    best = tilt(ref, torch.from_numpy(scores), beta)
+    kl = torch.special.xlogy(best, best) - torch.special.xlogy(best, ref)
+    return best.numpy(), max(0.0, float(kl.sum()))

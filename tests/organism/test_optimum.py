@@ -1,0 +1,110 @@
+"""Optima by backward recursion: by hand, against gradients, and the two leashes apart."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.organism import (
+    GraphPolicy,
+    best_at_budget,
+    frontier,
+    gold,
+    loss_leash_policy,
+    optimal_policy,
+    soft_backup,
+)
+
+
+def test_a_backup_by_hand():
+    """Two words, 1 to 3, that lead to soft values 0 and log 3: W = log(1/4 + 9/4), pi* 1 to 9."""
+    later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
+    probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
+    successor = torch.tensor([[1, 0, 2]])
+    value, policy = soft_backup(later, probability, successor)
+    assert value.tolist() == pytest.approx([math.log(2.5)])
+    assert policy[0].tolist() == pytest.approx([0.1, 0.9, 0.0])
+
+
+def test_large_soft_values_do_not_overflow():
+    later = torch.tensor([2000.0, 1000.0], dtype=torch.float64)
+    value, policy = soft_backup(later, torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0, 1]]))
+    assert value.item() == pytest.approx(2000 + math.log(0.5))
+    assert policy[0].tolist() == pytest.approx([1.0, 0.0])
+
+
+def with_logits(reference: GraphPolicy, logits: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tables of a policy that says what the reference can say."""
+    able = [torch.from_numpy(p) > 0 for p in reference.probability]
+    return [z.masked_fill(~a, -math.inf).softmax(-1) for z, a in zip(logits, able, strict=True)]
+
+
+def objective(reference, tables, beta, charged):
+    """E[reward] - beta KL of a policy of tables, on the graph; its gradient by autograd.
+
+    Args:
+        charged: whether the KL of later states counts for the words that lead there.
+    """
+    graph = reference.graph
+    later = torch.from_numpy(gold.score(graph.final_features()))
+    paid = torch.zeros_like(later)
+    for p, q, successor in zip(
+        tables[::-1], reference.probability[::-1], graph.successor[::-1], strict=True
+    ):
+        successor, q = torch.from_numpy(successor), torch.from_numpy(q)
+        ratio = torch.where(q > 0, p.clamp_min(1e-300) / q.clamp_min(1e-300), 1.0)
+        own = (p * ratio.log()).sum(-1)
+        ahead = p if charged else p.detach()
+        later, paid = (p * later[successor]).sum(-1), own + (ahead * paid[successor]).sum(-1)
+    return later[0] - beta * paid[0]
+
+
+@pytest.mark.parametrize("solve, charged", [(optimal_policy, True), (loss_leash_policy, False)])
+def test_each_leash_is_at_rest_under_its_own_gradient_and_not_under_the_other(mini, solve, charged):
+    found = solve(mini, gold, 0.3)
+    tables = [np.where(p > 0, p, 1.0) for p in found.probability]
+    largest = {}
+    for gradient_of in (True, False):
+        logits = [torch.from_numpy(np.log(p)).requires_grad_() for p in tables]
+        value = objective(mini, with_logits(mini, logits), 0.3, gradient_of)
+        slopes = torch.autograd.grad(value, logits)
+        largest[gradient_of] = max(slope.abs().max().item() for slope in slopes)
+    assert largest[charged] < 1e-12 and largest[not charged] > 1e-5
+
+
+def test_no_policy_is_worth_more_than_the_optimum(reel):
+    final = gold.score(reel.graph.final_features())
+    for beta in (1.0, 0.3, 0.1):
+        worth = [
+            policy.mean(final) - beta * float(policy.kl_by_position(reel).sum())
+            for policy in (optimal_policy(reel, gold, beta), loss_leash_policy(reel, gold, beta))
+        ]
+        assert worth[0] > worth[1] > reel.mean(final)
+
+
+def test_along_the_frontier_a_nat_buys_beta(reel):
+    for beta in (0.6, 0.3, 0.2):
+        near = frontier(reel, gold, [beta * 1.01, beta / 1.01])
+        slope = (near[1].proxy - near[0].proxy) / (
+            near[1].kl_per_sequence - near[0].kl_per_sequence
+        )
+        assert slope == pytest.approx(beta, rel=1e-3)
+
+
+def test_the_price_that_spends_a_budget(reel):
+    def solve(beta):
+        point = frontier(reel, gold, [beta])[0]
+        return point.proxy, point.kl_per_sequence
+
+    for beta in (1.0, 0.2, 0.05):
+        assert best_at_budget(solve, solve(beta)[1]) == pytest.approx(beta, rel=1e-6)
+    with pytest.raises(ValueError, match="cannot be spent"):
+        best_at_budget(solve, 50.0)
+    with pytest.raises(ValueError, match="cannot be spent"):
+        best_at_budget(solve, -1.0)
+
+
+def test_a_price_of_nothing_is_refused(mini):
+    with pytest.raises(ValueError, match="above 0"):
+        loss_leash_policy(mini, gold, 0.0)
