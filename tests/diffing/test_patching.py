@@ -10,6 +10,8 @@ from rlhf_lab.diffing.patching import patch_hook
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookPoint
+from tests.diffing.faults_compare import PATCHING_FAULTS
+from tests.probes.planting import planted, told_by
 from tests.tiny_families import random_tokens, tiny_of
 
 WORDS = (5, 9)
@@ -215,3 +217,10 @@ def test_the_hook_leaves_what_it_is_given_as_it_was():
     hook.name = "blocks.0.hook_resid_post"
     put = patch_hook(source, None, chosen)(given, hook)
     assert put.sum(-1).tolist() == [[4, 0, 4], [0, 0, 4]] and not given.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PATCHING_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told(fault, request, without_type_checks):
+    with planted(fault):
+        told_by(globals()[fault.run], request, head=1)

@@ -9,6 +9,8 @@ from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, t
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
+from tests.diffing.faults_compare import WEIGHTS_FAULTS
+from tests.probes.planting import planted, told_by
 
 
 def copied(model):
@@ -144,3 +146,10 @@ def test_models_of_other_kinds_are_refused(base, llama_tokenizer, make_tiny_llam
     with torch.no_grad():
         grown.embed.W_E += 1
     assert same_weights(truncate(other, grown, 99), grown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WEIGHTS_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told(fault, request, without_type_checks):
+    with planted(fault):
+        told_by(globals()[fault.run], request)

@@ -8,6 +8,8 @@ from rlhf_lab.organism import Grammar, gold
 from rlhf_lab.organism.grammar import decode
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.lumped import LumpedState, expected_gold, lumped_states, transitions
+from tests.organism.faults_lumped import LUMPED_FAULTS
+from tests.probes.planting import planted, told_by
 
 MINI = Grammar(n_clauses=1)
 FREE = ("OPEN", "COP", "ADJ", "VERB")
@@ -97,3 +99,14 @@ def test_samples_of_another_length_are_refused(population):
     tokens, probs = population
     with pytest.raises(ValueError, match="whole samples of 29 tokens"):
         expected_gold(probs, tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", LUMPED_FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_told(fault, request, without_type_checks):
+    transitions.cache_clear()
+    try:
+        with planted(fault):
+            told_by(globals()[fault.run], request, prefix_len=3)
+    finally:
+        transitions.cache_clear()

@@ -2,10 +2,12 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 OTHER_ROOMS = ("diffing.", "functional.", "models.", "organism.")
 
@@ -51,3 +53,11 @@ def planted(fault: Fault) -> Iterator[None]:
         yield
     finally:
         function.__code__ = whole
+
+
+def told_by(test: Callable[..., None], request: pytest.FixtureRequest, **given: Any) -> None:
+    """Call a test with its fixtures or what is given for them, and expect an assertion to fail."""
+    names = list(inspect.signature(test).parameters)
+    values = {n: given[n] if n in given else request.getfixturevalue(n) for n in names}
+    with pytest.raises(AssertionError):
+        test(**values)
