@@ -6,10 +6,12 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhf_lab.course.borrowed import watched
 from rlhf_lab.course.containment import Stopped
-from rlhf_lab.course.exercise import Answer, Exercise
+from rlhf_lab.course.exercise import Answer, Case, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
+from rlhf_lab.course.relations import relation
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,21 @@ class Judge:
     def verdict(self, fn: Answer) -> Verdict:
         """Compare a function on all cases, and name the slip if it is a known one.
 
-        1. Call it on each case; a stub ends it, and so does a call that does not come back.
+        1. Call it on each case; a stub ends it, and so does a call that does not come back, or a
+           call of the package's own function in its place.
         2. Compare results, gradients and arguments.
-        3. At a miss, look for the known mistake that behaves the same.
+        3. At a miss, look for the known mistake that behaves the same, or else for what the wrong
+           numbers have to do with the right ones.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outcomes: list[Outcome] = []
             try:
                 for case in self.cases:
-                    outcomes.append(observe(self.exercise, fn, case))
+                    with watched(self.exercise, fn) as called:
+                        outcomes.append(observe(self.exercise, fn, case))
+                    if called:
+                        return self._borrowed(case, min(called))
             except NotImplementedError:
                 return Verdict("unwritten", len(self.cases))
             except Stopped as stop:  # not called again: it would take as long on every case
@@ -82,7 +89,15 @@ class Judge:
             first = next((miss for miss in misses if miss), None)
             if first is None:
                 return Verdict("passed", len(self.cases))
-            return Verdict("differs", len(self.cases), first, self._recognize(outcomes, misses))
+            likely = self._recognize(outcomes, misses)
+            likely = likely or relation(self.exercise, outcomes, self.expected, misses)
+            return Verdict("differs", len(self.cases), first, likely)
+
+    def _borrowed(self, case: Case, name: str) -> Verdict:
+        """What is said of an answer that calls the package's."""
+        rows = (("it calls", f"the package's own {name} is called", "your own code"),)
+        slip = f"this hands the work to the package's own {name}: write what it does yourself"
+        return Verdict("differs", len(self.cases), Miss("error", rows, case), slip)
 
     def _recognize(self, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
         """The known mistake that agrees with what was found in most cases.

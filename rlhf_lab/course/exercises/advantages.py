@@ -6,6 +6,9 @@ from rlhf_lab.course.cases import draw, standard_cases
 from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.functional import compute_advantages, compute_gae, compute_returns
 
+HOLES = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]]).bool()
+"""Tokens of a tool's answer, which the policy did not write, stand between others."""
+
 
 def _one_step_cases() -> tuple[Case, ...]:
     cases = standard_cases(
@@ -14,7 +17,12 @@ def _one_step_cases() -> tuple[Case, ...]:
     sizes = {"batch": 3, "gen": 4}
     arguments = draw(compute_advantages, sizes, 8, {"gamma": 0.9}, optional=("mask",))
     paid = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
-    return (*cases, Case("a reward for each token, discounted", arguments | {"rewards": paid}))
+    holes = arguments | {"rewards": paid, "mask": HOLES}
+    return (
+        *cases,
+        Case("a reward for each token, discounted", arguments | {"rewards": paid}),
+        Case("holes in the mask", holes),
+    )
 
 
 def _gae_cases() -> tuple[Case, ...]:
@@ -22,7 +30,12 @@ def _gae_cases() -> tuple[Case, ...]:
     spoil = ("values", "token_rewards")
     cases = standard_cases(compute_gae, large=large, spoil=spoil, gamma=0.9, lam=0.8)
     undiscounted = draw(compute_gae, {"batch": 3, "gen": 4}, 11)
-    return (*cases, Case("gamma and lam as by default", undiscounted))
+    holes = draw(compute_gae, {"batch": 3, "gen": 4}, 12, {"gamma": 0.9, "lam": 0.8})
+    return (
+        *cases,
+        Case("gamma and lam as by default", undiscounted),
+        Case("holes in the mask", holes | {"mask": HOLES}),
+    )
 
 
 _exercise = exercise_from("advantages.toml")

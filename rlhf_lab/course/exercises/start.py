@@ -28,11 +28,16 @@ def _masked_mean_cases() -> tuple[Case, ...]:
     )
 
 
+def _sum_cases() -> tuple[Case, ...]:
+    x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
+    x[1, 2] = torch.nan
+    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
+    return (*cases, Case("nan at a real token", {"x": x}))
+
+
 _exercise = exercise_from("start.toml")
 
 EXERCISES = (
-    _exercise(
-        sequence_sum, cases=lambda: standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
-    ),
+    _exercise(sequence_sum, cases=_sum_cases),
     _exercise(masked_mean, cases=_masked_mean_cases),
 )
