@@ -60,6 +60,8 @@ class Exercise:
         methods: of a class, those that are the learner's to write; the others are given.
         observe: from a function and arguments to what is compared: a tensor, a number, or facts by
             name. It calls the function, once or more.
+        step_free: whether the stub has the first paragraph of the docstring alone, so that the
+            learner finds the steps.
     """
 
     lesson: str
@@ -72,6 +74,7 @@ class Exercise:
     gradients: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
+    step_free: bool = False
 
     @property
     def name(self) -> str:

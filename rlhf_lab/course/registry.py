@@ -8,12 +8,14 @@ from rlhf_lab.course.exercises import (
     advantages,
     changed,
     entropy,
+    hooks,
     kl,
     kl_control,
-    logprobs,
     losses,
+    normalize,
     optimizer,
     own_reward,
+    policy,
     ppo,
     start,
     value_head,
@@ -24,8 +26,9 @@ from rlhf_lab.course.exercises import (
 
 def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
-    objective = (logprobs, kl, entropy, losses, whole, kl_control)
-    files = (start, own_reward, value_head, *objective, advantages, optimizer, ppo, watch, changed)
+    inside = (policy, hooks, value_head)
+    objective = (normalize, kl, entropy, losses, whole, kl_control)
+    files = (start, own_reward, *inside, *objective, advantages, optimizer, ppo, watch, changed)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 

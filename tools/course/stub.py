@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -31,12 +32,16 @@ def stub_source(exercise: Exercise, bound: set[str]) -> str:
     """
     source = source_of(exercise.reference)
     helpers = {name for name in used_names(source) if not name.startswith("_")}
-    stub = emptied(source, exercise.methods)
+    stub = emptied(source, exercise.methods, exercise.step_free)
     return _with_imports(exercise.reference, stub, helpers - bound)
 
 
-def emptied(source: str, methods: tuple[str, ...] = ()) -> str:
-    """Source without the body of the function, or without those of some methods of the class."""
+def emptied(source: str, methods: tuple[str, ...] = (), step_free: bool = False) -> str:
+    """Source without the body of the function, or without those of some methods of the class.
+
+    Args:
+        step_free: leave the first paragraph of the docstring alone.
+    """
     definition = ast.parse(source).body[0]
     functions = [definition]
     if isinstance(definition, ast.ClassDef):
@@ -45,7 +50,12 @@ def emptied(source: str, methods: tuple[str, ...] = ()) -> str:
     for function in reversed(functions):
         docstring = function.body[0]
         indent = " " * docstring.col_offset
-        lines[docstring.end_lineno : function.end_lineno] = [indent + UNWRITTEN]
+        kept = [indent + UNWRITTEN]
+        if step_free:
+            words = inspect.cleandoc(docstring.value.value).partition("\n\n")[0]
+            kept = [*textwrap.indent(f'"""{words}"""', indent).splitlines(), *kept]
+        first = docstring.lineno - 1 if step_free else docstring.end_lineno
+        lines[first : function.end_lineno] = kept
     return "\n".join(lines)
 
 

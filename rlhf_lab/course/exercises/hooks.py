@@ -1,0 +1,133 @@
+"""Lesson 01, the policy and its hooks: a lens, heads ablated and patched, and what a patch does."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercises.toys import toy_transformer
+from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
+from rlhf_lab.functional import recovered_fraction
+
+
+def _lens_cases() -> tuple[Case, ...]:
+    generator = torch.Generator().manual_seed(0)
+
+    def residual(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, 8, generator=generator) + 0.5
+
+    return (
+        Case("ordinary", {"residual": residual(3, 4)}),
+        Case("all layers at once", {"residual": residual(2, 3, 4)}),
+        Case("a single state", {"residual": residual()}),
+        Case("RMSNorm", {"residual": residual(3, 4), "normalization_type": "RMS"}),
+        Case("large numbers", {"residual": 1e4 * residual(2, 2)}),
+        Case("a confident model", {"residual": residual(2, 2), "sharper": 100.0}),
+    )
+
+
+def _observe_lens(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    model = toy_transformer(normalization_type=arguments.get("normalization_type", "LN"))
+    model.unembed.W_U.data *= arguments.get("sharper", 1.0)
+    return fn(model.requires_grad_(False), arguments["residual"])
+
+
+def _head_cases(*names: str) -> list[tuple[str, dict[str, Any]]]:
+    """What both exercises try: activations of these names, heads and positions."""
+    generator = torch.Generator().manual_seed(0)
+    cuts = [
+        ("one head, one position", (4, 5, 3, 2), [1], slice(2, 3)),
+        ("several heads and positions", (3, 6, 4, 2), [0, 2], slice(1, 4)),
+        ("up to the end", (3, 4, 2, 3), [1], slice(2, None)),
+        ("the last position", (3, 4, 2, 3), [0], slice(-1, None)),
+        ("batch of 1", (1, 4, 3, 2), [2], slice(0, 2)),
+    ]
+    return [
+        (
+            label,
+            {name: torch.randn(*shape, generator=generator) for name in names}
+            | {"heads": heads, "positions": positions},
+        )
+        for label, shape, heads, positions in cuts
+    ]
+
+
+def _ablate_cases() -> tuple[Case, ...]:
+    to_zero = [Case(label, case | {"to": "zero"}) for label, case in _head_cases("z")]
+    to_mean = [Case(f"{label}, mean", case | {"to": "mean"}) for label, case in _head_cases("z")]
+    return (*to_zero, *to_mean)
+
+
+def _patch_cases() -> tuple[Case, ...]:
+    return tuple(Case(label, case) for label, case in _head_cases("z", "donor"))
+
+
+def _fraction_cases() -> tuple[Case, ...]:
+    """Effects of a mean of 1, of which sequences have more or less, and patches of known shares."""
+    generator = torch.Generator().manual_seed(0)
+
+    def case(
+        label: str, share: float, n: int = 60, effect: float = 1.0, spread: float = 1.0
+    ) -> Case:
+        common = torch.randn(n, generator=generator)
+        own = effect * (1 + spread * torch.randn(n, generator=generator))
+        noise = 0.2 * torch.randn(n, generator=generator)
+        clean, corrupted = common + own, common
+        rows = {"clean": clean, "corrupted": corrupted, "patched": common + share * own + noise}
+        return Case(label, rows)
+
+    no_effect = torch.randn(3, 50, generator=generator)
+    return (
+        case("a part of it", 0.6),
+        case("the effect is negative", 0.4, effect=-1.5),
+        case("more than all of it", 1.3, spread=0.5),
+        case("the wrong way", -0.4, spread=0.5),
+        case("many sequences", 0.6, n=400),
+        Case(
+            "clean and corrupted differ by chance alone",
+            dict(zip(("clean", "corrupted", "patched"), no_effect, strict=True)),
+        ),
+    )
+
+
+def _observe_fraction(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The share, and whether its interval is what a bootstrap gives, whatever it drew."""
+    found, expected = fn(**arguments), recovered_fraction(**arguments)
+    if found.value is None:
+        return {"the share is defined": False}
+    facts = {
+        "the share is defined": True,
+        "share": torch.as_tensor(found.value).double().reshape(()),
+        "sequences": found.n,
+    }
+    if found.low is None or expected.low is None:
+        return facts | {"there is an interval": found.low is not None}
+    width, middle = found.high - found.low, (found.low + found.high) / 2
+    known = expected.high - expected.low
+    return facts | {
+        "there is an interval": True,
+        "width of the interval": _width(float(width / known)),
+        "it lies where a bootstrap's does": bool(
+            abs(middle - (expected.low + expected.high) / 2) <= 0.15 * known
+        ),
+    }
+
+
+def _width(share: float) -> str:
+    """A width in words, as a share of what a bootstrap over sequences gives."""
+    if 0.85 <= share <= 1.18:
+        return "as a bootstrap's"
+    if share < 0.85:
+        return "too narrow" if share > 0.6 else "far too narrow"
+    return "too wide" if share < 1.7 else "far too wide"
+
+
+_exercise = exercise_from("hooks.toml")
+
+EXERCISES = (
+    _exercise(logit_lens, cases=_lens_cases, observe=_observe_lens),
+    _exercise(patch_heads, cases=_patch_cases),
+    _exercise(ablate_heads, cases=_ablate_cases),
+    _exercise(recovered_fraction, cases=_fraction_cases, observe=_observe_fraction),
+)
