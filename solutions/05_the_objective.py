@@ -11,7 +11,6 @@
 # your functions to the real trainer.
 #
 # **Afterwards you can**
-# - read a log-probability out of logits without being off by one,
 # - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
 # - derive why one may climb ratio times advantage, and what the KL penalty's gradient leaves out,
 # - predict where the gradient of the clipped surrogate is zero, and for which sign of the advantage,
@@ -34,7 +33,7 @@
 # first cell
 
 # %% [markdown]
-# About 180 minutes of work; a good place to rest is before the clipped surrogate. All cells together
+# About 165 minutes of work; a good place to rest is before the clipped surrogate. All cells together
 # run in about 40 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
@@ -56,7 +55,13 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
-from rlhf_lab.functional import generated_logits, generated_values, masked_mean, masked_std
+from rlhf_lab.functional import (
+    generated_logits,
+    generated_values,
+    get_logprobs,
+    masked_mean,
+    masked_std,
+)
 from rlhf_lab.models import read_out
 from rlhf_lab.training import ReplayMemory, objective_terms
 from rlhf_lab.views import curves, sparkline, tokens_html
@@ -190,13 +195,8 @@ predictions.compare("eight equal rewards become", equal_rewards, found)
 # %% [markdown]
 # ## The log-probability of what was said
 #
-# PPO changes how likely the sampled tokens are. So first we need `log pi(a_t | s_t)`, one number
-# per generated token: the log-softmax of the logits at the position *before* it, picked at the
-# token's own number.
-#
-# `eindex` picks entries by name. `eindex(logprobs, tokens, "b s [b s+1]")` reads: for each batch
-# row b and position s, take `logprobs[b, s, tokens[b, s+1]]`. (`logprobs.gather(-1, index)` does the
-# same, if you know it.)
+# PPO changes how likely the sampled tokens are. So first we need `log pi(a_t | s_t)`, one number per generated
+# token, which `get_logprobs` reads off the logits; you wrote it in lesson 01.
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T},
 # \qquad z = \text{the logits at position } \texttt{prefix\_len} - 1 + t$$
@@ -204,13 +204,9 @@ predictions.compare("eight equal rewards become", equal_rewards, found)
 # `logprobs` are of the sampled tokens, and always refer to the policy that they were computed with.
 # The minibatch carries those of the policy *that sampled*; they stay as they are, while the policy
 # moves on.
-
-# %%
-from rlhf_lab.functional import get_logprobs  # exercise
-
-# %% [markdown]
-# The sampler noted its log-probabilities token by token, with a KV cache. You have computed
-# them in one go, from finished sequences. The policy has not taken a step in between. Are they the
+#
+# The sampler noted its log-probabilities token by token, with a KV cache. The next
+# cell computes them in one go, from finished sequences. The policy has not taken a step in between. Are they the
 # same? ("equal" means up to rounding.)
 
 # %%
@@ -221,7 +217,7 @@ logprobs = get_logprobs(scored_logits, minibatch.tokens, prefix_len, args.temper
 gap = (logprobs - minibatch.logprobs)[mask].abs().max().item()
 print(f"largest difference: {gap:.0e}")
 predictions.compare(
-    "your log-probabilities and the sampler's are",
+    "log-probabilities in one go and the sampler's are",
     same_policy,
     "equal" if gap < 1e-3 else "different",
 )

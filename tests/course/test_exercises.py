@@ -90,6 +90,9 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
     without_gradient = {name for name, kinds in tried.items() if DETACHED not in kinds}
     assert without_gradient == {
         "my_reward",
+        "draw_token",
+        "sample_without_cache",
+        "recovered_fraction",
         "TransformerWithValueHead",
         "normalize_reward",
         "compute_advantages",
