@@ -45,7 +45,7 @@ import rlhf_lab
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ from rlhf_lab.organism import WORD_IDS, Grammar, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE, SENSE_OF_VERB
 from rlhf_lab.probes import Run
 from rlhf_lab.sampling import SamplingSpec, sample, sampling_noise
+from rlhf_lab.training.callbacks import Event
 from rlhf_lab.views import curves, heatmap
 from rlhf_lab.views.plots import heatmaps
 
@@ -157,22 +158,27 @@ from rlhf_lab.sampling import draw_token  # exercise
 noise = torch.tensor([0.2, 0.5, 0.9])
 drawn = draw_token(next_logits.log_softmax(-1).expand(3, -1).cpu(), noise)
 print({round(u, 1): word(v) for u, v in zip(noise.tolist(), drawn, strict=True)})
-many = draw_token(next_logits.log_softmax(-1).expand(5000, -1).cpu(), torch.rand(5000))
+numbers = torch.rand(5000, generator=torch.Generator().manual_seed(0))
+many = draw_token(next_logits.log_softmax(-1).expand(5000, -1).cpu(), numbers).to(warm.device)
 show_table(
     ["word", "probability", "share of 5000 draws"],
     [[word(v), warm[v].item(), (many == v).float().mean().item()] for v in likeliest[:4]],
 )
-running_sum, numbers = warm.cumsum(-1).tolist(), list(range(len(warm)))
+reached = warm.cpu().cumsum(-1)
+steps = torch.stack([reached - warm.cpu(), reached], 1).flatten()  # it jumps at each word
+edges = torch.arange(len(warm)).repeat_interleave(2).double()
+near = (edges - likeliest[:6].cpu().double().mean()).abs() < 8
+across = edges[near].tolist()
 curves(
-    {"running sum": (numbers, running_sum), "u = 0.5": (numbers, [0.5] * len(numbers))},
+    {"running sum": (across, steps[near].tolist()), "u = 0.5": (across, [0.5] * len(across))},
     "The word is drawn at whose number the running sum passes u",
     x_label="number of the word in the vocabulary",
-    y_label="probability of this word or one before it",
+    y_label="probability up to this word",
 )
 
 # %% [markdown]
-# Look at the steps: each is as high as its word is likely, and the flat parts are words that the grammar
-# does not allow here.
+# Look at the steps: each is as high as its word is likely. The flat parts are words that have next to no probability
+# here.
 #
 # ## Write and score
 #
@@ -614,7 +620,7 @@ def share_map(other: HookedTransformer, rows: Tensor, k: int) -> Float[Tensor, "
     return found
 
 
-def largest(table: Float[Tensor, "layer head seq"], n: int = 1) -> list[Found]:
+def largest(table: Float[Tensor, "layer head seq"], n: int = 1) -> list:
     """Where the largest entries are."""
     flat = table.flatten().topk(n).indices
     return [Found(*(int(i) for i in torch.unravel_index(at, table.shape))) for at in flat]
@@ -629,15 +635,18 @@ if speaks_reel:
     shares = {k: share_map(model, search, k) for k in range(3)}
     best = {k: largest(table)[0] for k, table in shares.items()}
     heads = [f"L{layer}H{head}" for layer in range(last + 1) for head in range(model.cfg.n_heads)]
-    spans = {k: range(copula[k], at_i + 1) for k in range(3)}
-    grids = [shares[k].flatten(0, 1)[:, list(spans[k])] for k in range(3)]
-    columns = [f"{slots[t]} | {k + 1}" for k in range(3) for t in spans[k]]
-    title = "Share recovered by one head at one slot (slot | clause of the copula)"
-    display(heatmap(torch.cat(grids, 1), heads, columns, title, "diverging", (-1, 1)))
+    grid = torch.cat([shares[k].flatten(0, 1)[:, copula[k] :] for k in range(3)], 1)
+    columns = [f"{slots[t]}, clause {k + 1}" for k in range(3) for t in range(copula[k], at_i + 1)]
+    some = [i for i in range(len(columns)) if grid[:, i].abs().max() > 0.05]
+    print(
+        f"some head recovers more than 0.05 of the effect at {len(some)} of {len(columns)} places"
+    )
+    title = "Share of a copula's effect that one head recovers at one slot"
+    display(heatmap(grid[:, some], heads, [columns[i] for i in some], title, "diverging", (-1, 1)))
 
 # %% [markdown]
-# Rows are heads, columns the slots where they are patched, for each of the three copulas in turn; blue is a share of 1.
-# Almost everything is blank. Take the best place of each clause, and measure it on 256 pairs that were not
+# Rows are heads, columns the slots where they are patched, with the clause of the copula; blue is a share of 1.
+# Take the best place of each clause, and measure it on 256 pairs that were not
 # searched: the largest of many numbers is larger than it would be again.
 
 # %%
@@ -868,14 +877,7 @@ def attention_to_the_copula(ctx: object) -> dict:
     return {"attention": read.mean().item(), "reward": ctx.report.mean_reward}
 
 
-for event in (
-    "run_start",
-    "after_score",
-    "before_minibatch",
-    "after_step",
-    "after_phase",
-    "run_end",
-):
+for event in get_args(Event):
     watched.on(event)(lambda ctx: heard.update([ctx.event]))
 watched.train()
 stored = Run(watched.recorder.run.path).returned("attention_to_the_copula")
@@ -923,7 +925,9 @@ for name, silence in {"a copy": silence_a_copy, "in place": silence_in_place}.it
     with torch.no_grad():
         donor = model.run_with_cache(texts[4:8], names_filter=[site])[1][site]
         before = donor.clone()
-        model.run_with_hooks(few, fwd_hooks=[(site, lambda z, hook, donor=donor: donor), (site, silence)])
+        model.run_with_hooks(
+            few, fwd_hooks=[(site, lambda z, hook, donor=donor: donor), (site, silence)]
+        )
     state = "as before" if donor.equal(before) else "changed"
     print(f"silenced with {name}: the donor is {state}")
 predictions.compare("silenced in place, the donor is", donor_afterwards, state)
