@@ -707,8 +707,8 @@ if speaks_reel:
 # verb. (Jain and Wallace 2019, "Attention is not explanation", [1902.10186](https://arxiv.org/abs/1902.10186), and the
 # answer by Wiegreffe and Pinter 2019, [1908.04626](https://arxiv.org/abs/1908.04626).)
 #
-# And mind what the patch does not tell. A head that is *not* needed, because another one does the same, gets
-# a share of 0 although it carries the fact; and shares of several heads need not add up to 1.
+# And mind what the patch does not tell. If a later layer needs what two heads carry together, either of them alone
+# gets a share of 0; if each of the two suffices, either gets 1. Shares of several heads need not add up to 1.
 #
 # ### Ablate it (if you like)
 #
@@ -837,7 +837,8 @@ if speaks_reel:
 # ## A recorder of your own
 #
 # In lessons 06 to 09 you watch a model *while* it trains. Any function can be hung on an event of a run; a dict that it
-# returns is stored with the run. These are the events, in order. `ctx` is what the function gets.
+# returns is stored with the run. These are the events, in
+# their order within a run. `ctx` is what the function gets.
 #
 # | event | when | new on `ctx` |
 # |---|---|---|
@@ -849,11 +850,11 @@ if speaks_reel:
 # | `after_backward` | gradients are there | the gradients of the policy |
 # | `after_step` | weights have changed | `grad_norm` |
 # | `after_phase` | at the end of a phase | `report` |
-# | `checkpoint` | a checkpoint was written | `checkpoint` |
+# | `checkpoint` | each time that weights are stored, also between the others | `checkpoint` |
 # | `run_end` | once | `reports` |
 #
 # Does the head found above keep its habit while PPO trains the model for praise? Ten lines record its attention to the
-# copula, over 3 phases. Which events fire most often?
+# copula, over 3 phases, and a counter listens to all ten events. Which fire most often?
 #
 # (4 s on one core)
 
@@ -961,7 +962,7 @@ print("gradient of the patched head's W_V:", {n: f"{size:.1e}" for n, size in si
 # the fresh pairs. Will the copula of the first clause be carried by a head of the same layer? At the same
 # word?
 #
-# (7 s on one core)
+# (9 s on one core)
 
 # %%
 same_layer = "yes"  # predict: "yes" or "no"
@@ -1003,7 +1004,7 @@ if speaks_reel:
     )
 
 # %% [markdown]
-# ("attention" is what the best place pays to "wasn't"; "last layer" the largest share of one of its heads at "i", by the
+# (For each model and clause the best place is shown; "attention" is what it pays to "wasn't"; "last layer" the largest share of one of its heads at "i", by the
 # search.) Compare the three. What holds in all of them is a claim about this architecture and this language: a head of the
 # first layer fetches the copula, mostly at one word, and where that is before "i", heads of the last layer bring it
 # on, each a part of it. What differs is a fact about one set of weights: which head, and at which
