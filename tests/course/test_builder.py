@@ -174,6 +174,24 @@ def test_a_folder_without_masters_is_refused(tmp_path: Path) -> None:
         builder.masters(tmp_path)
 
 
+def test_a_stub_without_steps_has_the_first_paragraph_of_the_docstring_alone() -> None:
+    exercise = find_exercise("recovered_fraction")
+    whole, stub = solution_source(exercise, set()), stub_source(exercise, set())
+    assert "1. Average each" in whole and "f = (mean patched" in whole
+    assert "1. Average each" not in stub and "f = (mean patched" not in stub
+    namespace: dict = {}
+    exec(stub, namespace)
+    first = "Say how much of an effect a patch brings back: 0 none of it, 1 all; with its interval."
+    assert namespace["recovered_fraction"].__doc__ == first
+
+
+def test_a_docstring_of_several_lines_is_cut_at_its_first_blank_line() -> None:
+    source = 'def f():\n    """One\n    sentence.\n\n    1. A step.\n    """\n    return 1'
+    kept = 'def f():\n    """One\n    sentence."""\n    raise NotImplementedError'
+    assert emptied(source, step_free=True) == kept
+    assert "1. A step." in emptied(source)
+
+
 def test_every_exercise_makes_a_stub_that_is_unsolved_and_a_solution_that_runs() -> None:
     for name in ("kl_per_token", "get_logprobs", "ReplayMemory", "TransformerWithValueHead"):
         exercise = find_exercise(name)
