@@ -189,8 +189,7 @@ show_table(
 # `mask` may be left out, and is then `None`: every token counts. `zero_masked(x, mask)`, imported
 # in the first cell, knows both: it puts 0 where the mask is False, and gives `x` back if there is
 # no mask. The imports above a function are what the package's own version uses; you need not use
-# them. `at_least_float32` turns half precision into float32 and leaves everything else alone. What a
-# docstring says about errors that are raised you may skip: the check does not ask for them.
+# them. `at_least_float32` turns half precision into float32 and leaves everything else alone.
 #
 # Run the check once before you write anything, to see what that looks like. And if you get stuck,
 # put a cell of your own anywhere and run `hint("sequence_sum")`. There are three hints: an idea, the
@@ -361,8 +360,23 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Find a reward whose cheat stays grammatical, so that KL alone would not show it. What would?
 # - Pay for two things at once, one of them only if the other is there ("but" together with praise).
 #   Does the policy find the combination, or settle for one of the two?
 # - Pay minus the number of adjectives. What does the grammar of Reel let it do?
-# - What would you pay for that no program can count? Lesson 10 will put people's comparisons back.
+#
+# ## Investigations
+#
+# Each takes an hour. Write down first what you expect, and what would change your mind.
+#
+# - **A cheat that the KL does not show.** Find a reward whose cheat stays grammatical and close to the reference. What
+#   number *would* show it? Skalse et al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) ask when a reward can
+#   be hacked at all; Pan et al. 2022 ([2201.03544](https://arxiv.org/abs/2201.03544)) find that larger models hack more.
+# - **Repair your reward.** Change one word of your reward so that the cheat you saw earns nothing, and train again. How
+#   many rounds until you see no cheat, and how would you know that there is none? (Amodei et al. 2016,
+#   [1606.06565](https://arxiv.org/abs/1606.06565), section 4.)
+# - **How long must the leash be?** Train at five values of `kl_coef` and three seeds, and plot what you *meant* (read
+#   ten reviews blind, and score them yourself) against KL. Does it rise and then fall, as Gao et al. 2022
+#   ([2210.10760](https://arxiv.org/abs/2210.10760)) found with a learned reward?
+# - **What no program can count.** Choose something that you can recognise but not program. Which comparisons would you
+#   ask people for, and how many? Casper et al. 2023 ([2307.15217](https://arxiv.org/abs/2307.15217)) list what goes
+#   wrong with the answers. Lesson 10 will put people's comparisons back.

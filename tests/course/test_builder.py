@@ -1,5 +1,6 @@
 """From a small master to its two notebooks."""
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from rlhf_lab import __version__
 from rlhf_lab import functional as F
-from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.course.registry import all_exercises, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
 from tools.course.stub import emptied, solution_source, stub_source
@@ -250,3 +251,14 @@ def test_a_prediction_that_would_ship_filled_in_is_refused(source: str) -> None:
     """The formatter had wrapped one, and the learner was given its answer."""
     with pytest.raises(LoadError, match="99_toy"):
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
+
+
+def test_a_stub_promises_nothing_for_arguments_that_the_check_does_not_try() -> None:
+    for exercise in all_exercises():
+        stub = stub_source(exercise, set())
+        own = ast.parse(stub).body[-1]
+        if exercise.methods:
+            own = next(node for node in own.body if getattr(node, "name", "") in exercise.methods)
+        told = ast.get_docstring(own)
+        assert "Raises" not in told and "empty result" not in told, exercise.name
+    assert "\n\n    mean = sum_i" in stub_source(find_exercise("masked_mean"), set())

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -12,6 +13,13 @@ from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.mutants import source_of
 
 UNWRITTEN = "raise NotImplementedError"
+SECTION = re.compile(r'\n+ *Raises:\n(?: {8,}\S[^\n]*\n)+(?= *""")')
+MISUSE = re.compile(
+    r'\s*\bRaises\s+\w+Error\b.*?\.(?=\s|""")'
+    r"|\s*\bNo sequence, or no\s+token, gives an empty result\.",
+    re.DOTALL,
+)
+"""What a docstring promises for arguments that the check does not try."""
 
 
 def solution_source(exercise: Exercise, bound: set[str]) -> str:
@@ -28,12 +36,19 @@ def stub_source(exercise: Exercise, bound: set[str]) -> str:
     """Signature and docstring with nothing behind them, and the imports the solution would need.
 
     Of a class, only the exercise's methods are emptied. Private helpers are not imported, since
-    they would give the solution away.
+    they would give the solution away. What the docstring says about errors is left out: the check
+    does not try them.
     """
     source = source_of(exercise.reference)
     helpers = {name for name in used_names(source) if not name.startswith("_")}
-    stub = emptied(source, exercise.methods, exercise.step_free)
+    stub = without_misuse(emptied(source, exercise.methods, exercise.step_free))
     return _with_imports(exercise.reference, stub, helpers - bound)
+
+
+def without_misuse(stub: str) -> str:
+    """A stub whose docstrings promise nothing for arguments that are refused, or empty."""
+    left = MISUSE.sub("", SECTION.sub("\n", stub))
+    return re.sub(r'\n\n( *""")', r"\n\1", left)
 
 
 def emptied(source: str, methods: tuple[str, ...] = (), step_free: bool = False) -> str:
