@@ -641,9 +641,27 @@ progress()
 #
 # - `head_lr=1e-2`, or 20 phases: how far up does the explained variance go, with the transformer
 #   frozen? And when `base_lr` is what it was?
-# - Hand `TransformerWithValueHead` a linear head, `torch.nn.Linear(model.cfg.d_model, 1)`. What does
-#   the value head need its hidden layer for?
 # - Read the reward's *intensity* instead of its sign: `length` or `bagsum` in place of `gold` (from
 #   `rlhf_lab.organism`).
+#
+# ## Investigations
+#
+# Each takes an hour or two. Write down first what you expect, and what would change your mind.
+#
+# - **What does the hidden layer do?** Hand `TransformerWithValueHead` a linear head,
+#   `torch.nn.Linear(model.cfg.d_model, 1)`. Hypothesis: it does as well at the places where the second table of the
+#   last section shows a cosine near 1, and worse elsewhere. Three seeds, explained variance by place.
+# - **Is a probe's success evidence?** Hewitt and Liang 2019 ([1909.03368](https://arxiv.org/abs/1909.03368)) give
+#   each *word type* a random label and ask how well a probe learns that: the difference to the real task is its
+#   selectivity. Do it for the values of this lesson. Belinkov 2022 ([2102.12452](https://arxiv.org/abs/2102.12452))
+#   reviews what probes can and cannot show.
+# - **Read is not used.** Take the direction that the reader found at "i" out of the residual stream, and see whether
+#   the verdict changes. A direction that can be read need not be one that the model reads (Elazar et al. 2021,
+#   [2006.00995](https://arxiv.org/abs/2006.00995)). Lesson 08 does it with controls.
+# - **Three models.** Repeat the shuffled control and the table by places for `reel-nano-b` and `reel-nano-c`. Which
+#   sentences of this lesson hold for all three? Write down those that do not.
+# - **When does the value head help?** Compare `advantages="gae"` with `gae_lambda=1` and with 0.5, with a head that was
+#   trained first (as here) and a fresh one, three seeds each. The better the head, the smaller the lambda one can
+#   afford (Schulman et al. 2016, [1506.02438](https://arxiv.org/abs/1506.02438), section 6); where is the crossing?
 #
 # Next: 05 the objective, where the value head gets its loss.

@@ -10,7 +10,8 @@
 # - spread one reward at the end of a text over its tokens, and say what lambda trades for what,
 # - write a rollout phase and a learning phase that give the package's weights, bit for bit,
 # - choose a reward that tells in seconds which part of a trainer is wrong,
-# - read a dashboard, and name the bug.
+# - read a dashboard, and name the bug,
+# - design a test of your own that tells a broken run from a healthy one.
 #
 # **What to inspect** when a run looks wrong: you find it out yourself, from three broken runs. The table that
 # other lessons begin with stands behind them.
@@ -19,7 +20,7 @@
 # first cell
 
 # %% [markdown]
-# About 175 minutes of work. All cells together run in about 40 seconds on one core, without a
+# About 200 minutes of work. All cells together run in about 45 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -42,9 +43,10 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.course.bugs import SUSPECTS, broken_parts, culprit, reveal
+from rlhf_lab.course.dashboards import COLUMNS, dashboard_of, stored_dashboards
 from rlhf_lab.functional import get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training import PhaseReport
-from rlhf_lab.views import curves, sparkline, tokens_html
+from rlhf_lab.views import curves, loop_diagram, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -66,6 +68,15 @@ predictions = Predictions()
 # between the cells tells what came out on Reel; GPT-2 learns more slowly, and eight phases are too
 # few to see much: raise `total_phases`, too, here and in `ladder_args`.
 #
+# One run is one seed. The package has stored the dashboards of healthy and of broken runs at these settings, three
+# seeds of each, and tables below show them beside yours.
+#
+# Here is the whole loop once more. Lesson 05 was the box on the right; all the others are yours in this lesson.
+
+# %%
+loop_diagram()
+
+# %% [markdown]
 # ## Who gets the credit?
 #
 # A review is 26 tokens long, and its reward comes once, at the end. Which of the tokens earned it?
@@ -282,10 +293,9 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 # function takes, and what is in a `Rollout`, a cell with a question mark tells you:
 # `trainer.compare_with_reference?`.
 #
-# To compare them, only the reference has to read the reviews again. The sampler has noted the
-# policy's last residual before each token, and the logits can be read out of that a second time. And
-# as long as both have the same weights, the reference's residuals serve for both: before the first
-# step the KL is exactly 0, and not merely 0 up to rounding.
+# `trainer.compare_with_reference(samples)` runs the reference over the reviews. The policy need not run again:
+# the sampler kept its last residual before each token, and the logits are read out of that. While both have the
+# same weights, one set of residuals serves for both, so that the KL before the first step is exactly 0.
 
 # %%
 from rlhf_lab.training.ppo import score_samples  # exercise
@@ -311,9 +321,9 @@ show_table(["reward", "text"], [[mine.rewards[best].item(), mine.texts[best]]], 
 tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples.mask[best])
 
 # %% [markdown]
-# Everybody does, and the later the more. Only a batch of many reviews, with good words in good
-# ones more often than in bad ones, sorts that out. And the value head, as it learns: below, behind the training,
-# stands the same picture for a trained one.
+# Every token gets some, and later tokens get more. Two things sort this out. In a batch of many reviews, good words
+# stand in good reviews more often than in bad ones. And the value head learns: the same picture with a trained value
+# head is below, after the training.
 #
 # ## The learning phase
 #
@@ -374,9 +384,21 @@ rewards_of = [[report.mean_reward for report in reports] for reports in runs.val
 predictions.compare(
     "the two runs are", same_run, "the same" if rewards_of[0] == rewards_of[1] else "not the same"
 )
-foreseen = runs["mine"][-1].explained_variance
+final = runs["mine"][-1]
+foreseen = final.explained_variance
 bracket = "below 0.1" if foreseen < 0.1 else "0.1 to 0.7" if foreseen <= 0.7 else "above 0.7"
 predictions.compare("explained variance in the last phase", variance_explained, bracket)
+
+# %%
+stored = stored_dashboards()
+show_table(
+    ["last phase, 128 reviews", "mine", "stored: seed 1", "seed 2", "seed 3"],
+    [
+        [line, numbers[-1], *(other[line][-1] for other in stored["healthy"])]
+        for line, numbers in dashboard_of(runs["mine"]).items()
+        if line in ("reward", "KL per sequence", "explained variance")
+    ],
+)
 
 # %% [markdown]
 # The explained variance cannot get to 1 even in principle: before the first adjective there is
@@ -394,8 +416,9 @@ show_table(["reward", "text"], [[late.raw_rewards[lowest].item(), late.texts[low
 tokens_html(spelled[prefix_len:], late.advantages[lowest], "advantage", late.samples.mask[lowest])
 
 # %% [markdown]
-# The blame still grows along the review, as GAE hands it back, but behind the verdict it falls: once the verb is
-# said the value head expects a low reward, and what is expected is nobody's fault.
+# The blame still grows along the review, since GAE hands it back with a factor below 1 per token. After the verdict
+# it falls: once the verb is said, the value head expects a low reward, and a low reward that is expected is no
+# surprise.
 #
 # ## Reading a dashboard
 #
@@ -404,30 +427,18 @@ tokens_html(spelled[prefix_len:], late.advantages[lowest], "advantage", late.sam
 # and stays below a few nats, a clip fraction of a few percent at most, and an entropy that falls
 # slowly.
 
+
 # %%
-COLUMNS = {
-    "reward": "mean_reward",
-    "KL per sequence": "kl_per_sequence",
-    "KL penalty": "kl_penalty",
-    "entropy": "entropy_per_token",
-    "explained variance": "explained_variance",
-    "value loss": "value_loss",
-    "first ratio": "ratio_first_minibatch",
-    "clipped": "clip_fraction",
-    "gradient norm": "grad_norm",
-}
-
-
 def dashboard(reports: list[PhaseReport]) -> None:
     """What every metric was in the first, a middle and the last phase, and its curve."""
     rows = []
-    for name, field in COLUMNS.items():
-        numbers = [getattr(report, field) for report in reports]
+    for name, numbers in dashboard_of(reports).items():
         curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
         rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
     show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 
+print({name: f"report.{field}" for name, field in COLUMNS.items()})
 dashboard(runs["mine"])
 
 # %%
@@ -437,17 +448,16 @@ curves(
         "reward": (phases, [report.mean_reward for report in runs["mine"]]),
         "KL per sequence": (phases, [report.kl_per_sequence for report in runs["mine"]]),
     },
-    "A healthy run",
+    "A healthy run: look for a KL that rises more slowly than the reward",
 )
 
 # %% [markdown]
 # ## A ladder of rewards
 #
-# "The reward goes up" proves little. A trainer with a wrong part often learns an easy reward all
-# the same, a little more slowly, and you will not know what it could have been. So before you train
-# on anything that matters, climb a ladder: rewards so simple that you know in advance what must
-# happen, each of which needs one more part to be right. All rungs use texts of ten tokens, and
-# take seconds.
+# "The reward goes up" proves little. A trainer with a wrong part often learns an easy reward all the same, only more
+# slowly, and you do not know how fast a right one would have been. So before you train on anything that matters,
+# climb a ladder of rewards that are so simple that you know in advance what must happen. Each rung needs one more
+# part to be right. All rungs use texts of ten tokens, and take seconds.
 #
 # 1. **constant**: every text gets 1, and rewards are not normalised. There is nothing to gain. The
 #    value before the last token must become 1, and the policy stay where it is. This is about the
@@ -548,6 +558,8 @@ def climb(name: str, rung: str, reward_fn: Any, **changes: Any) -> tuple[float, 
 
 
 rows, falls = [], {}
+look = MyTrainer(ladder_args, out=new_run("rung 2"), reward_fn=last_word, advantages=my_advantages)
+untrained = look.rollout_phase().raw_rewards.mean().item()
 for name in climbers:
     _, value = climb(name, "constant", constant, normalize_reward=False)
     last, _ = climb(name, "last word", last_word)
@@ -568,13 +580,20 @@ for name, guess in [
     predictions.compare(f"{name!r} falls from rung", guess, falls[name])
 
 # %% [markdown]
-# (Without learning both word rewards stay near 0.6.) Each rung catches what the others let through.
-# The trainer whose advantages are one token late is the one to be afraid of: it *learns* both words
-# as if nothing were wrong, since with `lam` near 1 neighbouring tokens have nearly equal advantages.
-# Only the dullest reward of all, the constant one, shows that its values go astray. And crediting
-# the last token alone is faster than yours on rung 2, where the last token is all that matters.
+# (Without learning both word rewards stay near the first number below, which is of untrained texts. All of this is one
+# seed; another `seed` in `ladder_args` tells what changes.)
+
+# %%
+print(f"last word, untrained: {untrained:.2f}; {ladder_args.batch_size} texts")
+
+# %% [markdown]
+# Each rung catches what the others let through. The trainer whose advantages are one token late is the most
+# dangerous: it *learns* both words as if nothing were wrong, since with `lam` near 1 neighbouring tokens have nearly
+# equal advantages. Only the constant reward shows that its values go wrong. And crediting the last token alone earned
+# more on rung 2 in this run than your trainer did: there the last token is all that matters, and the other tokens only
+# add noise.
 #
-# Rung 4 you have climbed above: the classifier paid your trainer more and more.
+# You have climbed rung 4 above, where the classifier was the reward.
 #
 # ## Three bugs to find
 #
@@ -589,10 +608,11 @@ for number, suspect in enumerate(SUSPECTS, start=1):
 # (9 s on one core)
 
 # %%
-broken = {
-    run: RLHFTrainer(args, out=new_run(f"bug {run}"), **broken_parts(run, args)).train()
+trainers = {
+    run: RLHFTrainer(args, out=new_run(f"bug {run}"), **broken_parts(run, args))
     for run in ("A", "B", "C")
 }
+broken = {run: broken_trainer.train() for run, broken_trainer in trainers.items()}
 show_table(
     ["reward in phase", *(str(phase) for phase in phases)],
     [
@@ -614,6 +634,22 @@ print("run C")
 dashboard(broken["C"])
 
 # %% [markdown]
+# Numbers hide what a policy writes. Three reviews of each run, written after its last step:
+
+# %%
+texts_of = {"healthy": trained, **trainers}
+show_table(
+    ["run", "reward", "text"],
+    [
+        [name, reward, text]
+        for name, writer in texts_of.items()
+        for sample in [writer.rollout_phase()]
+        for reward, text in list(zip(sample.raw_rewards.tolist(), sample.texts, strict=True))[:3]
+    ],
+    digits=2,
+)
+
+# %% [markdown]
 # Compare each with your own dashboard above, line by line. Which lines are as they should be, and
 # which cannot be? What would each suspect do to that line? Then name the culprits by their numbers.
 
@@ -629,21 +665,39 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
     print(reveal(run))
 
 # %% [markdown]
+# Is it the same with other seeds? The package has stored the dashboards of a healthy run and of all eight suspects,
+# with three seeds each. In the last phase:
+
+# %%
+of_run = {"healthy": "healthy"} | {run: culprit(run) for run in ("A", "B", "C")}
+show_table(
+    ["last phase of seeds 1, 2 and 3", "reward", "KL per sequence", "explained variance"],
+    [
+        [
+            name,
+            *(
+                " ".join(f"{numbers[line][-1]:.2f}" for numbers in stored[kind])
+                for line in ("reward", "KL per sequence", "explained variance")
+            ),
+        ]
+        for name, kind in of_run.items()
+    ],
+)
+
+# %% [markdown]
 # How it could be seen:
 #
-# - **A** looks better than healthy: its reward ends a little higher. But its KL is exactly 0 in
-#   every phase, while the reward has climbed from about 0.5 to 0.96. A policy that has changed
-#   its texts cannot be at no distance from where it started; what it is compared with has moved
-#   along. Numbers that are *exactly* something are worth a look. (With no leash to hold it back, no
-#   wonder it earns more.)
-# - **B** shows nothing broken, and hardly learns: its reward wanders, far below the healthy one. Ratio,
-#   KL, clipping, gradient norm: all as they should be. Explained variance is the clue, which stays at
-#   0. With advantages of the wrong sign, or one token late, the value head does learn something (try
-#   it); here it cannot foresee anything: its targets have nothing to do with its states.
-# - **C** begins like the healthy run, and for six phases its reward does not give it away: it climbs
-#   as fast or faster. But the KL penalty, a number that cannot be negative, is below 0, and in the
-#   last phases the KL runs away, to about 100 nats. Entropy, which falls in a healthy run, turns up.
-#   The cheapest way to be far from the old language is to write what it never would.
+# - **A** earns as much as the healthy run, or more. But its KL is exactly 0 in every phase, while its reward rises from
+#   about 0.5 to above 0.9. A policy that has changed its texts has moved away from its start, so what it is compared
+#   with must have moved along. Look twice at a number that is *exactly* 0 or 1.
+# - **B** hardly learns: its reward wanders, far below the healthy one. Ratio, KL, clipping and gradient norm are all
+#   as they should be. The clue is the explained variance, which stays near 0. With advantages of the wrong sign, or
+#   one token late, the value head does learn something (see the stored dashboards below). Here it cannot: its targets
+#   have nothing to do with its states.
+# - **C** begins like the healthy run, and for six phases its reward does not give it away. But the KL penalty, a
+#   number that cannot be negative, is below 0, and in the last phases the KL grows to tens of nats per review.
+#   Entropy, which falls in a healthy run, rises. KL is *paid* here, so the policy writes tokens that the reference
+#   finds almost impossible: read its three texts.
 #
 # **What to inspect** when a run looks wrong:
 #
@@ -653,10 +707,65 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
 # | KL grows without end | sign and size of the KL penalty | something pays for leaving, or nothing charges for it |
 # | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
-# | reward stays flat, explained variance goes up | where the advantages stand | values and their targets agree, but the credit does not reach the tokens that earned it |
+# | reward stays flat, explained variance goes up | log-probabilities, first ratio | values and their targets agree, but the credit goes to other tokens than those that earned it |
+# | value loss grows, explained variance is high | where the advantages stand | values drift all together, which explained variance does not see |
 # | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
 # | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
-# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder below |
+# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder above |
+#
+# ## An alarm of your own
+#
+# You will not look at every run. Design a function that does: it is given the dashboard of a finished run, all lines
+# and phases, and says whether a part of the trainer is broken. There are no steps and no one right answer. The
+# stored dashboards are what it is held to: it must stay silent at every healthy run, and go off at every broken one.
+#
+# Look at them first. What does each line tell, and where would you draw the line so that *another* seed is on the
+# right side of it, too? One suspect earns nearly as much as a healthy run and has *more* explained variance. Explained
+# variance does not see an error that is the same everywhere; which line does?
+
+# %%
+for line in ("reward", "explained variance", "value loss", "first ratio"):
+    show_table(
+        [f"{line}: first, middle and last phase", "seed 1", "seed 2", "seed 3"],
+        [
+            [kind, *(" ".join(f"{run[line][i]:.2f}" for i in (0, 4, -1)) for run in of_kind)]
+            for kind, of_kind in stored.items()
+        ],
+    )
+
+# %%
+from rlhf_lab.course.exercises.alarm import alarm  # exercise
+
+# %% [markdown]
+# Now runs that it has not seen: yours, the three bugs of above, and two that are healthy but different, with half the
+# learning rate and with 3 times the KL penalty. Does your alarm stay silent for these two?
+#
+# (6 s on one core)
+
+# %%
+silent_for_both = "yes"  # predict: "yes" or "no"
+
+# %%
+others = {
+    name: RLHFTrainer(RLHFArgs(**SETTINGS | change), out=new_run(name)).train()
+    for name, change in {
+        "half the learning rate": {"base_lr": args.base_lr / 2},
+        "3 times the KL penalty": {"kl_coef": 3 * args.kl_coef},
+    }.items()
+}
+judged = {
+    name: alarm(dashboard_of(reports))
+    for name, reports in {"mine": runs["mine"], **broken, **others}.items()
+}
+show_table(["run", "alarm"], [[name, "yes" if rings else "no"] for name, rings in judged.items()])
+predictions.compare(
+    "silent for both", silent_for_both, "no" if any(judged[name] for name in others) else "yes"
+)
+
+# %% [markdown]
+# A threshold that was fitted to three seeds of one setting is a claim about that setting. Signs of something
+# *impossible* (a KL of exactly 0 after a step, a negative penalty, a first ratio that is not 1) carry over to other
+# settings; signs of something *unusual* (a low explained variance, a slow reward) need new thresholds there.
 #
 # ## What surprised you
 
@@ -673,6 +782,32 @@ progress()
 #   happen before it can pass? (The table in "What the value head should have said" has the answer.)
 # - Give the constant reward to a trainer *with* normalised rewards. Every reward is 0 then. Why does
 #   the policy move all the same? (Look at what whitening does to advantages that are nearly 0.)
-# - `batches_per_learning_phase=8`: more steps from each rollout. Watch the clip fraction.
+#
+# ## Investigations
+#
+# Each takes an hour or two. Write down first what you expect, and what would change your mind.
+#
+# - **How often may a rollout be used?** Hypothesis: more passes help until the ratios leave the clip range, and hurt
+#   after that. Vary `batches_per_learning_phase` over 1, 2, 4 and 8 with three seeds each. Plot the reward and the
+#   clip fraction after the same number of *optimiser steps*, and after the same number of *reviews*. Which of the two
+#   is the fair comparison when sampling is expensive? (Schulman et al. 2017,
+#   [1707.06347](https://arxiv.org/abs/1707.06347), use several passes; Andrychowicz et al. 2020,
+#   [2006.05990](https://arxiv.org/abs/2006.05990), vary this among many other choices.)
+# - **Which implementation details matter here?** PPO's gains over simpler methods were found to come largely from
+#   details of the code: Engstrom et al. 2020 ([2005.12729](https://arxiv.org/abs/2005.12729)); for RLHF, Huang et al.
+#   2024 ([2403.17031](https://arxiv.org/abs/2403.17031)). Switch one thing off at a time (`normalize_reward`, the
+#   warm-up, `max_grad_norm`, whitening of advantages, the small last layer of the value head), with three seeds. A
+#   difference counts if its range over the seeds does not overlap with that of the unchanged run.
+# - **A better ladder.** Design a rung that "advantages one token late" falls from and that does not need the values:
+#   a reward for one word at one place, with `lam` 0.5, say. Show with three seeds that it separates the two trainers.
+#   (The idea of probe environments: Andy Jones, "Debugging RL, without the agonizing pain", 2021.)
+# - **Is PPO needed at all?** With one pass per rollout the ratio is 1 at every step but the last few, and PPO is close
+#   to REINFORCE with a baseline. Ahmadian et al. 2024 ([2402.14740](https://arxiv.org/abs/2402.14740)) argue that this
+#   is enough for language models. Compare `advantages="rloo"` with `samples_per_prompt=4` at the same number of
+#   reviews, with three seeds, on reward *and* KL.
+# - **How noisy is a step?** Keep the gradient of each minibatch (a callback on "after_backward"), and take the cosine
+#   between those of one phase. Does it grow with `batch_size`, as McCandlish et al. 2018
+#   ([1812.06162](https://arxiv.org/abs/1812.06162)) describe with their gradient noise scale? What does it predict
+#   about the largest useful batch?
 #
 # The lessons after this one watch the inside of a run like yours.

@@ -6,6 +6,7 @@ from typing import Any
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.exercises import (
     advantages,
+    alarm,
     changed,
     entropy,
     hooks,
@@ -28,7 +29,8 @@ def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
     inside = (policy, hooks, value_head)
     objective = (normalize, kl, entropy, losses, whole, kl_control)
-    files = (start, own_reward, *inside, *objective, advantages, optimizer, ppo, watch, changed)
+    phases = (advantages, optimizer, ppo, alarm)
+    files = (start, own_reward, *inside, *objective, *phases, watch, changed)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 
