@@ -71,7 +71,7 @@ predictions = Predictions()
 # One run is one seed. The package has stored the dashboards of healthy and of broken runs at these settings, three
 # seeds of each, and tables below show them beside yours.
 #
-# Here is the whole loop once more. Lesson 05 was the box on the right; all the others are yours in this lesson.
+# Here is the whole loop once more. The box of credit and the green arrow are this lesson's; it also ties all boxes together.
 
 # %%
 loop_diagram()
