@@ -5,6 +5,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,8 @@ from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
 KEPT_WORDS = 64
+_NOTHING = object()
+"""Stands where one of two lists has ended."""
 _WORDS: dict[int, tuple[Any, str]] = {}
 """The last values that were put into words: a value is compared with every known mistake."""
 
@@ -170,7 +173,7 @@ def compare_outcomes(outcome: Outcome, expected: Outcome, case: Case | None = No
 def _compare_results(name: str, value: Any, expected: Any, case: Case | None) -> Miss | None:
     if not isinstance(expected, Tensor):
         same = _same_plain(value, expected)
-        return None if same else Miss("value", ((name, _shown(value), _shown(expected)),), case)
+        return None if same else Miss("value", _plain_rows(name, value, expected), case)
     if not isinstance(value, Tensor):
         return Miss("type", ((name, _shown(value), "a tensor"),), case)
     if value.shape != expected.shape:
@@ -192,6 +195,20 @@ def _same_plain(value: Any, expected: Any) -> bool:
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
     return type(value) is type(expected) and value == expected
+
+
+def _plain_rows(name: str, value: Any, expected: Any) -> tuple[tuple[str, str, str], ...]:
+    """Rows about what differs; of lists the first entry that does, and their lengths if unequal."""
+    kinds = (list, tuple)
+    if not (isinstance(value, kinds) and isinstance(expected, kinds)):
+        return ((name, _shown(value), _shown(expected)),)
+    there = list(zip_longest(value, expected, fillvalue=_NOTHING))
+    at = next(i for i, (v, e) in enumerate(there) if v is _NOTHING or not _same_plain(v, e))
+    shown = ["nothing" if x is _NOTHING else _shown(x) for x in there[at]]
+    rows = ((f"{name}[{at}]", *shown),)
+    if len(value) != len(expected):
+        rows += ((f"{name}: entries", str(len(value)), str(len(expected))),)
+    return rows
 
 
 def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:

@@ -1,5 +1,6 @@
 """What `check` and `hint` tell a learner."""
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf_lab.course.grading import judge
 from rlhf_lab.course.outcomes import observe
 from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.probes import logit_shift
 
 
 def answer(name: str, function):
@@ -122,6 +124,23 @@ def test_a_wrong_number_shows_yours_expected_and_the_first_index(
     assert f"{right + 2:.5g}" in said and f"{right:.5g}" in said
     assert "3 of 12" in said
     assert "advantages[3, 4]" in said
+
+
+def test_lists_are_told_by_the_first_entry_that_differs_and_by_their_lengths() -> None:
+    def attribute_logits(model, acts, word, other):
+        found = logit_shift.attribute_logits(model, acts, word, other)
+        return dataclasses.replace(found, components=[*found.components[:-2], "bias", "b_U"])
+
+    def shorter(model, acts, word, other):
+        found = logit_shift.attribute_logits(model, acts, word, other)
+        return dataclasses.replace(found, components=found.components[:-1])
+
+    exercise = find_exercise("attribute_logits")
+    assert judge(exercise, attribute_logits).miss.rows == (("components[6]", "bias", "norm bias"),)
+    assert judge(exercise, shorter).miss.rows == (
+        ("components[7]", "nothing", "b_U"),
+        ("components: entries", "7", "8"),
+    )
 
 
 def test_a_known_slip_is_named_in_plain_words(capsys: pytest.CaptureFixture) -> None:
