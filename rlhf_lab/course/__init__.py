@@ -4,7 +4,7 @@ from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.predictions import Predictions
 from rlhf_lab.course.run_folders import new_run
 from rlhf_lab.course.seed_figures import SeedFigures
-from rlhf_lab.course.tables import show_table
+from rlhf_lab.course.tables import show_intervals, show_table
 
 __all__ = [
     "CheckNotPassed",
@@ -14,5 +14,6 @@ __all__ = [
     "hint",
     "new_run",
     "progress",
+    "show_intervals",
     "show_table",
 ]

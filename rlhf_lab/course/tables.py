@@ -1,11 +1,14 @@
 """Tables of numbers and words, as the lessons show them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rlhf_lab.console import print_line
+from rlhf_lab.functional import Interval
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 3) -> None:
@@ -18,6 +21,41 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits
     for row in rows:
         table.add_row(*(Text(_shown(value, digits)) for value in row))
     Console().print(table)
+
+
+def show_intervals(
+    first: str, columns: Mapping[str, Mapping[str, Interval]], what: str = "texts", digits: int = 2
+) -> None:
+    """Print estimates by row and column, each with the ends of its interval; below, their n.
+
+    A row that a column lacks, and an estimate that is undefined, stand as a dash.
+
+    Args:
+        first: the heading of the rows' names.
+        columns: by heading, intervals by row.
+        what: what n counts.
+    """
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    cell = lambda found: "-" if found is None else _bracketed(found, digits)
+    rows = [[name, *(cell(column.get(name)) for column in columns.values())] for name in names]
+    show_table([first, *columns], rows)
+    found = [each for column in columns.values() for each in column.values()]
+    counts = sorted({each.n for each in found})
+    n = " or ".join(map(str, counts))
+    print_line(f"95 % intervals, bootstrap over n = {n} {what}", style="dim")
+
+
+def _bracketed(found: Interval, digits: int) -> str:
+    """Such as `0.45 [0.43, 0.47]`."""
+    if found.value is None:
+        return "-"
+    ends = [
+        f"{round(end.item(), digits) + 0.0:.{digits}f}"
+        for end in (found.low, found.high)
+        if end is not None
+    ]
+    value = f"{round(found.value.item(), digits) + 0.0:.{digits}f}"
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def _shown(value: object, digits: int) -> str:
