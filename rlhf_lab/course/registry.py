@@ -8,6 +8,7 @@ from rlhf_lab.course.exercises import (
     advantages,
     alarm,
     changed,
+    diffing,
     entropy,
     hooks,
     kl,
@@ -30,7 +31,8 @@ def all_exercises() -> tuple[Exercise, ...]:
     inside = (policy, hooks, value_head)
     objective = (normalize, kl, entropy, losses, whole, kl_control)
     phases = (advantages, optimizer, ppo, alarm)
-    files = (start, own_reward, *inside, *objective, *phases, watch, changed)
+    ends = (watch, changed, diffing)
+    files = (start, own_reward, *inside, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 

@@ -55,10 +55,13 @@ def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCause
 
     1. A component adds <k, q> s: its output (less its mean where the norm is a LayerNorm), the
        reader, and one over the scale. Three factors change at once, so each gets its Shapley value,
-       which is also the integral along the straight line between the two models.
-    2. The output itself depends on the component's weights and on what it reads: the Shapley value
-       of these two, from what each model's component makes of the other's streams.
-    3. The constants, norm bias and b_U, belong to the read-out; they are the last two rows.
+       which is also the integral along the straight line between the two models. No factor goes
+       first.
+    2. What the output itself gets depends on the component's weights and on what it reads: the
+       Shapley value of these two, from what each model's component makes of the other's streams,
+       along `own_reader`.
+    3. The constants, norm bias and b_U, belong to the read-out; they are the last two rows, which
+       the other causes have as 0.
 
     Args:
         centered: whether the final norm subtracts the mean.
@@ -67,6 +70,9 @@ def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCause
     own      = (X10 - X00)(s0/3 + s1/6) + (X11 - X01)(s1/3 + s0/6)
     read_out = (X01 - X00)(s0/3 + s1/6) + (X11 - X10)(s1/3 + s0/6)
     scale    = (s1 - s0)(X00/3 + X11/3 + (X01 + X10)/6)
+    With c_ij what the weights of i make of the streams of j (c_10 is `after.fed`), w = own_reader:
+    own_weights = <(c_10 - c_00) + (c_11 - c_01), w> / 2
+    inherited   = <(c_01 - c_00) + (c_11 - c_10), w> / 2;  own = own_weights + inherited
     (Shapley 1953; the integral: Owen 1972, "Multilinear Extensions of Games")
     """
     k = [_less_mean(end.parts) if centered else end.parts for end in (before, after)]

@@ -23,7 +23,8 @@ def graft(
 ) -> HookedTransformer:
     """Copy the base with some weights of the tuned model, bit for bit.
 
-    1. Copy the base, adapters merged, without hooks and frozen.
+    1. Copy the base, adapters merged, without hooks and frozen: neither model may be changed, or
+       share its weights with the copy.
     2. Put each weight of the tuned model into it whose name belongs to the graft.
 
     Args:
@@ -69,7 +70,7 @@ def truncate_delta(
     before + U[:, :r] S[:r] V[:r]   (Eckart and Young 1936: the closest change of that rank)
 
     Args:
-        directions: at least `rank` of `strongest_directions`, where they are known already.
+        directions: U S and V of the change, at least `rank` of each, where they are known already.
 
     Raises:
         ConfigError: a rank below 0.
@@ -78,11 +79,11 @@ def truncate_delta(
         raise ConfigError(f"rank={rank} is out of range; give 0 or more.")
     if rank == 0 or rank >= min(before.shape):
         return (after if rank else before).clone()
-    left, right = directions or strongest_directions(before, after, rank)
+    left, right = directions or _strongest_directions(before, after, rank)
     return (exact(before) + left[:, :rank] @ right[:rank]).to(before)
 
 
-def strongest_directions(
+def _strongest_directions(
     before: Float[Tensor, "rows cols"], after: Float[Tensor, "rows cols"], most: int
 ) -> Directions:
     """The strongest directions of a matrix's change, in float64: U S and V, `most` of each.
@@ -126,7 +127,7 @@ def truncations(
     known: dict[str, Directions | None] = {}
     for name, (first, second) in pairs.items():
         short = min(first.shape) == 1 or not any(0 < rank < min(first.shape) for rank in ranks)
-        known[name] = None if short else strongest_directions(first, second, max(ranks))
+        known[name] = None if short else _strongest_directions(first, second, max(ranks))
         tick()
     for rank in ranks:
         moved = {}

@@ -112,6 +112,9 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "unchanged_fraction",
         "describe_spectrum",
         "attribute_logits",
+        "split_shift",
+        "graft",
+        "truncate_delta",
     }
 
 

@@ -95,7 +95,7 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     found = [
         node.value
         for node in ast.walk(ast.parse(_without_magic(master.read_text(encoding="utf-8"))))
-        if isinstance(node, ast.Assign) and node.targets[0].id == "SETTINGS"
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS"
     ]
     settings = {word.arg: ast.literal_eval(word.value) for word in found[0].keywords}
     assert settings.pop("seed") == 1 and settings == stored["settings"]

@@ -66,6 +66,7 @@ def _attribution_cases() -> tuple[Case, ...]:
         case("batch of 1", 1, 5, 7),
         case("one token", 3, 1, 7),
         case("RMSNorm", 3, 5, 7, normalization_type="RMS"),
+        case("logits that a hook has changed", 3, 5, 7, hook="word number w has its number added"),
     )
 
 
@@ -73,6 +74,8 @@ def _observe_attribution(fn: Callable[..., Any], arguments: Mapping[str, Any]) -
     """Rows and logit difference at the last position, in any precision."""
     model = toy_transformer(normalization_type=arguments.get("normalization_type", "LN"))
     acts = capture_activations(model, arguments["tokens"], SITES, pos=-1)
+    if "hook" in arguments:  # rows do not sum to these logits, and a proof has to say so
+        acts["logits"] = acts["logits"] + torch.arange(TOY_VOCABULARY)
     found = fn(model, acts, arguments["word"], arguments["other"])
     return {
         "components": list(found.components),
