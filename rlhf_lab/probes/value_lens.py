@@ -21,8 +21,9 @@ def normalize_residual(
 ) -> Float[Tensor, "*batch d_model"]:
     """What `ln_final.hook_normalized` would hold if this were the last residual.
 
-    1. LayerNorm: subtract the mean over d_model; RMSNorm: leave it.
-    2. Divide by the root of the mean square plus eps. Gain and bias come after that hook.
+    1. In float32, for LayerNorm: subtract the mean over d_model; RMSNorm: leave it.
+    2. Divide by the root of (the mean square plus eps). Gain and bias come after that hook.
+    3. Give the result the dtype of the residual.
     """
     x = residual.float()
     if model.cfg.normalization_type in ("LN", "LNPre"):

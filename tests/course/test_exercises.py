@@ -109,6 +109,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "fit_ridge",
         "AdaptiveKLController",
         "fit_direction",
+        "fit_leace",
         "unchanged_fraction",
         "describe_spectrum",
         "attribute_logits",

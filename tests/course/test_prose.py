@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 FROM_ELSEWHERE = {
     "00_start": ["900"],  # comparisons, in the paper that the sentence cites
     "05_the_objective": ["10,000", "640"],  # the setting's default, and a suggestion to try
-    "08_watch_it_learn": ["0.89", "0.62"],  # two more models, which no cell of the lesson reads
 }
 
 

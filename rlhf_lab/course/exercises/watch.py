@@ -1,5 +1,6 @@
-"""Lesson 08, watch it learn: read values and directions out of layers, and take directions out."""
+"""Lesson 08, watch it learn: read values and directions out of layers, ablate and erase them."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from rlhf_lab.course.cases import draw
 from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.probes.direction import ablate, fit_direction
+from rlhf_lab.probes.erasure import fit_leace
 from rlhf_lab.probes.value_lens import normalize_residual
 
 
@@ -18,12 +20,14 @@ def _residual_cases() -> tuple[Case, ...]:
     def residual(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, 8, generator=generator) + 0.5
 
+    rms = {"normalization_type": "RMS"}
     return (
         Case("ordinary", {"residual": residual(3, 4)}),
         Case("all layers at once", {"residual": residual(2, 3, 4)}),
         Case("a single state", {"residual": residual()}),
-        Case("RMSNorm", {"residual": residual(3, 4), "normalization_type": "RMS"}),
+        Case("RMSNorm", {"residual": residual(3, 4)} | rms),
         Case("small numbers", {"residual": 1e-3 * residual(2, 2)}),
+        Case("RMSNorm, small numbers", {"residual": 1e-3 * residual(2, 2)} | rms),
         Case("equal numbers", {"residual": torch.ones(2, 2, 8)}),
         Case("large numbers", {"residual": 1e6 * residual(2, 2)}),
         Case("half precision", {"residual": (300 * residual(2, 2)).half()}),
@@ -57,13 +61,46 @@ def _direction_cases() -> tuple[Case, ...]:
         Case("uneven classes", uneven | by_mean | {"labels": torch.arange(12) > 8}),
         Case("lda where all are one vector", {**uneven, "x": 0 * uneven["x"] + 0.5} | by_lda),
         Case("large numbers", {**_clouds((2,), 12, 3, 6), "x": 1e6 * uneven["x"]} | by_mean),
+        Case("lda, uneven classes", uneven | by_lda | {"labels": torch.arange(12) > 8}),
     )
 
 
 def _observe_fit(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Direction and threshold, in any precision."""
+    """Direction and threshold, in any precision, and whether labels of one class are refused."""
     direction, threshold = fn(**arguments)
-    return {"direction": direction.float(), "threshold": threshold.float()}
+    refused = []
+    for of_one_class in (torch.ones_like, torch.zeros_like):
+        with contextlib.suppress(ValueError):
+            fn(**{**arguments, "labels": of_one_class(arguments["labels"])})
+            refused.append(False)
+    return {
+        "direction": direction.float(),
+        "threshold": threshold.float(),
+        "refuses labels of one class": not refused,
+    }
+
+
+def _eraser_cases() -> tuple[Case, ...]:
+    exactly = {"ridge": 1e-9}
+    uneven = _clouds((2,), 12, 3, 5) | {"labels": torch.arange(12) > 8}
+    several = _clouds((2, 3), 20, 4, 2)
+    alike = _clouds((2,), 12, 3, 4)
+    return (
+        Case("ordinary", _clouds((2,), 12, 3, 1) | exactly),
+        Case("layers and positions", several | exactly),
+        Case("no layer axis", _clouds((), 10, 4, 3) | exactly),
+        Case("uneven classes", uneven | exactly),
+        Case("a large ridge", alike | {"ridge": 0.5}),
+        Case("all are one vector", alike | {"x": 0 * alike["x"] + 0.5}),
+        Case("large numbers", alike | {"x": 1e4 * alike["x"]} | exactly),
+    )
+
+
+def _observe_eraser(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the eraser makes of the activations it was fitted to, and of others."""
+    eraser, x = fn(**arguments), arguments["x"]
+    steps = torch.linspace(-1, 2, x.numel()).reshape(x.shape) * x.abs().max()
+    return {"erased": eraser.erase(x).float(), "others, erased": eraser.erase(steps).float()}
 
 
 def _ablate_cases() -> tuple[Case, ...]:
@@ -89,4 +126,5 @@ EXERCISES = (
     _exercise(normalize_residual, cases=_residual_cases, observe=_observe_normalized),
     _exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
     _exercise(ablate, cases=_ablate_cases),
+    _exercise(fit_leace, cases=_eraser_cases, observe=_observe_eraser),
 )
