@@ -808,8 +808,9 @@ predictions.compare("taken out one by one, they lose", sum_taken_out, said)
 # at the intervals before you order the rest: neighbours overlap. And taken out one by one the parts
 # lose less than the whole gain, since gold is near its ceiling and the others stand in.
 #
-# So three interventions name different parts: outputs at one word (patches), weights over whole
-# texts (grafts), and the description named yet another (norms). They are answers to different
+# So the description named one part, and the interventions another: patches at one word and grafts over
+# whole texts agree on the first place here. Below it they part: the heads of the last block bring much
+# of the shift at the verdict, and their weights earn next to nothing. They are answers to different
 # questions. Say which one you asked.
 #
 # ### How many directions does it take?
