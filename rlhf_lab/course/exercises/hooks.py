@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
-from rlhf_lab.functional import recovered_fraction
+from rlhf_lab.functional import bootstrap_means, recovered_fraction
 
 
 def _lens_cases() -> tuple[Case, ...]:
@@ -79,8 +79,10 @@ def _fraction_cases() -> tuple[Case, ...]:
 
     def expecting(label: str, rows: dict[str, torch.Tensor]) -> Case:
         """What a bootstrap over sequences gives stands beside the arguments."""
-        found = recovered_fraction(**rows)
-        return Case(label, rows | {"ends": (found.low, found.high)})
+        found = bootstrap_means(
+            rows["clean"], rows["corrupted"], rows["patched"], statistic=_share_of_means
+        )
+        return Case(label, rows | {"resamples": 200, "ends": (found.low, found.high)})
 
     no_effect = torch.randn(3, 50, generator=generator)
     return (
@@ -94,6 +96,10 @@ def _fraction_cases() -> tuple[Case, ...]:
             dict(zip(("clean", "corrupted", "patched"), no_effect, strict=True)),
         ),
     )
+
+
+def _share_of_means(clean: Any, corrupted: Any, patched: Any) -> Any:
+    return (patched - corrupted) / (clean - corrupted)
 
 
 def _observe_fraction(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
