@@ -207,7 +207,7 @@ predictions.compare("the first values are", first_values, kind)
 # %% [markdown]
 # The last layer of a fresh value head is drawn very small, so that all values begin near 0. What do the first
 # advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the
-# reward $R$ comes, and GAE (lesson 06) hands it back: a token that stands $k$ places before the last one gets
+# reward $R$ comes, and GAE (lesson 03) hands it back: a token that stands $k$ places before the last one gets
 # $\lambda^k R$. Only with $\lambda = 1$ are the first advantages the rewards themselves. With an ordinary random
 # last layer they would be noise, and the policy would spend its first phases chasing it.
 #
@@ -664,4 +664,4 @@ progress()
 #   trained first (as here) and a fresh one, three seeds each. The better the head, the smaller the lambda one can
 #   afford (Schulman et al. 2016, [1506.02438](https://arxiv.org/abs/1506.02438), section 6); where is the crossing?
 #
-# Next: 05 the objective, where the value head gets its loss.
+# Next: 03 rewards and credit, where values become advantages.

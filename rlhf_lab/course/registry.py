@@ -8,6 +8,7 @@ from rlhf_lab.course.exercises import (
     advantages,
     alarm,
     changed,
+    credit,
     diffing,
     entropy,
     hooks,
@@ -32,7 +33,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     objective = (normalize, kl, entropy, losses, whole, kl_control)
     phases = (advantages, optimizer, ppo, alarm)
     ends = (watch, changed, diffing)
-    files = (start, own_reward, *inside, *objective, *phases, *ends)
+    files = (start, own_reward, *inside, credit, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 

@@ -14,11 +14,11 @@ def gradient_cosine(
     reference: Float[Tensor, " parameters"],
     n: int,
 ) -> Float[Tensor, " groups"]:
-    """Give the cosine with a reference gradient of each batch of n gradients, none used twice.
+    """Give the cosine with a reference gradient of each batch of n gradients, taken as they stand.
 
-    Row i of `gradients` is the gradient of one sequence, or of one block of sequences. What is left
-    over at the end and does not fill a batch is not used. Raises ValueError unless n lies between 1
-    and the number of rows.
+    Row i of `gradients` is the gradient of one sequence, or of one block of sequences. None is in
+    two batches, and what is left over at the end and fills no batch is not used. Raises ValueError
+    unless n lies between 1 and the number of rows.
 
     cos_k = <g_k, g> / (|g_k| |g|), with g_k the mean of rows k n to k n + n - 1
     """

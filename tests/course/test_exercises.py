@@ -86,6 +86,9 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "calc_entropy_bonus",
         "calc_clipped_surrogate_objective",
         "calc_value_function_loss",
+        "policy_gradient_objective",
+        "rloo_advantages",
+        "grpo_advantages",
     }
     without_gradient = {name for name, kinds in tried.items() if DETACHED not in kinds}
     assert without_gradient == {
@@ -107,6 +110,11 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "rollout_phase",
         "learning_phase",
         "fit_ridge",
+        "sentiment_reward",
+        "backward_values",
+        "rloo_advantages",
+        "grpo_advantages",
+        "gradient_cosine",
         "AdaptiveKLController",
         "fit_direction",
         "fit_leace",
