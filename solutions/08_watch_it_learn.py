@@ -274,7 +274,7 @@ from rlhf_lab.probes.value_lens import normalize_residual  # exercise
 # %%
 policy = run.policy("last")
 acts = capture_activations(policy, text, [*RESIDUAL_SITES, "values"])
-said = acts.pop("values").cpu()
+head_said = acts.pop("values").cpu()
 sites = list(acts)
 layers = [short_site(site) for site in sites]
 
@@ -289,7 +289,9 @@ def correlation(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> Flo
     return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]
 
 
-print(f"last layer's lens against the value: {(head_of(acts[sites[-1]]) - said).abs().max():.0e}")
+print(
+    f"last layer's lens against the value: {(head_of(acts[sites[-1]]) - head_said).abs().max():.0e}"
+)
 
 # %% [markdown]
 # The head was trained on the last residual only. An earlier one may be written in another basis: the same fact
@@ -307,7 +309,7 @@ for name, site in zip(layers, sites, strict=True):
     translate = fit_translator(acts[site][fit], acts[sites[-1]][fit], everywhere[fit], ridge=1e-4)
     opinions = {"raw": head_of(acts[site]), "tuned": head_of(translate(acts[site]))}
     found = {
-        kind: bootstrap_interval(x[test], said[test], statistic=correlation, resamples=400)
+        kind: bootstrap_interval(x[test], head_said[test], statistic=correlation, resamples=400)
         for kind, x in opinions.items()
     }
     agreement.append([name, *map(bracket, found.values())])
@@ -316,7 +318,9 @@ for name, site in zip(layers, sites, strict=True):
     if name == short_site("blocks.0.hook_resid_post"):
         at_block_0 = found["raw"].value.item()
 show_table(["behind", "raw lens", "tuned lens"], agreement)
-print(f"correlation with the head's own value; 95 % of resamples of the {len(said[test])} held out")
+print(
+    f"correlation with the head's own value; 95 % of resamples of the {len(head_said[test])} held out"
+)
 bracketed = "below 0.5" if at_block_0 < 0.5 else "0.5 to 0.9" if at_block_0 <= 0.9 else "above 0.9"
 predictions.compare("raw lens behind block 0 agrees with the head by", raw_lens, bracketed)
 spelled = [word.strip() for word in spell_tokens(trainer.tokenizer, text[0])]
@@ -567,8 +571,8 @@ else:
     last_report = critic.train()[-1]  # the critic learns rewards that are standardized
     mean_reward, spread = last_report.mean_reward, last_report.reward_std
     # States from the end of the prompt to the tag; the end of the text is paid, not valued.
-    states = slice(prefix_len - 1, seq - 1)
-    guessed = capture_activations(critic.policy, text, ["values"])["values"].cpu()[:, states]
+    written = slice(prefix_len - 1, seq - 1)
+    guessed = capture_activations(critic.policy, text, ["values"])["values"].cpu()[:, written]
     names = slots[prefix_len : seq - 1]
     guessed_credit, true_credit = spread * guessed.diff(dim=1), exact[:, :-1]
     of_values = bootstrap_interval(guessed, value_before, statistic=correlation, resamples=400)
@@ -649,7 +653,7 @@ else:
     by_lambda, rows = {}, []
     for age, phase in ages.items():
         young = Run(critic.run.path).policy(phase)
-        guessed = capture_activations(young, text, ["values"])["values"].cpu()[:, states]
+        guessed = capture_activations(young, text, ["values"])["values"].cpu()[:, written]
         for lam in lams:
             credit = spread * compute_gae(guessed, paid, 1.0, lam)
             fitted = bootstrap_interval(credit, exact, statistic=correlation, resamples=400)
