@@ -120,6 +120,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "fit_leace",
         "unchanged_fraction",
         "describe_spectrum",
+        "alarm",
         "attribute_logits",
         "split_shift",
         "graft",
