@@ -18,6 +18,7 @@ from rlhf_lab.organism.optimum import (
     best_of_n,
     frontier,
     loss_leash_policy,
+    mean_backup,
     optimal_policy,
     soft_backup,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "grammatical",
     "length",
     "loss_leash_policy",
+    "mean_backup",
     "negblind",
     "optimal_policy",
     "read_features",

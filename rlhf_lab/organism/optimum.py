@@ -1,6 +1,7 @@
 """KL-regularized optima on Reel, exactly: optimal policies, the frontier, and the best of n."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,28 @@ def soft_backup(
     return value, probability * (ahead - value[:, None]).exp()
 
 
+def mean_backup(
+    later: Float[Tensor, " state_after"],
+    probability: Float[Tensor, "state vocab"],
+    successor: Int[Tensor, "state vocab"],
+    beta: float,
+) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
+    """Give the values of all states at one position where later KL is not charged, and the policy.
+
+    1. Look up the value of the state that each word leads to.
+    2. The policy is the reference, tilted by the values ahead.
+    3. The value of a state is the mean of the values ahead under that policy.
+
+    Values are in units of the reward. Where `soft_backup` charges a state for the KL that will be
+    paid behind it, this does not: it is where a KL penalty at the visited states comes to rest.
+
+    pi(a | s) ~ ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
+    """
+    ahead = later[successor]
+    policy = tilt(probability, ahead, beta)
+    return (policy * ahead).sum(-1), policy
+
+
 def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
     """Give the policy that maximizes E[reward] - beta KL(policy || reference).
 
@@ -53,28 +76,14 @@ def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> Graph
 def loss_leash_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
     """Give the policy at which a penalty on the KL at the visited states comes to rest.
 
-    Its gradient leaves out that a word leads to states where KL is paid, so that the value of what
-    lies ahead is the mean reward of going on, with no KL charged.
+    The gradient of such a penalty leaves out that a word leads to states where KL is paid.
 
     1. At the end of a review the value is the reward.
-    2. Going backwards: the policy is the reference, tilted by the values ahead; the value of a
-       state is their mean under that policy.
+    2. Go backwards, position by position, with `mean_backup`.
 
     Raises ValueError for a beta that is not above 0.
-
-    pi(a | s) ~ ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
     """
-
-    def mean_backup(
-        later: Float[Tensor, " state_after"],
-        probability: Float[Tensor, "state vocab"],
-        successor: Int[Tensor, "state vocab"],
-    ) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
-        ahead = later[successor]
-        policy = tilt(probability, ahead, beta)
-        return (policy * ahead).sum(-1), policy
-
-    return _backwards(reference, reward, beta, 1.0, mean_backup)
+    return _backwards(reference, reward, beta, 1.0, partial(mean_backup, beta=beta))
 
 
 def _backwards(

@@ -12,6 +12,7 @@ from rlhf_lab.organism import (
     frontier,
     gold,
     loss_leash_policy,
+    mean_backup,
     optimal_policy,
     soft_backup,
 )
@@ -32,6 +33,15 @@ def test_large_soft_values_do_not_overflow():
     value, policy = soft_backup(later, torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0, 1]]))
     assert value.item() == pytest.approx(2000 + math.log(0.5))
     assert policy[0].tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_a_backup_without_later_kl_by_hand():
+    """The same two words, worth 0 and log 3 at beta 1: pi is 1 to 9 again, its mean .9 log 3."""
+    later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
+    probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
+    value, policy = mean_backup(later, probability, torch.tensor([[1, 0, 2]]), 1.0)
+    assert policy[0].tolist() == pytest.approx([0.1, 0.9, 0.0])
+    assert value.tolist() == pytest.approx([0.9 * math.log(3)])
 
 
 def with_logits(reference: GraphPolicy, logits: list[torch.Tensor]) -> list[torch.Tensor]:
