@@ -1,0 +1,74 @@
+"""The maker of lesson 04's record: PPO with the KL in the loss and in the reward, over seeds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.probes import ReelTruth
+
+RECORD = Path("rlhf_lab", "course", "records", "two_leashes.json")
+LEASH_SEEDS = (1, 2, 3)
+LEASH_SETTINGS: dict[str, Any] = {
+    "preset": "reel",
+    "reward_fn": "gold",
+    "total_phases": 40,
+    "batch_size": 256,
+    "gen_len": 26,
+    "top_k": None,
+    "advantages": "gae",
+    "gae_lambda": 1.0,
+    "normalize_reward": False,
+    "normalize_advantages": False,
+    "kl_coef": 0.3,
+}
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "loss": {"kl_in": "loss"},
+    "reward": {"kl_in": "reward", "kl_estimator": "k1"},
+}
+FRESH = 2048
+"""Reviews that the trained policy is judged on."""
+
+
+def leash_figures(fields: dict[str, Any], seed: int) -> dict[str, float]:
+    """Train once; reward and KL of fresh reviews, per review and at every slot."""
+    settings = LEASH_SETTINGS | fields | {"seed": seed}
+    trained = RLHFTrainer(RLHFArgs(**settings))
+    trained.train()
+    judged = RLHFTrainer(
+        RLHFArgs(**settings | {"batch_size": FRESH}),
+        policy=trained.policy,
+        reference=trained.reference,
+    ).rollout_phase()
+    slots = ReelTruth().slot_names(judged.samples.tokens.shape[1])[judged.samples.prefix_len :]
+    by_slot = dict(zip(slots, judged.kl.mean(0).tolist(), strict=True))
+    return {
+        "reward": judged.raw_rewards.mean().item(),
+        "KL": judged.kl.sum(1).mean().item(),
+    } | by_slot
+
+
+def make_leashes(path: Path) -> None:
+    """Train both placements once per seed, and write the figures, rounded to 5 digits."""
+    found = {
+        name: [leash_figures(fields, seed) for seed in LEASH_SEEDS]
+        for name, fields in PLACEMENTS.items()
+    }
+    runs = {
+        name: {key: [round(one[key], 5) for one in every] for key in every[0]}
+        for name, every in found.items()
+    }
+    record = {
+        "made_by": "python -m tools.course.two_leashes",
+        "settings": LEASH_SETTINGS,
+        "seeds": LEASH_SEEDS,
+        "fresh_reviews": FRESH,
+        "runs": runs,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(make_leashes(RECORD))
