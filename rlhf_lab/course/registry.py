@@ -14,6 +14,7 @@ from rlhf_lab.course.exercises import (
     hooks,
     kl,
     kl_control,
+    leash,
     losses,
     normalize,
     optimizer,
@@ -33,7 +34,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     objective = (normalize, kl, entropy, losses, whole, kl_control)
     phases = (advantages, optimizer, ppo, alarm)
     ends = (watch, changed, diffing)
-    files = (start, own_reward, *inside, credit, *objective, *phases, *ends)
+    files = (start, own_reward, *inside, credit, leash, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 
