@@ -341,12 +341,13 @@ predictions.recall("how it will be cheated", cheated_by)
 # "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
 #
 # That was RLHF: text, reward, a step towards more of it, and a leash. The other lessons take it apart.
-# Each has its own notebook, and none needs the ones before it to be finished (04, 07, 10 and
+# Each has its own notebook, and none needs the ones before it to be finished (07, 10 and
 # 11 are still to be written):
 #
 # - 01 the policy and its hooks: from logits to a token, and a look inside while it is chosen,
 # - 02 the value head: what the policy expects, read off a hook,
 # - 03 rewards and credit: which token earned the reward, and the gradient that is climbed,
+# - 04 the leash and the optimum: how far to go, and where the best place is,
 # - 05 the objective: every term of what is climbed, and why,
 # - 06 PPO: credit, minibatches, optimiser, the two phases,
 # - 08 watch it learn: probes inside the model, phase by phase,

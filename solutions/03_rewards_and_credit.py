@@ -902,4 +902,4 @@ progress()
 #   among the estimators. How much lower is its noise scale?
 # - Write a reward that can be paid at single tokens, and compare reward to go with the whole sum.
 #
-# Next: 05 the objective, where ratios, clipping and the leash come in.
+# Next: 04 the leash and the optimum, where going far has a price.
