@@ -380,12 +380,14 @@ phases_lie = "below"  # predict: "below", "on" or "above"
 trainer = RLHFTrainer(RLHFArgs(**SETTINGS), out=new_run("reward"))
 reports = trainer.train()
 line = sorted((three[1], three[0]) for three in solved.values())
+thirds = [reports[i : i + 3] for i in range(0, len(reports), 3)]
+mean = lambda some, name: sum(getattr(report, name) for report in some) / len(some)
 curves(
     {
         "frontier": ([x for x, _ in line], [y for _, y in line]),
-        "PPO, one mark per phase": (
-            [r.kl_per_sequence for r in reports],
-            [r.mean_reward for r in reports],
+        "PPO, means of three phases": (
+            [mean(some, "kl_per_sequence") for some in thirds],
+            [mean(some, "mean_reward") for some in thirds],
         ),
     },
     "Reward bought for KL",
