@@ -158,7 +158,7 @@ def _differing(outcome: Outcome, expected: Outcome) -> list[Pair]:
 
 def _is_numeric(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return value.is_floating_point()
+        return value.is_floating_point() and not value.is_meta and value.layout == torch.strided
     if isinstance(value, list):
         return bool(value) and all(isinstance(x, float) for x in value)
     return isinstance(value, float)
