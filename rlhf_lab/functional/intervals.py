@@ -183,24 +183,20 @@ def recovered_fraction(
     how = {"level": level, "resamples": resamples}
     seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator))
     fork = lambda: torch.Generator().manual_seed(seed)  # both intervals draw the same sequences
-    effect = bootstrap_interval(_on_cpu(clean) - _on_cpu(corrupted), **how, generator=fork())
-    is_noise = effect.low is not None and effect.low <= 0 <= effect.high
-    if is_noise or effect.value == 0:
-        why = f"clean and corrupted differ by {effect}: no more than noise"
-        return Interval(None, None, None, effect.n, level, why=why)
-    return bootstrap_interval(
-        clean, corrupted, patched, statistic=_fraction, **how, generator=fork()
-    )
+    change, effect = (_on_cpu(rows) - _on_cpu(corrupted) for rows in (patched, clean))
+    found = bootstrap_interval(effect, **how, generator=fork())
+    is_noise = found.low is not None and found.low <= 0 <= found.high
+    if is_noise or found.value == 0:
+        why = f"clean and corrupted differ by {found}: no more than noise"
+        return Interval(None, None, None, found.n, level, why=why)
+    return bootstrap_means(change, effect, statistic=_fraction, **how, generator=fork())
 
 
 def _fraction(
-    clean: Float[Tensor, " batch"],
-    corrupted: Float[Tensor, " batch"],
-    patched: Float[Tensor, " batch"],
-) -> Float[Tensor, ""]:
-    """The recovered fraction of these sequences; nan where there is nothing to recover."""
-    effect = (clean - corrupted).mean()
-    return torch.where(effect == 0, torch.nan, (patched - corrupted).mean() / effect)
+    change: Float[Tensor, " resamples"], effect: Float[Tensor, " resamples"]
+) -> Float[Tensor, " resamples"]:
+    """The recovered fraction of these means; nan where there is nothing to recover."""
+    return torch.where(effect == 0, torch.nan, change / effect)
 
 
 def _on_cpu(column: Tensor) -> Tensor:
