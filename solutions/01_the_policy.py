@@ -551,10 +551,12 @@ if speaks_reel:
 # 0 if it does nothing, 1 if it is as if the text had said "was". A share needs an interval, by a bootstrap over
 # texts, and has no meaning where clean and corrupted differ by no more than noise.
 #
-# This exercise has no steps: the signature, and the sentence. `bootstrap_interval(*columns, statistic=...)` gives
-# the interval of any statistic (it calls it with the drawn rows of each column), and an `Interval` has `value`,
-# `low`, `high` and `n`. Where the share is undefined give `Interval(None, None, None, n, level, why="...")`. The
-# `resamples` and the `generator` you may leave alone.
+# This exercise has no steps: the signature, and the sentence. `bootstrap_means(*columns, statistic=...)` gives the
+# interval of what depends on the columns' means alone (it calls the statistic once, with the means of all
+# resamples), `bootstrap_interval(*columns, statistic=...)` that of any statistic (it calls it with the drawn rows of
+# each column, once per resample, which takes longer), and an `Interval` has `value`, `low`, `high` and `n`. Where
+# the share is undefined give `Interval(None, None, None, n, level, why="...")`. The `resamples` and the `generator`
+# you may leave alone.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # exercise
