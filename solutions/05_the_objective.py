@@ -34,8 +34,8 @@
 
 # %% [markdown]
 # About 165 minutes of work; a good place to rest is before the clipped surrogate. All cells together
-# run in about 40 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so, as the imports do here:
+# run in about 90 seconds on one core, without a network. Cells that take more than 3 seconds say so,
+# as the imports do here:
 #
 # (4 s on one core)
 

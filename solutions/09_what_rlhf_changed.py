@@ -34,10 +34,10 @@
 # first cell
 
 # %% [markdown]
-# About 120 minutes of work. All cells together run in about 50 seconds on one core, without a
+# About 120 minutes of work. All cells together run in about 80 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
-# (4 s on one core)
+# (10 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -132,7 +132,7 @@ over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)
 # and the last ones. What a text is worth is its **gold** reward, the exact probability that the review is
 # meant positively; the classifier that the run was paid by has no say in what follows.
 #
-# (6 s on one core)
+# (12 s on one core)
 
 # %%
 args = RLHFArgs(**SETTINGS)
@@ -246,7 +246,7 @@ bars(slots, series, "KL from the old model by slot", "nats per token")
 # V^\pi(\dots \text{wasn't})$, what the word itself costs this policy; the same openings and the
 # same noise stand on both sides. What will it be before training, and what after 8 of the phases?
 #
-# (4 s on one core)
+# (5 s on one core)
 
 # %%
 gap_at_start = "about 0"  # predict: "below -0.1", "about 0" or "above 0.1"
@@ -588,7 +588,7 @@ print(f"with {blamed.mean(1)[worst]:+.2f}; own outputs are {own_part:.1f} on eve
 # brings most of it into the old model, when it is patched at all positions? And how does that
 # compare with patching the same part at the last position only?
 #
-# (8 s on one core)
+# (4 s on one core)
 
 # %%
 at_all = "L0 mlp"  # predict: "a head of L0", "L0 mlp", "a head of L1" or "L1 mlp"
@@ -770,7 +770,7 @@ from rlhf_lab.diffing.weights import graft  # exercise
 # from all 64 coalitions. Look at the norms of the deltas above once more. Which kind of part earns
 # most when it is put in? And taken out one by one, how much of the gain do all parts together lose?
 #
-# (8 s on one core)
+# (11 s on one core)
 
 # %%
 best_graft = "an MLP"  # predict: "embed", "an attention", "an MLP" or "read-out"
@@ -915,7 +915,7 @@ curves(
 # At which kind of site will the vector do most? And at its best, how much of the way to the new
 # model does it go?
 #
-# (5 s on one core)
+# (8 s on one core)
 
 # %%
 best_layer = "in between"  # predict: "at the embeddings", "in between" or "behind the last block"
@@ -997,7 +997,7 @@ curves(
 # Measure it again on fresh noise, beside 20 random vectors of the same length, and also the other
 # way: subtract it from the new model.
 #
-# (4 s on one core)
+# (6 s on one core)
 
 
 # %%
@@ -1042,7 +1042,7 @@ predictions.compare("share of the way, at its best", how_far, third(of_vector[be
 # is paid with the reward of another; the policy is paid for KL instead of charged. Then back your
 # answer with one intervention of this lesson, one that would come out otherwise if you were wrong.
 #
-# (6 s on one core)
+# (10 s on one core)
 
 # %%
 ticket = 1  # another number, another broken run
