@@ -45,6 +45,7 @@ def effects_of_parts(
     """Say by five methods what the change of each of `layer_groups` does to a logit difference.
 
     1. "split": "own weights" and "inherited", by `split_shift`, through parts' outputs at `pos`.
+       What the norm's scale does is in neither, so that they do not sum to the shift.
     2. "weights": "by weights", by `shift_matrix`, through whatever reads the part, at any position.
     3. "patching": "patched in", the base with the part's output, at all positions, of the tuned
        model; and "patched out", what the tuned model loses with the base's.
