@@ -8,7 +8,7 @@ END, SHIFT, GROUPS = (
 )
 
 
-def _fault(name: str, where: str, old: str, new: str, run: str = "plain") -> Fault:
+def _fault(name: str, where: str, old: str, new: str, run: str = "padded") -> Fault:
     return Fault(name, "NeuronRank", where, old, new, run)
 
 
@@ -28,7 +28,6 @@ NEURON_FAULTS = (
         SHIFT,
         "inverse_scale[None, :, None] for end in (before, after)",
         "inverse_scale[None, :, None] for end in (before, before)",
-        "padded",
     ),
     _fault("N8 before less after", SHIFT, "a1 * e1 - a0 * e0", "a0 * e0 - a1 * e1"),
     _fault(
@@ -135,6 +134,5 @@ NEURON_FAULTS = (
         SHIFT,
         "(a1 - a0) * (e0 + e1) / 2",
         "(a1 - a0) * e1",
-        "padded",
     ),
 )

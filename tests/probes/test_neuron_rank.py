@@ -19,8 +19,6 @@ from tests.probes.planting import planted
 from tests.tiny_families import tiny_of
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
-KINDS = {"plain": "adapted"}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def no_type_checks() -> Iterator[None]:
@@ -69,9 +67,8 @@ def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", NEURON_FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    kind = KINDS.get(fault.run, fault.run)
     with planted(fault):
-        assert failed(trained_runs(kind), probe_of(kind))
+        assert failed(trained_runs(fault.run), probe_of(fault.run))
 
 
 @pytest.mark.slow
