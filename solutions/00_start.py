@@ -27,7 +27,7 @@
 # first cell
 
 # %% [markdown]
-# About 40 minutes of work. All cells together run in about 15 seconds on one core, without a
+# About 40 minutes of work. All cells together run in about 30 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)

@@ -20,7 +20,7 @@
 # first cell
 
 # %% [markdown]
-# About 200 minutes of work. All cells together run in about 45 seconds on one core, without a
+# About 200 minutes of work. All cells together run in about 175 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
