@@ -31,7 +31,7 @@
 # first cell
 
 # %% [markdown]
-# About 100 minutes of work. All cells together run in about 16 seconds on one core, without a
+# About 100 minutes of work. All cells together run in about 28 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
