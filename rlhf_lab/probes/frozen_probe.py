@@ -218,11 +218,12 @@ def _read(
     right = (called == held).double()
     anew = (project(x[:, cut:], refit.direction) > refit.threshold[:, None]) == held
     fitted, sides = first[:, :cut], (labels[:cut], ~labels[:cut])
+    fitted_now = x[:, :cut]
     positive, negative = (fitted[:, side].mean(1) for side in sides)
     moved = x[:, cut:] - first[:, cut:]
     along, mean = project(moved, frozen.direction), moved.mean(1)
     cosines = (mean * frozen.direction).sum(-1) / mean.norm(dim=-1)
-    halves = [fit_direction(x[:, :cut][:, half::2], labels[:cut][half::2]) for half in (0, 1)]
+    halves = [fit_direction(fitted_now[:, half], labels[:cut][half]) for half in halves_of(sides)]
     cosine = cosine_interval(x[:, :cut], first[:, :cut], labels[:cut], RESAMPLES)
     means = {
         "accuracy_frozen": right,
@@ -242,6 +243,14 @@ def _read(
         found = bootstrap_means(rows.T, resamples=RESAMPLES)
         values |= {name: decimals(found.value, 4), **interval_fields(name, found)}
     return projection, values
+
+
+def halves_of(
+    sides: tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]],
+) -> tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]:
+    """Two halves of the sequences, each with every other one of either class."""
+    odd = sum((side & (side.cumsum(0) % 2 == 1)) for side in sides) > 0
+    return odd, ~odd
 
 
 def _control(

@@ -8,6 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
 from rlhf_lab.probes import Budget, FrozenProbe, ReelTruth, Run, Suite, attach
 from rlhf_lab.probes.direction import cosine_interval, fit_direction
+from rlhf_lab.probes.frozen_probe import halves_of
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.steering import continue_steered
 from rlhf_lab.sampling import sample, sampling_noise
@@ -60,6 +61,15 @@ def test_the_cosine_is_that_of_the_differences_of_means():
     assert cosine_interval(x, first, labels).low.isnan().tolist() == [False, True, False]
     same = cosine_interval(first, first, labels)
     assert same.low.tolist() == pytest.approx([1.0] * 3)
+
+
+def test_each_half_has_both_classes_though_the_labels_alternate():
+    labels = torch.arange(7) % 2 == 0
+    halves = halves_of((labels, ~labels))
+    assert [half.tolist() for half in halves] == [
+        [True, True, False, False, True, True, False],
+        [False, False, True, True, False, False, True],
+    ]
 
 
 def test_added_nothing_is_sampling(reel_policy):

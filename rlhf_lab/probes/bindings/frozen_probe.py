@@ -71,7 +71,9 @@ def _readers(seen: Observation, record: Record) -> list[Check]:
         mean = moved.mean(0)
         if (size := np.linalg.norm(mean)) > 1e-4:
             miss("moved_cosine", abs(values["moved_cosine"][i] - mean @ frozen.direction / size))
-        halves = [fit_reader(x[:cut][half::2], labels[:cut][half::2], "mean") for half in (0, 1)]
+        rows = [np.flatnonzero(labels[:cut] == side) for side in (True, False)]
+        halves = [np.concatenate([of_class[half::2] for of_class in rows]) for half in (0, 1)]
+        halves = [fit_reader(x[some], labels[some], "mean") for some in halves]
         miss("split_half", abs(values["split_half"][i] - halves[0].direction @ halves[1].direction))
         cosine = float(frozen.direction @ refit.direction)
         miss("cosine", abs(values["cosine"][i] - cosine))
