@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlhf_lab.course.borrowed import watched
 from rlhf_lab.course.containment import Stopped
-from rlhf_lab.course.exercise import Answer, Case, Exercise
+from rlhf_lab.course.exercise import Answer, Exercise
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
 from rlhf_lab.course.relations import relation
@@ -63,9 +63,9 @@ class Judge:
     def verdict(self, fn: Answer) -> Verdict:
         """Compare a function on all cases, and name the slip if it is a known one.
 
-        1. Call it on each case; a stub ends it, and so does a call that does not come back, or a
-           call of the package's own function in its place.
-        2. Compare results, gradients and arguments.
+        1. Call it on each case; a stub ends it, and so does a call that does not come back.
+        2. Compare results, gradients and arguments. Where all are right, call it once more, to see
+           that it does not hand the work to the package's own function.
         3. At a miss, look for the known mistake that behaves the same, or else for what the wrong
            numbers have to do with the right ones.
         """
@@ -74,10 +74,7 @@ class Judge:
             outcomes: list[Outcome] = []
             try:
                 for case in self.cases:
-                    with watched(self.exercise, fn) as called:
-                        outcomes.append(observe(self.exercise, fn, case))
-                    if called:
-                        return self._borrowed(case, min(called))
+                    outcomes.append(observe(self.exercise, fn, case))
             except NotImplementedError:
                 return Verdict("unwritten", len(self.cases))
             except Stopped as stop:  # not called again: it would take as long on every case
@@ -88,13 +85,19 @@ class Judge:
             misses = [compare_outcomes(*each) for each in pairs]
             first = next((miss for miss in misses if miss), None)
             if first is None:
-                return Verdict("passed", len(self.cases))
+                return self._borrowed(fn) or Verdict("passed", len(self.cases))
             likely = self._recognize(outcomes, misses)
             likely = likely or relation(self.exercise, outcomes, self.expected, misses)
             return Verdict("differs", len(self.cases), first, likely)
 
-    def _borrowed(self, case: Case, name: str) -> Verdict:
-        """What is said of an answer that calls the package's."""
+    def _borrowed(self, fn: Answer) -> Verdict | None:
+        """What is said of an answer that calls the package's; None where it does not."""
+        case = self.cases[0]
+        with watched(self.exercise, fn) as called, contextlib.suppress(Stopped):
+            observe(self.exercise, fn, case)  # slower under the watch
+        if not called:
+            return None
+        name = min(called)
         rows = (("it calls", f"the package's own {name} is called", "your own code"),)
         slip = f"this hands the work to the package's own {name}: write what it does yourself"
         return Verdict("differs", len(self.cases), Miss("error", rows, case), slip)

@@ -1,9 +1,7 @@
 """What `check` and `hint` tell a learner."""
 
 import dataclasses
-import inspect
 import math
-import types
 
 import pytest
 import torch
@@ -15,21 +13,13 @@ from rlhf_lab.course.outcomes import observe
 from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.probes import logit_shift
+from tests.course.answers import written
 
 
 def answer(name: str, function):
     """A learner's function, by the name of the exercise."""
     function.__name__ = name
     return function
-
-
-def written(function):
-    """The package's function as if a learner had written it: the same code, as another function."""
-    inner = inspect.unwrap(function)
-    code = inner.__code__.replace(co_name="written")
-    own = types.FunctionType(code, inner.__globals__, "written", inner.__defaults__)
-    own.__kwdefaults__ = inner.__kwdefaults__
-    return own
 
 
 def test_another_right_way_of_computing_it_passes() -> None:

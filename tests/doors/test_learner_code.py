@@ -15,8 +15,13 @@ from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, read_rec
 from rlhf_lab.course.registry import find_exercise
 
 HEAD = """\
-import functools, os, signal, sys, threading, time, warnings
-from rlhf_lab.functional import masked_mean as right
+import functools, inspect, os, signal, sys, threading, time, types, warnings
+from rlhf_lab.functional import masked_mean
+
+inner = inspect.unwrap(masked_mean)  # as if a learner had written it: the package's is refused
+code = inner.__code__.replace(co_name="right")
+right = types.FunctionType(code, inner.__globals__, "masked_mean", inner.__defaults__)
+right.__kwdefaults__ = inner.__kwdefaults__
 """
 ANSWER = "def masked_mean(*given, **named):\n"
 TIMER = pytest.mark.skipif(not hasattr(os, "fork"), reason="no timer on this system")
@@ -221,7 +226,7 @@ def test_a_process_ends_with_its_verdict(warm_python, tmp_path) -> None:
         "check(masked_mean)\n"
         "def masked_mean(*given, **named): os._exit(5)\n"
         "check(masked_mean)\n"
-        "check(right)\n"
+        "check(inner)\n"
         "print('the end')\n"
     )
     env = warm_python.environment | {"RLHF_LAB_PROGRESS": str(tmp_path / "p.json")}
