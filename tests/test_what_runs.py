@@ -225,6 +225,19 @@ OF_NO_RUN = {
     "my_reward": "a reward of the learner's own",
     "kl_of_later_states": "the gradient that PPO leaves out",
     "whole_objective": "the terms put together, as objective_terms does it for all settings",
+    "sample_without_cache": "the sampler's loop, to be read",
+    "logit_lens": "two models side by side, and a look at one",
+    "ablate_heads": "patching",
+    "patch_heads": "patching",
+    "recovered_fraction": "patching",
+    "policy_gradient_objective": "what the clipped surrogate grew from",
+    "gradient_cosine": "the noise of a gradient",
+    "soft_backup": "the exact optimum of Reel",
+    "mean_backup": "the exact end of a penalty in the loss",
+    "best_at_budget": "the exact optimum of Reel",
+    "alarm": "a watch of the learner's own over a run's numbers",
+    "graft": "two models side by side",
+    "truncate_delta": "two models side by side",
 }
 """Exercises that no run calls, and what they are for."""
 
@@ -242,4 +255,7 @@ def test_a_breakpoint_in_every_exercise_is_hit_in_a_hooked_run(tmp_path):
 
     debugger.runcall(probed_run)
     debugger.runcall(last_report, tmp_path / "one_step", {"advantages": "one_step"})
+    for groups in ("rloo", "grpo"):
+        fields = {"advantages": groups, "samples_per_prompt": 2}
+        debugger.runcall(last_report, tmp_path / groups, fields)
     assert set(functions) - debugger.stopped == set(OF_NO_RUN)
