@@ -50,7 +50,7 @@ MAY_READ = {
     "samples.py:texts": "tokens for the reward's texts",
     "samples.py:prompt_texts": "tokens of the prompts, for the recorder",
     "samples.py:prompts": "tokens of the prompts, for the greedy baseline",
-    "rewards/sentiment.py:__call__": "whether the reward's texts are padded",
+    "rewards/sentiment.py:sentiment_reward": "whether the reward's texts are padded",
     "rewards/reading.py:score_texts": "whether the rewards are finite",
     "models/fast/proof.py:prove": "gaps of the packed form",
     "models/fast/proof.py:_reference_gap": "gaps of the packed form, in the first phase",
