@@ -508,7 +508,7 @@ predictions.compare(
 # So the penalty's value is right and its gradient is that of a somewhat different leash, one that does not
 # look ahead. Mostly the two agree in direction, not always. The trainer offers the other leash as well:
 # with `kl_in="reward"` each token's reward pays for its KL, and GAE carries it back to the words that led
-# there. (What each leash ends at is the subject of lesson 04, which is still to come.)
+# there. (What each leash ends at is the subject of lesson 04.)
 #
 # ## Entropy
 #
