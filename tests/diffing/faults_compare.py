@@ -115,7 +115,7 @@ WEIGHTS_FAULTS = (
     Fault(
         "weakest directions kept",
         "weights",
-        "diffing.weights:strongest_directions",
+        "diffing.weights:_strongest_directions",
         "u[:, :most] * s[:most], vh[:most]",
         "u[:, -most:] * s[-most:], vh[-most:]",
         "test_a_change_of_two_directions_by_hand",
@@ -131,7 +131,7 @@ WEIGHTS_FAULTS = (
     Fault(
         "singular values left out",
         "weights",
-        "diffing.weights:strongest_directions",
+        "diffing.weights:_strongest_directions",
         "u[:, :most] * s[:most]",
         "u[:, :most]",
         "test_a_change_of_two_directions_by_hand",
