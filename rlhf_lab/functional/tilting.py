@@ -58,4 +58,4 @@ def tilt_slopes(
     if abs(p.sum().item() - 1) > 1e-4:
         raise ValueError(f"probs sum to {p.sum().item():.4g}; give probabilities that sum to 1.")
     apart = r - (p * r).sum()
-    return (p * apart * r).sum().item(), (p * apart * h).sum().item()
+    return (p * apart.square()).sum().item(), (p * apart * h).sum().item()
