@@ -1,10 +1,9 @@
 """Dashboards of runs, healthy and broken: the numbers they show, and stored ones to learn from."""
 
-import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from types import MappingProxyType
 
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.training.report import PhaseReport
 
 Dashboard = Mapping[str, Sequence[float]]
@@ -35,5 +34,4 @@ def stored_dashboards() -> dict[str, list[dict[str, list[float]]]]:
 
     `python -m tools.course.broken_runs` trains and writes them.
     """
-    file = files("rlhf_lab.course") / "records" / "dashboards.json"
-    return json.loads(file.read_text(encoding="utf-8"))["runs"]
+    return stored_figures("dashboards")["runs"]

@@ -69,7 +69,7 @@ class SeedFigures:
             print_line(f"the stored run of seed {seed} differs from this one by up to {off:.3f}")
 
 
-def stored_figures(lesson: str) -> dict[str, Any]:
-    """What is stored of a lesson's figures: settings, seeds, and tables; empty where nothing is."""
-    file = files("rlhf_lab.course") / "records" / f"{lesson}.json"
+def stored_figures(record: str) -> dict[str, Any]:
+    """What is stored under the name of a lesson, or of runs that a lesson reads; {} if nothing."""
+    file = files("rlhf_lab.course") / "records" / f"{record}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
