@@ -178,10 +178,8 @@ def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> 
     points = []
     for n in numbers:
         best = best_of_n_distribution(chances, scores, n)
-        kl = (torch.special.xlogy(best, best) - torch.special.xlogy(best, chances)).sum()
-        points.append(
-            BestOfNPoint(n, float(best @ scores), float(best @ golds), max(0.0, float(kl)))
-        )
+        means = (float(best @ earned) for earned in (scores, golds))
+        points.append(BestOfNPoint(n, *means, _exact_kl(best, chances)))
     return points
 
 
@@ -197,5 +195,10 @@ def tilted(
     """
     ref = torch.from_numpy(chances)
     best = tilt(ref, torch.from_numpy(scores), beta)
-    kl = torch.special.xlogy(best, best) - torch.special.xlogy(best, ref)
-    return best.numpy(), max(0.0, float(kl.sum()))
+    return best.numpy(), _exact_kl(best, ref)
+
+
+def _exact_kl(p: Float[Tensor, " state"], ref: Float[Tensor, " state"]) -> float:
+    """KL(p || ref) in nats; outcomes of probability 0 add nothing."""
+    kl = torch.special.xlogy(p, p) - torch.special.xlogy(p, ref)
+    return max(0.0, float(kl.sum()))
