@@ -285,18 +285,35 @@ for beta in (0.5, 0.2):
     print(f"slope of the frontier at beta {beta}: {slope:.3f}")
 
 # %% [markdown]
-# The other way round, how much reward a given KL could have bought:
+# ## A price for a budget
+#
+# A question without steps. You may spend a certain number of nats per review. Which price makes the optimum spend
+# exactly that? `solve(beta)` gives the reward and the KL of the optimum at a price.
+
+# %%
+from rlhf_lab.organism import best_at_budget  # exercise
+
+
+# %%
+def solve(beta: float) -> tuple[float, float]:
+    """Reward and KL of the optimum at a price, from whole reviews."""
+    point = frontier(reference, gold, [beta])[0]
+    return point.proxy, point.kl_per_sequence
+
+
+for budget in (0.1, 0.5):
+    price = best_at_budget(solve, budget)
+    reward, kl = solve(price)
+    print(f"{budget} nats: beta {price:.4f}, reward {reward:.3f}, KL {kl:.4f}")
+
+# %% [markdown]
+# With your function the frontier can be asked for any KL.
 
 
 # %%
 def frontier_at(kl: float) -> float:
     """The best reward that this much KL can buy."""
-    low, high = 1e-3, 1e3
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        spends = frontier(reference, gold, [middle])[0].kl_per_sequence
-        low, high = (middle, high) if spends > kl else (low, middle)
-    return frontier(reference, gold, [high])[0].proxy
+    return solve(best_at_budget(solve, kl))[0]
 
 
 print(f"one nat could buy a reward of {frontier_at(1.0):.3f}")
@@ -486,22 +503,6 @@ missing = [row[2] - row[1] for row in rows]
 lies = "above" if min(missing) < -1e-6 else "below" if max(missing) > 1e-3 else "on"
 predictions.compare("best-of-n lies", best_of_n_lies, lies)
 print(f"largest gap to the frontier: {max(missing):.3f}")
-
-# %% [markdown]
-# ## A price for a budget
-#
-# A question without steps. You may spend a certain number of nats per review. Which price makes the optimum spend
-# exactly that? `solve(beta)` gives the reward and the KL of the optimum at a price.
-
-# %%
-from rlhf_lab.organism import best_at_budget  # exercise
-
-# %%
-solve = lambda beta: figures(backwards(soft_backup, rewards_at_end / beta), beta)[:2]
-for budget in (0.1, 0.5):
-    price = best_at_budget(solve, budget)
-    reward, kl = solve(price)
-    print(f"{budget} nats: beta {price:.4f}, reward {reward:.3f}, KL {kl:.4f}")
 
 # %% [markdown]
 # ## What surprised you
