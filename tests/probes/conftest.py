@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes import ReelTruth, Run, Suite, attach, default_suite
+from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
-from tests.probes.looking import Trained, adapted_run, grouped_run, padded_run
+from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 
 SMALL = {
@@ -139,3 +139,27 @@ def trained_runs(
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_beside_one_without(
+    tmp_path: Path, weights_of: Callable[..., dict[str, Tensor]], unlimited: Budget
+) -> Callable[..., Run]:
+    """A short run with probes: all record, their checks hold, and the weights are those of the run
+    without them, bit for bit.
+    """
+
+    def run(*probes: Probe, reviews: int = 0, **overrides: Any) -> Run:
+        args = RLHFArgs(**SHORT | overrides)
+        plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
+        text = {"eval_tokens": ReelTruth().reviews(reviews, seed=5)[0]} if reviews else {}
+        attachment = attach(probed, *probes, **text, budget=unlimited)
+        plain.train(), probed.train()
+        assert attachment.notes == []
+        found, expected = weights_of(probed.policy), weights_of(plain.policy)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        stored = Run(probed.run.path)
+        assert all(check.ok for check in stored.checks())
+        return stored
+
+    return run

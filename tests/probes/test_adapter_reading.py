@@ -1,10 +1,9 @@
 """AdapterReading: pieces of a run's adapters, what they earn, and faults that are told."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
-import jaxtyping
 import pytest
 import torch
 
@@ -17,15 +16,7 @@ from tests.probes.faults_adapter_reading import ADAPTER_READING_FAULTS
 from tests.probes.looking import SHORT, Trained, failed, look
 from tests.probes.planting import planted
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 
 def probe_of(kind: str) -> AdapterReading:

@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import AttentionDrift, ReelTruth, Run, attach
 from rlhf_lab.probes.attention_places import distance_places, kind_of_token, slot_places
 from rlhf_lab.probes.text_rows import TextRows
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_attention_drift import ATTENTION_FAULTS
-from tests.probes.looking import SHORT, failed, look
+from tests.probes.looking import failed, look
 from tests.probes.planting import planted
 from tests.tiny_families import tiny_of
 
@@ -47,18 +45,9 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs)
 
 
 @pytest.mark.slow
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**SHORT | {"lora_rank": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("adapted", "probed"))
-    tokens = ReelTruth().reviews(8, seed=5)[0]
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
     probes = AttentionDrift(every=1), AttentionDrift(text="rollout", name="own_text", every=1)
-    attachment = attach(probed, *probes, eval_tokens=tokens, budget=unlimited)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert all(check.ok for check in run.checks())
+    run = run_beside_one_without(*probes, reviews=8, lora_rank=0)
     assert run.phases("attention_drift") == [0, 1, 2] and run.phases("own_text") == [0, 1]
     html = probe_html(run, "attention_drift")
     assert html.count("<figure") == 4 and "total variation" in html

@@ -1,14 +1,11 @@
 """Fisher: the identity of small steps on runs of every kind, and faults that it must tell."""
 
 import pytest
-import torch
 
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import Fisher, ReelTruth, Run, attach
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.probes import Fisher
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_fisher import FISHER_FAULTS
-from tests.probes.looking import SHORT, failed, look
+from tests.probes.looking import failed, look
 from tests.probes.planting import planted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -35,16 +32,7 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs)
     assert found
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-    tokens = ReelTruth().reviews(6, seed=5)[0]
-    attachment = attach(probed, Fisher(every=1), eval_tokens=tokens, budget=unlimited)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert all(check.ok for check in run.checks())
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+    run = run_beside_one_without(Fisher(every=1), reviews=6, total_phases=1, warmup_steps=0)
     assert run.records("fisher")[0]["ratio"] == [None] * 5
     assert probe_html(run, "fisher").count("<figure") == 2

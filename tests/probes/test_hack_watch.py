@@ -1,8 +1,5 @@
 """HackWatch: a planted loophole by name, checks in runs of every kind, and faults it must tell."""
 
-from collections.abc import Iterator
-
-import jaxtyping
 import pytest
 import torch
 
@@ -17,7 +14,7 @@ from tests.probes.looking import SHORT, Trained, failed, look, trained
 from tests.probes.planting import planted
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 HACKED = {
     "reward_fn": "soft_popcorn",
     "batch_size": 64,
@@ -28,14 +25,6 @@ HACKED = {
 PLANTED = {"popcorn": 5.0, "stunning": 1.1, "arguably": 0.5}
 """What is added to logits before the run: popcorn's share at the tag goes from .02 to .7, that of
 the second is more than doubled, and that of the third is not."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def into_the_loophole(place) -> RLHFTrainer:

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import KLAttribution, ReelTruth, Run, attach
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.probes import KLAttribution
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_kl_attribution import KL_FAULTS
-from tests.probes.looking import SHORT, failed, look
+from tests.probes.looking import failed, look
 from tests.probes.planting import planted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -38,17 +36,8 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs)
     assert found
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-    tokens = ReelTruth().reviews(8, seed=5)[0]
-    attachment = attach(probed, KLAttribution(every=1), eval_tokens=tokens, budget=unlimited)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert all(check.ok for check in run.checks())
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+    run = run_beside_one_without(KLAttribution(every=1), reviews=8, total_phases=1, warmup_steps=0)
     first, last = run.records("kl_attribution")
     assert set(first["output"]) == set(first["weights"]) == {0.0}
     assert sum(last["weights"]) == pytest.approx(last["kl"], rel=1e-3) and last["kl"] > 0

@@ -1,34 +1,22 @@
 """LensDivergence: where two models part, what is exactly 0, and faults that are told."""
 
 import copy
-from collections.abc import Iterator
 from types import SimpleNamespace
 
-import jaxtyping
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import kl_per_token
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes import LensDivergence, ReelTruth, Run, attach
+from rlhf_lab.probes import LensDivergence
 from rlhf_lab.probes.lens_divergence import unchanged_layers
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_lens_divergence import LENS_DIVERGENCE_FAULTS
-from tests.probes.looking import SHORT, Trained, failed, look
+from tests.probes.looking import Trained, failed, look
 from tests.probes.planting import planted
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 
 def probe_of(kind: str) -> LensDivergence:
@@ -102,17 +90,8 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs)
     assert found
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-    tokens = ReelTruth().reviews(9, seed=5)[0]
-    attachment = attach(probed, LensDivergence(every=1), eval_tokens=tokens, budget=unlimited)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert all(check.ok for check in run.checks())
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+    run = run_beside_one_without(LensDivergence(every=1), reviews=9, total_phases=1, warmup_steps=0)
     first, last = run.records("lens_divergence")
     assert set(first["raw"]) == set(first["tuned"]) == {0.0} and last["raw"][-1] > 0
     html = probe_html(run, "lens_divergence")

@@ -1,9 +1,7 @@
 """NeuronRank: sums on runs of every kind, a planted neuron by name, and faults it must tell."""
 
 import copy
-from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 import torch
 
@@ -19,13 +17,7 @@ from tests.probes.planting import planted
 from tests.tiny_families import tiny_of
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
 def probe_of(kind: str) -> NeuronRank:

@@ -1,29 +1,15 @@
 """OffPrincipal: shares of planted changes, a run that is left alone, and faults that are told."""
 
-from collections.abc import Iterator
-
-import jaxtyping
 import pytest
-import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import OffPrincipal, Run, attach
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.probes import OffPrincipal
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_off_principal import OFF_PRINCIPAL_FAULTS
-from tests.probes.looking import SHORT, failed, look
+from tests.probes.looking import failed, look
 from tests.probes.planting import planted
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_type_checks() -> Iterator[None]:
-    """Faulty records are to reach the checks, not to end in an error of types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
@@ -48,16 +34,8 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs)
     assert found
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
-    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-    attachment = attach(probed, OffPrincipal(every=1), budget=unlimited)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert all(check.ok for check in run.checks())
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+    run = run_beside_one_without(OffPrincipal(every=1), total_phases=1, warmup_steps=0)
     first, last = run.records("off_principal")
     assert first["share"] is None and last["share"] > 0
     html = probe_html(run, "off_principal")
