@@ -22,14 +22,14 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
+from rlhf_lab.probes.word_pair import WordPairProbe
 
 
-class LogitShift(Probe):
+class LogitShift(WordPairProbe):
     """How the logit difference of two words moved away from the reference's, part by part.
 
     It is taken behind position `pos` of each eval text, and split by cause: a part's own weights,
@@ -50,25 +50,8 @@ class LogitShift(Probe):
     """
 
     name = "logit_shift"
-    text = "eval"
     sites = (*SITES, "ln_final.hook_normalized")
     every = 5
-
-    def __init__(
-        self,
-        word: str = "loved",
-        other: str = "hated",
-        pos: int = -1,
-        n: int = 64,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        self.word, self.other, self.pos, self.n = word, other, pos, n
-
-    def settings(self) -> dict:
-        """Also the two words."""
-        return super().settings() | {"word": self.word, "other": self.other}
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse a model whose logits are no sum over its parts."""

@@ -27,18 +27,18 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
-    Probe,
     Record,
     decimals,
     interval_fields,
 )
+from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
 
 TOP_NEURONS, TOP_TOKENS = 20, 3
 ACTIVATIONS_AT_ONCE = 20_000_000
 
 
-class NeuronRank(Probe):
+class NeuronRank(WordPairProbe):
     """Each neuron's share in the shift of the logit difference of two words, behind one position.
 
     A neuron adds its activation times its write: W_out along the difference of the two columns of
@@ -61,24 +61,7 @@ class NeuronRank(Probe):
     """
 
     name = "neuron_rank"
-    text = "eval"
     every = 10
-
-    def __init__(
-        self,
-        word: str = "loved",
-        other: str = "hated",
-        pos: int = -1,
-        n: int = 64,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        self.word, self.other, self.pos, self.n = word, other, pos, n
-
-    def settings(self) -> dict[str, Any]:
-        """Also the two words."""
-        return super().settings() | {"word": self.word, "other": self.other}
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse a model whose logits are no sum over single neurons."""
