@@ -6,8 +6,8 @@ from torch import Tensor
 
 import tests.refusing_device
 from rlhf_lab import device_gaps, doctor
+from rlhf_lab.diffing import weights
 from rlhf_lab.models.fast import attention
-from rlhf_lab.probes import weight_delta
 from rlhf_lab.sampling import _Step
 from tests.refusing_device import DeviceTensor, RefusingDevice
 
@@ -76,10 +76,10 @@ def test_a_token_outside_the_nucleus_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_missing_type_or_kernel_is_found(monkeypatch):
-    monkeypatch.setattr(weight_delta, "exact", Tensor.double)
+    monkeypatch.setattr(weights, "exact", Tensor.double)
     (sentence,) = wrong()
     assert sentence.startswith("probes_gap failed: Cannot convert a MPS Tensor to float64")
-    monkeypatch.setattr(weight_delta, "exact", lambda x: x)  # to the kernel that is not there
+    monkeypatch.setattr(weights, "exact", lambda x: x)  # to the kernel that is not there
     (sentence,) = wrong()
     assert "'aten::_linalg_eigh' is not currently implemented" in sentence
 
