@@ -25,7 +25,9 @@ from tools.course.builder import run_cells
 
 LESSONS = Path("solutions")
 OF_A_SECTION = re.compile(r"^\((\d+) s on one core\)$", re.MULTILINE)
-OF_A_LESSON = re.compile(r"All cells together\s+run in\s+about (\d+) seconds on one\s+core")
+OF_A_LESSON = re.compile(
+    r"All cells together run in about (\d+) seconds on one core".replace(" ", r"\s+")
+)
 LONG = 3.0
 """Seconds from which a cell has to say how long it takes."""
 
