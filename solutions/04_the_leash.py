@@ -98,7 +98,8 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 # %% [markdown]
 # The reference here is the grammar of Reel itself, state by state; the bundled transformer was trained to
 # speak it. The reward of a finished review is `gold`: the exact probability that it is positive. (The
-# classifier that pays in other lessons comes close to it.)
+# classifier that pays in other lessons comes close to it.) This lesson stays on Reel, since only there the best
+# policy can be computed.
 #
 # ## Distance
 #
