@@ -857,7 +857,8 @@ for line, field in [("reward", "mean_reward"), ("KL per review", "kl_per_sequenc
 for coef, policy_trainer in policies.items():
     written = policy_trainer.rollout_phase()
     print(f"kl_coef {coef}: mean reward {written.raw_rewards.mean().item():.2f}", end=", ")
-    print(f"grammatical {sum(written.grammatical.tolist()) / len(written.texts):.0%}", end=", ")
+    if written.grammatical is not None:
+        print(f"grammatical {written.grammatical.float().mean().item():.0%}", end=", ")
     print(f"different texts {len(set(written.texts))} of {len(written.texts)}")
     show_table(
         ["reward", "text"],
