@@ -643,7 +643,8 @@ def parts_of_error(
 if truth is None:
     print("no exact advantages here")
 else:
-    lams, ages = (0.0, 0.5, 0.8, 0.95, 1.0), {"phase 1": 1, "phase 4": 4, "the end": "last"}
+    lams = (0.0, 0.5, 0.8, 0.95, 1.0)
+    ages = {f"phase {n}": n for n in (1, 4) if n <= SETTINGS["total_phases"]} | {"the end": "last"}
     # The reward of a whole review, as the critic is paid it, at the last token.
     paid = token_rewards(
         (truth.values(text)[0][:, -1] - mean_reward) / spread, torch.ones_like(exact).bool()
