@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import re
 import runpy
@@ -255,6 +256,15 @@ def test_linked_pages_and_tests_exist(name):
         assert (DOCS / link).is_file(), link
     for path in re.findall(r"`(tests/[^`]+\.py)`", page(name)):
         assert (ROOT / path).is_file(), path
+
+
+def test_every_section_of_a_lesson_that_is_linked_exists():
+    linked = re.findall(r"\[(\d\d): ([^\]]+)\]\(([^)]+)\)", page("from_arena"))
+    assert len(linked) > 30
+    for number, heading, link in linked:
+        cells = json.loads((DOCS / link).read_text(encoding="utf-8"))["cells"]
+        lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
+        assert Path(link).name.startswith(number) and {f"## {heading}", f"### {heading}"} & {*lines}
 
 
 def test_the_page_of_settings_is_what_its_script_makes_of_the_fields():
