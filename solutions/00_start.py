@@ -77,15 +77,15 @@ predictions = Predictions()
 # a bad review. Nobody can write down a loss for "helpful" or "true" that a gradient could follow. But
 # people can say which of two answers they like better.
 #
-# Reinforcement learning from human feedback turns that into training. Collect such comparisons. Fit a
-# *reward model* to them: a network that gives each text a number, higher for what people prefer. Then
-# let the language model write, score what it writes, and move its weights towards what scores higher,
-# without letting it move far from the language it came from. That last condition matters: the reward
-# model is only right near the texts that it was fitted to, and a policy that is free to go anywhere finds
-# the texts that it is wrong about.
+# Reinforcement learning from human feedback turns that into training. Collect such comparisons. Fit a network to them
+# that gives each text a number, its *reward*, higher for what people prefer. This network is the *reward model*. Then
+# let the language model write, score what it writes, and move its weights towards what scores higher, without letting
+# it move far from the language it came from. That last condition matters: the reward model is only right near the
+# texts that it was fitted to, and a model that is free to go anywhere finds the texts that it is wrong about.
 #
 # - 2017, Christiano et al. ([1706.03741](https://arxiv.org/abs/1706.03741)): robots learn a backflip from 900 comparisons.
-# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same for GPT-2, with a KL penalty. The method of these lessons.
+# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same for GPT-2, with a penalty on
+#   moving away. The method of these lessons.
 # - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human ones.
 # - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, from which ChatGPT came.
 #
@@ -116,7 +116,8 @@ show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits
 #
 # ## The words, on one review
 #
-# A review is written one token at a time. Here are the first tokens of the best of the four:
+# A review is written one *token* at a time; on Reel a token is a word. It begins with a *prompt*, which is given.
+# Here are the first tokens of the best of the four:
 
 # %%
 best = int(rewards.argmax())
@@ -151,7 +152,7 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 # | **action**, $a_t$ | the token that is written next |
 # | **episode** | one review, from the prompt to its end |
 # | **reward**, $R$ | one number for the finished review |
-# | **value**, $V(s_t)$ | the reward that is to be expected from here: the guess of the value head, which has learned nothing yet |
+# | **value**, $V(s_t)$ | the reward that is to be expected from here: the guess of the *value head*, a small network on top of the model, which has learned nothing yet |
 # | **advantage**, $A_t$ | how much better it went with this token than expected: what each token is credited with |
 # | **reference**, $\pi_\mathrm{ref}$ | a frozen copy of the model as it was |
 # | **KL** | how far the policy has moved from the reference, in *nats*: 1 nat is a factor of $e \approx 2.7$ in probability |
@@ -252,8 +253,8 @@ from rlhf_lab.course.exercises.own_reward import my_reward  # exercise
 cheated_by = "it will say the praise words and forget the rest"  # predict: in words
 
 # %% [markdown]
-# Two runs from the same start, with your reward: one on a leash (`kl_coef` 0.3), one without (0).
-# Predict which of them ends with the higher reward, and which with the higher KL.
+# Two runs from the same start, with your reward: one on a *leash*, a price on each nat of KL (`kl_coef` 0.3), and one
+# without (0). Predict which of them ends with the higher reward, and which with the higher KL.
 #
 # (7 s on one core)
 

@@ -87,8 +87,8 @@ predictions = Predictions()
 #
 # ## From logits to a token
 #
-# The policy reads the text so far and gives one number for each word of its vocabulary, a *logit*
-# $z_v$. Logits become probabilities by the softmax, here with a temperature $T$:
+# The policy reads the text so far and gives one number for each word of its vocabulary, a *logit* $z_v$. Logits
+# become probabilities by the softmax, here with a *temperature* $T$:
 #
 # $$\pi(v \mid s) = \frac{e^{z_v / T}}{\sum_w e^{z_w / T}}$$
 #
@@ -189,10 +189,10 @@ curves(
 from rlhf_lab.sampling import sample_without_cache  # exercise
 
 # %% [markdown]
-# The package's `sample` does the same with a *KV cache*: it keeps the keys and values of what it has read,
-# and reads only the new token at each step. Given the same numbers, does it write the same texts? (Two ways
-# of adding the same numbers round differently; where $u$ lies within a rounding of a step, the word may be
-# another.)
+# The package's `sample` does the same with a *KV cache*: it keeps what the model has computed for the tokens that it
+# has read (of each layer the keys and values, two vectors per token), and reads only the new token at each step.
+# Given the same numbers, does it write the same texts? (Two ways of adding the same numbers round differently; where
+# $u$ lies within a rounding of a step, the word may be another.)
 #
 # (3 s on one core)
 
@@ -219,9 +219,9 @@ print("tokens read, with a cache", seq - 1, "and without", sum(range(prefix_len,
 #
 # ### The log-probability of what was said
 #
-# PPO changes how likely the sampled tokens are. So it has to know, for each token that was generated,
-# $\log \pi(a_t \mid s_t)$: the log-softmax of the logits at the position *before* it, picked at the token's
-# own number. The probability of the whole answer is the product over its tokens, its logarithm the sum:
+# PPO changes how likely the sampled tokens are. So it has to know, for each token that was generated, its
+# *log-probability* $\log \pi(a_t \mid s_t)$: the log-softmax of the logits at the position *before* it, picked at the
+# token's own number. The probability of the whole answer is the product over its tokens, its logarithm the sum:
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
@@ -256,20 +256,23 @@ bracket = "about 1" if middle > 0.9 else "0.5 to 0.9" if middle > 0.5 else "belo
 predictions.compare("the quotient of a review, top 5", quotient_of_a_review, bracket)
 
 # %% [markdown]
-# Small factors multiply. In lesson 05 this quotient gets a name, the ratio, and a rule: before the first
-# gradient step it is 1, or else the policy that is trained is not the one that sampled. (The trainer scores
-# with the same top-k that it samples with.)
+# Small factors multiply. In lesson 05 this quotient gets a name, the *ratio*, and a rule: before the first gradient
+# step it is 1, or else the policy that is trained is not the one that sampled. (The trainer scores with the same
+# top-k that it samples with.)
 #
 # ## Places to look
 #
-# Now open the model. A `HookedTransformer` passes what it computes through named *hook points*, also called
+# Now open the model. It begins with the *embedding*, one vector for each word of the vocabulary, and goes on in
+# layers, here called blocks. A `HookedTransformer` passes what it computes through named *hook points*, also called
 # sites. `run_with_cache` runs it and keeps what went through all of them. In one block:
 #
 # - the *residual stream* comes in (`hook_resid_pre`), one vector of `d_model` numbers per position;
-# - each attention head compares a query with the keys of the positions before it; softmax makes weights of
-#   that, the *pattern* $A$. The head reads the values $V$ with these weights, $z_q = \sum_k A_{qk} V_k$, and
-#   writes $z_q W_O$ into the residual stream;
-# - the MLP reads each position by itself, and writes into the residual stream, too.
+# - *attention* moves information between positions. At each position an *attention head* makes three vectors of the
+#   stream: a *query*, a *key* and a *value*. It compares the query with the keys up to its own position; softmax
+#   makes weights of that, the *pattern* $A$. The head reads the values $V$ with these weights,
+#   $z_q = \sum_k A_{qk} V_k$, and writes $z_q W_O$ into the residual stream;
+# - the *MLP* (two linear maps with a nonlinearity between them) reads each position by itself, and writes into the
+#   residual stream, too.
 #
 # Which shape does `hook_z` have, for 8 texts of 29 tokens, in a model of width 64 with 4 heads? (On
 # another model the numbers are others.)
@@ -324,9 +327,9 @@ print("where the largest entry is", f"{end.abs().max().item():.1f}")
 # %% [markdown]
 # ## Logit lens
 #
-# Behind the last block the stream is normalised and multiplied with the unembedding, and these are the
-# logits. Nobody can forbid you to do the same with the stream of an *earlier* layer: what would the model say
-# if it stopped here? This is the *logit lens*.
+# Behind the last block the stream is normalised and multiplied with the *unembedding*, a matrix with one column for
+# each word of the vocabulary; the products are the logits. Nobody can forbid you to do the same with the stream of an
+# *earlier* layer: what would the model say if it stopped here? This is the *logit lens*.
 
 # %%
 from rlhf_lab.diffing import logit_lens  # exercise
@@ -433,9 +436,9 @@ show_table(
 #
 # ## One head
 #
-# A review of Reel has three clauses, such as "the plot **wasn't** so good". The copula turns the adjective
-# round, and what the reviewer thinks decides, many words later, between "i liked it" and "i hated it". So
-# somewhere "wasn't" has to meet its adjective, and what comes of it has to get to the "i". Only attention moves
+# A review of Reel has three clauses, such as "the plot **wasn't** so good". The *copula* ("was" or "wasn't") turns
+# the adjective round, and what the reviewer thinks decides, many words later, between "i liked it" and "i hated it".
+# So somewhere "wasn't" has to meet its adjective, and what comes of it has to get to the "i". Only attention moves
 # anything from one position to another.
 #
 # The common way to look for such a thing is to look at patterns. Here are those of all heads, for one review with
@@ -548,8 +551,9 @@ if speaks_reel:
 #
 # $$f = \frac{\overline{\ell_\mathrm{patched}} - \overline{\ell_\mathrm{corrupted}}}{\overline{\ell_\mathrm{clean}} - \overline{\ell_\mathrm{corrupted}}}$$
 #
-# 0 if it does nothing, 1 if it is as if the text had said "was". A share needs an interval, by a bootstrap over
-# texts, and has no meaning where clean and corrupted differ by no more than noise.
+# 0 if it does nothing, 1 if it is as if the text had said "was". A share needs an *interval*, by a *bootstrap* over
+# texts (draw as many texts with replacement and compute the share again, 2,000 times; the middle 95 % of the results
+# are the interval), and has no meaning where clean and corrupted differ by no more than noise.
 #
 # This exercise has no steps: the signature, and the sentence. `bootstrap_means(*columns, statistic=...)` gives the
 # interval of what depends on the columns' means alone (it calls the statistic once, with the means of all
@@ -647,8 +651,8 @@ if speaks_reel:
     display(heatmap(grid[:, some], heads, [columns[i] for i in some], title, "diverging", (-1, 1)))
 
 # %% [markdown]
-# Rows are heads, columns the slots where they are patched, with the clause of the copula; blue is a share of 1.
-# Take the best place of each clause, and measure it on 256 pairs that were not
+# Rows are heads, columns the *slots* (the places in the sentence) where they are patched, with the clause of the
+# copula; blue is a share of 1. Take the best place of each clause, and measure it on 256 pairs that were not
 # searched: the largest of many numbers is larger than it would be again.
 
 # %%
@@ -757,9 +761,9 @@ if speaks_reel:
 # %% [markdown]
 # ## Three neurons
 #
-# What does the MLP make of it, at the place where the head writes? A neuron of MLP 0 is one number per position
+# What does the MLP make of it, at the place where the head writes? A *neuron* of MLP 0 is one number per position
 # (`mlp.hook_post`). Three labels might be found in it: the adjective's sign, whether it was negated, and the
-# *polarity*, the sign times -1 if negated. How well a number $x$ orders two classes is its AUC, the chance that a
+# *polarity*, the sign times -1 if negated. How well a number $x$ orders two classes is its *AUC*, the chance that a
 # text of the first class has more of it than one of the second,
 #
 # $$\mathrm{AUC} = P(x_+ > x_-) + \tfrac12 P(x_+ = x_-)$$

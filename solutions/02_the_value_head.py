@@ -206,10 +206,11 @@ predictions.compare("the first values are", first_values, kind)
 
 # %% [markdown]
 # The last layer of a fresh value head is drawn very small, so that all values begin near 0. What do the first
-# advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the
-# reward $R$ comes, and GAE (lesson 03) hands it back: a token that stands $k$ places before the last one gets
-# $\lambda^k R$. Only with $\lambda = 1$ are the first advantages the rewards themselves. With an ordinary random
-# last layer they would be noise, and the policy would spend its first phases chasing it.
+# advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the reward
+# $R$ comes. How it is handed back to the tokens before it is derived in lesson 03: the token that stands $k$ places
+# before the last one gets $\lambda^k R$, with a setting $\lambda$ between 0 and 1 (`gae_lambda`). Only with
+# $\lambda = 1$ are the first advantages the rewards themselves. With an ordinary random last layer they would be
+# noise, and the policy would spend its first phases chasing it.
 #
 # ## Which value belongs to which token?
 #
@@ -314,14 +315,13 @@ tokens_html(words[prefix_len:-1], after_each[worst], "value")
 # %% [markdown]
 # ## Where does the transformer know it?
 #
-# The value head reads the end of the transformer. Was it known earlier? In which layer, and after
-# which word? To find out, take the residual stream at one place, and fit the simplest reader there
-# is: a linear one. If a linear map of the activations gives the value, the value stands there in
-# plain sight.
+# The value head reads the end of the transformer. Was it known earlier? In which layer, and after which word? To find
+# out, take the residual stream at one place, and fit the simplest *reader* there is: a linear one. If a linear map of
+# the activations gives the value, the value stands there in plain sight.
 #
 # ### The reader
 #
-# Ridge regression is least squares with a penalty on large slopes: it minimises
+# *Ridge regression* is least squares with a penalty on large slopes: it minimises
 #
 # $$\sum_i (y_i - w \cdot x_i)^2 + n \rho v \, |w|^2, \qquad \text{so} \qquad (X^\top X + n \rho v I)\, w = X^\top y$$
 #
@@ -660,8 +660,8 @@ progress()
 #   [2006.00995](https://arxiv.org/abs/2006.00995)). Lesson 08 does it with controls.
 # - **Three models.** Repeat the shuffled control and the table by places for `reel-nano-b` and `reel-nano-c`. Which
 #   sentences of this lesson hold for all three? Write down those that do not.
-# - **When does the value head help?** Compare `advantages="gae"` with `gae_lambda=1` and with 0.5, with a head that was
-#   trained first (as here) and a fresh one, three seeds each. The better the head, the smaller the lambda one can
-#   afford (Schulman et al. 2016, [1506.02438](https://arxiv.org/abs/1506.02438), section 6); where is the crossing?
+# - **When does the value head help?** Compare `advantages="gae"` with `gae_lambda=1` and with 0.5, with a head that
+#   was trained first (as here) and a fresh one, three seeds each. The better the head, the smaller `gae_lambda` may
+#   be (Schulman et al. 2016, [1506.02438](https://arxiv.org/abs/1506.02438), section 6); where is the crossing?
 #
 # Next: 03 rewards and credit, where values become advantages.

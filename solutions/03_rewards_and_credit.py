@@ -280,8 +280,8 @@ predictions.compare("they add up to", they_add_up_to, min(sums, key=lambda s: ab
 tokens_html(words, A[mixed], "advantage")
 
 # %% [markdown]
-# Three adjectives, two connectors ("and" and "but", which announce whether the next clause agrees) and the verb decide
-# it; all other words leave the value where it was. The sum telescopes: each value in between is added once and
+# Three adjectives, two *connectors* ("and" and "but", which announce whether the next clause agrees) and the verb
+# decide it; all other words leave the value where it was. The sum telescopes: each value in between is added once and
 # subtracted once, and $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
 #
 # How much of the reward does each *position* decide, over all reviews? With $I_t = \mathbb{E}[A_t^2]$ the parts add
@@ -324,9 +324,10 @@ bars(
 # = \mathbb{E}_{x \sim \pi}\big[R(x)\, \nabla \log \pi(x)\big]$$
 #
 # This is the *log-derivative trick*: the gradient of an expectation over samples has become an expectation of
-# something that can be computed on each sample. The reward itself need not be differentiable. By the chain rule of
-# probability $\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$, one term per token, and no term for what the world does:
-# the next state is the text with the token behind it.
+# something that can be computed on each sample. The reward itself need not be differentiable. Steps along the mean of
+# $R\, \nabla \log \pi$ over a batch are called *REINFORCE* (Williams 1992). By the chain rule of probability
+# $\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$, one term per token, and no term for what the world does: the next
+# state is the text with the token behind it.
 #
 # So the number whose gradient is wanted is a weight per token times the log-probability of that token. Write it with
 # the weights called advantages, which they become below.
@@ -387,13 +388,14 @@ print(
 #
 # $$R_i - \tfrac{1}{n-1} \sum_{j \ne i} R_j = \tfrac{n}{n-1} (R_i - \bar R)$$
 #
-# This is RLOO (REINFORCE leave-one-out), where a group is the answers to one prompt.
+# This is *RLOO* (REINFORCE leave-one-out), where a group is the answers to one prompt.
 
 # %%
 from rlhf_lab.functional import rloo_advantages  # exercise
 
 # %% [markdown]
-# GRPO takes the mean of the whole group, and then divides by the group's standard deviation.
+# *GRPO* (group relative policy optimisation) takes the mean of the whole group, and then divides by the group's
+# standard deviation.
 
 # %%
 from rlhf_lab.functional import grpo_advantages  # exercise
@@ -482,9 +484,9 @@ curves(
 # = \sum_{l < k} \gamma^l r_{t+l} + \gamma^k \hat V(s_{t+k}) - \hat V(s_t)$$
 #
 # With $k$ up to the end, $\hat V(s_t)$ is all that is left of the value head. *Generalised advantage estimation*
-# averages over all $k$, with weights $(1 - \lambda) \lambda^{k-1}$ that fall by a factor $\lambda$ (the last one takes
-# what is left, so that they add up to 1). The error $\delta_{t+l}$ stands in all estimates with $k > l$, whose weights
-# add up to $(1-\lambda)(\lambda^l + \lambda^{l+1} + \dots) = \lambda^l$. Hence
+# (*GAE*) averages over all $k$, with weights $(1 - \lambda) \lambda^{k-1}$ that fall by a factor $\lambda$, *lambda*
+# (the last one takes what is left, so that they add up to 1). The error $\delta_{t+l}$ stands in all estimates with
+# $k > l$, whose weights add up to $(1-\lambda)(\lambda^l + \lambda^{l+1} + \dots) = \lambda^l$. Hence
 #
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l}$$
 #

@@ -475,11 +475,11 @@ print(f"the smallest gap between two seeds: {first['reward'] - most_of_loss:.3f}
 #
 # ## Best of n
 #
-# The simplest way to spend KL needs no training at all: draw n reviews and keep the best. How far is that from
-# the reference? With $F_j$ the chance that a review has level j or less, the best of n has level j with chance
-# $F_j^n - F_{j-1}^n$; within a level nothing is preferred. That gives its KL exactly. The textbook has
-# $\log n - \frac{n-1}{n}$, which is what comes out when no two rewards are equal; ties can only make it less.
-# Is best-of-n on the frontier, below it, or above?
+# The simplest way to spend KL needs no training at all. *Best-of-n*: draw n reviews and keep the best. How far is
+# that from the reference? With $F_j$ the chance that a review has level j or less, the best of n has level j with
+# chance $F_j^n - F_{j-1}^n$; within a level nothing is preferred. That gives its KL exactly. The textbook has
+# $\log n - \frac{n-1}{n}$, which is what comes out when no two rewards are equal; ties can only make it less. Is
+# best-of-n on the frontier, below it, or above?
 
 # %%
 best_of_n_lies = "below"  # predict: "on", "below" or "above"
