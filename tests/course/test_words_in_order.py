@@ -16,7 +16,7 @@ MASTERS = [path for path in builder.masters(ROOT) if path.stem < "05"]
 
 def text_of(master: Path) -> Iterator[str]:
     """The prose of a lesson behind its list of aims, cell by cell: without headings, the list of
-    lessons to come, code and formulas.
+    lessons to come, code, and formulas within a line. Words of displayed formulas count.
     """
     prose = [c.source for c in builder.solution_notebook(master).cells if c.cell_type == "markdown"]
     first = next(i for i, text in enumerate(prose) if re.search(r"^## ", text, re.MULTILINE))
