@@ -17,6 +17,7 @@ from rlhf_lab.functional.logprobs import *
 from rlhf_lab.functional.masks import *
 from rlhf_lab.functional.moments import *
 from rlhf_lab.functional.padding import *
+from rlhf_lab.functional.permutation import *
 from rlhf_lab.functional.policy_loss import *
 from rlhf_lab.functional.preference import *
 from rlhf_lab.functional.rewards import *

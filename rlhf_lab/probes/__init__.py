@@ -6,6 +6,7 @@ from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.component_transplant import ComponentTransplant
+from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
@@ -72,6 +73,7 @@ __all__ = [
     "attach",
     "attach_default_suite",
     "attribute_logits",
+    "control_labels",
     "default_suite",
     "had_default_suite",
     "runs",
