@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.functional.masks import check_same_shape
@@ -35,20 +35,16 @@ def best_of_n_weights(
         raise ValueError(f"n={n} cannot be drawn from {samples} samples; give 1 to {samples}.")
     rewards = rewards.detach().cpu().contiguous()
     ordered = rewards.sort(1).values
-    below = torch.searchsorted(ordered, rewards)
-    up_to = torch.searchsorted(ordered, rewards, right=True)
-    chance = _chance_within(up_to, samples, n) - _chance_within(below, samples, n)
-    return chance / (up_to - below)
-
-
-def _chance_within(
-    k: Int[Tensor, "prompts samples"], samples: int, n: int
-) -> Float[Tensor, "prompts samples"]:
-    """C(k, n) / C(samples, n): that n drawn without putting back are all among k of them."""
-    count = k.double()
-    log_ways = torch.lgamma(count + 1) - torch.lgamma((count - n).clamp_min(0) + 1)
+    below = torch.searchsorted(ordered, rewards).double()
+    up_to = torch.searchsorted(ordered, rewards, right=True).double()
     log_all = math.lgamma(samples + 1) - math.lgamma(samples - n + 1)
-    return (log_ways - log_all).exp().masked_fill(k < n, 0.0)
+
+    def chance_within(k: Float[Tensor, "prompts samples"]) -> Float[Tensor, "prompts samples"]:
+        """C(k, n) / C(samples, n): that n drawn without putting back are all among k of them."""
+        log_ways = torch.lgamma(k + 1) - torch.lgamma((k - n).clamp_min(0) + 1)
+        return (log_ways - log_all).exp().masked_fill(k < n, 0.0)
+
+    return (chance_within(up_to) - chance_within(below)) / (up_to - below)
 
 
 def best_of_n_mean(

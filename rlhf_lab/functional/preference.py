@@ -1,5 +1,8 @@
-"""Preference losses of a reward model (Bradley-Terry), and supervised fine-tuning (SFT)."""
+"""Preferences: a rater, the Bradley-Terry losses of a reward model, calibration; SFT."""
 
+from typing import NamedTuple
+
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -14,13 +17,44 @@ from rlhf_lab.functional.masks import (
 )
 
 __all__ = [
+    "Calibration",
     "auc",
     "bradley_terry_loss",
     "bradley_terry_token_loss",
+    "calibration_bins",
     "divergence_mask",
     "preference_accuracy",
+    "sample_preferences",
     "sft_loss",
 ]
+
+
+def sample_preferences(
+    gaps: Float[Tensor, " pair"],
+    uniforms: Float[Tensor, " pair"],
+    temperature: float = 1.0,
+    flip_rate: float = 0.0,
+) -> Bool[Tensor, " pair"]:
+    """Let a rater choose between the two texts of each pair; True where the first one wins.
+
+    1. Divide the gap, the utility of the first text less that of the second, by the temperature.
+    2. Its sigmoid is the probability that the rater prefers the first text.
+    3. With probability `flip_rate` the label is noted down the wrong way round; take the
+       probability that the *label* says the first one.
+    4. The first one wins where the uniform number is below that.
+
+    Raises ValueError unless temperature > 0 and 0 <= flip_rate <= 1.
+
+    P(first) = (1 - e) sigmoid(d / T) + e sigmoid(-d / T)   (Bradley and Terry 1952)
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; give a number above 0, such as 1.")
+    if not 0 <= flip_rate <= 1:
+        raise ValueError(f"flip_rate is {flip_rate}; give a share from 0 to 1, such as 0.1.")
+    check_same_shape(gaps=gaps, uniforms=uniforms)
+    prefers = (at_least_float32(gaps) / temperature).sigmoid()
+    says = (1 - flip_rate) * prefers + flip_rate * (1 - prefers)
+    return uniforms < says
 
 
 def bradley_terry_loss(
@@ -119,6 +153,48 @@ def preference_accuracy(
     check_same_shape(chosen=chosen, rejected=rejected)
     difference = at_least_float32(chosen) - at_least_float32(rejected)
     return (difference.sign() + 1).mean() / 2
+
+
+class Calibration(NamedTuple):
+    """What a judge predicted of pairs, and what happened, bin by bin from low to high.
+
+    Args:
+        predicted: the mean probability, of the bin's pairs, that the first text wins.
+        observed: the share of them in which it won.
+        count: how many pairs there are.
+    """
+
+    predicted: Float[Tensor, " bin"]
+    observed: Float[Tensor, " bin"]
+    count: Int[Tensor, " bin"]
+
+
+def calibration_bins(
+    gaps: Float[Tensor, " pair"], outcomes: Bool[Tensor, " pair"], n_bins: int
+) -> Calibration:
+    """Hold the probabilities that a judge gives against how often the first text of a pair wins.
+
+    1. The judge's probability is the sigmoid of its gap, the score of the first text less that of
+       the second.
+    2. Sort the pairs by their gaps, and cut them into bins of equal counts, or of counts that
+       differ by 1.
+    3. In each bin take the mean probability, the share of pairs that the first text won, and the
+       count.
+
+    A judge is calibrated where both agree. Which text is the first must not depend on which one
+    won. In float64. Raises ValueError unless there are from 1 to as many bins as pairs.
+    """
+    check_same_shape(gaps=gaps, outcomes=outcomes)
+    if not 1 <= n_bins <= len(gaps):
+        raise ValueError(f"n_bins is {n_bins} for {len(gaps)} pairs; give 1 to {len(gaps)}.")
+    ordered, order = gaps.detach().cpu().double().sort(stable=True)
+    predicted, won = ordered.sigmoid(), outcomes.cpu().double()[order]
+    bins = list(zip(predicted.tensor_split(n_bins), won.tensor_split(n_bins), strict=True))
+    return Calibration(
+        predicted=torch.stack([chance.mean() for chance, _ in bins]),
+        observed=torch.stack([share.mean() for _, share in bins]),
+        count=torch.tensor([len(chance) for chance, _ in bins]),
+    )
 
 
 def auc(scores: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:

@@ -45,24 +45,45 @@ class LoRALinear(nn.Module):
         inputs_by_head: bool = False,
     ) -> None:
         super().__init__()
+        A, B = self.initial_factors(weight, rank, generator, inputs_by_head)
+        self.A, self.B = nn.Parameter(A.to(weight)), nn.Parameter(B.to(weight))
+        self.alpha, self.rank, self.enabled = alpha, rank, True
+        self.register_buffer("merged", None, persistent=False)
+
+    def initial_factors(
+        self,
+        weight: Float[Tensor, "*shape"],
+        rank: int,
+        generator: torch.Generator,
+        inputs_by_head: bool = False,
+    ) -> tuple[Float[Tensor, "*left"], Float[Tensor, "*right"]]:
+        """A and B before the first step, of such shapes that A @ B has the shape of the weight.
+
+        1. `*heads, rows, cols` are the axes of the weight. A is [rows rank] and B
+           [*heads rank cols]; with `inputs_by_head` A is [*heads rows rank] and B [rank cols].
+        2. A is standard normal noise from the generator, in one draw of A's shape, over the square
+           root of the number of inputs: the entries of A for one rank.
+        3. B is 0.
+        """
         *heads, rows, cols = weight.shape
         if inputs_by_head:
             shape_A, shape_B = (*heads, rows, rank), (rank, cols)
         else:
             shape_A, shape_B = (rows, rank), (*heads, rank, cols)
         noise = torch.randn(shape_A, generator=generator)
-        noise = noise / noise[..., 0].numel() ** 0.5
-        self.A = nn.Parameter(noise.to(weight))
-        self.B = nn.Parameter(torch.zeros(shape_B).to(weight))
-        self.alpha, self.rank, self.enabled = alpha, rank, True
-        self.register_buffer("merged", None, persistent=False)
+        return noise / noise[..., 0].numel() ** 0.5, torch.zeros(shape_B)
 
     def delta(self) -> Float[Tensor, "*shape"]:
         """(alpha / rank) A B, in the shape of the weight."""
         return self.alpha / self.rank * (self.A @ self.B)
 
     def forward(self, weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The weight with its change, or as it was while the adapter is off."""
+        """The weight with its change, or as it was while the adapter is off.
+
+        1. While it is not `enabled`, give the weight.
+        2. If the sum is there already (`merged`) and gradients are off, give that.
+        3. Else give the sum of the weight and `delta()`; change nothing in place.
+        """
         if not self.enabled:
             return weight
         if self.merged is not None and not torch.is_grad_enabled():

@@ -4,11 +4,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import sample_preferences
 from rlhf_lab.organism import Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit, sigmoid
 
@@ -106,7 +108,8 @@ def reel_pairs(n: int, seed: int) -> Pairs:
     texts = grammar.sample(2 * n, rng).texts()
     logits = sentiment_logit(read_features(texts, grammar))
     gaps = logits[:n] - logits[n:]
-    first_wins = rng.random(n) < sigmoid(gaps)
+    uniforms = torch.from_numpy(rng.random(n))
+    first_wins = sample_preferences(torch.from_numpy(gaps), uniforms).numpy()
     pairs = [
         (one, other) if wins else (other, one)
         for one, other, wins in zip(texts[:n], texts[n:], first_wins, strict=True)

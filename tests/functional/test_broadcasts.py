@@ -38,6 +38,7 @@ SETTINGS = {
     "reference_point": 0.5,
     "odds_weight": 0.1,
     "n": 2,
+    "n_bins": 2,
 }
 """Of parameters that hold no tensor, and do not do without one or would be left out."""
 
@@ -105,7 +106,7 @@ def cases() -> Iterator[tuple[str, str, tuple[int, ...], dict[str, int]]]:
             continue
         for sizes in ({"batch": 2, "gen": 3}, {"batch": 3, "gen": 3}):
             sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5, "outcome": 3, "parameters": 4}
-            sizes = sizes | {"prompts": sizes["batch"], "samples": sizes["gen"]}
+            sizes |= {"prompts": sizes["batch"], "samples": sizes["gen"], "pair": sizes["batch"]}
             for parameter, axes in tensors.items():
                 for shape in wrong_shapes(tuple(sizes[axis] for axis in axes)):
                     yield name, parameter, shape, sizes
