@@ -26,7 +26,7 @@
 # | the donor's activations have changed | `clone` | a hook that writes in place writes into what others keep |
 # | logits differ from those of an hour ago | hooks that are still attached | `add_hook` stays, `hooks(...)` and `run_with_hooks` clean up |
 # | a lens that reads nonsense | the layer | early layers need not write in the words of the unembedding |
-# | a share of 1.3, or of -0.2 | the interval, then nothing | patches may overshoot; shares of several heads need not add up to 1 |
+# | a share above 1, or below 0 | the interval, then nothing | patches may overshoot; shares of several heads need not add up to 1 |
 
 # %%
 # first cell

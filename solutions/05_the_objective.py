@@ -154,7 +154,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 #
 # ## Rewards of a batch
 #
-# A classifier's rewards lie between 0 and 1, another model's might lie around 40. What matters for
+# A classifier's rewards lie between 0 and 1, another model's have another mean and scale. What matters for
 # learning is which reviews did better than the others, and so the batch is brought to mean 0 and
 # standard deviation 1.
 #
@@ -891,7 +891,7 @@ for coef, policy_trainer in policies.items():
 # - *The unit.* The KL comes in nats per **sequence**: summed over the 26 tokens of a review, and
 #   averaged over the reviews. The target is in the same unit.
 # - *The clip.* Before the first step the KL is 0, an error of -100 %. One wild phase may give
-#   +500 %. The error counts as 20 % at most, either way (`MAX_ERROR`).
+#   several times that. The error counts as 20 % at most, either way (`MAX_ERROR`).
 # - *The horizon.* A batch of n sequences moves the coefficient by its error times n / horizon. The
 #   trainer's default horizon is 10,000: a batch of 128 moves it by a quarter of a percent at most.
 #
@@ -904,7 +904,7 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # %% [markdown]
 # Now it drives the trainer, for twenty phases. It begins at 3, the leash that was too short, and
 # the target is 0.3 nats per sequence. With a horizon of 64, a batch of 128 moves the coefficient by
-# up to 40 %: far too hasty for a long run, and just right for watching.
+# up to twice 20 %: far too hasty for a long run, and just right for watching.
 #
 # Which way does the coefficient go after the first phase? Does the KL go past twice the target? There is
 # also a second run, with a mistake in the unit: its target is 0.3 / 26, as if it were per token. Is its best
@@ -1027,7 +1027,7 @@ predictions.show()
 #   exact gradient at each state but not the term of `kl_of_later_states`. At equal KL per review, which earns more?
 #   What does the toy predict, and does Reel agree?
 # - **Clip or KL, if you may have only one?** Train with `clip_coef` so large that it never clips, and with `kl_coef=0`,
-#   for 8 and for 40 phases. When does each go wrong, and which line of the report shows it first? (Schulman et al. 2017,
+#   for 8 phases and for five times as many. When does each go wrong, and which line of the report shows it first? (Schulman et al. 2017,
 #   [1707.06347](https://arxiv.org/abs/1707.06347), section 4, compare both; Hilton et al. 2021,
 #   [2110.00641](https://arxiv.org/abs/2110.00641), separate the two roles of the old policy.)
 # - **Reward against distance.** Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) plot the reward

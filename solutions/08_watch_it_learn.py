@@ -756,7 +756,7 @@ if truth is not None:
 #
 # Mind the cosines. The difference of means has hardly turned. The cosine of the two lda directions looks like a big
 # turn, but two halves of the same reviews, before any training, give lda directions with a cosine of 0.36: many
-# directions decode well when a residual has 64 dimensions, and lda picks one of them by the finest details of the
+# directions decode well when a residual has dozens of dimensions, and lda picks one of them by the finest details of the
 # covariance. Before you say of a direction that it turned, print what two fits of the same thing give.
 
 # %%
@@ -774,8 +774,8 @@ heatmap(
 # %% [markdown]
 # From top to bottom little changes at most slots: the policy learned to *say* other things, more than to *know*
 # other things. And the picture of the value comes back: in the first phase the decoder does at "i" what Bayes' rule
-# does, and falls behind it at the slots before. (Some of the gap is the decoder's own: 512 reviews are few for 64
-# numbers.)
+# does, and falls behind it at the slots before. (Some of the gap is the decoder's own: it fits a number for each
+# dimension of the residual, and saw two thirds of 768 reviews.)
 #
 # ### A reader that stays as it is
 #
@@ -1068,7 +1068,7 @@ bars(
 #   label that is *readable and not used*.
 #
 # (The readers stay a little above chance behind LEACE since the eraser knows its own reviews only, and a
-# thousand and five hundred are few for 64 dimensions at 24 positions.)
+# thousand and five hundred are few for the dimensions of a residual at every position of the text.)
 #
 # Do the other two base models agree?
 

@@ -375,7 +375,7 @@ predictions.compare("weights that have not changed", unchanged, share)
 from rlhf_lab.probes.weight_delta import describe_spectrum  # exercise
 
 # %% [markdown]
-# Reel's matrices have a rank of up to 64. How many directions do their deltas really have, by the
+# The rank of a matrix can be as high as its shorter side: `d_model` or `d_head` in most. How many directions do their deltas really have, by the
 # stable rank? And in which kind of matrix is the delta largest, compared with the matrix?
 
 # %%
@@ -767,7 +767,7 @@ from rlhf_lab.diffing.weights import graft  # exercise
 # %% [markdown]
 # Again there are two directions: put one part into the old model, or take it out of the new one.
 # And there is the Shapley value, a part's average over all orders in which parts can be put in,
-# from all 64 coalitions. Look at the norms of the deltas above once more. Which kind of part earns
+# from every coalition of the parts. Look at the norms of the deltas above once more. Which kind of part earns
 # most when it is put in? And taken out one by one, how much of the gain do all parts together lose?
 #
 # (11 s on one core)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 FROM_ELSEWHERE = {
     "00_start": ["900"],  # comparisons, in the paper that the sentence cites
     "05_the_objective": ["10,000", "640"],  # the setting's default, and a suggestion to try
+    "08_watch_it_learn": ["87"],  # the volume of a journal
+    "09_what_rlhf_changed": ["40"],  # a suggestion to try
 }
 
 
@@ -61,3 +63,38 @@ def test_numbers_in_a_cells_source_count() -> None:
     assert (
         unsupported_numbers(lesson("128 reviews, kl_coef 0.3", source="dict(n=128, k=0.3)")) == []
     )
+
+
+DRAWN = '<svg><path d="M 0.52 201.3"/><text>17.5</text></svg>'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"text/plain": f"Picture(svg='{DRAWN}')", "text/html": '<img src="data:;base64,0.52"/>'},
+        {"text/plain": "Picture()", "text/html": f"<div>{DRAWN}</div>"},
+        {"text/plain": f"Picture(svg='{DRAWN}')"},
+        {"text/plain": "Html()", "text/html": "<style>p {margin: 0.52em 17.5px}</style>"},
+    ],
+)
+def test_numbers_that_draw_a_picture_are_not_printed_ones(data: dict) -> None:
+    notebook = lesson("it earns 0.52, of 17.5")
+    notebook.cells[1].outputs = [new_output("display_data", data=data)]
+    assert unsupported_numbers(notebook) == ["0.52", "17.5"]
+
+
+def test_a_tooltip_counts_as_printed() -> None:
+    html = '<span style="color: #123" title="KL 0.521">dull</span>'
+    notebook = lesson("a KL of 0.52")
+    notebook.cells[1].outputs = [new_output("display_data", data={"text/html": html})]
+    assert unsupported_numbers(notebook) == []
+
+
+def test_a_result_is_printed_near_its_text_and_a_size_anywhere() -> None:
+    far = [new_code_cell("", outputs=[new_output("stream", text="0.52 1536")])]
+    between = [new_code_cell(f"step({i})") for i in range(7)]
+    text = new_markdown_cell("0.52 of 1,536 reviews, so 52 %")
+    assert unsupported_numbers(new_notebook(cells=[*far, *between, text])) == ["0.52", "52"]
+    assert unsupported_numbers(new_notebook(cells=[*far, *between[:5], text])) == []
+    assert unsupported_numbers(new_notebook(cells=[text, *between[:3], *far])) == []
+    assert unsupported_numbers(new_notebook(cells=[text, *between[:4], *far])) == ["0.52", "52"]

@@ -14,10 +14,13 @@ NOT_PROSE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
+DRAWN = re.compile(r"<(svg|style)\b.*?</\1>", re.DOTALL)
 TAG, TOOLTIP = re.compile(r"<[^>]*>"), re.compile(r'title="([^"]*)"')
 YEARS = range(1900, 2100)
 SMALL = 12
 """Whole numbers up to here are words of counting: two terms, four tokens."""
+BEFORE, BEHIND = 6, 4
+"""How many cells in front of a text, and behind it, its results may come from."""
 
 
 def unsupported_numbers(notebook: NotebookNode) -> list[str]:
@@ -26,32 +29,46 @@ def unsupported_numbers(notebook: NotebookNode) -> list[str]:
     1. Take the prose without code, formulas, links and stated times.
     2. Leave out years, and whole numbers up to `SMALL`.
     3. A number is there when a printed one rounds to it; a percentage also as a share.
+    4. A whole number (a size) may stand in any cell, or in its source. A decimal or a percentage
+       (a result) must be printed at most `BEFORE` cells in front of the text or `BEHIND` cells
+       after it: in a whole lesson some printed number rounds to nearly any short decimal.
     """
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown = "\n".join([*map(_printed, code), *(cell.source for cell in code)])
-    there = {abs(_value(found)) for found in NUMBER.findall(shown)}
+    printed = [_numbers(_printed(c)) if c.cell_type == "code" else set() for c in notebook.cells]
+    written = set().union(*(_numbers(c.source) for c in notebook.cells if c.cell_type == "code"))
+    anywhere = written.union(*printed)
     missing = []
-    for cell in notebook.cells:
+    for i, cell in enumerate(notebook.cells):
         if cell.cell_type != "markdown":
             continue
+        near = written.union(*printed[max(0, i - BEFORE) : i + BEHIND + 1])
         prose = NOT_PROSE.sub(" ", cell.source)
         for found in NUMBER.finditer(prose):
             is_share = prose[found.end() :].lstrip().startswith("%")
-            if not _is_there(found[0], there, is_share):
+            is_result = is_share or "." in found[0]
+            if not _is_there(found[0], near if is_result else anywhere, is_share):
                 missing.append(found[0])
     return missing
 
 
+def _numbers(text: str) -> set[float]:
+    """The numbers of a text, without their signs."""
+    return {abs(_value(found)) for found in NUMBER.findall(text)}
+
+
 def _printed(cell: NotebookNode) -> str:
-    """What a cell's outputs say, tooltips of coloured tokens included."""
+    """What a cell's outputs say in words and numbers, tooltips of coloured tokens included.
+
+    Not what a picture is drawn with: the coordinates, ticks and style of an SVG are no printed
+    numbers, nor is the `repr` that Jupyter keeps beside HTML.
+    """
     texts = []
     for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        html = DRAWN.sub(" ", data.get("text/html", ""))
         texts.append(output.get("text", ""))
-        for kind, content in output.get("data", {}).items():
-            if kind == "text/plain":
-                texts.append(content)
-            elif kind == "text/html" and "base64" not in content:
-                texts += [*TOOLTIP.findall(content), unescape(TAG.sub(" ", content))]
+        if "text/html" not in data:
+            texts.append(DRAWN.sub(" ", data.get("text/plain", "")))
+        texts += [*TOOLTIP.findall(html), unescape(TAG.sub(" ", html))]
     return COLOR.sub("", "\n".join(texts))
 
 
