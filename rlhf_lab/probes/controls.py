@@ -13,29 +13,27 @@ def control_labels(
     """Label every token by its word type alone, at random: the labels of a control task.
 
     1. Find the different tokens (the word types), and which of them stands at each place.
-    2. Make `share` of the types True, rounded, but at least one of them True and one False.
-    3. Draw which ones with the `generator` (of the CPU), and no other random state.
-    4. Give each place the label of its type.
+    2. Toss a coin for each type, with the `generator` (of the CPU) and no other random state: it is
+       True with probability `share`.
+    3. Give each place the label of its type.
 
     A word has the same label wherever it stands, in rows that a probe is fitted to and in rows that
     it is judged on: call this once, on all of them. What a probe reads of these labels is what it
-    can memorise of the words; its accuracy on the real labels less this one is its selectivity. Of
-    exactly so many True and False types both occur in every draw, where independent coins over a
-    few types may all fall alike.
+    can memorise of the words; its accuracy on the real labels less this one is its selectivity.
 
-    Raises ValueError for fewer than two types, and for a share outside 0 to 1.
+    The coins are independent, so that a probe is right half of the time about words that it has not
+    seen. If exactly half of the types were True, it would be right less often: the more of the
+    words that were fitted are True, the fewer of the others are.
+
+    Raises ValueError for a share outside 0 to 1.
 
     Source: Hewitt and Liang 2019, arXiv 1909.03368, section 2
 
     Args:
-        share: of the types that are True: that of the real labels.
+        share: the chance of True: that of the real labels.
     """
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}; give a number between 0 and 1, such as 0.5.")
     types, inverse = tokens.unique(return_inverse=True)
-    if len(types) < 2 or not 0 < share < 1:
-        raise ValueError(
-            f"tokens has {len(types)} word types and share is {share}; give at least two types and "
-            "a share between 0 and 1."
-        )
-    n_true = min(max(round(share * len(types)), 1), len(types) - 1)
-    coins = torch.randperm(len(types), generator=generator) < n_true
+    coins = torch.rand(len(types), generator=generator) < share
     return coins.to(tokens.device)[inverse]
