@@ -60,6 +60,7 @@ def resume(
     head_lr: float | None = None,
     kl_coef: float | None = None,
     save_every: int | None = None,
+    parallel: Literal["auto", "ddp", "fsdp"] | None = None,
 ) -> int:
     """Go on with a run that was stopped, killed or finished; without options, it ends as if it had
     never been interrupted. What is changed holds from here on, and is noted in run.json.
@@ -71,6 +72,7 @@ def resume(
         head_lr: Peak learning rate of the value head.
         kl_coef: Weight of the KL penalty.
         save_every: Phases between two saves of the training state.
+        parallel: What each of several processes holds of the weights that learn.
     """
     from rlhf_lab.models.fast import tune_for
     from rlhf_lab.probes import attach_default_suite, had_default_suite
@@ -79,7 +81,7 @@ def resume(
 
     console = PatientConsole(quiet=not is_main_process())
     given = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
-    given |= dict(kl_coef=kl_coef, save_every=save_every)
+    given |= dict(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
     changes = {name: value for name, value in given.items() if value is not None}
     trainer = RLHFTrainer.resume(directory, changes)
     tune_for(trainer.policy, trainer.args.tune_cpu)

@@ -35,6 +35,8 @@ class World:
     """
 
     rank, size = 0, 1
+    is_apart = False
+    """Whether this process does all by itself now, while the others wait for it."""
 
     def __init__(self) -> None:
         self.bytes_sent: Counter[str] = Counter()
@@ -101,11 +103,10 @@ class Ranks(World):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
-        self._is_apart = False
 
     def deals(self, n_rows: int) -> bool:
         """See `World`; nothing is dealt while this rank is apart."""
-        return not self._is_apart and n_rows % self.size == 0
+        return not self.is_apart and n_rows % self.size == 0
 
     def share(self, n_rows: int) -> slice:
         """See `World`."""
@@ -116,35 +117,35 @@ class Ranks(World):
 
     def gather(self, rows: Shaped[Tensor, " *dims"], purpose: str = "rows") -> Tensor:
         """See `World`; each rank gives equally many rows, all of one width."""
-        if self._is_apart:
+        if self.is_apart:
             return rows
         own = rows.detach().to(self.device).contiguous()
         sent = own.to(torch.uint8) if own.dtype == torch.bool else own
         every = [torch.empty_like(sent) for _ in range(self.size)]
         self.bytes_sent[purpose] += sent.nbytes * (self.size - 1)
-        with self._meeting():
+        with self.meeting():
             dist.all_gather(every, sent)
         return torch.cat(every).to(rows.device, rows.dtype)
 
     def widest(self, width: int) -> int:
         """See `World`."""
-        if self._is_apart:
+        if self.is_apart:
             return width
         found = torch.tensor(width, device=self.device)
-        with self._meeting():
+        with self.meeting():
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
     def add_up(self, tensors: Sequence[Tensor], purpose: str = "numbers") -> None:
         """See `World`; tensors of one dtype go as one, on whatever device they are."""
-        if self._is_apart:
+        if self.is_apart:
             return
         for dtype in dict.fromkeys(x.dtype for x in tensors):
             of_dtype = [x for x in tensors if x.dtype == dtype]
             flat = torch.cat([x.detach().reshape(-1) for x in of_dtype]).to(self.device)
             # a ring sends each part on to the next rank, once to add it up and once to tell the sum
             self.bytes_sent[purpose] += math.ceil(2 * flat.nbytes * (self.size - 1) / self.size)
-            with self._meeting():
+            with self.meeting():
                 dist.all_reduce(flat)
             for x, part in zip(of_dtype, flat.split([x.numel() for x in of_dtype]), strict=True):
                 x.detach().copy_(part.view_as(x))
@@ -155,20 +156,20 @@ class Ranks(World):
 
     def of_main(self, said: Any) -> Any:
         """See `World`."""
-        if self._is_apart:
+        if self.is_apart:
             return said
         letter = json.dumps(said).encode() if self.is_main else b""
         sent = torch.zeros(self.widest(len(letter)), dtype=torch.uint8)
         sent[: len(letter)] = torch.tensor(list(letter), dtype=torch.uint8)
         sent = sent.to(self.device)
-        with self._meeting():
+        with self.meeting():
             dist.broadcast(sent, src=0)
         return json.loads(bytes(sent.tolist()))
 
     @contextlib.contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """See `World`."""
-        if self._is_apart:
+        if self.is_apart:
             yield
             return
         problem = None
@@ -189,14 +190,14 @@ class Ranks(World):
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """See `World`."""
-        before, self._is_apart = self._is_apart, True
+        before, self.is_apart = self.is_apart, True
         try:
             yield
         finally:
-            self._is_apart = before
+            self.is_apart = before
 
     @contextlib.contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def meeting(self) -> Iterator[None]:
         """Say of a message that cannot be sent that a process is gone."""
         try:
             yield

@@ -333,6 +333,10 @@ class SpeedArgs:
     optimiser steps a copy in fp32. bf16_stochastic: no copy, moments in bf16 too, and every update
     is rounded up or down at random, right on average. The value head stays in fp32.
     """
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """What each of several processes, which torchrun starts, holds of the weights that learn, their
+    gradients and moments: all of them (ddp, and auto), or its share (fsdp).
+    """
     tune_cpu: bool = True
     """Let `train` keep freed memory and take the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None

@@ -1,6 +1,7 @@
 """Packed or hooked: the decision how a run goes through its models, and the proof behind it."""
 
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,6 +41,7 @@ class Forward:
             where the modules ran, or nothing was proved yet.
         proved: whether there was a proof; the first is the longest.
         said: the sentences that were said already.
+        units: what each block is to be run within, where its weights are put together for it only.
     """
 
     mode: Literal["auto", "hooked", "packed"] = "auto"
@@ -50,6 +52,7 @@ class Forward:
     gap: float | None = None
     proved: bool = False
     said: set[str] = field(default_factory=set, repr=False)
+    units: Mapping[nn.Module, nn.Module] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":

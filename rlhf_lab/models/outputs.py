@@ -109,6 +109,7 @@ def run_policy(
             ref_residuals,
             forward.dtype,
             forward.recompute,
+            forward.units,
         )
         return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
     logits, values = policy_outputs(policy, tokens, attention_mask, forward)
@@ -138,9 +139,10 @@ def policy_outputs(
     forward = forward or Forward()
     if forward.packs(policy):
         model, dtype, recompute = policy.base_model, forward.dtype, forward.recompute
-        residuals = packed_residuals(model, tokens, attention_mask, dtype, recompute)
+        within = dict(recompute=recompute, units=forward.units)
+        residuals = packed_residuals(model, tokens, attention_mask, dtype, **within)
         return read_state(policy, residuals, model.W_U.to(dtype or model.W_U.dtype))
-    recomputing = recomputing_blocks(policy, forward.recompute)
+    recomputing = recomputing_blocks(policy, forward.recompute, forward.units)
     with autocast(policy.device, forward.dtype), recomputing:
         return policy(tokens, attention_mask)
 

@@ -1,8 +1,9 @@
 """Activation checkpointing: recompute a block in the backward pass, store only its input."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.transformer_lens import blocks_of
+
+NO_UNITS: Mapping[nn.Module, nn.Module] = MappingProxyType({})
+"""No block is run within anything; see `Forward.units`."""
 
 
 def run_again(function: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
@@ -35,18 +39,26 @@ def refuse_hooked_blocks(module: nn.Module) -> None:
 
 
 @contextmanager
-def recomputing_blocks(module: nn.Module, on: bool = True) -> Iterator[None]:
+def recomputing_blocks(
+    module: nn.Module, on: bool = True, units: Mapping[nn.Module, nn.Module] = NO_UNITS
+) -> Iterator[None]:
     """Let the hooked blocks of a module keep their inputs only, in forwards made in here.
+
+    Args:
+        units: what each block is to be run within; see `Forward`.
 
     Raises:
         ConfigError: a hook is attached within a block, now or when it is run again.
     """
-    blocks = [block for _, block in blocks_of(module)] if on else []
-    if blocks:
+    blocks = [block for _, block in blocks_of(module) if on or block in units]
+    if blocks and on:
         refuse_hooked_blocks(module)
     replaced = {block: vars(block)["forward"] for block in blocks if "forward" in vars(block)}
     for block in blocks:
-        block.forward = partial(run_again, partial(_run_unhooked, block, block.forward))
+        if on:
+            block.forward = partial(run_again, partial(_run_unhooked, block, block.forward))
+        if block in units:
+            block.forward = partial(units[block], block.forward)
     try:
         yield
     finally:

@@ -64,6 +64,7 @@ def refuse_other_steps(name: str, trainer: RLHFTrainer) -> None:
     refused = {
         "optimizer='adamw_8bit'": args.optimizer == "adamw_8bit",
         "optimizer_in_backward=True": args.optimizer_in_backward,
+        "parallel='fsdp'": args.parallel == "fsdp",  # moments are shards
         f"weight_precision={args.weight_precision!r}": args.weight_precision != "fp32",
     }
     for setting, is_set in refused.items():

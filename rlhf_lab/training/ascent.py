@@ -11,7 +11,6 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import clip_gradients, step_if
-from rlhf_lab.training.ranks import add_gradients_up
 from rlhf_lab.training.replay import ReplayMinibatch
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Ascent:
         objective = objective or trainer.objective
         self.args, self.policy = objective.args, trainer.policy
         self.optimizer, self._in_backward = trainer.optimizer, trainer.step_in_backward
-        self.world = trainer.world
+        self.world, self.weights = trainer.world, trainer.weights
         self._cut = self.args.micro_batch_size is not None or self.world.size > 1
         self.objective = objective.of_a_part() if self._cut else objective
         self._parts: list[ReplayMinibatch] = []
@@ -71,11 +70,16 @@ class Ascent:
             (whole,) = terms
             return whole
         found: list[ObjectiveTerms] = []
-        for part, of_part in zip(self._parts, terms, strict=True):
-            weighed = _weigh(of_part, part.mask, self._mask, self.args.loss_aggregation)
+        coming = iter(terms)
+        for part in self._parts:
+            weighed = self.weights.run(lambda part=part: self._weighed(next(coming), part))
             weighed.objective.backward()
             found.append(weighed)
         return self._of_all_ranks(_sum(found))
+
+    def _weighed(self, terms: "ObjectiveTerms", part: ReplayMinibatch) -> "ObjectiveTerms":
+        """The terms of a part, as they add to those of the minibatch."""
+        return _weigh(terms, part.mask, self._mask, self.args.loss_aggregation)
 
     def _of_all_ranks(self, own: "ObjectiveTerms") -> "ObjectiveTerms":
         """The terms of the whole minibatch from those of this rank's rows."""
@@ -96,7 +100,7 @@ class Ascent:
         elif not self._cut:
             objective.backward()
         else:
-            add_gradients_up(self.world, self.policy)
+            self.weights.add_up()
 
     def clip(self, max_grad_norm: float | None) -> Float[Tensor, ""]:
         """Scale the gradient down to a norm of `max_grad_norm` at most; returns the norm before."""

@@ -149,6 +149,10 @@ class Callbacks:
         """True if a callback is registered for this event, of whichever phases."""
         return bool(self._registered.get(event))
 
+    def heard(self) -> list[Event]:
+        """The events for which a callback is registered."""
+        return [event for event in get_args(Event) if self.hears(event)]
+
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
         """Call everything that is registered for this event, in the order of registration."""
         for entry in list(self._registered.get(event, [])):

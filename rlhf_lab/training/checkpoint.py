@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +100,20 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
             parameter.copy_(tensors[name])
 
 
-def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(
+    optimizer: Optimizer, put_together: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> dict[str, Tensor]:
     """The optimiser's state as flat tensors of their own: optimizer.INDEX.NAME.
 
     INDEX counts the parameters of all groups, as `Optimizer.state_dict` does. Whole numbers become
     tensors, and a tensor that several parameters share (a table of 8-bit codes) one for each.
+
+    Args:
+        put_together: makes the whole of a tensor of which this process has a part.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     tensors = {
-        f"{OPTIMIZER}{index}.{name}": torch.as_tensor(value)
+        f"{OPTIMIZER}{index}.{name}": put_together(torch.as_tensor(value))
         for index, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
         if value is not None  # SGD without momentum notes that it has none
@@ -120,14 +125,24 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back the state that `optimizer_tensors` took; learning rates are left as they are."""
+def load_optimizer(
+    optimizer: Optimizer,
+    tensors: dict[str, Tensor],
+    cut_up: Callable[[Tensor, Tensor], Tensor] = lambda whole, weight: whole,
+) -> None:
+    """Put back the state that `optimizer_tensors` took; learning rates are left as they are.
+
+    Args:
+        cut_up: takes of the moment of a weight the part that this process holds.
+    """
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor | int]] = {}
     for name, tensor in tensors.items():
         if name.startswith(OPTIMIZER):
             index, field = name.removeprefix(OPTIMIZER).split(".", 1)
             number = tensor.ndim == 0 and not tensor.is_floating_point()
-            state.setdefault(int(index), {})[field] = tensor.item() if number else tensor
+            value = tensor.item() if number else cut_up(tensor, weights[int(index)])
+            state.setdefault(int(index), {})[field] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 

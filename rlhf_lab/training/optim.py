@@ -140,6 +140,8 @@ def clip_gradients(
     """
     gradients = [p.grad for p in policy.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
+    if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
+        norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
     if max_grad_norm is None or (is_at_hand(norm) and norm <= max_grad_norm):
         return norm
     scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))

@@ -52,7 +52,14 @@ from rlhf_lab.training.own_parts import (
     refuse_unfit_models,
 )
 from rlhf_lab.training.prompts import Prompts, phase_spec
-from rlhf_lab.training.ranks import by_rank, gathered_samples, refuse_undealt, refuse_unequal
+from rlhf_lab.training.ranks import (
+    by_rank,
+    gathered_samples,
+    refuse_undealt,
+    refuse_unequal,
+    refuse_unsharded_parts,
+)
+from rlhf_lab.training.whole_weights import weights_of
 
 
 class Parts:
@@ -79,6 +86,7 @@ class Parts:
         first_reference: the reference that the run began with.
         reference_phase: after how many learning phases the policy became the reference; 0 if the
             reference is the first.
+        weights: the policy's, whole on every process or sharded.
         objective: the terms of the objective with the settings bound to them.
         rewards: everything that is done to a reward.
         optimizer, scheduler: with two learning rates, and their schedule over the phases.
@@ -147,6 +155,9 @@ class Parts:
         self.world = join(self.device)
         asked = self.prompts
         self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers, asked.turns)
+        refuse_unsharded_parts(args, self.policy, self.reference, optimizer)
+        refuse_unequal(self)
+        self.weights = weights_of(self.policy, args, self.world, self.forward)
         if optimizer is None and scheduler is None:
             self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
             add_critic(self.optimizer, self.policy)
@@ -155,8 +166,8 @@ class Parts:
             self.optimizer, self.scheduler = own
         in_backward = args.optimizer_in_backward
         self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
+        self.weights.open()
         self.kl_controller = kl_controller or get_kl_controller(args)
-        refuse_unequal(self)
 
     @property
     def prompt(self) -> list[int]:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.forward import is_plain
 from rlhf_lab.parallel import World
 from rlhf_lab.samples import Samples, Support
 from rlhf_lab.training.sources import weights_digest
@@ -78,7 +79,14 @@ def _gathered(world: World, found: Any) -> Any:
 def refuse_undealt(args: RLHFArgs, size: int) -> None:
     """Raise ConfigError for settings that several processes cannot share."""
     if size == 1:
+        if args.parallel != "auto":
+            raise ConfigError(
+                f"parallel={args.parallel!r} needs several processes; start it with `torchrun "
+                "--nproc-per-node N -m rlhf_lab ...`, or set it to 'auto'."
+            )
         return
+    if args.parallel == "fsdp":
+        _refuse_unsharded(args)
     remedy = "start another number of them, or change batch_size or num_minibatches"
     minibatch = args.batch_size // args.num_minibatches
     for name, rows in {
@@ -98,6 +106,45 @@ def refuse_undealt(args: RLHFArgs, size: int) -> None:
             f"optimizer_in_backward=True steps before the gradients of {size} processes are added "
             "up; leave it False."
         )
+
+
+def _refuse_unsharded(args: RLHFArgs) -> None:
+    """Raise ConfigError for settings that weights cut up by FSDP2 cannot have."""
+    refused = {
+        f"optimizer={args.optimizer!r} keeps its codes beside whole weights; set 'adamw'": (
+            args.optimizer != "adamw"
+        ),
+        f"weight_precision={args.weight_precision!r} steps whole weights; set 'fp32'": (
+            args.weight_precision != "fp32"
+        ),
+        f"precision={args.precision!r} keeps a whole copy of the weights until the backward pass, "
+        "unless blocks are run again there; set activation_checkpointing=True": (
+            args.precision == "bf16" and not args.activation_checkpointing
+        ),
+    }
+    for sentence, is_set in refused.items():
+        if is_set:
+            raise ConfigError(f"{sentence}, or parallel='ddp' in place of 'fsdp'.")
+
+
+def refuse_unsharded_parts(
+    args: RLHFArgs, policy: torch.nn.Module, reference: torch.nn.Module, optimizer: Any
+) -> None:
+    """Raise ConfigError for parts of a caller's own that FSDP2 cannot cut up."""
+    if args.parallel != "fsdp":
+        return
+    learned = {id(p) for p in policy.parameters() if p.requires_grad}
+    refused = {
+        f"the policy, a {type(policy).__name__}, has a forward of its own, which may read weights "
+        "outside of their blocks": not is_plain(policy),
+        "the optimizer was made of whole weights, before they are cut up": optimizer is not None,
+        "the reference has weights that learn": any(
+            id(p) in learned for p in reference.parameters()
+        ),
+    }
+    for sentence, is_so in refused.items():
+        if is_so:
+            raise ConfigError(f"{sentence}; set parallel='ddp' in place of 'fsdp'.")
 
 
 def refuse_unequal(parts: "Parts") -> None:

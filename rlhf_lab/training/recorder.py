@@ -194,19 +194,24 @@ class Recorder:
         if ctx.event == "run_start" and ctx.phase:
             return  # a run that goes on has this checkpoint
         phase = ctx.phase + (ctx.event == "after_phase")
-        args, trainer = self.trainer.args, self.trainer
-        is_end = phase == args.total_phases or trainer.stop_requested
-        is_due = is_end or phase % args.save_every == 0
-        numbered = is_numbered(phase, args.keep_checkpoints)
+        # without moments a listener has asked just now to stop, and `finish` saves
+        is_due = self.is_due(phase) and self.trainer.weights.has_moments
+        numbered = is_numbered(phase, self.trainer.args.keep_checkpoints)
         if is_due or numbered:
             self._save_phase(phase, is_due, numbered)
+
+    def is_due(self, phase: int) -> bool:
+        """Whether the training state is saved after so many phases."""
+        args = self.trainer.args
+        is_end = phase == args.total_phases or self.trainer.stop_requested
+        return is_end or phase % args.save_every == 0
 
     def _save_phase(self, phase: int, is_due: bool, numbered: bool) -> None:
         """Save the training state if it is due, and the weights under a number."""
         trainer = self.trainer
         self.writer.wait()  # before copying, so that one copy of the state is in memory at a time
         weights = checkpoint.weights(trainer.policy)
-        moments = checkpoint.optimizer_tensors(trainer.optimizer) if is_due else {}
+        moments = trainer.weights.moments(trainer.optimizer) if is_due else {}
         if is_due:
             moments |= reference_tensors(trainer)
         state, due = copied_to_host(weights | moments), []

@@ -26,7 +26,7 @@ from rlhf_lab.training.run_lock import refuse_locked
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
-CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every")
+CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
 """The settings that may change when a run goes on."""
 MOMENT = re.compile(re.escape(checkpoint.OPTIMIZER) + "([0-9]+)[.]([a-z_0-9]+)")
 """The names under which moments are saved: the parameter's number, and which moment it is."""
@@ -152,7 +152,7 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
         refuse_other_moments(trainer.optimizer, tensors, notes["phase"], path)
     refuse_edited(notes, info, path)
     checkpoint.load_weights(trainer.policy, tensors, path)
-    checkpoint.load_optimizer(trainer.optimizer, tensors)
+    trainer.weights.load_moments(trainer.optimizer, tensors)
     restore_reference(trainer, tensors, notes, path)
     trainer.phase, recorder.best = notes["phase"], notes["best"]
     recorder.saved = notes["phase"]

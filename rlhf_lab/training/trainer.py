@@ -38,6 +38,8 @@ from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.stepwise import Stepwise
 
 EVALUATION_BATCHES = 4
+SAVES = ("run_start", "after_phase", "run_end")
+"""The events at which the recorder may save the training state."""
 
 
 class RLHFTrainer(Stepwise):
@@ -122,6 +124,18 @@ class RLHFTrainer(Stepwise):
 
         Of several processes the main one does, and the others wait for it where they meet next.
         """
+        if event in SAVES:
+            due = event != "after_phase" or self.recorder.is_due(self.phase + 1)
+            self.weights.gather_moments(self.optimizer, due)
+        if not self.weights.is_learning:
+            self._call(event, phase, fields)
+            return
+        with self.weights.shown(event) as are_whole:
+            if are_whole:
+                self._call(event, phase, fields)
+
+    def _call(self, event: Event, phase: int | None, fields: dict[str, Any]) -> None:
+        """Call the callbacks of an event, where this is the process that has some."""
         if not self.world.is_main or not self.callbacks.hears(event):
             return
         if "grad_norm" in fields:
@@ -145,7 +159,8 @@ class RLHFTrainer(Stepwise):
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`."""
-        with self.interventions.learning(), self.forward.products():
+        learning = self.weights.learning(self.callbacks.heard)
+        with self.interventions.learning(), self.forward.products(), learning:
             return ppo.learning_phase(self, rollout)
 
     def run_phase(self) -> PhaseReport:

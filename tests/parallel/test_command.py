@@ -47,9 +47,11 @@ def close(one: list[dict], other: list[dict]) -> bool:
 
 
 def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(ranks, tmp_path):
-    """Killed in phase 2 of 4: one sentence with the command, then 2 -> 1 -> 4 processes."""
-    train = ["train", *SMALL, "--total-phases", "4", "--out", str(tmp_path / "run")]
-    whole = [*train[:-1], str(tmp_path / "whole")]
+    """Killed in phase 2 of 4: one sentence with the command, then 2 -> 1 -> 4 processes, of which
+    two and four have shards of the weights, and the one has them whole."""
+    train = ["train", *SMALL, "--parallel", "fsdp", "--total-phases", "4"]
+    train += ["--out", str(tmp_path / "run")]
+    whole = ["auto" if x == "fsdp" else x for x in train[:-1]] + [str(tmp_path / "whole")]
     assert ranks(1, call(*whole), "alone")[0].status == 0
     killed = DIES.format(how="os.kill(os.getpid(), signal.SIGKILL)")
     first, second = ranks(2, call(*train, before=killed), "killed")
@@ -62,9 +64,13 @@ def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(r
     resume = ["resume", str(run.path)]
     stop = "import rlhf_lab.training.trainer as t\nphase = t.RLHFTrainer.run_phase\n"
     stop += "def one(self):\n    found = phase(self)\n    self.request_stop()\n    return found\n"
-    (alone,) = ranks(1, call(*resume, before=stop + "t.RLHFTrainer.run_phase = one"), "one")
+    before = stop + "t.RLHFTrainer.run_phase = one"
+    (refused,) = ranks(1, call(*resume), "refused")
+    assert refused.status == 2 and "parallel='fsdp' needs several processes" in refused.error
+    (alone,) = ranks(1, call(*resume, "--parallel", "auto", before=before), "one")
     assert alone.status == 130, alone.error
-    assert [ended.status for ended in ranks(4, call(*resume), "four")] == [0] * 4
+    four = ranks(4, call(*resume, "--parallel", "fsdp"), "four")
+    assert [ended.status for ended in four] == [0] * 4, four[0].error
     assert run.read_info()["status"] == "finished"
     assert close(reports(tmp_path / "whole"), reports(run.path))
 

@@ -202,6 +202,7 @@ ELSEWHERE = {
     "positive_label",
     "reward_per_token",
     "wandb_mode",
+    "parallel",
     "wandb_project_name",
     "wandb_entity",
     "wandb_group",
@@ -325,6 +326,16 @@ def test_device_chooses_where_the_run_is(monkeypatch):
         RLHFTrainer(RLHFArgs(**(BASE | {"device": "cuda"})))
     trainer = RLHFTrainer(RLHFArgs(**(BASE | {"device": "cpu"})))
     assert trainer.device == trainer.policy.device == torch.device("cpu")
+
+
+def test_parallel_asks_for_several_processes(monkeypatch):
+    """What two of them do of it is held to one in tests/parallel/test_fsdp.py."""
+    with pytest.raises(ConfigError, match="parallel='fsdp' needs several processes"):
+        RLHFTrainer(RLHFArgs(**(BASE | {"parallel": "fsdp"})))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    args = RLHFArgs(**(BASE | {"parallel": "fsdp", "precision": "bf16"}))
+    with pytest.raises(ConfigError, match="set activation_checkpointing=True, or parallel='ddp'"):
+        RLHFTrainer(args)
 
 
 @pytest.mark.slow

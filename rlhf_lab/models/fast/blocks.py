@@ -13,7 +13,7 @@ from rlhf_lab.models.fast.attention import Attend, Qkv, attend_causally
 from rlhf_lab.models.fast.known import ACTIVATIONS, PASSED
 from rlhf_lab.models.hooks import hooked_parts
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.recompute import refuse_hooked_blocks, run_again
+from rlhf_lab.models.recompute import NO_UNITS, refuse_hooked_blocks, run_again
 from rlhf_lab.models.transformer_lens import (
     HookedTransformer,
     HookPoint,
@@ -179,6 +179,7 @@ def packed_residuals(
     dtype: torch.dtype | None = None,
     recompute: bool = False,
     padded: bool | None = None,
+    units: Mapping[nn.Module, nn.Module] = NO_UNITS,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The residual stream after the last block; arguments are those of `final_residuals`.
 
@@ -187,6 +188,7 @@ def packed_residuals(
     Args:
         recompute: keep only the residuals between blocks for the backward pass; everything within
             a block, its packed matrices included, is made there again.
+        units: see `Forward`.
 
     Raises:
         ConfigError: `recompute`, and a hook within a block, which would fire twice.
@@ -199,7 +201,9 @@ def packed_residuals(
         residual = embed(model, tokens, slice(0, tokens.shape[1]))
         for block in model.blocks:
             run_one = partial(_pack_and_run, block, dtype or model.cfg.dtype)
-            residual = run_again(run_one, residual) if recompute else run_one(residual)
+            run_one = partial(run_again, run_one) if recompute else run_one
+            unit = units.get(block)
+            residual = run_one(residual) if unit is None else unit(run_one, residual)
         return (residual,)
 
     return run_left_padded(run, tokens, attention_mask, padded)[0]

@@ -1,13 +1,16 @@
 """Packed forms of the outputs of `models/outputs.py`, read by chunks of rows."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_lab.models.fast.blocks import packed_residuals
 from rlhf_lab.models.fast.readout import final_norm, read_token_stats
 from rlhf_lab.models.fast.token_stats import TokenStats
 from rlhf_lab.models.hooks import has_hooks
+from rlhf_lab.models.recompute import NO_UNITS
 from rlhf_lab.models.reference import same_weights
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.models.value_head import TransformerWithValueHead
@@ -27,10 +30,11 @@ def packed_token_stats(
     ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
     dtype: torch.dtype | None = None,
     recompute: bool = False,
+    units: Mapping[nn.Module, nn.Module] = NO_UNITS,
 ) -> tuple[TokenStats, Float[Tensor, "batch gen"]]:
     """Statistics of each generated token, and values, without the logits; see `run_policy`."""
     model, padded = policy.base_model, attention_mask is not None
-    residual = packed_residuals(model, tokens, attention_mask, dtype, recompute, padded)
+    residual = packed_residuals(model, tokens, attention_mask, dtype, recompute, padded, units)
     normalized, hidden = final_norm(model, residual[:, prefix_len - 1 : -1])
     written = tokens[:, prefix_len:]
     stats = read_token_stats(
