@@ -42,9 +42,11 @@ test-browser: $(DEVELOPED)
 	$(PIP) --constraint requirements.lock --editable ".[browser,docs]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
 
-# The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages.
+# The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages, which are pinned: needed where
+# a script, a pin or a number has changed, which `make test` notices by the digest that this writes.
 test-reference: $(DEVELOPED) reference
-	RLHF_LAB_REFERENCES=$(REFERENCES) $(BIN)/python -m pytest -rs tests/functional/test_released_packages.py
+	RLHF_LAB_REFERENCES=$(REFERENCES) $(BIN)/python -m pytest -rs tests/functional/test_released_packages.py::test_the_stored_numbers_are_what_the_released_package_makes
+	$(BIN)/python -m tests.functional.reference.digest
 
 reference: $(foreach name,torchtune torchrl trl verl,$(REFERENCES)/$(name)/installed)
 

@@ -1,6 +1,7 @@
 """The numbers in reference/ are what the released packages make: they are run again, as processes.
 
-`make test-reference` builds an environment for each and runs this; without, it is skipped.
+`make test-reference` builds an environment for each and runs this; without, it is skipped, and only
+whether anything has changed since is looked at.
 """
 
 import json
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.functional.reference.digest import WRITTEN, digest
 
 HERE = Path(__file__).parent / "reference"
 VARIABLE = "RLHF_LAB_REFERENCES"
@@ -84,3 +87,7 @@ def test_the_stored_numbers_are_what_the_released_package_makes(script, python, 
     stored = json.loads((HERE / f"{script}.json").read_text())
     assert stored
     same(made, stored, script)
+
+
+def test_nothing_has_changed_since_the_numbers_were_made():
+    assert WRITTEN.read_text().strip() == digest(), "run `make test-reference`"
