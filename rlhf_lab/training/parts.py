@@ -59,6 +59,7 @@ from rlhf_lab.training.ranks import (
     refuse_unequal,
     refuse_unsharded_parts,
 )
+from rlhf_lab.training.rollout_engine import EngineSampler
 from rlhf_lab.training.whole_weights import weights_of
 
 
@@ -76,6 +77,7 @@ class Parts:
         optimizer: any of torch's over the policy's parameters; it is made to maximise. AdamW with
             two learning rates when None.
         scheduler: of the own optimizer, stepped once per phase; constant rates when None.
+        rollout_engine: what writes responses in place of the built-in sampler; see `RolloutEngine`.
         functions: the caller's own functions by name; see `Functions`.
 
     Attributes:
@@ -87,6 +89,7 @@ class Parts:
         reference_phase: after how many learning phases the policy became the reference; 0 if the
             reference is the first.
         weights: the policy's, whole on every process or sharded.
+        engine: what writes responses, where that is not the built-in sampler.
         objective: the terms of the objective with the settings bound to them.
         rewards: everything that is done to a reward.
         optimizer, scheduler: with two learning rates, and their schedule over the phases.
@@ -106,11 +109,12 @@ class Parts:
         kl_controller: KLController | None = None,
         optimizer: Any = None,
         scheduler: Any = None,
+        rollout_engine: Any = None,
         **functions: Any,
     ) -> None:
         given = dict(policy=policy, reference=reference, prompts=prompts, reward_fn=reward_fn)
         given |= dict(gold_fn=gold_fn, kl_controller=kl_controller, **functions)
-        given |= dict(optimizer=optimizer, scheduler=scheduler)
+        given |= dict(optimizer=optimizer, scheduler=scheduler, rollout_engine=rollout_engine)
         refuse_other_kinds(args, given)
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         self.args, self.phase = args, 0
@@ -137,6 +141,10 @@ class Parts:
         if self.tokenizer is None:
             raise ConfigError("the policy has no tokenizer; give base_model one (set_tokenizer).")
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
+        self.engine = None
+        if rollout_engine is not None:
+            self.engine = EngineSampler(rollout_engine, args.base_model)
+            self.engine.refuse(self.sampling_spec)
         self.speaks_reel = speaks_reel(self.tokenizer) and "policy" not in self.own_parts
         self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, prompts, self.policy.base_model)
@@ -217,6 +225,10 @@ class Parts:
 
         def draw() -> Samples:
             generator.set_state(state)
+            if self.engine is not None and self.engine.writes(spec):
+                seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
+                within = self.forward, self.args.rows_at_once
+                return self.engine.sample(self.policy, prompts[rows], spec, seed, *within)
             with merged_lora(self.policy):
                 return sample_in_parts(
                     self.policy, prompts, spec, generator, self.forward, at_once, rows

@@ -54,8 +54,9 @@ class RLHFTrainer(Stepwise):
         out: the run's directory, which must not hold a run yet; `runs/PRESET-seedN`, numbered on,
             when None. It is made when the first phase begins.
         parts: parts of the run that are the caller's own, by name: `policy`, `reference`,
-            `prompts`, `reward_fn`, `gold_fn`, `kl_controller`, `optimizer`, `scheduler` (see
-            `Parts`), or a function such as `kl_penalty=my_kl` (see `Functions`).
+            `prompts`, `reward_fn`, `gold_fn`, `kl_controller`, `optimizer`, `scheduler`,
+            `rollout_engine` (see `Parts`), or a function such as `kl_penalty=my_kl` (see
+            `Functions`).
 
     Raises:
         ConfigError, LoadError: see there; before anything is written.
@@ -160,6 +161,8 @@ class RLHFTrainer(Stepwise):
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`."""
         learning = self.weights.learning(self.callbacks.heard)
+        if self.engine is not None:
+            self.engine.is_current = False
         with self.interventions.learning(), self.forward.products(), learning:
             return ppo.learning_phase(self, rollout)
 
