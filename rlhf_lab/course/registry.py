@@ -21,6 +21,7 @@ from rlhf_lab.course.exercises import (
     own_reward,
     policy,
     ppo,
+    preferences,
     start,
     value_head,
     watch,
@@ -33,7 +34,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     inside = (policy, hooks, value_head)
     objective = (normalize, kl, entropy, losses, whole, kl_control)
     phases = (advantages, optimizer, ppo, alarm)
-    ends = (watch, changed, diffing)
+    ends = (watch, changed, diffing, preferences)
     files = (start, own_reward, *inside, credit, leash, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 

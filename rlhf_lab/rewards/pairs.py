@@ -93,12 +93,13 @@ def load_pairs(
     return pairs
 
 
-def reel_pairs(n: int, seed: int) -> Pairs:
+def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:
     """Pairs of fresh Reel reviews, judged by a Bradley-Terry rater who knows the truth.
 
     1. Write 2 n reviews.
     2. The first of a pair wins with probability sigmoid(d), d the difference of the two gold
-       logits, log P(y=+ | review) - log P(y=- | review).
+       logits, log P(y=+ | review) - log P(y=- | review); see `sample_preferences`, also for
+       `flip_rate`, of which the gold gaps and what is made of them know nothing.
     3. The margin is that gap, or 0 where the worse one won.
     """
     if n < 2:
@@ -109,7 +110,7 @@ def reel_pairs(n: int, seed: int) -> Pairs:
     logits = sentiment_logit(read_features(texts, grammar))
     gaps = logits[:n] - logits[n:]
     uniforms = torch.from_numpy(rng.random(n))
-    first_wins = sample_preferences(torch.from_numpy(gaps), uniforms).numpy()
+    first_wins = sample_preferences(torch.from_numpy(gaps), uniforms, flip_rate=flip_rate).numpy()
     pairs = [
         (one, other) if wins else (other, one)
         for one, other, wins in zip(texts[:n], texts[n:], first_wins, strict=True)

@@ -16,7 +16,7 @@ from tools.course.stub import used_names
 ROOT = Path(__file__).parents[2]
 MASTERS = builder.masters(ROOT)
 WHOLE = bool(os.environ.get("RLHF_LAB_SLOW"))
-SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1}
+SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
 
 RUN_CELLS = """
 import json, sys

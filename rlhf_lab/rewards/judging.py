@@ -1,0 +1,86 @@
+"""How a judge of preference pairs compares with the truth: order, probability and slope."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.functional import bradley_terry_loss
+from rlhf_lab.functional.masks import check_same_shape
+from rlhf_lab.organism.edits import replace_word, true_log_odds
+
+EDITS = {
+    f"{what} {clause + 1}": (slot, clause)
+    for what, slot in (("adjective", "ADJ"), ("copula", "COP"))
+    for clause in range(3)
+} | {"verb": ("VERB", None), "connector": ("CONN", 2), "tag to popcorn": ("TAG", None)}
+"""The edits that `reading_of` tries by name: slot and clause of the word that is replaced."""
+
+
+class Judgement(NamedTuple):
+    """How a judge did on pairs of which the true gaps are known.
+
+    Args:
+        accuracy: the share of pairs in which it agrees with the rater; a tie counts half.
+        as_truth: of the pairs whose true gap is not 0, the share that it orders as the truth does.
+        error: the mean distance between its probability that the first text wins and the true one.
+        slope: of its gaps on the true gaps, by least squares through 0; 1 if it is calibrated.
+        nll: minus the mean log-probability that it gives to what the rater said, in nats.
+        best_nll: the same for the truth.
+    """
+
+    accuracy: float
+    as_truth: float
+    error: float
+    slope: float
+    nll: float
+    best_nll: float
+
+
+def judge(
+    gaps: Float[Tensor, " pair"],
+    true_gaps: Float[Tensor, " pair"],
+    first_wins: Bool[Tensor, " pair"],
+) -> Judgement:
+    """Hold a judge's gaps, the score of the first text less that of the second, to the true ones.
+
+    Raises ValueError for unequal shapes and if there is no pair.
+    """
+    check_same_shape(gaps=gaps, true_gaps=true_gaps, first_wins=first_wins)
+    gaps, true_gaps = gaps.detach().cpu().double(), true_gaps.cpu().double()
+    sign = first_wins.cpu().double() * 2 - 1
+    nothing = torch.zeros_like(gaps)
+    differ = true_gaps != 0
+    ordered = ((gaps * true_gaps)[differ].sign() + 1).mean() / 2
+    return Judgement(
+        accuracy=((gaps * sign).sign() + 1).mean().item() / 2,
+        as_truth=ordered.item(),
+        error=(gaps.sigmoid() - true_gaps.sigmoid()).abs().mean().item(),
+        slope=((gaps * true_gaps).sum() / true_gaps.square().sum()).item(),
+        nll=bradley_terry_loss(gaps * sign, nothing).item(),
+        best_nll=bradley_terry_loss(true_gaps * sign, nothing).item(),
+    )
+
+
+def reading_of(
+    score: Callable[[Sequence[str]], Float[Tensor, " text"]], texts: Sequence[str]
+) -> dict[str, tuple[Float[Tensor, " text"], float]]:
+    """Change one word of Reel reviews, and see by how much a judge's scores change.
+
+    1. Replace one word of each review by its opposite; see `EDITS`.
+    2. Take the change of the score in the direction in which the true log odds change, or its size
+       where they do not change.
+
+    Gives, by edit, the change for each review, and the exact change of the log odds.
+    """
+    before, truth = score(texts).double(), torch.from_numpy(true_log_odds(texts))
+    found = {}
+    for name, (slot, clause) in EDITS.items():
+        edited = replace_word(texts, slot, clause)
+        change = score(edited).double().cpu() - before.cpu()
+        exact = torch.from_numpy(true_log_odds(edited)) - truth
+        along = change * exact.sign() if exact.abs().max() > 1e-9 else change.abs()
+        found[name] = along, exact.abs().mean().item()
+    return found

@@ -1,0 +1,891 @@
+# %% [markdown]
+# # 10 Preferences: where does a reward come from?
+#
+# Nobody can write down what makes a text good. But people can say which of two texts is better. In this lesson
+# such answers become a reward model, the reward model is optimized until it misleads, and then DPO does without
+# it. On Reel the rater's taste is known exactly, so that each step can be held against the truth.
+#
+# **Needs** lessons 04 (the optimum $\pi^*$, the frontier, best-of-n) and 05 (the objective). What breaks when a
+# proxy is optimized is the subject of lesson 07; it helps, and is not needed here.
+#
+# **Afterwards you can**
+# - derive the Bradley-Terry loss and its gradient, and say what noise in the labels does to both,
+# - say what accuracy, calibration and the slope of a reward model each tell, and which of them few pairs spoil first,
+# - find out which words a reward model reads, by changing one word at a time,
+# - over-optimize a learned reward, by best-of-n and by PPO, and see it in the gold reward,
+# - derive DPO from $\pi^*$, and hold its implicit reward against the true one,
+# - write LoRA, and say why one of its two factors starts at 0.
+#
+# **What to inspect** when a learned reward or a preference-tuned policy behaves oddly:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | accuracy near its ceiling, and PPO exploits the model | scores before and after one word is changed | pairs whose words agree hide a word that is not read |
+# | accuracy fine, loss above that of a coin | calibration, and the slope of score gaps | order is learned before probability |
+# | gold falls while the learned reward rises | gold against KL, for several models | the error of the model is what is left to climb |
+# | DPO lowers the likelihood of chosen texts | implicit reward of chosen and of rejected texts | the loss sees only their difference |
+
+# %%
+# first cell
+
+# %% [markdown]
+# About 150 minutes of work. All cells together run in about 55 seconds on one core, without a network.
+# Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (5 s on one core)
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import rlhf_lab
+
+rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course import (
+    Predictions,
+    SeedFigures,
+    check,
+    hint,
+    new_run,
+    progress,
+    show_table,
+)
+from rlhf_lab.course.seed_figures import stored_figures
+from rlhf_lab.functional import best_of_n_kl_bound, bootstrap_interval
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.organism import (
+    Grammar,
+    Reward,
+    build_graph,
+    gold,
+    grammar_policy,
+    grammatical,
+    optimal_policy,
+)
+from rlhf_lab.organism.edits import true_log_odds
+from rlhf_lab.organism.rewards import sentiment_logit
+from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel
+from rlhf_lab.rewards.judging import judge, reading_of
+from rlhf_lab.supervised import fit
+from rlhf_lab.tuning.examples import encode_examples, text_logprobs
+from rlhf_lab.views import bars, curves
+
+SETTINGS = dict(
+    preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
+    seed=1,
+    total_phases=12,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    normalize_reward=False,
+    kl_coef=0.03,
+    kl_in="reward",
+    kl_estimator="k1",
+)
+SEED = SETTINGS["seed"]
+predictions = Predictions()
+over_seeds = SeedFigures("10_preferences", SETTINGS)
+stored = stored_figures("preference_runs")
+grammar = Grammar()
+
+# %% [markdown]
+# This lesson stays on Reel, since only there the rater's taste is known.
+#
+# ## A rater
+#
+# Suppose that each text $x$ has a *utility* $u(x)$ for the rater. A rater who is asked for the better of two texts
+# does not always take the one of higher utility. The model of Bradley and Terry (1952) says with what probability:
+#
+# $$P(a \succ b) = \sigma\Big(\frac{u(a) - u(b)}{T}\Big), \qquad \sigma(d) = \frac{1}{1 + e^{-d}}$$
+#
+# The temperature $T$ says how hesitant the rater is. Only the *difference* of utilities counts. And some labels are
+# noted down the wrong way round, a share $e$ of all, so that the label says "a" with probability
+#
+# $$(1 - e)\, \sigma(d / T) + e\, \sigma(-d / T), \qquad d = u(a) - u(b)$$
+#
+# Our rater's utility is the exact log odds that a review is positive, and $T = 1$.
+
+# %%
+from rlhf_lab.functional import sample_preferences  # exercise
+
+
+# %%
+def rated(n: int, seed: int, flip_rate: float = 0.0) -> tuple[list[str], list[str], Tensor, Tensor]:
+    """Fresh pairs: first texts, second texts, the gaps of their utilities, and who won."""
+    rng = np.random.default_rng(seed)
+    texts = grammar.sample(2 * n, rng).texts()
+    utility = torch.from_numpy(true_log_odds(texts))
+    gaps, uniforms = utility[:n] - utility[n:], torch.from_numpy(rng.random(n))
+    wins = sample_preferences(gaps, uniforms, flip_rate=flip_rate)
+    return texts[:n], texts[n:], gaps, wins
+
+
+def as_pairs(first: list[str], second: list[str], wins: Tensor) -> Pairs:
+    """The same with the preferred text first."""
+    rows = list(zip(first, second, wins.tolist(), strict=True))
+    return Pairs([a if won else b for a, b, won in rows], [b if won else a for a, b, won in rows])
+
+
+first, second, gaps, wins = rated(1500, 1000 + SEED)
+show_table(
+    ["first wins", "gap", "first", "second"],
+    [[str(wins[i].item()), gaps[i].item(), first[i], second[i]] for i in range(3)],
+)
+
+# %% [markdown]
+# A judge who knows $u$ exactly, and always names the text of higher utility: how often does this judge agree with
+# the rater?
+
+# %%
+best_judge = "above 0.95"  # predict: "below 0.8", "0.8 to 0.95" or "above 0.95"
+
+# %%
+sign = wins.double() * 2 - 1
+agrees = ((gaps * sign).sign() + 1) / 2  # a tie counts half
+ceiling = bootstrap_interval(agrees, generator=torch.Generator().manual_seed(0))
+print(f"the best judge agrees with the rater in a share of {ceiling}")
+print(f"expected: {gaps.abs().sigmoid().mean().item():.3f}")
+found = ceiling.value.item()
+predictions.compare(
+    "the best judge agrees in",
+    best_judge,
+    "below 0.8" if found < 0.8 else "0.8 to 0.95" if found <= 0.95 else "above 0.95",
+)
+
+# %% [markdown]
+# That is the ceiling for every reward model, and not 1: where two texts are nearly equal, the rater throws a coin.
+# An accuracy without its ceiling says little.
+#
+# ## The likelihood and its gradient
+#
+# A reward model $r_\theta$ gives each text a number, and is fitted so that the preferences that were seen are likely.
+# With $d = r_\theta(\text{chosen}) - r_\theta(\text{rejected})$, one pair costs
+#
+# $$L(d) = -\log \sigma(d) = \log(1 + e^{-d})$$
+#
+# Its derivatives, by $\sigma' = \sigma (1 - \sigma)$ and $1 - \sigma(d) = \sigma(-d)$:
+#
+# $$\frac{dL}{dd} = -\frac{\sigma'(d)}{\sigma(d)} = -\sigma(-d), \qquad \frac{d^2 L}{dd^2} = \sigma(d)\, \sigma(-d) > 0$$
+#
+# The slope is minus the probability that the model gave to the *other* outcome: a pair pulls by its surprise. A pair
+# that is ordered with a wide margin pulls no more. And adding a constant to all rewards changes nothing, so that
+# preferences leave the mean of a reward model free; the centring term holds it near 0.
+
+# %%
+from rlhf_lab.functional import bradley_terry_loss  # exercise
+
+# %%
+d = torch.linspace(-6, 6, 49).requires_grad_()
+loss = torch.stack([bradley_terry_loss(x[None], torch.zeros(1)) for x in d])
+slope = torch.autograd.grad(loss.sum(), d)[0]
+curves(
+    {
+        "loss": (d.tolist(), loss.tolist()),
+        "slope": (d.tolist(), slope.tolist()),
+    },
+    "one pair: its loss, and how hard it pulls",
+    "score of the chosen text less that of the rejected one",
+    "nats; nats per unit",
+)
+
+# %% [markdown]
+# What do flipped labels do to the best fit? The label's probability is $p = (1 - e)\sigma(d) + e\,\sigma(-d)$, which
+# never leaves the interval from $e$ to $1 - e$. A reward model that fits it gives a gap of
+# $\log \frac{p}{1 - p}$, which is never larger than $\log \frac{1 - e}{e}$. Large gaps shrink most: this is not the
+# same model at another temperature.
+
+# %%
+true_gap = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+rows = []
+for e in (0.0, 0.05, 0.2):
+    p = (1 - e) * true_gap.sigmoid() + e * (-true_gap).sigmoid()
+    rows.append([f"{e:.2f}", *p.logit().tolist()])
+show_table(["flipped", *(f"true gap {x:g}" for x in true_gap.tolist())], rows)
+
+# %% [markdown]
+# ## Is it right, and does it know how right?
+#
+# Two questions about a judge. Does it *order* pairs rightly? And are its *probabilities* true: of all pairs in which
+# it says 0.7, does the first text win in seven of ten? The second is *calibration*. Sort the pairs by what the judge
+# says, cut them into bins, and compare.
+
+# %%
+from rlhf_lab.functional import calibration_bins  # exercise
+
+# %% [markdown]
+# A reward model is the policy's transformer with a linear head behind its last token. This cell fits two, with your
+# loss: on 64 pairs and on 1,024, with the same number of steps. Which of the two will few pairs have spoiled more: the
+# order, or the probabilities?
+#
+# (16 s on one core)
+
+# %%
+spoiled_more = "order"  # predict: "order" or "probabilities"
+
+
+# %%
+def fitted(n: int, steps: int, seed: int) -> RewardModel:
+    """A reward model after that many steps on n pairs."""
+    model, rng = RewardModel(load_model("reel-nano"), seed=seed), np.random.default_rng(seed)
+    a, b, _, won = rated(n, seed)
+    pairs = as_pairs(a, b, won)
+
+    def batch_loss() -> Float[Tensor, ""]:
+        batch = pairs[rng.choice(n, min(n, 32), replace=False)]
+        chosen, rejected = model(*model.encode(batch.chosen + batch.rejected)).chunk(2)
+        return bradley_terry_loss(chosen, rejected)
+
+    fit(model, batch_loss, steps, 1e-3, "reward model", False)
+    model.set_normalization(model.score(pairs.chosen + pairs.rejected))
+    return model.requires_grad_(False)
+
+
+few, many = fitted(64, steps=120, seed=SEED), fitted(1024, steps=120, seed=SEED)
+judges = {"64 pairs": few, "1,024 pairs": many}
+said = {name: model.score(first) - model.score(second) for name, model in judges.items()}
+verdicts = {name: judge(found, gaps, wins) for name, found in said.items()}
+verdicts["the truth"] = judge(gaps, gaps, wins)
+show_table(
+    ["judge", "accuracy", "ordered as the truth", "error of P", "slope", "nll"],
+    [[name, v.accuracy, v.as_truth, v.error, v.slope, v.nll] for name, v in verdicts.items()],
+)
+print(f"n = {len(gaps)} fresh pairs; a coin has nll {np.log(2):.3f}")
+over_seeds.compare(
+    "reward models",
+    {
+        f"{what}, {name}": getattr(verdicts[name], what)
+        for what in ("accuracy", "as_truth", "error", "slope", "nll")
+        for name in judges
+    },
+)
+
+# %%
+lines = {"calibrated": ([0.0, 1.0], [0.0, 1.0])}
+for name, found in said.items():
+    bins = calibration_bins(found, wins, 10)
+    lines[name] = (bins.predicted.tolist(), bins.observed.tolist())
+curves(
+    lines,
+    "of the pairs in which the judge says p, in how many does the first text win?",
+    "what the judge says",
+    "share won",
+)
+
+# %%
+best = verdicts["the truth"]
+lost_order = (best.as_truth - verdicts["64 pairs"].as_truth) / (best.as_truth - 0.5)
+lost_nll = (verdicts["64 pairs"].nll - best.nll) / (np.log(2) - best.nll)
+print(
+    f"lost by 64 pairs, as a share of what separates the truth from a coin: order {lost_order:.2f}",
+    end=", ",
+)
+print(f"probabilities (nll) {lost_nll:.2f}")
+predictions.compare(
+    "few pairs spoil more", spoiled_more, "probabilities" if lost_nll > lost_order else "order"
+)
+
+# %% [markdown]
+# Few pairs spoil both, and the probabilities more. The model of 64 pairs orders about three quarters of the pairs as the
+# truth does, and its log-likelihood is worse than that of a coin: it is sure, and often wrong. The accuracy does
+# not show that, the diagram does: where the model says nearly 1, the first text wins much less often.
+#
+# More pairs, noise, and more seeds: these models were fitted beforehand (`python -m tools.course.preference_runs`
+# fits them again), three seeds each, judged on fresh pairs of a rater without noise.
+
+
+# %%
+def with_range(values: Sequence[float], digits: int = 2) -> str:
+    """A mean with the lowest and the highest."""
+    return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+beforehand = stored["reward models"] | stored["longer"]
+for columns in (
+    {"accuracy": "accuracy", "as_truth": "ordered as the truth"},
+    {"slope": "slope", "nll": "nll"},
+):
+    show_table(
+        ["fitted on", *columns.values()],
+        [
+            [name, *(with_range([run[what] for run in runs]) for what in columns)]
+            for name, runs in beforehand.items()
+        ],
+    )
+print(
+    f"mean and range of {len(stored['seeds'])} seeds, {stored['fresh']['pairs']} fresh pairs each"
+)
+
+# %% [markdown]
+# In every seed: with 64 pairs the order is mostly right and the likelihood is worse than a coin's; with 1,024 pairs the
+# accuracy is within a few points of the ceiling. Flipped labels hardly show in the accuracy of the model of 1,024 pairs,
+# which loses about five points. But its slope falls to less than a quarter of what it was, as the table of large gaps above says
+# that it must. Whoever reads the accuracy alone does not see how noisy the labels were; and a policy that is tuned on this
+# reward gets a reward of another size, so that `kl_coef` means something else.
+#
+# ## What does it read?
+#
+# Accuracy says how often a model is right, not why. To see what it reads, change one word of a review, keep the
+# rest, and look at the score: an intervention on the text. `reading_of` replaces an adjective by its opposite of
+# the same strength, "was" by "wasn't", the verb of the verdict by its opposite; and, as controls, "and" by "but"
+# and the tag by "popcorn", which change nothing in the utility. Which of the words does the model of 64 pairs
+# overlook?
+
+# %%
+overlooked = "adjective 1"  # predict: "adjective 1", "copula 3" or "verb"
+
+# %%
+probes = grammar.sample(256, np.random.default_rng(2000 + SEED)).texts()
+read = {name: reading_of(model.score, probes) for name, model in judges.items()}
+rows = []
+for edit, (_, exact) in read["64 pairs"].items():
+    shown = []
+    for name in judges:
+        found = bootstrap_interval(read[name][edit][0], resamples=400)
+        shown.append(f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]")
+    later = [run[edit] for run in stored["longer"]["4096 pairs, 400 steps"]]
+    rows.append([edit, *shown, with_range(later, 1), exact])
+show_table(["changed word", *judges, "4,096 pairs", "exact"], rows)
+print(
+    "change of the score in the direction of the truth, or its size where the truth does not change;"
+)
+print(f"brackets: 95 % of resamples of {len(probes)} reviews; parentheses: range of three seeds")
+mean_change = {edit: change.mean().item() for edit, (change, _) in read["64 pairs"].items()}
+over_seeds.compare(
+    "share of the exact change",
+    {
+        f"{edit}, {name}": read[name][edit][0].mean().item() / read[name][edit][1]
+        for name in judges
+        for edit, (_, exact) in read[name].items()
+        if exact
+    },
+)
+share = {
+    edit: mean_change[edit] / read["64 pairs"][edit][1]
+    for edit in ("adjective 1", "copula 3", "verb")
+}
+predictions.compare("of the three, least is read of", overlooked, min(share, key=share.get))
+
+# %% [markdown]
+# The verb of the verdict is the strongest word of a review, and the model of 64 pairs hardly reads it, in each of the
+# seeds. The model of 1,024 pairs, whose accuracy is close to the ceiling, reads about a quarter of it in this run.
+# Its accuracy does not suffer, since the clauses mostly agree with the verb: the pairs give little reason to read
+# it. With 4,096 pairs and more steps, nearly all of it is read. The last points of accuracy *are* that word. And the
+# connector, which is worth nothing, moves the scores of 64 pairs more than the verb does in this run.
+#
+# So a high accuracy on pairs from the reference does not say what a model does on texts where the words disagree. A
+# policy that is rewarded writes its own texts.
+#
+# ## Over-optimize it: best of n
+#
+# A reward model is a proxy. The simplest way to optimize it needs no training: write n texts and keep the one that
+# it scores highest. What is the *gold* reward of that text? To draw many times n of N scored texts and average is
+# noisy and not necessary. The average over *all* ways to draw n different texts is a weighted mean,
+#
+# $$\mathbb{E}[\text{gold of the best of } n] = \sum_i w_i\, \mathrm{gold}_i$$
+#
+# with $w_i$ the probability that text $i$ has the highest score of n that are drawn. Find $w$. Among equal scores each
+# wins as often as the others. Numbers are float64. (This exercise has no steps.)
+
+# %%
+from rlhf_lab.functional import best_of_n_weights  # exercise
+
+# %% [markdown]
+# The *KL* of best-of-n is at most $\log n - \frac{n - 1}{n}$ (lesson 04). Here is a pool of 3,000 reviews, scored by
+# both models. As n grows, the score of the best rises by construction. And its gold reward?
+#
+# (3 s on one core)
+
+# %%
+gold_of_best = "rises throughout"  # predict: "rises throughout" or "falls somewhere"
+
+# %%
+pool = grammar.sample(3000, np.random.default_rng(3000 + SEED)).texts()
+gold_of_pool = gold(pool).double()[None]
+scores = {name: model.score(pool).double()[None] for name, model in judges.items()}
+scores["the truth"] = torch.from_numpy(true_log_odds(pool))[None]
+numbers = [1, 2, 4, 8, 16, 32, 64]
+best_gold = {
+    name: [(best_of_n_weights(score, n) * gold_of_pool).sum().item() for n in numbers]
+    for name, score in scores.items()
+}
+show_table(
+    ["n", *map(str, numbers)],
+    [
+        ["KL at most", *map(best_of_n_kl_bound, numbers)],
+        *([name, *found] for name, found in best_gold.items()),
+    ],
+)
+bounds = [best_of_n_kl_bound(n) for n in numbers]
+curves(
+    {name: (bounds, found) for name, found in best_gold.items()},
+    "gold of the best of n, by whose score it is chosen",
+    "KL from the reference at most, nats per review",
+    "gold",
+)
+
+# %%
+over_seeds.compare(
+    "gold of the best of n",
+    {f"n = {n}, {name}": best_gold[name][numbers.index(n)] for n in (4, 16, 64) for name in judges},
+)
+steps_of = np.diff(best_gold["64 pairs"])
+falls = "falls somewhere" if steps_of.min() < -0.005 else "rises throughout"
+predictions.compare("64 pairs: gold of the best of n", gold_of_best, falls)
+
+# %% [markdown]
+# Chosen by the model of 1,024 pairs, the best of 64 is as good as if the truth had chosen it. Chosen by the model of 64
+# pairs it stays well below, and from n = 16 on more samples bring next to nothing in this run, or take something away: what is
+# still gained in score is what the model is wrong about. How far it gets differs from seed to seed, as the table says.
+# The large fall of the textbook figure (Gao et al. 2022) does not come about here. Best-of-n stays among texts that
+# the reference writes, where a model of Reel is not wrong by much.
+#
+# ## Over-optimize it: PPO
+#
+# Best-of-n stays within what the reference says. PPO does not have to: it can write texts that no pair ever had.
+# The reward is the model of 64 pairs (with mean 0 and standard deviation 1 over its pairs), on a long leash. What does
+# gold do?
+#
+# (9 s on one core)
+
+# %%
+gold_of_ppo = "rises and stays"  # predict: "rises and stays" or "rises and falls"
+
+# %%
+reward = LearnedReward(few)
+trainer = RLHFTrainer(RLHFArgs(**SETTINGS), out=new_run("learned"), reward_fn=reward, gold_fn=gold)
+reports = trainer.train()
+kls = [report.kl_per_sequence for report in reports]
+golds = [report.gold_reward for report in reports]
+curves(
+    {
+        "learned reward, over its highest": (
+            kls,
+            [r.mean_reward / max(x.mean_reward for x in reports) for r in reports],
+        ),
+        "gold": (kls, golds),
+    },
+    "PPO on a reward model of 64 pairs, phase by phase",
+    "KL from the reference, nats per review",
+    "reward",
+)
+
+# %%
+written = trainer.rollout_phase()
+order = written.raw_rewards.argsort(descending=True)
+gold_now = gold(written.texts)
+show_table(
+    ["learned", "gold", "text"],
+    [
+        [written.raw_rewards[i].item(), gold_now[i].item(), written.texts[i]]
+        for i in order[:: max(1, len(order) // 5)][:5].tolist()
+    ],
+)
+over_seeds.compare(
+    "PPO on 64 pairs",
+    {
+        "gold at first": golds[0],
+        "gold at its highest": max(golds),
+        "gold at the end": golds[-1],
+        "learned reward at the end": reports[-1].mean_reward,
+        "KL at the end": kls[-1],
+    },
+)
+fell = max(golds) - np.mean(golds[-2:])
+predictions.compare(
+    "gold under PPO", gold_of_ppo, "rises and falls" if fell > 0.05 else "rises and stays"
+)
+
+# %% [markdown]
+# In this run gold does not fall: on Reel, most words that please the model please the rater, too, and what the model overlooks
+# costs little as long as the policy learns the words that it reads. The last row of texts shows where the two part: a verdict
+# that the model does not read. Over-optimization is no law of nature: it needs a reward that is wrong where the policy
+# goes, and a policy that goes there. Lesson 07 is about rewards with a hole.
+#
+# ## DPO: without a reward model
+#
+# Lesson 04 derived what RLHF is meant to end at: $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\, e^{r(x)/\beta}$. Solve it for
+# the reward:
+#
+# $$r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$$
+#
+# So *every* policy is the optimum of some reward, and this formula, with the policy in the place of $\pi^*$, says of
+# which. It is the policy's *implicit reward*, known up to a constant. In Bradley and Terry's model only differences
+# count, and the constant cancels:
+#
+# $$P(c \succ \ell) = \sigma\Big(\beta \log \frac{\pi(c)}{\mathrm{ref}(c)} - \beta \log \frac{\pi(\ell)}{\mathrm{ref}(\ell)}\Big)$$
+#
+# for a chosen text $c$ and a rejected one $\ell$. Minus the logarithm of this is the DPO loss: the policy is fitted to
+# preferences as a reward model is. With $\hat r$ the implicit reward, its gradient is
+#
+# $$\nabla L = -\beta\, \sigma(\hat r_\ell - \hat r_c)\, \big(\nabla \log \pi(c) - \nabla \log \pi(\ell)\big)$$
+#
+# the surprise once more, times a step that makes the chosen text likelier and the rejected one less likely. (With
+# several prompts, $Z$ depends on the prompt, which both texts of a pair have in common.)
+
+# %%
+from rlhf_lab.functional import implicit_rewards  # exercise
+
+# %% [markdown]
+# Is it exact? The optimum for the rater's utility can be computed on the grammar (lesson 04). Its implicit reward must
+# be the utility, up to a constant.
+
+# %%
+reference = grammar_policy(build_graph(grammar))
+utility = Reward("utility", sentiment_logit)
+utilities = torch.from_numpy(utility.score(reference.graph.final_features()))
+start = torch.from_numpy(reference.occupancy()[-1])
+for beta in (8.0, 4.0, 2.0):
+    optimum = torch.from_numpy(optimal_policy(reference, utility, beta).occupancy()[-1])
+    constant = implicit_rewards(optimum.log(), start.log(), beta) - utilities
+    print(
+        f"beta {beta:g}: implicit reward less utility lies within {(constant.max() - constant.min()).item():.0e}"
+    )
+
+# %%
+from rlhf_lab.functional import dpo_loss  # exercise
+
+# %% [markdown]
+# Now tune a policy with your loss, on 1,024 pairs at $\beta = 4$. The reference's log-probabilities of all texts are
+# worked out once. Will the implicit reward of the *chosen* texts be above 0 in the end, or below: does DPO make them
+# likelier than the reference does? And how steep will the implicit reward be, as a function of the true utility? (1
+# would be exact.)
+#
+# (12 s on one core)
+
+# %%
+chosen_texts = "likelier"  # predict: "likelier" or "less likely"
+steepness = "about 1"  # predict: "below 0.8", "about 1" or "above 1.2"
+
+
+# %%
+def tuned(model, n: int, beta: float, steps: int, seed: int, rate: float = 3e-4):
+    """Tune a policy on n pairs with DPO, in place; gives the implicit rewards of both sides."""
+    base, rng = load_model("reel-nano"), np.random.default_rng(seed)
+    a, b, _, won = rated(n, seed)
+    pairs = as_pairs(a, b, won)
+    rows = encode_examples(model, [""] * (2 * n), pairs.chosen + pairs.rejected)
+    with torch.no_grad():
+        at_start = torch.cat([text_logprobs(base, rows[i : i + 256]) for i in range(0, 2 * n, 256)])
+
+    def sides(batch: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        both = [*batch, *(i + n for i in batch)]
+        now = text_logprobs(model, [rows[i] for i in both])
+        return (*now.chunk(2), *at_start[both].chunk(2))
+
+    def batch_loss() -> Float[Tensor, ""]:
+        return dpo_loss(*sides(rng.choice(n, min(n, 32), replace=False).tolist()), beta)
+
+    fit(model, batch_loss, steps, rate, "DPO", False)
+    with torch.no_grad():
+        chosen, rejected, ref_chosen, ref_rejected = sides(range(min(n, 256)))
+    return implicit_rewards(chosen, ref_chosen, beta), implicit_rewards(
+        rejected, ref_rejected, beta
+    )
+
+
+base = load_model("reel-nano")
+dpo_policy = load_model("reel-nano")
+chosen, rejected = tuned(dpo_policy, 1024, beta=4.0, steps=120, seed=SEED)
+rows = encode_examples(base, [""] * len(probes), probes)
+with torch.no_grad():
+    implied = implicit_rewards(
+        text_logprobs(dpo_policy, rows), text_logprobs(base, rows), 4.0
+    ).double()
+truth = torch.from_numpy(true_log_odds(probes))
+
+
+def line_through(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Float[Tensor, "2"]:
+    """Slope of y on x, and R2."""
+    x, y = x - x.mean(), y - y.mean()
+    both = (x * y).mean()
+    return torch.stack([both / x.square().mean(), both**2 / x.square().mean() / y.square().mean()])
+
+
+line = bootstrap_interval(
+    truth,
+    implied,
+    statistic=line_through,
+    resamples=400,
+    generator=torch.Generator().manual_seed(0),
+)
+for i, what in enumerate(("slope", "R2")):
+    print(f"implicit reward on utility, {what}: {line[i]}")
+print(
+    f"mean implicit reward: chosen {chosen.mean():.3f}, rejected {rejected.mean():.3f}; n = {len(chosen)} pairs"
+)
+levels = truth.unique()
+means = [implied[truth == level].mean().item() for level in levels]
+curves(
+    {
+        "implicit reward, mean": (levels.tolist(), means),
+        "exact, up to a constant": (
+            levels.tolist(),
+            (levels + implied.mean() - truth.mean()).tolist(),
+        ),
+    },
+    "what the policy thinks that a review is worth",
+    "true utility, log odds",
+    "implicit reward",
+)
+
+# %%
+over_seeds.compare(
+    "DPO at beta 4",
+    {
+        "slope": line.value[0].item(),
+        "R2": line.value[1].item(),
+        "implicit reward, chosen": chosen.mean().item(),
+        "implicit reward, rejected": rejected.mean().item(),
+    },
+)
+steep = line.value[0].item()
+predictions.compare(
+    "chosen texts become", chosen_texts, "likelier" if chosen.mean() > 0 else "less likely"
+)
+predictions.compare(
+    "steepness",
+    steepness,
+    "below 0.8" if steep < 0.8 else "above 1.2" if steep > 1.2 else "about 1",
+)
+
+# %% [markdown]
+# The implicit reward orders reviews by the true utility, and it is much less steep than the utility. The loss is low as
+# soon as the two texts of a pair are far enough apart, and so short a run moves the policy by a fraction of a nat; a
+# policy at the optimum would have slope 1. On average the chosen texts have become a little likelier and the rejected ones much
+# less likely. The loss sees only the difference: nothing in it says that what is chosen must become likely.
+#
+# ## DPO and PPO on one axis
+#
+# DPO at $\beta$ on a rater with $T = 1$, and PPO with reward $u$ and a price of $\beta$ per nat, have *one and the same*
+# optimum, and the grammar gives it exactly. How near does each get in a short run? To compare them at one $\beta$ would
+# be unfair, since they get to different KL. So PPO is drawn phase by phase, and DPO's policy is compared with PPO where
+# PPO had spent as much KL. Which of them has more gold?
+#
+# (10 s on one core)
+
+# %%
+more_gold = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
+
+# %%
+Figures = dict[str, float]
+
+
+def own_figures(model, n: int = 1024) -> Figures:
+    """KL, gold and grammar of texts that a policy writes."""
+    settings = SETTINGS | {"batch_size": n, "seed": SEED + 100}
+    policy = TransformerWithValueHead(model, seed=SEED)
+    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=gold)
+    texts = judged.rollout_phase()
+    return {
+        "KL": texts.kl.sum(1).mean().item(),
+        "gold": texts.raw_rewards.mean().item(),
+        "grammatical": grammatical(texts.texts).float().mean().item(),
+    }
+
+
+trainer = RLHFTrainer(
+    RLHFArgs(**SETTINGS | {"kl_coef": 4.0}), out=new_run("utility"), reward_fn=utility, gold_fn=gold
+)
+ppo = trainer.train()
+both = {
+    "DPO, beta 4": own_figures(dpo_policy),
+    "PPO, beta 4": own_figures(trainer.policy.base_model),
+}
+exact = optimal_policy(reference, utility, 4.0)
+final_gold = gold.score(reference.graph.final_features())
+both["the optimum, beta 4"] = {
+    "KL": float(exact.kl_by_position(reference).sum()),
+    "gold": exact.mean(final_gold),
+    "grammatical": 1.0,
+}
+show_table(
+    ["policy", "KL", "gold", "grammatical"], [[name, *f.values()] for name, f in both.items()]
+)
+print("n = 1,024 texts of each trained policy")
+prices = (64.0, 16.0, 8.0, 4.0, 3.0, 2.0)
+optima = [optimal_policy(reference, utility, beta) for beta in prices]
+path = [(0.0, ppo[0].gold_reward), *((r.kl_per_sequence, r.gold_reward) for r in ppo)]
+curves(
+    {
+        "the optimum": (
+            [float(one.kl_by_position(reference).sum()) for one in optima],
+            [one.mean(final_gold) for one in optima],
+        ),
+        "PPO, phase by phase": ([kl for kl, _ in path], [g for _, g in path]),
+        "DPO": ([both["DPO, beta 4"]["KL"]], [both["DPO, beta 4"]["gold"]]),
+    },
+    "gold bought for KL",
+    "KL from the reference, nats per review",
+    "gold",
+)
+
+# %%
+spent = both["DPO, beta 4"]["KL"]
+near = sorted(path + [(both["PPO, beta 4"]["KL"], both["PPO, beta 4"]["gold"])])
+at_equal = float(np.interp(spent, [kl for kl, _ in near], [g for _, g in near]))
+apart = both["DPO, beta 4"]["gold"] - at_equal
+print(f"at {spent:.2f} nats: DPO has gold {both['DPO, beta 4']['gold']:.3f}, PPO {at_equal:.3f}")
+with torch.no_grad():
+    of_ppo = implicit_rewards(
+        text_logprobs(trainer.policy.base_model, rows), text_logprobs(base, rows), 4.0
+    ).double()
+ppo_slope, ppo_fit = line_through(truth, of_ppo).tolist()
+print(f"implicit reward of PPO's policy on utility: slope {ppo_slope:.3f}, R2 {ppo_fit:.3f}")
+over_seeds.compare(
+    "DPO and PPO at beta 4",
+    {
+        "KL, DPO": spent,
+        "KL, PPO": both["PPO, beta 4"]["KL"],
+        "gold, DPO": both["DPO, beta 4"]["gold"],
+        "gold, PPO": both["PPO, beta 4"]["gold"],
+        "gold, DPO less PPO at DPO's KL": apart,
+        "grammatical, DPO": both["DPO, beta 4"]["grammatical"],
+        "grammatical, PPO": both["PPO, beta 4"]["grammatical"],
+        "slope of the implicit reward, PPO": ppo_slope,
+        "R2 of the implicit reward, PPO": ppo_fit,
+    },
+)
+order = "DPO" if apart > 0.02 else "PPO" if apart < -0.02 else "the same within 0.02"
+predictions.compare("more gold at equal KL", more_gold, order)
+
+# %% [markdown]
+# In this run, at the KL that DPO has spent, DPO has a little more gold than PPO; and the table shows what other seeds did, where they are stored.
+# Both are far below the optimum at this price, and for opposite reasons. DPO has spent less KL than the optimum does, PPO more,
+# and on other things: some of its texts are not even grammatical. Its reward, a log odds, reaches up to about 15, so that
+# the gradients of few reviews are noisy. And the implicit reward of PPO's policy fits the truth worse than DPO's: PPO
+# has only ever seen texts of its own, while DPO was fitted to texts of the reference, and those are what is judged here. More
+# steps of either would lead on towards one and the same policy.
+#
+# ## LoRA
+#
+# To tune a policy takes all of its weights, their gradients, the optimizer's two moments, and a copy of the weights
+# for the reference. *LoRA* (Hu et al. 2021) freezes a weight $W$ and learns a change of low rank,
+#
+# $$W' = W + \frac{\alpha}{r} A B, \qquad A: \text{inputs} \times r, \quad B: r \times \text{outputs}$$
+#
+# With the adapters off, the very same weights are the reference. Where should A and B start? With $G$ the gradient
+# by $W'$,
+#
+# $$\nabla_A = \frac{\alpha}{r}\, G B^\top, \qquad \nabla_B = \frac{\alpha}{r}\, A^\top G$$
+#
+# If both are 0, both gradients are 0, for ever. If neither is 0, the first policy is not the reference. So one is 0: B,
+# while A is noise of variance 1 / inputs, so that $xA$ has about the size of $x$. And $\alpha / r$ keeps the size of
+# the steps when the rank is changed.
+
+# %%
+from rlhf_lab.models.lora import LoRALinear  # exercise
+
+# %% [markdown]
+# Hang your adapters into a frozen policy, and tune with DPO once more, for a few steps: rank 1 on all six matrices of
+# each block, and rank 8 on query and value alone, where LoRA was first tried. Which of the two ends with less gold?
+#
+# (8 s on one core)
+
+# %%
+less_gold = "rank 1, everywhere"  # predict: "rank 1, everywhere" or "rank 8, query and value"
+
+# %%
+PLACES = {
+    "rank 1, everywhere": (1, ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out")),
+    "rank 8, query and value": (8, ("W_Q", "W_V")),
+}
+
+
+def with_adapters(rank: int, targets: Sequence[str]):
+    """A fresh policy, frozen but for your adapters."""
+    model, generator = load_model("reel-nano"), torch.Generator().manual_seed(SEED)
+    model.requires_grad_(False)
+    for block in model.blocks:
+        for name in targets:
+            module = block.mlp if name in ("W_in", "W_out") else block.attn
+            adapter = LoRALinear(getattr(module, name), rank, 8.0, generator, name == "W_O")
+            parametrize.register_parametrization(module, name, adapter)
+    return model
+
+
+adapted = {}
+for name, (rank, targets) in PLACES.items():
+    model = with_adapters(rank, targets)
+    with torch.no_grad():
+        moved = (text_logprobs(model, rows) - text_logprobs(base, rows)).abs().max().item()
+    tuned(model, 512, beta=4.0, steps=60, seed=SEED, rate=3e-3)
+    weights = dict(model.named_parameters())
+    own = {k: w for k, w in weights.items() if k.endswith(".original")}
+    plain = lambda k: k.replace("parametrizations.", "").removesuffix(".original")
+    kept = sum(torch.equal(w, dict(base.named_parameters())[plain(k)]) for k, w in own.items())
+    numbers = sum(w.numel() for w in weights.values() if w.requires_grad)
+    print(
+        f"{name}: {moved:.0e} nats from the reference at first; {numbers} numbers learn, ", end=""
+    )
+    print(f"{kept} of {len(own)} frozen weights are equal to the bit afterwards")
+    adapted[name] = own_figures(model)
+everything = sum(p.numel() for p in base.parameters())
+show_table(
+    ["what learns", "KL", "gold", "grammatical"], [[n, *f.values()] for n, f in adapted.items()]
+)
+print(f"n = 1,024 texts each; {everything} numbers learn without adapters")
+over_seeds.compare(
+    "LoRA",
+    {f"{what}, {name}": f[what] for what in ("gold", "KL") for name, f in adapted.items()},
+)
+predictions.compare("less gold", less_gold, min(adapted, key=lambda name: adapted[name]["gold"]))
+
+# %% [markdown]
+# With rank 1 on all six matrices, two in a hundred of the numbers learn, and the policy gets about as far as with all
+# weights above (which had twice as many steps and pairs). With rank 8 on query and value, nearly twice as many numbers learn,
+# and it gets less far. What counts here is the place more than the rank: query and value decide what a head looks at and
+# what it carries, and cannot change what is *said* as directly as the matrices that write into the residual stream.
+#
+# ## Your own question
+#
+# Difficulty: ●●●●○, about 30 minutes. There is no stub, no check and no single answer.
+#
+# Find two reviews that the model of 1,024 pairs orders wrongly *with confidence*: it gives the worse one more than 0.9.
+# Say which word is to blame, and show it by changing that word alone. Then make a third reward model which agrees with it on
+# nearly all held-out pairs, and is worse under best-of-64. Measure all three things: the two scores, the agreement with its
+# n, and the gold of the best of 64 with an interval over pools. Write down first how you will do it.
+
+# %%
+my_plan = "flip the verb: it reads the clauses and overlooks the verdict"  # predict: in words
+
+# %%
+predictions.recall("how I will find the pair and the third model", my_plan)
+
+# %% [markdown]
+# ## What surprised you
+
+# %%
+predictions.show()
+
+# %% [markdown]
+# ## Try
+#
+# - Fit four reward models that differ in the seed, and choose by their mean less their standard deviation, or by the lowest
+#   of the four. Does best-of-n on few pairs get better? (Coste et al. 2023, [2310.02743](https://arxiv.org/abs/2310.02743))
+# - Put "popcorn" into half of the preferred positive reviews. Does the model pay for it? What does PPO write then?
+# - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
+#   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?
+# - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of lesson 03
+#   (Rafailov et al. 2024, [2404.12358](https://arxiv.org/abs/2404.12358)).
+#
+# **Read on.** Preferences to rewards: Christiano et al. 2017, [1706.03741](https://arxiv.org/abs/1706.03741); Ouyang et al. 2022,
+# [2203.02155](https://arxiv.org/abs/2203.02155). DPO: Rafailov et al. 2023, [2305.18290](https://arxiv.org/abs/2305.18290), and its over-optimization:
+# [2406.02900](https://arxiv.org/abs/2406.02900). Over-optimized reward models: Gao, Schulman and Hilton 2022,
+# [2210.10760](https://arxiv.org/abs/2210.10760); ensembles and centring: Eisenstein et al. 2023, [2312.09244](https://arxiv.org/abs/2312.09244).
+# Noise in the labels: Zhu et al. 2024, [2401.16335](https://arxiv.org/abs/2401.16335). LoRA: Hu et al. 2021,
+# [2106.09685](https://arxiv.org/abs/2106.09685). Best-of-n: Nakano et al. 2021, [2112.09332](https://arxiv.org/abs/2112.09332).
+#
+# Next: 11, a real model, where no truth is at hand.
