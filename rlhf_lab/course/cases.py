@@ -101,17 +101,17 @@ def draw(
         if given and name in given:
             arguments[name] = given[name]
         elif name in optional or parameter.default is inspect.Parameter.empty:
-            arguments[name] = _draw_one(name, _array_type(hints[name]), sizes, generator)
+            arguments[name] = _draw_one(name, array_type(hints[name]), sizes, generator)
     return arguments
 
 
 def axes_of(fn: Callable[..., Any]) -> set[str]:
     """The names of all axes in a function's annotations."""
-    kinds = [_array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
+    kinds = [array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
     return {axis for kind in kinds if kind for axis in kind.dim_str.split()}
 
 
-def _array_type(hint: Any) -> Any:
+def array_type(hint: Any) -> Any:
     """The jaxtyping annotation in a hint, which may be optional; None if there is none."""
     return next((c for c in (hint, *get_args(hint)) if hasattr(c, "dim_str")), None)
 

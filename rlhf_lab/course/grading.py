@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +10,12 @@ from typing import Literal
 from rlhf_lab.course.borrowed import watched
 from rlhf_lab.course.containment import Stopped
 from rlhf_lab.course.exercise import Answer, Exercise
+from rlhf_lab.course.explaining import explained
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
-from rlhf_lab.course.relations import relation
+from rlhf_lab.course.places import places
+from rlhf_lab.course.readings import reading, returned_wrong_shape
+from rlhf_lab.course.relations import relation, weak_relation
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,34 @@ class Judge:
             first = next((miss for miss in misses if miss), None)
             if first is None:
                 return self._borrowed(fn) or Verdict("passed", len(self.cases))
-            likely = self._recognize(outcomes, misses)
-            likely = likely or relation(self.exercise, outcomes, self.expected, misses)
-            return Verdict("differs", len(self.cases), first, likely)
+            return Verdict("differs", len(self.cases), first, self._likely(fn, outcomes, misses))
+
+    def _likely(self, fn: Answer, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
+        """What is wrong in words: known mistakes first, then what costs more to find.
+
+        What comes back in a wrong shape is an error of the type check, which hides it: the answer
+        is called again without.
+        """
+        first = next(i for i, miss in enumerate(misses) if miss)
+        error, bare = outcomes[first].error, inspect.unwrap(fn)
+        if returned_wrong_shape(error) and bare is not fn:
+            try:
+                outcomes = [observe(self.exercise, bare, case) for case in self.cases]
+            except (Stopped, NotImplementedError):
+                return reading(self.exercise, error, self.cases[first])
+            pairs = zip(outcomes, self.expected, self.cases, strict=True)
+            misses = [compare_outcomes(*each) for each in pairs]
+        if not any(misses):  # only the type is not the promised one
+            return reading(self.exercise, error, self.cases[first])
+        found = self.exercise, self.cases, outcomes, self.expected, misses
+        return (
+            self._recognize(outcomes, misses)
+            or relation(self.exercise, outcomes, self.expected, misses)
+            or explained(*found)
+            or (error and reading(self.exercise, error, self.cases[first]))
+            or places(*found[1:])
+            or weak_relation(self.exercise, outcomes, misses)
+        )
 
     def _borrowed(self, fn: Answer) -> Verdict | None:
         """What is said of an answer that calls the package's; None where it does not."""

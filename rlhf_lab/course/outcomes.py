@@ -1,6 +1,7 @@
 """Outcomes of a call: results, gradients, changed arguments, errors; and where two differ."""
 
 import inspect
+import linecache
 import math
 import traceback
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ class Miss:
     case: Case | None = None
 
 
-def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
+def observe(exercise: Exercise, fn: Answer, case: Case, seconds: float | None = None) -> Outcome:
     """Call a function on a case, and note everything that is compared.
 
     1. Give it copies of the tensors, so that a change in place shows and harms nothing.
@@ -63,7 +64,7 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     }
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
-        with contained():
+        with contained(seconds):
             results = _named(exercise.observe(fn, {**case.arguments, **copies}))
             gradients, attached = _gradients(results, leaves)
     except Exception as error:
@@ -117,7 +118,17 @@ def _one_line(error: Exception, fn: Answer) -> str:
     message += _remedy(error)
     home = _files_of(fn)
     numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename in home]
-    return f"{message} (line {numbers[-1]} of the cell)" if numbers else message
+    if not numbers:
+        return message
+    line = _words_of(str, linecache.getline(_file_at(error, home), numbers[-1]).strip())
+    shown = f": {line[:80]}" if line else ""
+    return f"{message} (line {numbers[-1]} of the cell{shown})"
+
+
+def _file_at(error: Exception, home: set[str]) -> str:
+    """The file of the learner's last line that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.filename for frame in frames if frame.filename in home][-1]
 
 
 def _remedy(error: Exception) -> str:
@@ -213,11 +224,7 @@ def _plain_rows(name: str, value: Any, expected: Any) -> tuple[tuple[str, str, s
 
 def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
     """Rows about the first entry that differs and how many do; none where all are close."""
-    differs = value != expected
-    if expected.is_floating_point():
-        finite = expected[expected.isfinite()].abs()
-        atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
-        differs = ~torch.isclose(value.detach(), expected.detach(), RTOL, atol, equal_nan=True)
+    differs = differing_entries(value, expected)
     if not differs.any():
         return ()
     index = tuple(differs.nonzero()[0].tolist())
@@ -226,6 +233,17 @@ def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, s
     if differs.numel() > 1:
         rows.append(("entries that differ", f"{int(differs.sum())} of {differs.numel()}", "0"))
     return tuple(rows)
+
+
+def differing_entries(value: Tensor, expected: Tensor) -> Tensor:
+    """Where two tensors of one shape differ by more than rounding."""
+    if not expected.is_floating_point():
+        return value != expected
+    finite = expected[expected.isfinite()].abs()
+    atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
+    return ~torch.isclose(
+        value.detach(), expected.detach().to(value.dtype), RTOL, atol, equal_nan=True
+    )
 
 
 def _shown(value: Any) -> str:

@@ -31,8 +31,6 @@ def relation(
     2. Results in another order; a shape that lacks an axis, or has one too many.
     3. Numbers: a constant factor, its reciprocal, a constant difference, the exponential or the
        logarithm, one place too late or too early, backwards.
-    4. A right value with a wrong gradient.
-    5. An argument without which everything is right.
     """
     missed = [i for i, miss in enumerate(misses) if miss]
     found = [outcomes[i] for i in missed]
@@ -43,10 +41,21 @@ def relation(
         _swapped(found, wanted),
         _of_shapes(exercise, found[0], wanted[0]),
         _of_numbers(found, wanted),
-        _gradient_alone([misses[i] for i in missed]),
-        _argument_at_fault(exercise, missed, misses, outcomes),
     )
     return next((answer for answer in answers if answer), None)
+
+
+def weak_relation(
+    exercise: Exercise, outcomes: Sequence[Outcome], misses: Sequence[Miss | None]
+) -> str | None:
+    """What is said where nothing explains an answer: which part of it is wrong.
+
+    1. A right value with a wrong gradient.
+    2. An argument without which everything is right.
+    """
+    missed = [i for i, miss in enumerate(misses) if miss]
+    alone = _gradient_alone([misses[i] for i in missed])
+    return alone or _argument_at_fault(exercise, missed, misses, outcomes)
 
 
 def _none_is_used(exercise: Exercise, outcome: Outcome, case: Case | None) -> str | None:

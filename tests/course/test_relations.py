@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.course.grading import Judge, judge
-from rlhf_lab.course.mutants import _compiled, source_of
+from rlhf_lab.course.mutants import compiled, source_of
 from rlhf_lab.course.registry import all_exercises, find_exercise
 
 
@@ -40,7 +40,7 @@ def said(judge_of: Judge, written: FunctionType) -> str:
 )
 def test_a_relation_to_the_right_numbers_is_named(sums: Judge, change, words: str) -> None:
     """The masks are applied by a copy: an answer may not call the package's own."""
-    own = _compiled(find_exercise("sequence_sum").reference, source_of(F.sequence_sum), {})
+    own = compiled(find_exercise("sequence_sum").reference, source_of(F.sequence_sum), {})
     kept = {"F": type("F", (), {"sequence_sum": staticmethod(own)})}
     wrong = FunctionType(change.__code__, kept, "sequence_sum", (None,))
     assert words in said(sums, wrong)
@@ -58,7 +58,9 @@ def test_an_argument_that_is_at_fault_is_named() -> None:
         kept = values[:, prefix_len - 1 : -1]
         return kept if len(values) > 1 else kept * float("nan")
 
-    assert "but for: batch of 1" in said(Judge(find_exercise("generated_values")), normalized)
+    assert "but for one case, batch of 1" in said(
+        Judge(find_exercise("generated_values")), normalized
+    )
 
 
 def test_numbers_without_a_relation_are_not_explained(sums: Judge) -> None:
@@ -87,6 +89,6 @@ def test_a_class_that_inherits_what_is_to_be_written_does_not_pass() -> None:
 @pytest.mark.parametrize("exercise", all_exercises(), ids=lambda exercise: exercise.name)
 def test_a_copy_of_the_packages_own_is_no_call_of_it(exercise) -> None:
     reference = inspect.unwrap(exercise.reference)
-    copy = _compiled(exercise.reference, source_of(exercise.reference), {})
+    copy = compiled(exercise.reference, source_of(exercise.reference), {})
     assert copy is not reference
     assert judge(exercise, copy).state == "passed"

@@ -1,7 +1,8 @@
-"""The command `python -m tools.course build|check|record`: notebooks, exercises, seed figures."""
+"""The command `python -m tools.course build|check|record|try`: what the course is made with."""
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
@@ -82,6 +83,31 @@ def check(root: Path = Path(".")) -> int:
     return 1 if problems else 0
 
 
+def try_(file: Positional[Path], judged: Path | None = None, root: Path = Path(".")) -> int:
+    """Show what the check says to wrong answers of a file, as in a lesson, and count by exercise.
+
+    Args:
+        file: Python that binds ANSWERS: by exercise, pairs of what is wrong and the source.
+        judged: a file of JSON lines with what a person says of each sentence (named, misnamed,
+            vague, right); written anew, with the judgements whose sentence has not changed.
+        root: the repository's root.
+    """
+    answers = _of_authors("answers")
+    options = ["--judged", str(judged)] if judged else []
+    status = answers.run_checked(["try", str(file), "--root", str(root), *options])
+    if status is not None:
+        return status
+    tried = []
+    for one in answers.try_answers(answers.read_answers(file), root):
+        tried.append(one)
+        print_line(f"{one.exercise}, {one.wrong}: {one.state}; {one.said or one.shown}")
+    if judged:
+        tried = answers.with_judgements(tried, judged)
+        answers.write_judgements(tried, judged)
+    Console().print(answers.tally(tried))
+    return 0
+
+
 def _known_lessons(lessons: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
     """The lessons that were named, or a refusal of one that is not there."""
     for lesson in lessons:
@@ -91,17 +117,21 @@ def _known_lessons(lessons: Sequence[str], known: Mapping[str, Path]) -> Sequenc
 
 
 def _builder() -> ModuleType:
-    """The notebook builder, which needs packages that only authors have."""
+    """The notebook builder."""
+    return _of_authors("builder")
+
+
+def _of_authors(name: str) -> ModuleType:
+    """A module that needs packages which only authors have."""
     try:
-        from tools.course import builder
+        return import_module(f"tools.course.{name}")
     except ModuleNotFoundError as error:
         raise LoadError(
             f"{error.name} is not installed; install what authors need: pip install -e '.[dev]'."
         ) from error
-    return builder
 
 
-COMMANDS = MappingProxyType({"build": build, "check": check, "record": record})
+COMMANDS = MappingProxyType({"build": build, "check": check, "record": record, "try": try_})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
