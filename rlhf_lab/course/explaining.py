@@ -17,15 +17,17 @@ from rlhf_lab.course.exercise import Answer, Case, Exercise, Slip
 from rlhf_lab.course.handling import handlings, ignored
 from rlhf_lab.course.mutants import mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
+from rlhf_lab.course.repairs import repairs
 from rlhf_lab.course.rewrites import rewrites
 
-SECONDS = 8.0
+SECONDS = 5.0
 """How long to look for an explanation, in processor seconds."""
 SECONDS_PER_MUTANT = 2.0
 
 
 def explained(
     exercise: Exercise,
+    fn: Answer,
     cases: Sequence[Case],
     outcomes: Sequence[Outcome],
     expected: Sequence[Outcome],
@@ -35,13 +37,29 @@ def explained(
 
     1. Leave alone errors, and outcomes that many mutants share: facts of yes and no, nan alone.
     2. Try mutants in the case that is missed first, and those that agree there in all others.
-    3. Take the first that agrees everywhere, or else the one that agrees in most of the cases: in
-       half of those that are missed and alike, and in two that it misses itself.
+    3. Take the first that agrees everywhere. Or else take a change of the answer's own code that
+       makes it right in every case; or the mutant that agrees in most of the cases: in half of
+       those that are missed and alike, and in two that it misses itself.
     """
     missed = [i for i, miss in enumerate(misses) if miss]
+    best, is_all = None, False
+    if not outcomes[missed[0]].error and _is_telling(outcomes[missed[0]], expected[missed[0]]):
+        best, is_all = _mutant_like(exercise, cases, outcomes, expected, missed)
+    if is_all:
+        return best
+    repaired = _repaired(exercise, fn, cases, expected, missed)
+    return repaired or (best and f"{best}; this is not all: mend it first, then see what is left")
+
+
+def _mutant_like(
+    exercise: Exercise,
+    cases: Sequence[Case],
+    outcomes: Sequence[Outcome],
+    expected: Sequence[Outcome],
+    missed: Sequence[int],
+) -> tuple[str | None, bool]:
+    """The words of the mutant that agrees best, and whether it agrees everywhere."""
     first = missed[0]
-    if outcomes[first].error or not _is_telling(outcomes[first], expected[first]):
-        return None
     alike = [i for i in missed if cases[i].arguments.keys() == cases[first].arguments.keys()]
     deadline, best, most = time.process_time() + SECONDS, None, 1
     for says, fn in candidates(exercise):
@@ -49,15 +67,43 @@ def explained(
             break
         if not _agrees(exercise, fn, cases[first], outcomes[first], expected[first]):
             continue
-        agreed = [
-            i for i, case in enumerate(cases) if _agrees(exercise, fn, case, outcomes[i], None)
-        ]
+        pairs = zip(cases, outcomes, strict=True)
+        agreed = [i for i, (c, out) in enumerate(pairs) if _agrees(exercise, fn, c, out, None)]
         if len(agreed) == len(cases):
-            return says
-        wrong = [i for i in agreed if misses[i]]
+            return says, True
+        wrong = [i for i in agreed if i in missed]
         if len(wrong) > most and 2 * sum(i in agreed for i in alike) >= len(alike):
             best, most = says, len(wrong)
-    return best and f"{best}; this is not all: mend it first, then see what is left"
+    return best, False
+
+
+def _repaired(
+    exercise: Exercise,
+    fn: Answer,
+    cases: Sequence[Case],
+    expected: Sequence[Outcome],
+    missed: Sequence[int],
+) -> str | None:
+    """What is wrong in the learner's own code, if one change makes it right.
+
+    In every case, or else in the first that is missed and in half of all missed ones, while no
+    case gets wrong that was right.
+    """
+    deadline, best, most = time.process_time() + SECONDS, None, len(missed) // 2
+    for says, right in repairs(exercise, fn):
+        if time.process_time() > deadline:
+            break
+        if not _agrees(exercise, right, cases[missed[0]], expected[missed[0]], None):
+            continue
+        good = [
+            i for i in range(len(cases)) if _agrees(exercise, right, cases[i], expected[i], None)
+        ]
+        mended = sum(i in missed for i in good)
+        if len(good) == len(cases):
+            return says
+        if mended > most and len(good) - mended == len(cases) - len(missed):
+            best, most = says, mended
+    return best and f"{best}; {len(missed) - most} of {len(cases)} cases ask for more"
 
 
 def candidates(exercise: Exercise) -> Iterator[tuple[str, Answer]]:

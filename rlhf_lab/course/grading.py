@@ -113,7 +113,7 @@ class Judge:
         return (
             self._recognize(outcomes, misses)
             or relation(self.exercise, outcomes, self.expected, misses)
-            or explained(*found)
+            or explained(self.exercise, fn, *found[1:])
             or (error and reading(self.exercise, error, self.cases[first]))
             or places(*found[1:])
             or weak_relation(self.exercise, outcomes, misses)

@@ -18,6 +18,11 @@ Path = tuple[tuple[str, int | None], ...]
 Change = tuple[str, ast.AST]
 """What a rewrite does wrong, and the node that stands there then."""
 
+ALONG = frozenset(
+    {"mean", "sum", "std", "var", "cumsum", "flip", "softmax", "log_softmax", "argmax", "any"}
+    | {"all", "amax", "logsumexp"}
+)
+"""Operations along an axis, which is their first argument."""
 SKIPPED_FIELDS = frozenset({"annotation", "returns", "decorator_list", "ctx", "exc"})
 OTHER_WAY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 COMPARED = {
@@ -53,18 +58,18 @@ INSTEAD = {
 def rewrites(exercise: Exercise) -> Iterator[tuple[str, Answer]]:
     """Every rewrite of what the learner writes of a reference that compiles, with its words.
 
-    1. At each node, whatever `_changes` knows for its kind.
+    1. At each node, whatever `changes` knows for its kind.
     2. Statements left out, and neighbours the other way round.
     """
     tree = ast.parse(source_of(exercise.reference))
     wording = Wording(tree)
-    for path, node in _written(tree, exercise.methods):
-        for says, new in _changes(node, wording):
-            yield from _runnable(exercise, says, _changed(tree, path, new))
-        for says, body in _statements(node, wording):
+    for path, node in written_nodes(tree, exercise.methods):
+        for says, new in changes(node, wording):
+            yield from _runnable(exercise, says, changed(tree, path, new))
+        for says, body in statements(node, wording):
             block = copy.copy(node)
             block.body = list(body)
-            yield from _runnable(exercise, says, _changed(tree, path, block))
+            yield from _runnable(exercise, says, changed(tree, path, block))
 
 
 def _runnable(exercise: Exercise, says: str, tree: ast.AST) -> Iterator[tuple[str, Answer]]:
@@ -74,7 +79,7 @@ def _runnable(exercise: Exercise, says: str, tree: ast.AST) -> Iterator[tuple[st
         return
 
 
-def _written(tree: ast.Module, methods: Sequence[str]) -> Iterator[tuple[Path, Any]]:
+def written_nodes(tree: ast.Module, methods: Sequence[str]) -> Iterator[tuple[Path, Any]]:
     """The nodes that a learner writes: without annotations, docstrings and refusals."""
     definition = tree.body[0]
     root: Path = (("body", 0),)
@@ -117,7 +122,7 @@ def _refuses(node: ast.AST) -> bool:
     return bool(body) and all(isinstance(part, ast.Raise) or _refuses(part) for part in body)
 
 
-def _changed(tree: ast.AST, path: Path, new: ast.AST) -> ast.AST:
+def changed(tree: ast.AST, path: Path, new: ast.AST) -> ast.AST:
     """A copy of a tree with another node in one place."""
     tree = copy.deepcopy(tree)
     at: Any = tree
@@ -131,7 +136,8 @@ def _changed(tree: ast.AST, path: Path, new: ast.AST) -> ast.AST:
     return tree
 
 
-def _changes(node: ast.AST, wording: Wording) -> Iterator[Change]:
+def changes(node: ast.AST, wording: Wording) -> Iterator[Change]:
+    """What can be done wrong at a node, by its kind."""
     known = CHANGES.get(type(node))
     if known is not None:
         yield from known(node, wording)
@@ -245,38 +251,22 @@ def _renamed(node: ast.Call, other: str) -> ast.Call:
 
 
 def _of_axes(node: ast.Call, whole: str) -> Iterator[Change]:
-    """Another axis, or none; `keepdim` left out."""
+    """Another axis, or none, which leaves no axis to keep."""
+    over_all = f"{whole} went over everything, and not along one axis"
     for i, keyword in enumerate(node.keywords):
         rest = [k for j, k in enumerate(node.keywords) if j != i]
         if keyword.arg in ("dim", "axis"):
-            yield (
-                f"{whole} went over everything, and not along one axis",
-                ast.Call(node.func, node.args, rest),
-            )
+            bare = [k for k in rest if k.arg != "keepdim"]
+            yield over_all, ast.Call(node.func, node.args, bare)
             yield from _other_axes(
                 node,
                 keyword.value,
                 whole,
                 lambda v, rest=rest: (node.args, [*rest, ast.keyword("dim", v)]),
             )
-    is_axis = isinstance(node.func, ast.Attribute) and len(node.args) == 1
-    if is_axis and node.func.attr in (
-        "mean",
-        "sum",
-        "std",
-        "var",
-        "cumsum",
-        "flip",
-        "softmax",
-        "log_softmax",
-        "argmax",
-        "any",
-        "all",
-        "amax",
-    ):
+    if isinstance(node.func, ast.Attribute) and len(node.args) == 1 and node.func.attr in ALONG:
         yield from _other_axes(node, node.args[0], whole, lambda v: ([v], node.keywords))
-        bare = ast.Call(node.func, [], [])
-        yield f"{whole} went over everything, and not along one axis", bare
+        yield over_all, ast.Call(node.func, [], [])
 
 
 def _other_axes(
@@ -392,7 +382,7 @@ def _of_tuples(node: ast.Tuple, wording: Wording) -> Iterator[Change]:
         yield f"{one} and {two} were exchanged", ast.Tuple(node.elts[::-1], ast.Load())
 
 
-def _statements(node: ast.AST, wording: Wording) -> Iterator[tuple[str, list[ast.stmt]]]:
+def statements(node: ast.AST, wording: Wording) -> Iterator[tuple[str, list[ast.stmt]]]:
     """Blocks with a step left out, or two that follow each other exchanged."""
     body = getattr(node, "body", None)
     if not isinstance(body, list):

@@ -71,9 +71,13 @@ OPERATIONS = frozenset(
 
 
 class Wording:
-    """Words for the expressions of one function or class."""
+    """Words for the expressions of one function or class.
 
-    def __init__(self, tree: ast.Module) -> None:
+    Args:
+        own: the reader wrote it, and knows its variables by their names.
+    """
+
+    def __init__(self, tree: ast.Module, own: bool = False) -> None:
         functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
         arguments = [a for f in functions for a in (*f.args.args, *f.args.kwonlyargs)]
         self._kinds = {
@@ -81,6 +85,7 @@ class Wording:
         }
         stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
         self._own = dict.fromkeys(n.id for n in stored if isinstance(n.ctx, ast.Store))
+        self._is_readers_own = own
         texts = [ast.get_docstring(f) or "" for f in functions]
         self._told = set(re.findall(r"[a-z]{3,}", " ".join(texts).lower()))
         self._values: dict[str, ast.AST] = {}
@@ -160,6 +165,8 @@ class Wording:
         """An argument by its name, anything else by words of the docstring or by what it is."""
         if name in self._kinds:
             return name
+        if self._is_readers_own:
+            return name
         if name not in self._own or self._is_told(name):
             return f"the {_spaced(name)}"
         value = self._values.pop(name, None)
@@ -170,7 +177,7 @@ class Wording:
         return said
 
     def _is_told(self, name: str) -> bool:
-        return set(_spaced(name).split()) <= self._told
+        return self._is_readers_own or set(_spaced(name).split()) <= self._told
 
     def noun(self, name: str) -> str:
         """What a function gives."""

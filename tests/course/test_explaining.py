@@ -70,7 +70,7 @@ def test_facts_of_yes_and_no_are_not_explained_by_coincidence(judges: dict[str, 
 
     outcomes = judge._outcomes(alarm)
     misses = [MISSED] * len(outcomes)
-    assert explained(judge.exercise, judge.cases, outcomes, judge.expected, misses) is None
+    assert explained(judge.exercise, alarm, judge.cases, outcomes, judge.expected, misses) is None
 
 
 def test_a_right_answer_looks_for_nothing(
