@@ -199,9 +199,18 @@ def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_show
 def test_an_unknown_mistake_gets_no_name() -> None:
     def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
         penalty = written(F.calc_kl_penalty)(logits, ref_logits, kl_coef, mask, denominator)
-        return penalty**1.5
+        return penalty.sin() + penalty**1.5
 
     assert judge(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
+
+
+def test_a_mistake_that_one_change_mends_is_told_by_its_line() -> None:
+    def policy_ratio(logprobs, old_logprobs):
+        ratio = (logprobs.float() - old_logprobs.float()).clamp(max=20).exp()
+        return ratio**1.5
+
+    said = judge(find_exercise("policy_ratio"), policy_ratio).slip
+    assert said == "line 3 of your function: 1.5 is not the number that is due"
 
 
 @pytest.mark.slow
