@@ -31,7 +31,7 @@
 # first cell
 
 # %% [markdown]
-# About 105 minutes of work; a good place to rest is behind the baselines. All cells together run in about 55 seconds
+# About 175 minutes of work; a good place to rest is behind the baselines. All cells together run in about 55 seconds
 # on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -58,12 +58,9 @@ from rlhf_lab.course import Predictions, SeedFigures, check, hint, progress, sho
 from rlhf_lab.functional import (
     Interval,
     bootstrap_interval,
-    compute_advantages,
-    compute_gae,
     get_logprobs,
     kept_share,
     noise_scale,
-    normalize_reward,
     token_rewards,
 )
 from rlhf_lab.models import Forward, TransformerWithValueHead, load_model
@@ -186,11 +183,25 @@ predictions.compare("without the mask, the share that changes sides", without_ma
 #
 # $$r'_i = \frac{r_i - \bar r}{\operatorname{std}(r) + \epsilon}, \qquad \epsilon = 10^{-5}$$
 #
-# so that the learning rate means the same for any reward. (You write `normalize_reward` in lesson 05.) What becomes
-# of a batch in which nothing is to be learned? Take 128 rewards that differ by chance, with a spread of only 0.0001.
-# What is their spread afterwards?
+# so that the learning rate means the same for any reward. What matters for learning is which reviews did better than
+# the others of the batch.
+#
+# The functions that you write from here on may use the helpers of the package. `at_least_float32` turns half precision
+# into float32 and leaves everything else alone, `zero_masked(x, mask)` puts 0 where the mask is False, and
+# `masked_mean` and `masked_std` count only what the mask counts. All of them take `None` for a mask that counts
+# everything. You need not use them; but the check tries half precision wherever a docstring speaks of it, and puts nan
+# where the mask is False.
 
 # %%
+from rlhf_lab.functional import normalize_reward  # exercise
+
+# %% [markdown]
+# If *every* review gets the same reward, there is nothing to learn from. What are the normalised rewards of eight equal
+# ones? And what becomes of 128 rewards that differ by chance alone, with a spread of only 0.0001: what is their spread
+# afterwards?
+
+# %%
+equal_rewards = "zero"  # predict: "zero", "one" or "nan"
 spread_afterwards = "about 1"  # predict: "about 0.0001", "about 0.01" or "about 1"
 
 # %%
@@ -201,6 +212,9 @@ show_table(
     [[f"{s:g}", found.std().item()] for s, found in spreads.items()],
 )
 spread = spreads[1e-4].std().item()
+same = normalize_reward(torch.full((8,), 0.7))
+became = "nan" if same.isnan().any() else "zero" if same.abs().max() < 0.1 else "one"
+predictions.compare("eight equal rewards become", equal_rewards, became)
 kind = min((0.0001, 0.01, 1), key=lambda size: abs(np.log(size / spread)))
 predictions.compare("a spread of 0.0001 becomes", spread_afterwards, f"about {kind:g}")
 
@@ -476,7 +490,34 @@ curves(
 #
 # $$\delta_t = r_t + \gamma \hat V(s_{t+1}) - \hat V(s_t), \qquad \hat V = 0 \text{ behind the end},$$
 #
-# which is `compute_advantages`. It trusts $\hat V$ entirely. One can also wait $k$ steps and look then. The sum of
+# where $r_t$ is 0 everywhere but at the last token. If the guess rises over a token, that token was good news.
+
+# %%
+from rlhf_lab.functional import compute_advantages  # exercise
+
+# %% [markdown]
+# Here is a review of four tokens. The value head starts out undecided, is pleased by the third token, and the reward
+# turns out even better. What do the four advantages add up to?
+
+# %%
+sum_of_advantages = "0.5"  # predict: "0.5", "1.0" or "2.6"
+
+# %%
+four_values, one_reward = torch.tensor([[0.5, 0.4, 0.9, 0.8]]), torch.tensor([1.0])
+one_step = compute_advantages(four_values, one_reward)
+show_table(
+    ["token", "value before it", "advantage"],
+    [[t, four_values[0, t].item(), one_step[0, t].item()] for t in range(4)],
+)
+predictions.compare("the four advantages add up to", sum_of_advantages, f"{one_step.sum():.1f}")
+
+# %% [markdown]
+# As with the exact advantages, the sum telescopes to $R - \hat V(s_0)$: the value head decides only how it is shared out.
+#
+# ### Further than one step
+#
+# One step trusts $\hat V$ entirely. If the value head is wrong, and in the beginning it certainly is, the credit goes to
+# whoever stood where it changed its mind. One can also wait $k$ steps and look then. The sum of
 # $k$ errors telescopes, as each $+\gamma^{l+1} \hat V(s_{t+l+1})$ meets the $-\gamma^{l+1} \hat V(s_{t+l+1})$ of the
 # next term:
 #
@@ -490,9 +531,14 @@ curves(
 #
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l}$$
 #
-# which is `compute_gae`. (You write both, and the returns that the value head is trained towards, in lesson 06.) All
+# and, from the back to the front, $\hat A_t = \delta_t + \gamma \lambda\, \hat A_{t+1}$. With $\lambda = 0$ that is one
+# step. With $\lambda = 1$ and $\gamma = 1$ it is $R - \hat V(s_t)$: all that came after, less what was expected. All
 # through this course $\gamma = 1$: a review has an end, and nothing is gained by hurrying.
-#
+
+# %%
+from rlhf_lab.functional import compute_gae  # exercise
+
+# %% [markdown]
 # A fresh value head says 0 everywhere. What is the advantage of a token $k$ places before the end then, in a
 # review with reward $R$ and with $\lambda = 0.8$?
 
@@ -501,11 +547,11 @@ with_a_fresh_head = "lambda^k R"  # predict: "R for all", "R for the last alone"
 
 # %%
 fresh = {lam: compute_gae(torch.zeros(1, 6), torch.eye(6)[5:], 1.0, lam) for lam in (0.0, 0.8, 1.0)}
-one_step = compute_advantages(torch.zeros(1, 6), torch.ones(1))
+of_one_step = compute_advantages(torch.zeros(1, 6), torch.ones(1))
 show_table(
     ["six tokens, R = 1, V = 0", *(f"token {t}" for t in range(6))],
     [
-        ["one step", *one_step[0].tolist()],
+        ["one step", *of_one_step[0].tolist()],
         *([f"lambda {lam}", *a[0].tolist()] for lam, a in fresh.items()),
     ],
 )
@@ -518,7 +564,39 @@ predictions.compare(
 
 # %% [markdown]
 # With $\hat V = 0$ a token that stands $k$ places before the end gets $\lambda^k R$. Only $\lambda = 1$ hands the
-# reward itself to all.
+# reward itself to all. So $\lambda$ is a matter of trust: at 0 in the value head, at 1 in what came after, deserved or
+# not.
+#
+# ### What the value head should have said
+#
+# The value head is trained towards *returns*, $G_t = \hat A_t + \hat V(s_t)$: what it said, corrected by how much better
+# it went.
+
+# %%
+from rlhf_lab.functional import compute_returns  # exercise
+
+# %% [markdown]
+# With $\gamma$ and $\lambda$ at 1, what is the return of the third of the four tokens above, of value 0.9 and with a
+# reward of 1 at the end?
+
+# %%
+return_of_the_third = "1.0"  # predict: "0.1", "0.9", "1.0" or "1.9"
+
+# %%
+at_the_end = token_rewards(one_reward, torch.ones_like(four_values, dtype=torch.bool))
+returns = {
+    lam: compute_returns(compute_gae(four_values, at_the_end, 1.0, lam), four_values)
+    for lam in (0.0, 0.95, 1.0)
+}
+show_table(
+    ["lambda", *(f"token {t}" for t in range(4))],
+    [[lam, *row[0].tolist()] for lam, row in returns.items()],
+)
+predictions.compare("return of the third token", return_of_the_third, f"{returns[1.0][0, 2]:.1f}")
+
+# %% [markdown]
+# At $\lambda = 1$ the target is the reward itself, whatever the value head believes. At $\lambda = 0$ it is the value
+# head's own next guess, which can learn only backwards, from the end to the beginning, a token at a time.
 #
 # ## What lambda trades
 #

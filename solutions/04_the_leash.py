@@ -8,6 +8,7 @@
 # **Needs** lessons 00 to 03: reward, policy, advantage. What is new is explained here.
 #
 # **Afterwards you can**
+# - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
 # - derive the policy that is best at a price per nat, and compute it token by token,
 # - read a reward-KL frontier, and say what its slope is,
 # - say what a KL penalty in the loss ends at, what a KL price in the reward ends at, and why they differ,
@@ -26,7 +27,7 @@
 # first cell
 
 # %% [markdown]
-# About 100 minutes of work. All cells together run in about 30 seconds on one core, without a network.
+# About 125 minutes of work. All cells together run in about 30 seconds on one core, without a network.
 # Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -116,6 +117,142 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 #
 # This is the *chain rule*: numbers per token add up to the number per review. So one can ask at which token
 # a policy left its reference, and by how much.
+#
+# Why is it never negative? With $u = \mathrm{ref}(a) / \pi(a)$ each term is $-\pi(a) \log u$, and $\log u \le u - 1$. So
+# the sum is at least $-\sum_a \pi(a) (u - 1) = -\sum_a (\mathrm{ref}(a) - \pi(a)) = 0$, and it is 0 only where the two
+# are equal.
+#
+# Write $\mathrm{KL}_t$ from the logits of both models. Mind the words that cannot be said: their log-probability is
+# -inf, and 0 times that is nan. A `torch.where` around the product makes the value right, but its gradient is still
+# nan. Replace the -inf *before* you multiply.
+
+# %%
+from rlhf_lab.functional import kl_per_token  # exercise
+
+# %% [markdown]
+# ### Which way round?
+#
+# Take a reference with two favourite words far apart, and let a policy that can only have *one* bump come as close to
+# it as possible. The two directions disagree about what "close" means. In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$ a
+# word counts as often as the *policy* says it: saying what the reference would not say is expensive, leaving something
+# out is cheap. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$ a word counts as often as the *reference* says it: leaving
+# something out is expensive. Which bump comes out: one that sits on a single favourite, or a wide one that covers
+# both? Your function finds both best bumps. And what is the KL of a policy from itself?
+
+# %%
+kl_with_itself = "zero"  # predict: "zero", "positive" or "negative"
+policy_side = "one favourite"  # predict: "one favourite" or "both"
+
+# %%
+places = torch.arange(60.0)
+
+
+def bump(center: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Float[Tensor, "*n words"]:
+    """Logits over 60 words that lie in a row: a bell around one of them."""
+    return -((places - center[..., None]) ** 2) / (2 * width[..., None] ** 2)
+
+
+two = torch.logaddexp(
+    bump(torch.tensor(15.0), torch.tensor(3.0)), bump(torch.tensor(45.0), torch.tensor(3.0))
+)
+centers, widths = torch.meshgrid(torch.arange(5.0, 55.0), torch.arange(2.0, 25.0), indexing="ij")
+tried = bump(centers.flatten(), widths.flatten())[None]
+of_two = two.expand_as(tried)
+itself = kl_per_token(of_two, of_two)
+sign = "zero" if not itself.any() else "positive" if itself.min() >= 0 else "negative"
+predictions.compare("the KL of a policy from itself is", kl_with_itself, sign)
+closest = {
+    "KL(policy || reference) is least": tried[0, kl_per_token(tried, of_two)[0].argmin()],
+    "KL(reference || policy) is least": tried[0, kl_per_token(of_two, tried)[0].argmin()],
+}
+drawn = {
+    name: (places.tolist(), logits.softmax(-1).tolist())
+    for name, logits in {"reference": two, **closest}.items()
+}
+narrow = closest["KL(policy || reference) is least"].softmax(-1)
+share = narrow[30:].sum().item()  # of the probability that lies at the second favourite
+covers = "both" if 0.2 < share < 0.8 else "one favourite"
+predictions.compare("the policy's side covers", policy_side, covers)
+curves(drawn, "The closest single bump", "word", "probability")
+
+# %% [markdown]
+# RLHF uses the policy's side, for two reasons. It can be computed from what the policy says, and that is all one
+# samples. And a policy that says only *some* of the good things is what one wants; one that says things the reference
+# never would is what the leash is there to prevent. The price is that variety is not protected: a policy that says one
+# sentence forever can be close in this sense.
+#
+# ### Estimating it
+#
+# Exact KL needs the reference's whole distribution at each token. Often only the log-probabilities of the sampled
+# tokens are at hand, and KL is estimated from $d = \log \pi(a) - \log \mathrm{ref}(a)$.
+#
+# - **k1** $= d$. By definition $\mathbb{E}_{a \sim \pi}[d]$ *is* the KL: no bias. But $d$ is negative for
+#   every word that the policy likes less than the reference does, so single values scatter widely.
+# - **k3** $= e^{-d} - 1 + d$. Since $e^{-d} = \mathrm{ref}(a) / \pi(a)$,
+#   $\mathbb{E}_{a \sim \pi}[e^{-d}] = \sum_a \pi(a)\,\mathrm{ref}(a) / \pi(a) = \sum_a \mathrm{ref}(a) = 1$:
+#   what is added to k1 is 0 on average, and varies against it. And $e^{-d} \ge 1 - d$, so k3 is never
+#   negative. (The sum runs over the words that the *policy* can say. With top-k sampling it leaves out those that
+#   were cut, it is less than 1, and k3 is too small.)
+# - **k2** $= d^2 / 2$ is what k1 and k3 have in common for small $d$: $e^{-d} - 1 + d = d^2/2 - d^3/6 + \dots$
+#   Its average is not the KL, but close to it while the policies are close.
+
+# %%
+from rlhf_lab.functional import kl_estimate  # exercise
+
+# %% [markdown]
+# Draw them with your function: what a single token contributes, by its $d$.
+
+# %%
+d = torch.linspace(-2, 2, 81)[None]
+curves(
+    {
+        kind: (d[0].tolist(), kl_estimate(d, torch.zeros_like(d), kind)[0].tolist())
+        for kind in ("k1", "k2", "k3")
+    },
+    "Three estimates of the KL from one token",
+    "d = log pi - log ref of the sampled token",
+    "estimate, nats",
+)
+
+# %% [markdown]
+# Take a reference of 1,000 words and two policies, one close to it and one far from it, and draw many words from
+# each. Which of k1 and k3 would you rather have when a token is all you have: which has the smaller standard deviation
+# close to the reference, and which far from it? And which of the three can be negative on a single token?
+
+# %%
+smaller_spread_close = "k3"  # predict: "k1" or "k3"
+smaller_spread_far = "k1"  # predict: "k1" or "k3"
+can_be_negative = "k1"  # predict: "k1", "k2" or "k3"
+
+# %%
+noise = torch.Generator().manual_seed(0)
+ref_words = torch.randn(1, 1, 1000, generator=noise)
+moved, n, less_spread, negative = torch.randn(1, 1, 1000, generator=noise), 100_000, {}, set()
+rows = []
+for distance, by in {"close": 0.3, "far": 2.0}.items():
+    policy_words = ref_words + by * moved
+    exact_kl = kl_per_token(policy_words, ref_words).item()
+    said = torch.multinomial(policy_words[0, 0].softmax(-1), n, True, generator=noise)
+    ours, theirs = (x.log_softmax(-1)[0, :, said] for x in (policy_words, ref_words))
+    spread = {}
+    for kind in ("k1", "k2", "k3"):
+        found = kl_estimate(ours, theirs, kind).double()
+        spread[kind] = found.std().item()
+        error = 1.96 * spread[kind] / n**0.5
+        mean = f"{found.mean().item():.4f} +- {error:.4f}"
+        rows.append([f"{distance}: {kind}", exact_kl, mean, spread[kind], found.min().item()])
+        negative |= {kind} if found.min() < -1e-6 else set()
+    less_spread[distance] = min(("k1", "k3"), key=spread.get)
+headings = ["", "exact KL", "mean, 95 % interval", "standard deviation", "smallest"]
+show_table(headings, rows, digits=4)
+predictions.compare("smaller spread close to it", smaller_spread_close, less_spread["close"])
+predictions.compare("smaller spread far from it", smaller_spread_far, less_spread["far"])
+predictions.compare("negative on some token", can_be_negative, " and ".join(sorted(negative)))
+
+# %% [markdown]
+# Both k1 and k3 have the right mean, k2 has not, and far from the reference it is badly off. Close to it k3 scatters
+# far less than k1. Far from it $e^{-d}$ becomes enormous at the few words that the reference likes much better, and
+# k3 scatters more than k1.
 #
 # ## The best policy, for one choice
 #
@@ -341,6 +478,16 @@ print(f"one nat could buy a reward of {frontier_at(1.0):.3f}")
 
 # %%
 from rlhf_lab.organism import mean_backup  # exercise
+
+# %% [markdown]
+# What the trainer takes off the objective is one number for a minibatch: the mean of your `kl_per_token` over the real
+# tokens, times the coefficient. To *blank* masked tokens, in this docstring and in later ones, is to put 0 there with
+# `zero_masked`. `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut in pieces to save
+# memory: each piece then divides by the number of tokens of the whole minibatch, so that the pieces add up. Hand it
+# on, and you are done with it.
+
+# %%
+from rlhf_lab.functional import calc_kl_penalty  # exercise
 
 # %% [markdown]
 # At the same price, does the penalty in the loss end with more KL at the first adjective than $\pi^*$, or with

@@ -11,7 +11,6 @@
 # your functions to the real trainer.
 #
 # **Afterwards you can**
-# - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
 # - derive why one may climb ratio times advantage, and what the KL penalty's gradient leaves out,
 # - predict where the gradient of the clipped surrogate is zero, and for which sign of the advantage,
 # - say what clipping does that a KL penalty does not, and the other way round,
@@ -33,7 +32,7 @@
 # first cell
 
 # %% [markdown]
-# About 165 minutes of work; a good place to rest is before the clipped surrogate. All cells together
+# About 125 minutes of work; a good place to rest is before the clipped surrogate. All cells together
 # run in about 90 seconds on one core, without a network. Cells that take more than 3 seconds say so,
 # as the imports do here:
 #
@@ -56,11 +55,13 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, SeedFigures, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import (
+    calc_kl_penalty,
     generated_logits,
     generated_values,
     get_logprobs,
+    kl_per_token,
     masked_mean,
-    masked_std,
+    normalize_reward,
 )
 from rlhf_lab.models import read_out
 from rlhf_lab.training import ReplayMemory, objective_terms
@@ -152,23 +153,8 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # (`support` is there when sampling was cut to the top k tokens: then log-probabilities are of the
 # distribution that was really drawn from. With `top_k=None` nothing is cut.)
 #
-# ## Rewards of a batch
-#
-# A classifier's rewards lie between 0 and 1, another model's have another mean and scale. What matters for
-# learning is which reviews did better than the others, and so the batch is brought to mean 0 and
-# standard deviation 1.
-#
-# Write it, and run the check below it. The check compares your function with the package's on
-# several inputs; if something differs, it shows the first number that does and, where it knows the
-# mistake, says what it is. The steps in a docstring are all you have to do. The helpers that the package's own version uses are imported above
-# it: `at_least_float32` turns half precision into float32 and leaves everything else alone,
-# `zero_masked(x, mask)` puts 0 where the mask is False (on logits, too: a mask `[batch gen]` blanks
-# whole rows of the vocabulary), and `masked_mean` and `masked_std` count only what the mask counts.
-# All three take `None` for a mask that counts everything. You need not use them; but the check
-# tries half precision wherever a docstring speaks of it, and puts nan where the mask is False.
-
-# %%
-from rlhf_lab.functional import normalize_reward  # exercise
+# The advantages in the minibatch come from the rewards of the whole batch, which `normalize_reward` brought to mean 0 and
+# standard deviation 1 (lesson 03). This rollout before and after:
 
 # %%
 raw = rollout.raw_rewards
@@ -180,18 +166,6 @@ show_table(
         for name, r in [("raw", raw), ("normalised", normal)]
     ],
 )
-
-# %% [markdown]
-# If *every* review gets the same reward, there is nothing to learn from. What should the normalised
-# rewards be then? Put "zero", "one" or "nan" in place of the dots before you run.
-
-# %%
-equal_rewards = "zero"  # predict: "zero", "one" or "nan"
-
-# %%
-same = normalize_reward(torch.full((8,), 0.7))
-found = "nan" if same.isnan().any() else "zero" if same.abs().max() < 0.1 else "one"
-predictions.compare("eight equal rewards become", equal_rewards, found)
 
 # %% [markdown]
 # ## The log-probability of what was said
@@ -230,92 +204,16 @@ predictions.compare(
 #
 # ## The leash: KL from the reference
 #
-# The policy drifts away from the language it came from, and the KL divergence says how far. Draw a word
-# from the policy: by how many nats, on average, does the policy find it likelier than the reference does?
-# (One nat is a factor of $e$.)
-#
-# $$\mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref}) = \sum_v \pi(v) \big(\log \pi(v) - \log \pi_\mathrm{ref}(v)\big)$$
-#
-# At each generated token both models give a whole distribution, so this can be computed exactly.
-#
-# Why is it never negative? With $u = \pi_\mathrm{ref}(v) / \pi(v)$ each term is $-\pi(v) \log u$, and
-# $\log u \le u - 1$. So the sum is at least $-\sum_v \pi(v) (u - 1) = -\sum_v (\pi_\mathrm{ref}(v) - \pi(v)) = 0$,
-# and it is 0 only where the two are equal.
-#
-# Mind the words that cannot be said: their log-probability is -inf, and 0 times that is nan. A
-# `torch.where` around the product makes the value right, but its gradient is still nan. Replace the -inf
-# *before* you multiply.
-
-# %%
-from rlhf_lab.functional import kl_per_token  # exercise
-
-# %% [markdown]
-# Two questions before you run. What is the KL of the policy from *itself*? And if policy and
-# reference trade places, is the number the same?
-
-# %%
-kl_with_itself = "zero"  # predict: "zero", "positive" or "negative"
-other_way_round = "different"  # predict: "same" or "different"
+# The policy drifts away from the language it came from, and `kl_per_token` says how far (lesson 04): at each generated
+# token, by how many nats the policy finds its own words likelier than the reference does, on average.
 
 # %%
 kl = kl_per_token(logits, ref_logits)
-itself = kl_per_token(logits, logits)
 swapped = kl_per_token(ref_logits, logits)
-sign = {True: "zero", False: "positive" if itself.min() >= 0 else "negative"}
-predictions.compare("the KL of a policy from itself is", kl_with_itself, sign[not itself.any()])
 mean_kl, mean_swapped = masked_mean(kl, mask).item(), masked_mean(swapped, mask).item()
 print(
     f"KL(policy || reference) {mean_kl:.5f}, KL(reference || policy) {mean_swapped:.5f} per token"
 )
-close = abs(mean_kl - mean_swapped) < 1e-6
-predictions.compare("the other way round it is", other_way_round, "same" if close else "different")
-
-# %% [markdown]
-# ### Why this way round?
-#
-# Take a reference with two favourite words far apart, and let a policy that can only have *one* bump come
-# as close to it as possible. The two directions disagree about what "close" means. In
-# $\mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$ a word counts as often as the *policy* says it: saying what the
-# reference would not say is expensive, leaving something out is cheap. In
-# $\mathrm{KL}(\pi_\mathrm{ref} \,\|\, \pi)$ a word counts as often as the *reference* says it: leaving
-# something out is expensive. Which bump comes out: one that sits on a single favourite, or a wide one that
-# covers both? Your function finds both best bumps.
-
-# %%
-policy_side = "one favourite"  # predict: "one favourite" or "both"
-
-# %%
-places = torch.arange(60.0)
-
-
-def bump(center: Float[Tensor, "*n"], width: Float[Tensor, "*n"]) -> Float[Tensor, "*n words"]:
-    """Logits over 60 words that lie in a row: a bell around one of them."""
-    return -((places - center[..., None]) ** 2) / (2 * width[..., None] ** 2)
-
-
-two = torch.logaddexp(
-    bump(torch.tensor(15.0), torch.tensor(3.0)), bump(torch.tensor(45.0), torch.tensor(3.0))
-)
-centers, widths = torch.meshgrid(torch.arange(5.0, 55.0), torch.arange(2.0, 25.0), indexing="ij")
-tried = bump(centers.flatten(), widths.flatten())[None]
-of_two = two.expand_as(tried)
-found = {
-    "KL(policy || reference) is least": tried[0, kl_per_token(tried, of_two)[0].argmin()],
-    "KL(reference || policy) is least": tried[0, kl_per_token(of_two, tried)[0].argmin()],
-}
-shapes = {"reference": two, **found}
-drawn = {name: (places.tolist(), logit.softmax(-1).tolist()) for name, logit in shapes.items()}
-first, second = (logit.softmax(-1) for logit in found.values())
-share = first[30:].sum().item()  # of the probability that lies at the second favourite
-covers = "both" if 0.2 < share < 0.8 else "one favourite"
-predictions.compare("the policy's side covers", policy_side, covers)
-curves(drawn, "The closest single bump", "word", "probability")
-
-# %% [markdown]
-# RLHF uses the policy's side, for two reasons. It can be computed from what the policy says, and that is
-# all one samples. And a policy that says only *some* of the good things is what one wants; one that says
-# things the reference never would is what the leash is there to prevent. The price is that variety is not
-# protected: a policy that says one sentence forever can be close in this sense.
 
 # %% [markdown]
 # Where did the policy move? Here are the eight states with the largest KL of this minibatch: what
@@ -359,87 +257,20 @@ for row in range(2):
     display(tokens_html(spelled, kl[row], "KL", mask[row], kl.max().item(), "sequential"))
 
 # %% [markdown]
-# The objective needs a single number: the mean over the real tokens, times a coefficient. To
-# *blank* masked tokens, in this docstring and the ones below, is to put 0 there with `zero_masked`.
-# `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut in pieces to save
-# memory: each piece then divides by the number of tokens of the whole minibatch, so that the pieces
-# add up. Hand it on, and you are done with it.
-
-# %%
-from rlhf_lab.functional import calc_kl_penalty  # exercise
+# The objective needs a single number: the mean over the real tokens, times a coefficient. That is `calc_kl_penalty`.
 
 # %%
 penalty = calc_kl_penalty(logits, ref_logits, args.kl_coef, mask)
 print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 
 # %% [markdown]
-# ### Estimating it
-#
-# Exact KL needs the reference's whole distribution at each token. Often only the log-probabilities
-# of the sampled tokens are at hand, and KL is estimated from $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$.
-#
-# - **k1** $= d$. By definition $\mathbb{E}_{a \sim \pi}[d]$ *is* the KL: no bias. But $d$ is negative for
-#   every word that the policy likes less than the reference does, so single values scatter widely.
-# - **k3** $= e^{-d} - 1 + d$. Since $e^{-d} = \pi_\mathrm{ref}(a) / \pi(a)$,
-#   $\mathbb{E}_{a \sim \pi}[e^{-d}] = \sum_a \pi(a)\,\pi_\mathrm{ref}(a) / \pi(a) = \sum_a \pi_\mathrm{ref}(a) = 1$:
-#   what is added to k1 is 0 on average, and varies against it. And $e^{-d} \ge 1 - d$, so k3 is never
-#   negative. (The sum runs over the words that the *policy* can say. With top-k sampling it leaves out those that
-#   were cut, it is less than 1, and k3 is too small.)
-# - **k2** $= d^2 / 2$ is what k1 and k3 have in common for small $d$: $e^{-d} - 1 + d = d^2/2 - d^3/6 + \dots$
-#   Its average is not the KL, but close to it while the policies are close.
-
-# %%
-from rlhf_lab.functional import kl_estimate  # exercise
-
-# %% [markdown]
-# Draw them with your function: what a single token contributes, by its $d$.
-
-# %%
-d = torch.linspace(-2, 2, 81)[None]
-curves(
-    {
-        kind: (d[0].tolist(), kl_estimate(d, torch.zeros_like(d), kind)[0].tolist())
-        for kind in ("k1", "k2", "k3")
-    },
-    "Three estimates of the KL from one token",
-    "d = log pi - log pi_ref of the sampled token",
-    "estimate, nats",
-)
-
-# %% [markdown]
-# Which of k1 and k3 would you rather have when a token is all you have: which one has the smaller standard
-# deviation? And which of the three can be negative on a single token?
-
-# %%
-smaller_spread = "k3"  # predict: "k1" or "k3"
-can_be_negative = "k1"  # predict: "k1", "k2" or "k3"
-
-# %%
-with torch.no_grad():
-    everything_real = torch.ones_like(minibatch.tokens)
-    ref_all_logits = trainer.reference(minibatch.tokens, attention_mask=everything_real)
-ref_logprobs = get_logprobs(ref_all_logits, minibatch.tokens, prefix_len, args.temperature)
-
-estimates = {"exact": kl} | {k: kl_estimate(logprobs, ref_logprobs, k) for k in ("k1", "k2", "k3")}
-show_table(
-    ["estimator", "mean", "standard deviation", "smallest"],
-    [
-        [name, masked_mean(e, mask).item(), masked_std(e, mask).item(), e[mask].min().item()]
-        for name, e in estimates.items()
-    ],
-    digits=5,
-)
-spread = {name: masked_std(e, mask).item() for name, e in estimates.items()}
-predictions.compare("smaller spread", smaller_spread, min(("k1", "k3"), key=spread.get))
-negative = [k for k in ("k1", "k2", "k3") if estimates[k][mask].min() < -1e-6]
-predictions.compare("negative on some token", can_be_negative, " and ".join(negative))
-
-# %% [markdown]
-# With a few hundred tokens the means still scatter.
+# The functions of this lesson are of the same kind. To *blank* masked tokens is to put 0 there with
+# `zero_masked(x, mask)` (on logits, too: a mask `[batch gen]` blanks whole rows of the vocabulary), and a `denominator`
+# is handed on to `masked_mean`.
 #
 # ### Whose gradient?
 #
-# A right *value* need not have the right *gradient*. Take k1 over fixed tokens as a loss:
+# A right *value* need not have the right *gradient*. Take k1 (lesson 04) over fixed tokens as a loss:
 # $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$. Its
 # gradient is 0 on average, whatever the KL is: as a loss, k1 adds nothing but noise.
 #
@@ -543,20 +374,12 @@ print("by position:", sparkline(entropy.mean(0).tolist()))
 #
 # Now the term that learns from rewards. Its form follows in four steps.
 #
-# **1. The gradient of an expected reward.** We want more of $\mathbb{E}_{x \sim \pi}[R(x)] = \sum_x \pi(x) R(x)$.
-# The reward does not depend on the weights; the probabilities do. With $\nabla \pi = \pi \nabla \log \pi$,
+# **1. The gradient of an expected reward.** $\nabla \mathbb{E}_{x \sim \pi}[R(x)] =
+# \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$, the policy gradient that you derived in
+# lesson 03: make the tokens of a review likelier in proportion to its reward.
 #
-# $$\nabla \sum_x \pi(x) R(x) = \sum_x \pi(x) R(x) \nabla \log \pi(x)
-# = \mathbb{E}_{x \sim \pi}\Big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\Big]$$
-#
-# which can be estimated from samples: make the tokens of a review likelier in proportion to its reward.
-# This is the *policy gradient* (Williams 1992), and the trick is called the log-derivative.
-#
-# **2. Why an advantage and not the reward.** Subtract from $R$ anything that does not depend on the token
-# $a_t$, such as the value $V(s_t)$ of the state before it. The average does not change, since
-# $\mathbb{E}_{a_t \sim \pi}[\nabla \log \pi(a_t \mid s_t)] = 0$, as for k1 above. But the noise does: if all reviews earn
-# between 0.8 and 1, the reward makes *everything* likelier, and only the differences carry news. How much
-# better it went than expected is the *advantage* $A_t$. (Lesson 06 computes it; the minibatch carries it.)
+# **2. Why an advantage and not the reward.** Subtracting a baseline such as $V(s_t)$ changes nothing on average and
+# takes noise away (lesson 03). What is left is the *advantage* $A_t$; the minibatch carries it.
 #
 # **3. Samples from an older policy.** One rollout serves several steps, and after the first step the policy
 # is no longer the one that sampled. Weigh each token by how much likelier it has become,
@@ -1016,7 +839,7 @@ predictions.show()
 # three seeds wherever you compare two runs.
 #
 # - **Does the KL's direction matter?** Hand in `kl_penalty=lambda logits, ref_logits, kl_coef, mask: ...` with the KL
-#   the other way round. Hypothesis, from the two bumps: it keeps more variety at the same reward. Measure the number of
+#   the other way round. Hypothesis, from the two bumps of lesson 04: it keeps more variety at the same reward. Measure the number of
 #   different texts, the entropy, and both KLs, at several `kl_coef`, and compare at equal *reward*. (Wang et al. 2023,
 #   [2309.16240](https://arxiv.org/abs/2309.16240), do this for DPO with several divergences.)
 # - **k3 as a loss.** As a value k3 is unbiased. As a loss on sampled tokens its gradient is that of the *other* KL.

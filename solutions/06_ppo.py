@@ -1,13 +1,11 @@
 # %% [markdown]
 # # 06 PPO
 #
-# Lesson 05 was about one number, the objective. This one is about everything around it: who gets
-# the credit for a reward, how a batch becomes steps, and the two phases that make up a run. At the
-# end the trainer consists of your functions, and you debug broken ones from nothing but their
-# dashboards.
+# Lesson 05 was about one number, the objective. This one is about everything around it: how a batch
+# becomes steps, and the two phases that make up a run. At the end the trainer's phases are your
+# functions, and you debug broken ones from nothing but their dashboards.
 #
 # **Afterwards you can**
-# - spread one reward at the end of a text over its tokens, and say what lambda trades for what,
 # - write a rollout phase and a learning phase that give the package's weights, bit for bit,
 # - choose a reward that tells in seconds which part of a trainer is wrong,
 # - read a dashboard, and name the bug,
@@ -20,7 +18,7 @@
 # first cell
 
 # %% [markdown]
-# About 200 minutes of work. All cells together run in about 175 seconds on one core, without a
+# About 190 minutes of work. All cells together run in about 175 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -44,7 +42,14 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.course.bugs import SUSPECTS, broken_parts, culprit, reveal
 from rlhf_lab.course.dashboards import COLUMNS, dashboard_of, stored_dashboards
-from rlhf_lab.functional import get_logprobs, last_token_mask, token_rewards
+from rlhf_lab.functional import (
+    compute_advantages,
+    compute_gae,
+    compute_returns,
+    get_logprobs,
+    last_token_mask,
+    token_rewards,
+)
 from rlhf_lab.training import PhaseReport
 from rlhf_lab.views import curves, loop_diagram, sparkline, tokens_html
 
@@ -71,7 +76,7 @@ predictions = Predictions()
 # One run is one seed. The package has stored the dashboards of healthy and of broken runs at these settings, three
 # seeds of each, and tables below show them beside yours.
 #
-# Here is the whole loop once more. The box of credit and the green arrow are this lesson's; it also ties all boxes together.
+# Here is the whole loop once more. The green arrow is this lesson's; it also ties all boxes together.
 
 # %%
 loop_diagram()
@@ -79,118 +84,21 @@ loop_diagram()
 # %% [markdown]
 # ## Who gets the credit?
 #
-# A review is 26 tokens long, and its reward comes once, at the end. Which of the tokens earned it?
-# The value head guesses, before each token, what the reward will be. If the guess rises over a
-# token, that token was good news. That difference is the one-step advantage: with $V(s_T) = 0$ behind the end,
-#
-# $$A_t = r_t + \gamma V(s_{t+1}) - V(s_t)$$
-#
-# where $r_t$ is 0 everywhere but at the last token, and $\gamma$ is 1 in these lessons. Why may one subtract
-# $V(s_t)$? It does not depend on the token $a_t$, and what does not depend on the token changes the gradient by
-# $V(s_t) \, \mathbb{E}_{a \sim \pi}[\nabla \log \pi(a \mid s_t)] = 0$ on average (lesson 05). It only takes noise away.
-
-# %%
-from rlhf_lab.functional import compute_advantages  # exercise
-
-# %% [markdown]
-# Here is one review of four tokens. The value head starts out undecided, is pleased by the third
-# token, and the reward turns out even better. Add the four advantages up before you look: what is
-# their sum?
+# Lesson 03 has the answer, and the phases below call its three functions. Generalised advantage estimation is
+# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$, and the value
+# head is trained towards $\hat A_t + V(s_t)$, the return. A review of four tokens, once more:
 
 # %%
 values, rewards = torch.tensor([[0.5, 0.4, 0.9, 0.8]]), torch.tensor([1.0])
-sum_of_advantages = "0.5"  # predict: "0.5", "1.0" or "2.6"
-
-# %%
-one_step = compute_advantages(values, rewards)
+at_the_end = token_rewards(rewards, torch.ones_like(values, dtype=torch.bool))
+credit = compute_gae(values, at_the_end, 1.0, 0.95)
+columns = [values, compute_advantages(values, rewards), credit, compute_returns(credit, values)]
 show_table(
-    ["token", "value before it", "advantage"],
-    [[t, values[0, t].item(), one_step[0, t].item()] for t in range(4)],
+    ["token", "value before it", "one step", "GAE, lam 0.95", "return"],
+    [[t, *(column[0, t].item() for column in columns)] for t in range(4)],
 )
-predictions.compare("the four advantages add up to", sum_of_advantages, f"{one_step.sum():.1f}")
 
 # %% [markdown]
-# Every value in between is added once and subtracted once (the sum telescopes),
-#
-# $$\sum_t A_t = R - V(s_0)$$
-#
-# and what is left is how much better it went than expected at the beginning. The value head only decides how
-# that is shared out.
-#
-# ### Further than one step
-#
-# If the value head is right, one step is all you need. If it is not, and in the beginning it
-# certainly is not, one step gives the credit to whoever stood where the value head changed its
-# mind. Generalised advantage estimation lets later surprises $\delta_t$ (the one-step advantages above) count
-# for earlier tokens, too, each step back by a factor $\gamma \lambda$ less:
-#
-# $$A_t = \delta_t + \gamma \lambda \, \delta_{t+1} + (\gamma \lambda)^2 \delta_{t+2} + \dots = \delta_t + \gamma \lambda A_{t+1}$$
-#
-# With $\lambda = 0$ that is one step. With $\lambda = 1$ (and $\gamma = 1$) the sum telescopes to $R - V(s_t)$: all that
-# came after, less what was expected.
-
-# %%
-from rlhf_lab.functional import compute_gae  # exercise
-
-# %% [markdown]
-# An untrained value head says 0 everywhere. With a reward of 1 at the end of six tokens: how many
-# of the tokens have an advantage that is not 0, for `lam` 0 and for `lam` 1?
-
-# %%
-tokens_with_credit_at_lam_0 = 1  # predict: a number from 0 to 6
-tokens_with_credit_at_lam_1 = 6  # predict: a number from 0 to 6
-
-# %%
-six_tokens = torch.zeros(1, 6)
-reward_at_the_end = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
-credit = {
-    lam: compute_gae(six_tokens, reward_at_the_end, 1.0, lam) for lam in (0.0, 0.5, 0.95, 1.0)
-}
-show_table(
-    ["lam", *(f"token {t}" for t in range(6))],
-    [[lam, *advantage[0].tolist()] for lam, advantage in credit.items()],
-)
-for question, guess, lam in [
-    ("tokens with credit at lam 0", tokens_with_credit_at_lam_0, 0.0),
-    ("tokens with credit at lam 1", tokens_with_credit_at_lam_1, 1.0),
-]:
-    predictions.compare(question, guess, int((credit[lam] != 0).sum()))
-
-# %% [markdown]
-# So `lam` is a matter of trust. At 0 you trust the value head entirely, at 1 not at all: then each
-# token gets all that came after it, deserved or not, which is right on average and noisy. 0.95 is
-# in between, and the usual choice.
-#
-# ### What the value head should have said
-
-# %%
-from rlhf_lab.functional import compute_returns  # exercise
-
-# %% [markdown]
-# With `gamma` and `lam` at 1, what is the return of the third token above, of value 0.9 and with a
-# reward of 1 at the end? And does it depend on the values of the other tokens?
-
-# %%
-return_of_the_third = "1.0"  # predict: "0.1", "0.9", "1.0" or "1.9"
-
-# %%
-all_real = torch.ones_like(values, dtype=torch.bool)
-at_the_end = token_rewards(rewards, all_real)
-returns = {
-    lam: compute_returns(compute_gae(values, at_the_end, 1.0, lam), values)
-    for lam in (0.0, 0.95, 1.0)
-}
-show_table(
-    ["lam", *(f"token {t}" for t in range(4))],
-    [[lam, *row[0].tolist()] for lam, row in returns.items()],
-)
-predictions.compare("return of the third token", return_of_the_third, f"{returns[1.0][0, 2]:.1f}")
-
-# %% [markdown]
-# At `lam` 1 the target is the reward itself, whatever the value head believes. At `lam` 0 it is the
-# value head's own next guess, and it can only learn backwards, from the end to the beginning, a
-# token at a time.
-#
 # ## From a batch to steps
 #
 # A rollout is expensive, and so it is used more than once. `ReplayMemory` deals it out in
@@ -337,7 +245,7 @@ from rlhf_lab.training.ppo import learning_phase  # exercise
 # ## Your trainer
 #
 # Both functions take the trainer as their first argument, and that makes them methods. Here is a
-# trainer whose phases, advantages, returns, minibatches, optimiser and schedule are all yours:
+# trainer whose phases, minibatches, optimiser and schedule are yours, with the advantages of lesson 03:
 
 
 # %%
@@ -779,7 +687,7 @@ progress()
 # - `reveal` shows how a part is broken. Hand in one of the other suspects yourself, and see whether a
 #   friend finds it from the dashboard.
 # - Climb the ladder with `lam` 0 in `my_advantages`: at which rung does it fall, and what has to
-#   happen before it can pass? (The table in "What the value head should have said" has the answer.)
+#   happen before it can pass? (The last table of "What the value head should have said" in lesson 03 has the answer.)
 # - Give the constant reward to a trainer *with* normalised rewards. Every reward is 0 then. Why does
 #   the policy move all the same? (Look at what whitening does to advantages that are nearly 0.)
 #

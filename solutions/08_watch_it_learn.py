@@ -614,7 +614,7 @@ bars(
 #
 # ### Which lambda?
 #
-# The run that you watched does not use one step. GAE adds the later surprises (lesson 06, with $\gamma = 1$):
+# The run that you watched does not use one step. GAE adds the later surprises (lesson 03, with $\gamma = 1$):
 #
 # $$\hat A_t = \sum_k \lambda^k \delta_{t+k}, \qquad \delta_t = r_t + V(s_{t+1}) - V(s_t)$$
 #

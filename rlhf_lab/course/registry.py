@@ -32,10 +32,11 @@ from rlhf_lab.course.exercises import (
 def all_exercises() -> tuple[Exercise, ...]:
     """Every exercise, lesson by lesson."""
     inside = (policy, hooks, value_head)
-    objective = (normalize, kl, entropy, losses, whole, kl_control)
-    phases = (advantages, optimizer, ppo, alarm)
+    rewarded = (normalize, credit, advantages, kl, leash)
+    objective = (entropy, losses, whole, kl_control)
+    phases = (optimizer, ppo, alarm)
     ends = (watch, changed, diffing, preferences)
-    files = (start, own_reward, *inside, credit, leash, *objective, *phases, *ends)
+    files = (start, own_reward, *inside, *rewarded, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 

@@ -13,8 +13,8 @@ BOXES: dict[str, tuple[Spot, str, str]] = {
     "prompt": ((0.6, 2.6), "prompt\n“this movie”", ""),
     "policy": ((2.6, 2.6), "policy\nwrites a review", "00"),
     "reward": ((5.2, 2.6), "reward\none number", "00"),
-    "credit": ((7.6, 2.6), "credit\nadvantage per token", "06"),
-    "reference": ((2.6, 0.6), "reference\nfrozen copy", "05"),
+    "credit": ((7.6, 2.6), "credit\nadvantage per token", "03"),
+    "reference": ((2.6, 0.6), "reference\nfrozen copy", "04"),
     "value": ((5.2, 0.6), "value head\nwhat to expect", "02"),
     "objective": ((7.6, 0.6), "objective\nto be maximised", "05"),
 }

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from rlhf_lab.course import progress
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
     note_attempt,
@@ -26,6 +28,33 @@ def test_attempts_and_hints_are_kept_and_a_pass_stays_a_pass() -> None:
         "a": ExerciseRecord("passed", 3, 2),
         "b": ExerciseRecord("unwritten", 1, 0),
     }
+
+
+MOVED = {
+    "normalize_reward": "03_rewards_and_credit",
+    "compute_advantages": "03_rewards_and_credit",
+    "compute_gae": "03_rewards_and_credit",
+    "compute_returns": "03_rewards_and_credit",
+    "kl_per_token": "04_the_leash",
+    "calc_kl_penalty": "04_the_leash",
+    "kl_estimate": "04_the_leash",
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_tick_is_kept_where_the_exercise_has_moved_to_another_lesson(
+    progress_file: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    """The file as it was stored before: it has names of exercises, and none of lessons."""
+    progress_file.parent.mkdir()
+    ticked = {name: {"state": "passed", "attempts": 2, "hints": 1}}
+    progress_file.write_text(json.dumps({"version": 1, "exercises": ticked}))
+    progress()
+    lines = capsys.readouterr().out.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.split()[:1] == [name])
+    heading = next(line for line in reversed(lines[:place]) if re.match(r" *\d\d_", line))
+    assert heading.strip() == MOVED[name] and "passed" in lines[place]
+    assert sum("passed " in line for line in lines) == 1
 
 
 def test_no_file_means_no_records(progress_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06 on credit: one-step advantages, GAE, returns."""
+"""Lesson 03, rewards and credit: one-step advantages, GAE, returns."""
 
 import torch
 

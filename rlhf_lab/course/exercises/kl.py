@@ -1,4 +1,4 @@
-"""Lesson 05, the objective: KL divergence, the KL penalty, and estimates of it."""
+"""Lesson 04, the leash: KL divergence, the KL penalty, and estimates of it."""
 
 from rlhf_lab.course.cases import filtered, half_precision, standard_cases
 from rlhf_lab.course.exercise import Case, exercise_from

@@ -1,4 +1,4 @@
-"""Lesson 05, the objective: normalized rewards."""
+"""Lesson 03, rewards and credit: normalized rewards."""
 
 import torch
 
