@@ -96,7 +96,7 @@ def places(
     labels = {cases[i].label for i in missed}
     if len(missed) < len(cases):
         told = [OF_CASES[label] for label in sorted(labels) if label in OF_CASES]
-        if len(labels) == 1 and told:
+        if len(labels) == 1 and told and _is_of_its_kind(outcomes[missed[0]], misses[missed[0]]):
             return f"everything is right but for one case, {min(labels)}; there, {told[0]}"
     trios = _trios(cases, outcomes, expected, missed)
     if trios:
@@ -107,6 +107,14 @@ def places(
         if signed:
             return signed
     return _some_results(outcomes, expected, missed)
+
+
+def _is_of_its_kind(outcome: Outcome, miss: Miss | None) -> bool:
+    """Whether a case is missed as it is by plain code: an error, a shape, a type, nan or inf."""
+    if miss is not None and miss.kind in ("error", "shape", "dtype", "type"):
+        return True
+    tensors = [x for x in outcome.results.values() if isinstance(x, Tensor)]
+    return any(not bool(x.isfinite().all()) for x in tensors if x.is_floating_point())
 
 
 Trio = tuple[Tensor, Tensor, Mapping[str, Any]]
