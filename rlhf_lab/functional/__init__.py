@@ -21,5 +21,6 @@ from rlhf_lab.functional.permutation import *
 from rlhf_lab.functional.policy_loss import *
 from rlhf_lab.functional.preference import *
 from rlhf_lab.functional.rewards import *
+from rlhf_lab.functional.seeds import *
 from rlhf_lab.functional.tilting import *
 from rlhf_lab.functional.value_loss import *
