@@ -221,8 +221,9 @@ def policy(
 
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a process: no credentials, no network, one thread, a home of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    """Of a process: no credentials, no network, no real models, one thread, a home of its own."""
+    left_out = ("WANDB", "RLHF_LAB_REAL_MODELS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return kept | {
         "HOME": str(tmp_path_factory.mktemp("home")),
         "OMP_NUM_THREADS": "1",

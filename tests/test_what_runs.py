@@ -237,6 +237,9 @@ OF_NO_RUN = {
     "best_at_budget": "the exact optimum of Reel",
     "alarm": "a watch of the learner's own over a run's numbers",
     "graft": "two models side by side",
+    "paired_permutation_test": "two models side by side",
+    "control_labels": "the control of a probe of one's own",
+    "my_claim": "a report on a finished run",
     "truncate_delta": "two models side by side",
 }
 """Exercises that no run calls, and what they are for."""

@@ -1,19 +1,23 @@
 """The course: check a function you wrote, take a hint, see how far you are."""
 
 from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
+from rlhf_lab.course.claims import Claim, show_claims
 from rlhf_lab.course.predictions import Predictions
 from rlhf_lab.course.run_folders import new_run
-from rlhf_lab.course.seed_figures import SeedFigures
+from rlhf_lab.course.seed_figures import SeedFigures, stored_figures
 from rlhf_lab.course.tables import show_intervals, show_table
 
 __all__ = [
     "CheckNotPassed",
+    "Claim",
     "Predictions",
     "SeedFigures",
     "check",
     "hint",
     "new_run",
     "progress",
+    "show_claims",
     "show_intervals",
     "show_table",
+    "stored_figures",
 ]

@@ -22,6 +22,7 @@ from rlhf_lab.course.exercises import (
     policy,
     ppo,
     preferences,
+    real,
     start,
     value_head,
     watch,
@@ -35,7 +36,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     rewarded = (normalize, credit, advantages, kl, leash)
     objective = (entropy, losses, whole, kl_control)
     phases = (optimizer, ppo, alarm)
-    ends = (watch, changed, diffing, preferences)
+    ends = (watch, changed, diffing, preferences, real)
     files = (start, own_reward, *inside, *rewarded, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 ON_REEL = ("03_rewards_and_credit", "04_the_leash", "10_preferences")
 """Lessons that compare with exact values throughout, which no other language has."""
 LESSONS = [path for path in builder.masters(ROOT) if path.stem not in ON_REEL]
-LONG = ("06_ppo", "09_what_rlhf_changed")
+LONG = ("06_ppo", "09_what_rlhf_changed", "11_a_real_model")
 RUN = [path for path in LESSONS if os.environ.get("RLHF_LAB_SLOW") or path.stem not in LONG]
 SMALL = {"total_phases": 6, "batch_size": 16, "num_minibatches": 2, "gen_len": 12}
 WORDS = (

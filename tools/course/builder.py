@@ -32,6 +32,7 @@ from tools.course.first_cell import MARK, badges, first_cell
 from tools.course.stub import bound_names, solution_source, stub_source
 
 EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
+REAL_MODELS = "RLHF_LAB_REAL_MODELS"
 PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
 MARKED = re.compile(r"#\s*predict:")
 LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
@@ -272,7 +273,7 @@ def run_cells(notebook: NotebookNode, place: str, **listeners: Callable) -> Note
 
 
 def _environment(place: str) -> dict[str, str]:
-    """Offline, with a progress file of its own, and the same number of threads everywhere."""
+    """Offline, without real models, with a progress file of its own and one number of threads."""
     own = {
         "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
         "HF_HUB_OFFLINE": "1",
@@ -280,7 +281,8 @@ def _environment(place: str) -> dict[str, str]:
         "JUPYTER_COLUMNS": "100",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return {**os.environ, **own}
+    kept = {name: value for name, value in os.environ.items() if name != REAL_MODELS}
+    return kept | own
 
 
 def _steady(notebook: NotebookNode, place: str) -> NotebookNode:

@@ -1,0 +1,48 @@
+"""A claim about a run, with all that a reader needs to doubt it, and the report of several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlhf_lab.course.tables import show_intervals, show_table
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import Interval
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence about a run, what was measured, what it was measured against, and its opposite.
+
+    Args:
+        says: the claim, in a sentence.
+        effect: what the claim is about, tuned less base, with its interval and n.
+        beyond_control: the same, tuned less control.
+        holds: whether the measurements bear the claim out.
+        refuted_by: a measurement, and a number, that would make it wrong.
+
+    Raises:
+        ConfigError: a sentence is missing.
+    """
+
+    says: str
+    effect: Interval
+    beyond_control: Interval
+    holds: bool
+    refuted_by: str
+
+    def __post_init__(self) -> None:
+        for name in ("says", "refuted_by"):
+            if not getattr(self, name).strip():
+                raise ConfigError(f"{name} is empty; write a sentence that a reader can check.")
+
+
+def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:
+    """Print claims as a report, by the figure that each is about, with what would refute it."""
+    rows = [[name, claim.says, "yes" if claim.holds else "no"] for name, claim in claims.items()]
+    show_table(["figure", "claim", "holds"], rows)
+    columns = {
+        "tuned less base": {name: claim.effect for name, claim in claims.items()},
+        "tuned less control": {name: claim.beyond_control for name, claim in claims.items()},
+    }
+    show_intervals("figure", columns, what)
+    refuted = [[name, claim.refuted_by] for name, claim in claims.items()]
+    show_table(["figure", "would be refuted by"], refuted)
