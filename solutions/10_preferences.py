@@ -219,7 +219,7 @@ show_table(["flipped", *(f"true gap {x:g}" for x in true_gap.tolist())], rows)
 # ## Is it right, and does it know how right?
 #
 # Two questions about a judge. Does it *order* pairs rightly? And are its *probabilities* true: of all pairs in which
-# it says 0.7, does the first text win in seven of ten? The second is *calibration*. Sort the pairs by what the judge
+# it says $0.7$, does the first text win in seven of ten? The second is *calibration*. Sort the pairs by what the judge
 # says, cut them into bins, and compare.
 
 # %%
