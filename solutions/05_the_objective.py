@@ -693,7 +693,7 @@ for coef, policy_trainer in policies.items():
 # After eight phases nothing is broken yet: even without a leash nearly all reviews are grammatical, and all are
 # different. What differs is what they say. With the short leash the policy still hates movies now and then, as the
 # reference does; without one it hardly ever does. A leash costs reward first, and pays off later: what a long run
-# without one ends at is a question of lesson 07, which is still to come.
+# without one ends at is a question of lesson 07.
 #
 # ### Why a clip *and* a KL penalty?
 #

@@ -7,6 +7,7 @@ from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.exercises import (
     advantages,
     alarm,
+    breaks,
     changed,
     credit,
     diffing,
@@ -35,7 +36,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     inside = (policy, hooks, value_head)
     rewarded = (normalize, credit, advantages, kl, leash)
     objective = (entropy, losses, whole, kl_control)
-    phases = (optimizer, ppo, alarm)
+    phases = (optimizer, ppo, alarm, breaks)
     ends = (watch, changed, diffing, preferences, real)
     files = (start, own_reward, *inside, *rewarded, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)

@@ -1,4 +1,6 @@
-"""Exponential tilting: the distribution that is best at a price per nat of KL, and its slopes."""
+"""Exponential tilting: the best distribution at a price per nat of KL, slopes, and excess KL."""
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -6,7 +8,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 
-__all__ = ["tilt", "tilt_slopes"]
+__all__ = ["excess_kl", "tilt", "tilt_slopes"]
 
 
 def tilt(
@@ -59,3 +61,34 @@ def tilt_slopes(
         raise ValueError(f"probs sum to {p.sum().item():.4g}; give probabilities that sum to 1.")
     apart = r - (p * r).sum()
     return (p * apart.square()).sum().item(), (p * apart * h).sum().item()
+
+
+def excess_kl(
+    reward: float,
+    kl: float,
+    frontier_reward: Float[Tensor, " point"],
+    frontier_kl: Float[Tensor, " point"],
+) -> float:
+    """Give the nats that a policy spends beyond the cheapest policy of the same reward.
+
+    The points of the frontier come in any order; between two neighbours it is a straight line. nan
+    for a reward that no point reaches, or that lies below all of them. In float64.
+
+    Raises ValueError for fewer than two points, or unequal shapes.
+
+    excess = KL - KL*(r), with KL*(r) the KL at which the frontier reaches the reward r
+    """
+    check_same_shape(frontier_reward=frontier_reward, frontier_kl=frontier_kl)
+    if len(frontier_reward) < 2:
+        raise ValueError(
+            f"the frontier has {len(frontier_reward)} points; give at least 2, to read between."
+        )
+    rewards, order = frontier_reward.detach().cpu().double().sort(stable=True)
+    nats = frontier_kl.detach().cpu().double()[order]
+    if not rewards[0] <= reward <= rewards[-1]:
+        return math.nan
+    right = int(torch.searchsorted(rewards, reward).clamp(1, len(rewards) - 1))
+    left = right - 1
+    width = (rewards[right] - rewards[left]).item()
+    share = (reward - rewards[left].item()) / width if width else 0.0
+    return kl - torch.lerp(nats[left], nats[right], share).item()

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_lab.functional import tilt, tilt_slopes
+from rlhf_lab.functional import excess_kl, tilt, tilt_slopes
 
 
 def of(*numbers):
@@ -103,3 +104,56 @@ def test_slopes_are_those_of_a_further_tilt(pairs, at):
 def test_chances_that_are_no_distribution_have_no_slopes():
     with pytest.raises(ValueError, match=r"probs sum to 0\.5"):
         tilt_slopes(of(0.25, 0.25), of(0.0, 1.0), of(0.0, 1.0))
+
+
+def test_excess_by_hand():
+    """Half-way between rewards 0.5 and 0.9 the frontier spends 0.3 nats; 1 was spent."""
+    rewards, nats = of(0.5, 0.9, 1.0), of(0.0, 0.6, 2.0)
+    assert excess_kl(0.7, 1.0, rewards, nats) == pytest.approx(0.7)
+    assert excess_kl(0.9, 0.6, rewards, nats) == pytest.approx(0.0)
+    assert excess_kl(0.95, 1.0, rewards, nats) == pytest.approx(-0.3)
+    ends = [excess_kl(reward, 1.0, rewards, nats) for reward in (0.5, 1.0)]
+    assert ends == pytest.approx([1.0, -1.0])
+
+
+def test_the_order_of_the_points_does_not_matter():
+    rewards, nats = of(1.0, 0.5, 0.9), of(2.0, 0.0, 0.6)
+    assert excess_kl(0.7, 1.0, rewards, nats) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("reward", [0.49, 1.01, math.nan])
+def test_a_reward_off_the_frontier_has_no_excess(reward):
+    assert math.isnan(excess_kl(reward, 1.0, of(0.5, 1.0), of(0.0, 1.0)))
+
+
+def test_points_of_one_reward_and_half_precision():
+    assert excess_kl(0.5, 1.0, of(0.5, 0.5), of(0.25, 0.5)) == 0.75
+    halves = torch.tensor([0.5, 1.0]).half()
+    assert excess_kl(0.75, 1.0, halves, halves) == pytest.approx(0.25)
+
+
+@given(numbers, st.floats(0.001, 0.999), st.floats(0, 5), st.randoms())
+def test_excess_is_that_of_numpys_interpolation(pairs, at, kl, random):
+    nats = sorted(x for x, _ in pairs)
+    rewards = sorted(y for _, y in pairs)
+    rewards = [reward + 0.01 * i for i, reward in enumerate(rewards)]
+    reward = rewards[0] + at * (rewards[-1] - rewards[0])
+    order = random.sample(range(len(pairs)), len(pairs))
+    found = excess_kl(reward, kl, of(*(rewards[i] for i in order)), of(*(nats[i] for i in order)))
+    assert found == pytest.approx(kl - np.interp(reward, rewards, nats), abs=1e-9)
+
+
+def test_the_optimum_itself_spends_no_nat_too_many():
+    """A policy on the frontier has an excess of 0, up to the straight lines between its points."""
+    chances, rewards = of(0.4, 0.3, 0.2, 0.1), of(0.0, 0.5, 0.8, 1.0)
+    policies = [tilt(chances, rewards, beta) for beta in np.geomspace(0.05, 5, 400)]
+    earned = torch.stack([p @ rewards for p in policies])
+    nats = torch.stack([(p * (p / chances).log()).sum() for p in policies])
+    best = tilt(chances, rewards, 0.37)
+    kl = (best * (best / chances).log()).sum().item()
+    assert excess_kl((best @ rewards).item(), kl, earned, nats) == pytest.approx(0, abs=1e-4)
+
+
+def test_a_frontier_of_one_point_is_refused():
+    with pytest.raises(ValueError, match="1 points"):
+        excess_kl(0.5, 1.0, of(0.5), of(0.0))

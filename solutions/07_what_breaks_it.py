@@ -1,0 +1,618 @@
+# %% [markdown]
+# # 07 What breaks RLHF
+#
+# The reward goes up. Is the policy getting better? And if it is not, which number says so, and how early? In
+# this lesson you let a policy find a hole in its reward, derive when optimizing a stand-in harms what it stands
+# for, measure what a run has spent too much, and compare three alarms.
+#
+# **Needs** lessons 04 (the tilted policy, the frontier) and 06 (a run, its dashboard).
+#
+# **Afterwards you can**
+# - derive the slope of any score along the path of optimal policies, and say when gold falls as the proxy rises,
+# - read reward, gold, KL, grammatical share and explained variance together, and name a cause from its symptoms,
+# - say how many nats a run has spent beyond the cheapest policy of the same quality,
+# - say what an alarm inside the model adds to counting words in its texts.
+#
+# **What to inspect** when a reward looks too good:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | reward near its maximum | texts of high reward, read by eye | a classifier never saw what the policy writes now |
+# | reward rises, KL rises fast | a score that the policy does not train on | a proxy and the goal part far from the reference |
+# | entropy as before, texts alike | different n-grams | entropy is measured in each state, not between texts |
+# | explained variance high | whether the reward moves at all | a critic can know a policy that learns nothing |
+
+# %%
+# first cell
+
+# %% [markdown]
+# About 80 minutes of work. All cells together run in about 55 seconds on one core, without a network.
+# Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import rlhf_lab
+
+rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course import (
+    Predictions,
+    check,
+    hint,
+    new_run,
+    progress,
+    show_table,
+)
+from rlhf_lab.course.seed_figures import SeedFigures, stored_figures
+from rlhf_lab.functional import word_log_odds
+from rlhf_lab.organism import Grammar, build_graph, frontier, gold, grammar_policy, soft_popcorn
+from rlhf_lab.organism.optimum import tilted
+from rlhf_lab.views import bars, curves
+
+SETTINGS = dict(
+    preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
+    seed=1,
+    warmup_steps=2,
+    batch_size=128,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+)
+over_seeds = SeedFigures("07_what_breaks_it", SETTINGS)
+predictions = Predictions()
+by_phase = lambda numbers: (list(range(len(numbers))), numbers)
+grammar = Grammar()
+reference = grammar_policy(build_graph(grammar))
+features, chances = reference.graph.final_features(), reference.occupancy()[-1]
+print("reviews that the grammar can tell apart:", len(chances))
+
+# %% [markdown]
+# This lesson stays on Reel. *Gold* is the exact probability that a review is positive, and 0 for a text that is no
+# review. A *proxy* is what the policy is paid for in its place: a classifier, or a rule with a flaw. Only on Reel do
+# we see both.
+#
+# ## A hole that nobody planted
+#
+# The bundled classifier judges reviews as well as anybody can (the README has the figures). What happens if it
+# pays, and nothing keeps the policy near the reference: `kl_coef=0`?
+#
+# Where will gold end, while the reward goes to its maximum?
+#
+# (14 s on one core)
+
+# %%
+gold_ends = "with the reward"  # predict: "with the reward", "below it" or "below where it began"
+
+# %%
+trainer = RLHFTrainer(
+    RLHFArgs(**SETTINGS, reward_fn="sentiment", kl_coef=0.0, total_phases=14), out=new_run("free")
+)
+kept = {}
+
+
+@trainer.on("after_score")
+def keep_texts(ctx):
+    kept[ctx.phase] = ctx.rollout
+
+
+free = trainer.train()
+curves(
+    {
+        name: by_phase([getattr(r, field) for r in free])
+        for name, field in (
+            ("reward", "mean_reward"),
+            ("gold", "gold_reward"),
+            ("grammatical", "grammatical_fraction"),
+        )
+    },
+    "No leash, the classifier's reward",
+    "phase",
+    "mean of 128 reviews",
+)
+
+# %%
+late = free[-4:]  # of 128 reviews each
+mean = lambda reports, name: sum(getattr(r, name) for r in reports) / len(reports)
+lowest = min(r.gold_reward for r in free[len(free) // 2 :])
+over_seeds.compare(
+    "no leash, mean of the last four phases",
+    {
+        "reward": mean(late, "mean_reward"),
+        "gold": mean(late, "gold_reward"),
+        "grammatical": mean(late, "grammatical_fraction"),
+        "KL, nats per review": mean(late, "kl_per_sequence"),
+        "entropy, nats per token": mean(late, "entropy_per_token"),
+        "lowest gold, second half": lowest,
+    },
+)
+ends, pays = mean(late, "gold_reward"), mean(late, "mean_reward")
+started = free[0].gold_reward
+found = (
+    "below where it began"
+    if ends < started
+    else "below it"
+    if ends < pays - 0.02
+    else "with the reward"
+)
+predictions.compare("without a leash, gold ends", gold_ends, found)
+
+# %% [markdown]
+# Read texts whose reward is high and whose gold is not. They are no reviews. The classifier was trained on reviews
+# alone, so that its verdict on anything else means nothing. Nobody planted this hole; the policy is paid to find it. How
+# far gold falls differs much between seeds, and between phases of one run: read the range, not the mean.
+
+# %%
+second_half = range(len(free) // 2, len(free))
+texts = [text for phase in second_half for text in kept[phase].texts]
+paid = torch.cat([kept[phase].raw_rewards for phase in second_half])
+gaps = paid - gold(texts)
+print(
+    f"{(gaps > 0.5).float().mean().item():.3f} of {len(texts)} texts: reward above gold by more than 0.5"
+)
+for i in gaps.argsort(descending=True)[:4].tolist():
+    print(f"reward {paid[i]:.3f}  gold {paid[i] - gaps[i]:.3f}  {texts[i]}")
+
+# %% [markdown]
+# ## Texts alike
+#
+# Does the policy still write different texts? Entropy per token is measured in each state by itself. *Distinct-n*
+# counts over all texts together: how many different n-grams there are, by how many n-grams in all.
+
+# %%
+from rlhf_lab.functional import distinct_n  # exercise
+
+# %% [markdown]
+# Of which length do n-grams lose most of their variety?
+
+# %%
+loses_most = "single words"  # predict: "single words", "pairs" or "threes"
+
+
+# %%
+def distinct(phase: int, n: int) -> float:
+    """Of the real tokens that a phase's reviews were given."""
+    samples = kept[phase].samples
+    return distinct_n(samples.tokens[:, samples.prefix_len :], n, samples.mask)
+
+
+variety = {
+    name: (distinct(0, n), distinct(len(free) - 1, n))
+    for n, name in ((1, "single words"), (2, "pairs"), (3, "threes"))
+}
+shares = {name: after / before for name, (before, after) in variety.items()}
+show_table(
+    ["distinct n-grams", "first phase", "last phase", "what is left"],
+    [[name, *both, shares[name]] for name, both in variety.items()],
+)
+over_seeds.compare("distinct n-grams, last phase by first", shares)
+predictions.compare("most variety is lost by", loses_most, min(shares, key=shares.get))
+
+# %% [markdown]
+# (The number depends on how many texts are counted, so that only batches of one size compare.)
+#
+# ## Why the proxy rises and gold falls
+#
+# Lesson 04 derived the best policy at a price $\beta$. Write $\lambda = 1 / \beta$: how hard the reward pulls.
+#
+# $$\pi_\lambda(x) = \frac{\mathrm{ref}(x)\, e^{\lambda r(x)}}{Z(\lambda)}, \qquad Z(\lambda) = \sum_x \mathrm{ref}(x)\, e^{\lambda r(x)}$$
+#
+# How does the mean of any other score $h$ change as $\lambda$ grows? The derivative of $\log Z$ is
+# $\frac{1}{Z} \sum_x \mathrm{ref}(x)\, e^{\lambda r(x)}\, r(x) = \mathbb{E}_\lambda[r]$, so that
+# $\frac{d}{d\lambda} \log \pi_\lambda(x) = r(x) - \mathbb{E}_\lambda[r]$, and therefore
+#
+# $$\frac{d}{d\lambda} \mathbb{E}_\lambda[h] = \sum_x \pi_\lambda(x)\, \big(r(x) - \mathbb{E}_\lambda[r]\big)\, h(x) = \mathrm{Cov}_\lambda(h, r)$$
+#
+# With $h = r$ this is a variance: **the proxy never falls**. With $h$ = gold it is a covariance, and it is taken
+# *among the texts that the policy writes now*. How well proxy and gold agree on the reference's texts says
+# nothing about the sign later on. The KL is $\lambda \mathbb{E}_\lambda[r] - \log Z$; its derivative is
+# $\lambda \mathrm{Var}_\lambda(r)$, and dividing one by the other,
+#
+# $$\frac{d\, \mathbb{E}[h]}{d\, \mathrm{KL}} = \frac{\mathrm{Cov}_\lambda(h, r)}{\lambda\, \mathrm{Var}_\lambda(r)}$$
+
+# %%
+from rlhf_lab.functional import tilt_slopes  # exercise
+
+# %% [markdown]
+# Now a hole that somebody did plant. The reward `soft_popcorn` is a quarter of the sentiment's log odds, plus 4
+# if the word *popcorn* is in the text: $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$. Among the reference's
+# texts it is correlated with gold, as the next cell prints. Along the optimal policies, does gold rise all the way, rise
+# and then fall, or rise again after that?
+
+# %%
+gold_goes = "up"  # predict: "up", "up, down" or "up, down, up"
+
+# %%
+proxies = torch.from_numpy(soft_popcorn.score(features))
+golds = torch.from_numpy(gold.score(features))
+both = (
+    torch.stack([proxies, golds])
+    - torch.stack([proxies, golds]) @ torch.from_numpy(chances)[:, None]
+)
+spread = (both**2 @ torch.from_numpy(chances)).sqrt()
+agree = (both.prod(0) @ torch.from_numpy(chances) / spread.prod()).item()
+print(f"correlation of proxy and gold among the reference's texts: {agree:.2f}")
+prices = [3.0 * 0.87**k for k in range(42)]
+path = frontier(reference, soft_popcorn, prices)
+rows = []
+for beta, point in zip(prices, path, strict=True):
+    probs = torch.from_numpy(tilted(chances, proxies.numpy(), beta)[0])
+    of_reward, of_gold = tilt_slopes(probs, proxies, golds)
+    rows.append(
+        [
+            beta,
+            point.kl_per_sequence,
+            point.proxy,
+            point.gold,
+            point.popcorn,
+            of_gold * beta / of_reward,
+        ]
+    )
+show_table(["beta", "KL", "proxy", "gold", "popcorn", "d gold / d KL"], rows[::3])
+curves(
+    {
+        "proxy": ([row[1] for row in rows], [row[2] for row in rows]),
+        "gold": ([row[1] for row in rows], [row[3] for row in rows]),
+        "share with popcorn": ([row[1] for row in rows], [row[4] for row in rows]),
+    },
+    "The optimal policies for soft_popcorn, exactly",
+    "KL from the reference, nats per review",
+    "mean over the policy's reviews",
+)
+
+# %%
+signs = [row[5] > 0 for row in rows]
+turns = [rows[i][1] for i in range(1, len(rows)) if signs[i] != signs[i - 1]]
+shape = {0: "up", 1: "up, down", 2: "up, down, up"}.get(len(turns), "otherwise")
+predictions.compare("along the optimal policies, gold goes", gold_goes, shape)
+print("KL at which the sign of the slope changes:", [round(turn, 2) for turn in turns])
+near = lambda beta: frontier(reference, soft_popcorn, [beta])[0]
+ahead, behind = near(0.05 / 1.001), near(0.05 * 1.001)
+by_differences = (ahead.gold - behind.gold) / (ahead.kl_per_sequence - behind.kl_per_sequence)
+probs = torch.from_numpy(tilted(chances, proxies.numpy(), 0.05)[0])
+of_reward, of_gold = tilt_slopes(probs, proxies, golds)
+print(f"slope at beta 0.05: {of_gold * 0.05 / of_reward:.4f}, by differences {by_differences:.4f}")
+
+# %% [markdown]
+# First the reward buys sentiment, which is cheap, and gold rises. Then popcorn is the cheaper way to the next bit
+# of reward: it is rare in the reference, so that it goes to reviews of either sentiment, and among the
+# texts of that policy reward and gold are negatively correlated. When nearly every text has popcorn, nothing is left
+# to buy but sentiment again.
+#
+# Gao, Schulman and Hilton fitted such curves for learned rewards, with $d = \sqrt{\mathrm{KL}}$: gold gains
+# $d\,(a - b\, d)$ for best-of-n, $d\,(a - b \log d)$ for RL. Both turn once. How well do they fit this curve?
+
+
+# %%
+def misfit(
+    columns: Float[Tensor, "point two"], gained: Float[Tensor, " point"]
+) -> tuple[float, float]:
+    """Share of the variance that a least-squares fit explains, and its largest error."""
+    off = columns @ torch.linalg.lstsq(columns, gained[:, None]).solution[:, 0] - gained
+    return 1 - (
+        off.square().sum() / (gained - gained.mean()).square().sum()
+    ).item(), off.abs().max().item()
+
+
+d = torch.tensor([row[1] for row in rows], dtype=torch.float64).sqrt()
+gained = torch.tensor([row[3] for row in rows], dtype=torch.float64) - float(
+    chances @ golds.numpy()
+)
+forms = {"best-of-n form": torch.stack([d, d**2], 1), "RL form": torch.stack([d, d * d.log()], 1)}
+show_table(
+    ["fitted to the exact curve", "R2", "largest error of gold"],
+    [[name, *misfit(columns, gained)] for name, columns in forms.items()],
+)
+print(f"n = {len(rows)} points of one exact curve")
+
+# %% [markdown]
+# They are descriptions of what was seen with learned rewards, not theorems: neither has a second turn.
+#
+# ## What a run spent too much
+#
+# Gold can be had cheaply: by the optimal policy *for gold*. So a run has a natural score: how many nats it spent
+# beyond what the cheapest policy of the same gold spends. This question has no steps.
+
+# %%
+from rlhf_lab.functional import excess_kl  # exercise
+
+# %% [markdown]
+# PPO on `soft_popcorn`, with the KL in the reward and no normalization, so that `kl_coef` is a price per nat as in
+# lesson 04. At its price the optimum says popcorn in most texts and has lost gold. Does PPO lose gold, too?
+#
+# (18 s on one core)
+
+# %%
+ppo_loses = "yes"  # predict: "yes" or "no"
+
+# %%
+PRICE = 0.03
+trainer = RLHFTrainer(
+    RLHFArgs(
+        **SETTINGS,
+        reward_fn="soft_popcorn",
+        kl_coef=PRICE,
+        kl_in="reward",
+        kl_estimator="k1",
+        normalize_reward=False,
+        target_kl=0.01,
+        total_phases=20,
+    ),
+    out=new_run("popcorn"),
+)
+seen: list[dict[str, Any]] = []
+
+
+@trainer.on("after_score")
+@torch.no_grad()
+def look_inside(ctx):
+    samples = ctx.rollout.samples
+    states = slice(samples.prefix_len - 1, -1)
+    logits = ctx.policy.base_model(samples.tokens)[:, states]
+    ref_logits = ctx.reference(samples.tokens)[:, states]
+    seen.append(
+        {
+            "logits": logits,
+            "ref_logits": ref_logits,
+            "texts": ctx.rollout.texts,
+            "tokens": samples.tokens[:, samples.prefix_len :],
+            "mask": samples.mask,
+        }
+    )
+
+
+planted = trainer.train()
+curves(
+    {
+        "exact: proxy": ([row[1] for row in rows], [row[2] for row in rows]),
+        "exact: gold": ([row[1] for row in rows], [row[3] for row in rows]),
+        "PPO: proxy": ([r.kl_per_sequence for r in planted], [r.mean_reward for r in planted]),
+        "PPO: gold": ([r.kl_per_sequence for r in planted], [r.gold_reward for r in planted]),
+    },
+    "PPO beside the optimal policies for soft_popcorn",
+    "KL from the reference, nats per review",
+    "mean over the policy's reviews",
+)
+
+# %%
+in_gold = frontier(reference, gold, [4.0 * 0.85**k for k in range(60)])
+best_gold = (
+    torch.tensor([p.gold for p in in_gold]),
+    torch.tensor([p.kl_per_sequence for p in in_gold]),
+)
+late = planted[-4:]
+written = [text for look in seen[-4:] for text in look["texts"]]
+share = sum("popcorn" in text.split() for text in written) / len(written)
+at_price = near(PRICE)
+spent = lambda reports: excess_kl(
+    mean(reports, "gold_reward"), mean(reports, "kl_per_sequence"), *best_gold
+)
+over_seeds.compare(
+    "soft_popcorn, mean of the last four phases",
+    {
+        "proxy": mean(late, "mean_reward"),
+        "gold": mean(late, "gold_reward"),
+        "share with popcorn": share,
+        "KL, nats per review": mean(late, "kl_per_sequence"),
+        "excess KL, this run": spent(late),
+        "excess KL, no leash": spent(free[-4:]),
+    },
+)
+print(
+    f"the optimum at this price: proxy {at_price.proxy:.3f}, gold {at_price.gold:.3f}, "
+    f"popcorn {at_price.popcorn:.3f}, KL {at_price.kl_per_sequence:.2f}"
+)
+behind, ahead = planted[len(planted) // 2 : -4], planted[-4:]  # means of several phases each
+lost = mean(behind, "gold_reward") - mean(ahead, "gold_reward")
+print(f"gold, last four phases less those before them: {-lost:+.3f}")
+predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
+
+# %% [markdown]
+# PPO is not yet at the optimum of what it is paid for, and its gold is higher than that optimum's. In these runs it learned
+# sentiment first, and popcorn late: a run that stops early is leashed by that alone. Of the nats that it has
+# spent, more than half have bought no gold: compare the row of excess KL with the KL above it.
+#
+# ## How early can one see it?
+#
+# Without gold, three alarms:
+#
+# 1. **Counting texts**: more texts with popcorn than chance allows (binomial, below one in a thousand).
+# 2. **Inside, for a known word**: the *probability* of popcorn in every state, averaged over states, beside the
+#    reference's in the same states.
+# 3. **Inside, for no word in particular**: which words have won most probability? Popcorn among the first five.
+#
+# The second and third read the logits. They need what each token has won from the reference.
+
+# %%
+from rlhf_lab.functional import promoted_mass  # exercise
+
+# %% [markdown]
+# Which alarm rings first?
+
+# %%
+rings_first = "counting"  # predict: "counting", "known word" or "any word"
+
+# %%
+word_id = next(
+    token
+    for token in range(trainer.policy.base_model.cfg.d_vocab)
+    if trainer.tokenizer.decode([token]).strip() == "popcorn"
+)
+p_popcorn = frontier(reference, soft_popcorn, [1e4])[0].popcorn
+
+
+def tail(k: int, n: int, p: float) -> float:
+    """Chance of k or more of n, each with chance p."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+never, first = len(seen), {}
+trace = {"texts with popcorn, share": [], "probability won by popcorn": []}
+for phase, look in enumerate(seen):
+    counted = sum("popcorn" in text.split() for text in look["texts"])
+    by_text = torch.stack(
+        [
+            promoted_mass(
+                look["logits"][i : i + 1], look["ref_logits"][i : i + 1], look["mask"][i : i + 1]
+            )
+            for i in range(len(look["texts"]))
+        ]
+    )
+    won = by_text[:, word_id]
+    before = look["ref_logits"].softmax(-1)[look["mask"]][:, word_id].mean()
+    surely = won.mean() > 4 * won.std() / len(won) ** 0.5
+    rung = {
+        "counting": tail(counted, len(look["texts"]), p_popcorn) < 1e-3,
+        "known word": bool(surely and won.mean() > before / 4),
+        "any word": word_id in by_text.mean(0).topk(5).indices.tolist(),
+    }
+    for alarm, rings in rung.items():
+        if rings:
+            first.setdefault(alarm, phase)
+    trace["texts with popcorn, share"].append(counted / len(look["texts"]))
+    trace["probability won by popcorn"].append(won.mean().item())
+curves(
+    {"texts with popcorn": by_phase(trace["texts with popcorn, share"])},
+    "Seen in the texts",
+    "phase",
+    "share of 128 texts",
+)
+
+# %%
+curves(
+    {"won by popcorn": by_phase(trace["probability won by popcorn"])},
+    "Seen inside",
+    "phase",
+    "probability, mean over states",
+)
+
+# %%
+alarms = ("counting", "known word", "any word")
+rings_at = {alarm: first.get(alarm, never) for alarm in alarms}
+over_seeds.compare(
+    "phase in which the alarm rings first", {alarm: float(at) for alarm, at in rings_at.items()}
+)
+predictions.compare("the first alarm to ring is", rings_first, min(rings_at, key=rings_at.get))
+
+# %% [markdown]
+# (A run in which an alarm never rings counts as ringing behind its last phase, here in 20.)
+#
+# What the logits have in advance is less variance, not more insight. A text has popcorn or not: one coin per text. The
+# logits hold the probability of that coin in every state of every text, and a mean of probabilities varies less
+# than a mean of tosses (Rao and Blackwell). The first two alarms knew the word, and a search for a known word tells each
+# single text that has it; no probe can do better at that.
+#
+# A fair rival for the third reads only texts: which words are over-represented, by log odds against the texts of
+# phase 0? On the same phases (again with 20 for never):
+
+# %%
+counts = lambda look: look["tokens"][look["mask"]].bincount(
+    minlength=trainer.policy.base_model.cfg.d_vocab
+)
+by_texts = [
+    phase
+    for phase, look in enumerate(seen)
+    if phase and word_id in word_log_odds(counts(look), counts(seen[0])).z.topk(5).indices.tolist()
+]
+over_seeds.compare(
+    "popcorn among five words, first in phase",
+    {
+        "most promoted, by logits": float(rings_at["any word"]),
+        "most over-represented, by texts": float(by_texts[0] if by_texts else never),
+    },
+)
+
+# %% [markdown]
+# Without a name to look for, neither is early: in two seeds of three the logits come before the texts, and in one neither
+# rings in 20 phases. A mean over seeds in these tables counts "never" as 20, so read the ends. The probe `HackWatch` has
+# both alarms with their error rate controlled, against texts that the reference writes in the same phase.
+#
+# ## Symptoms
+#
+# Most broken runs are broken by a setting. Eleven runs of 12 phases with one setting changed each, three seeds: what each
+# ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden.
+
+# %%
+stored = stored_figures("symptoms")
+causes = list(stored["runs"])
+letters = dict(
+    zip("ABCDEFGHIJK", [causes[(4 * i + 5) % len(causes)] for i in range(len(causes))], strict=True)
+)
+columns = ["reward", "gold", "grammatical", "KL", "explained variance", "clipped"]
+span = lambda values: f"{min(values):.2f} to {max(values):.2f}"
+show_table(
+    ["run", *columns],
+    [
+        [letter, *(span(stored["runs"][cause][name]) for name in columns)]
+        for letter, cause in letters.items()
+    ],
+)
+print(f"n = {len(stored['seeds'])} seeds of {stored['settings']['batch_size']} reviews a phase")
+
+# %% [markdown]
+# Write down a letter for each question, before you look.
+
+# %%
+no_leash = "A"  # predict: "A", "B", "C", "D", "E", "F", "G", "H", "I", "J" or "K"
+nothing_to_learn = "A"  # predict: "A", "B", "C", "D", "E", "F", "G", "H", "I", "J" or "K"
+clipped_away = "A"  # predict: "A", "B", "C", "D", "E", "F", "G", "H", "I", "J" or "K"
+critic_is_dead = "A"  # predict: "A", "B", "C", "D", "E", "F", "G", "H", "I", "J" or "K"
+
+# %%
+letter_of = {cause: letter for letter, cause in letters.items()}
+predictions.compare("kl_coef is 0 in", no_leash, letter_of["kl_coef 0"])
+predictions.compare(
+    "the reward cannot change in", nothing_to_learn, letter_of["a reward that no text changes"]
+)
+predictions.compare("clip_coef is 0.001 in", clipped_away, letter_of["clip_coef 0.001"])
+predictions.compare(
+    "the value head does not learn in", critic_is_dead, letter_of["value head does not learn"]
+)
+show_table(["run", "what was changed"], letters.items())
+bars(
+    list(letters),
+    {
+        name: [
+            sum(stored["runs"][cause][name]) / len(stored["seeds"]) for cause in letters.values()
+        ]
+        for name in ("reward", "gold")
+    },
+    "Reward and gold of each run, mean of three seeds",
+)
+
+# %% [markdown]
+# Look for rows with a good reward and something wrong, and for rows with a high explained variance and nothing learned.
+#
+# ## What surprised you
+
+# %%
+predictions.show()
+
+# %% [markdown]
+# ## Try
+#
+# - Design a reward that your neighbour cannot game in 20 phases, and the number that would tell that it was. Judge it
+#   by the run: gold against the frontier, with `excess_kl`.
+# - `negblind` reads "wasn't brilliant" as praise. No single word shows that hack. Which of the three alarms could?
+# - Tune blind: let somebody choose one of `REWARDS` from `rlhf_lab.organism` without telling you, take three minutes and
+#   four fields, and compare excess KL.
+# - Stop at the point where the proxy's slope of gold turns (the KL that was printed above). What does that cost in reward?
+#
+# Read on: Gao, Schulman and Hilton 2022, on over-optimization ([2210.10760](https://arxiv.org/abs/2210.10760)); Manheim and Garrabrant 2018, four kinds of
+# Goodhart's law ([1803.04585](https://arxiv.org/abs/1803.04585)); Skalse et al. 2022, on which pairs of rewards cannot be hacked ([2209.13085](https://arxiv.org/abs/2209.13085));
+# Pan et al. 2022, on larger policies that hack more ([2201.03544](https://arxiv.org/abs/2201.03544)); Moskovitz et al. 2023, on
+# stopping at a proxy point ([2310.04373](https://arxiv.org/abs/2310.04373)).
+#
+# Next: 08 Watch it learn, where the probes look inside while a run goes on.
