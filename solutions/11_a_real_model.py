@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # About 110 minutes of work. All cells together run in about 50 seconds on one core on the stand-in.
-# On the real model the two runs alone take about 3 minutes. Cells that take more than 3 seconds on the
+# On the real model the two runs alone take minutes; nobody has timed them yet. Cells that take more than 3 seconds on the
 # stand-in say so:
 #
 # (4 s on one core)
@@ -105,6 +105,7 @@ SETTINGS = dict(
     top_k=None,
     advantages="gae",
     kl_coef=0.3,
+    base_lr=1e-3,  # adapters take a higher rate than weights
 )
 predictions = Predictions()
 
@@ -131,7 +132,6 @@ SCALE = "auto"  # or "stand-in", "local", "hub"
 folder = os.environ.get("RLHF_LAB_REAL_MODELS")
 if SCALE == "auto":
     SCALE = "local" if folder else "stand-in"
-SETTINGS.setdefault("base_lr", 1e-3)  # adapters take a higher rate than weights
 if SCALE in ("local", "hub"):
     SETTINGS |= {"preset": "smol", "forward": "auto", "kl_coef": 0.1, "gen_len": 20}
     SETTINGS |= {"keep_checkpoints": 0}
@@ -162,7 +162,7 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 placebo_moves = "under a third"  # predict: "under a third", "about as far" or "further"
 
 # %% [markdown]
-# (20 s on one core; about 3 minutes on the real model)
+# (20 s on one core; minutes on the real model)
 
 
 # %%

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from rlhf_lab.course import SeedFigures, seed_figures
-from rlhf_lab.errors import LoadError
+from rlhf_lab.errors import ConfigError, LoadError
 from tools.course import record
-from tools.course.builder import masters
+from tools.course.builder import REAL_MODELS, _environment, masters
 
 ROOT = Path(__file__).parents[2]
 STORED = {
@@ -86,6 +86,46 @@ def test_another_seed_is_written_into_the_settings_and_what_follows_is_left_out(
     assert last == record.LAST_CELL
     with pytest.raises(LoadError, match="lesson any has no figures over seeds"):
         record.with_seed(new_notebook(cells=cells[:2]), 4, "any")
+
+
+@pytest.mark.parametrize(
+    ("real", "stem", "option"), [(False, "any", ""), (True, "any_real", " --real-models")]
+)
+def test_figures_of_real_models_are_stored_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: bool, stem: str, option: str
+) -> None:
+    cells = [new_code_cell("SETTINGS = dict(seed=1)"), new_code_cell("over_seeds.compare('a', {})")]
+    ran = []
+
+    def run_cells(notebook, place, real_models):
+        ran.append(real_models)
+        said = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
+        notebook.cells[-1].outputs = [new_output("stream", text=said)]
+        return notebook
+
+    monkeypatch.setattr(record, "solution_notebook", lambda master: new_notebook(cells=cells))
+    monkeypatch.setattr(record, "run_cells", run_cells)
+    monkeypatch.setenv(REAL_MODELS, str(tmp_path))
+    path = record.record_lesson(Path("any.py"), tmp_path, 1, real)
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert path == tmp_path / record.RECORDS / f"{stem}.json" and ran == [real]
+    assert stored["made_by"] == f"python -m tools.course record any --seeds 1{option}"
+    assert (stored["seeds"], stored["tables"]) == ([1], {"a": {"b": [0.25]}})
+    assert stored["settings"] == {"preset": "smol"}
+
+
+def test_real_models_are_seen_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REAL_MODELS, "a_folder")
+    seen = [_environment(".", real_models).get(REAL_MODELS) for real_models in (False, True)]
+    assert seen == [None, "a_folder"]
+
+
+def test_a_record_of_real_models_needs_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(REAL_MODELS, raising=False)
+    with pytest.raises(ConfigError, match="RLHF_LAB_REAL_MODELS is unset"):
+        record.record_lesson(Path("any.py"), tmp_path, 1, real_models=True)
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)

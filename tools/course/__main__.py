@@ -40,13 +40,18 @@ def build(
 
 
 def record(
-    lessons: Positional[tuple[str, ...]] = (), seeds: int = 5, root: Path = Path(".")
+    lessons: Positional[tuple[str, ...]] = (),
+    seeds: int = 5,
+    real_models: FlagCreatePairsOff[bool] = False,
+    root: Path = Path("."),
 ) -> int:
     """Run lessons once per seed, and store the figures that they show beside other seeds.
 
     Args:
         lessons: names of lessons, such as 09_what_rlhf_changed.
         seeds: how many, from 1 on.
+        real_models: run with the models in the folder that RLHF_LAB_REAL_MODELS names, and store
+            the figures as LESSON_real.json.
         root: the repository's root.
     """
     from tools.course.record import record_lesson
@@ -55,7 +60,7 @@ def record(
         raise ConfigError("lessons is empty; name those that compare figures over seeds.")
     known = {master.stem: master for master in _builder().masters(root)}
     for lesson in _known_lessons(lessons, known):
-        print_line(f"wrote {record_lesson(known[lesson], root, seeds)}")
+        print_line(f"wrote {record_lesson(known[lesson], root, seeds, real_models)}")
     return 0
 
 

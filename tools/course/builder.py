@@ -251,10 +251,13 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
         return _steady(executed, place)
 
 
-def run_cells(notebook: NotebookNode, place: str, **listeners: Callable) -> NotebookNode:
+def run_cells(
+    notebook: NotebookNode, place: str, real_models: bool = False, **listeners: Callable
+) -> NotebookNode:
     """Run all cells in a fresh kernel in this directory.
 
     Args:
+        real_models: whether the cells see the variable that names the folder of real models.
         listeners: nbclient's `on_cell_execute` and the like.
 
     Raises nbclient's CellExecutionError if a cell fails.
@@ -269,11 +272,11 @@ def run_cells(notebook: NotebookNode, place: str, **listeners: Callable) -> Note
         resources={"metadata": {"path": place}},
         **listeners,
     )
-    return client.execute(env=_environment(place))
+    return client.execute(env=_environment(place, real_models))
 
 
-def _environment(place: str) -> dict[str, str]:
-    """Offline, without real models, with a progress file of its own and one number of threads."""
+def _environment(place: str, real_models: bool) -> dict[str, str]:
+    """Offline, with a progress file of its own and one thread; real models only if asked for."""
     own = {
         "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
         "HF_HUB_OFFLINE": "1",
@@ -281,7 +284,8 @@ def _environment(place: str) -> dict[str, str]:
         "JUPYTER_COLUMNS": "100",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    kept = {name: value for name, value in os.environ.items() if name != REAL_MODELS}
+    hidden = () if real_models else (REAL_MODELS,)
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return kept | own
 
 

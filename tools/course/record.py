@@ -1,7 +1,10 @@
 """The recorder of seed figures: runs a lesson once per seed, and stores what its cells compared."""
 
 import json
+import os
+import platform
 import re
+import resource
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,8 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from rlhf_lab.errors import LoadError
-from tools.course.builder import SET_UP, code_of, run_cells, solution_notebook
+from rlhf_lab.errors import ConfigError, LoadError
+from tools.course.builder import REAL_MODELS, SET_UP, code_of, run_cells, solution_notebook
 
 RECORDS = Path("rlhf_lab", "course", "records")
 SEED = re.compile(r"\bseed=\d+")
@@ -22,39 +25,56 @@ print({PRINTED!r} + json.dumps([SETTINGS, over_seeds.tables]))
 """
 
 
-def record_lesson(master: Path, root: Path, seeds: int) -> Path:
+def record_lesson(master: Path, root: Path, seeds: int, real_models: bool = False) -> Path:
     """Run a lesson's solution with the seeds 1, 2, ..., and store the figures that it compares.
 
     1. Write each seed into the cell of `SETTINGS`; leave out the checks, which no figure needs.
     2. Run all cells up to the last `over_seeds.compare`, in a fresh kernel.
     3. Write settings, seeds and tables into the package's records.
 
+    With `real_models`, the cells see the folder of real models; the record is `LESSON_real.json`.
+
     Raises:
         LoadError: a lesson that compares nothing, or whose settings have not one seed.
+        ConfigError: `real_models` without the variable that names their folder.
     """
-    found = [figures_of_seed(master, seed) for seed in range(1, seeds + 1)]
+    if real_models and not os.environ.get(REAL_MODELS):
+        raise ConfigError(f"{REAL_MODELS} is unset; let it name the folder of the real models.")
+    before = _seconds_of_children()
+    found = [figures_of_seed(master, seed, real_models) for seed in range(1, seeds + 1)]
+    seconds = (_seconds_of_children() - before) / seeds
     settings = {name: value for name, value in found[0][0].items() if name != "seed"}
     tables = {
         table: {name: [round(each[table][name], 5) for _, each in found] for name in figures}
         for table, figures in found[0][1].items()
     }
     record = {
-        "made_by": f"python -m tools.course record {master.stem} --seeds {seeds}",
+        "made_by": f"python -m tools.course record {master.stem} --seeds {seeds}"
+        + " --real-models" * real_models,
+        "made_on": f"{platform.machine()}, {seconds:.0f} processor seconds per seed",
         "settings": settings,
         "seeds": list(range(1, seeds + 1)),
         "tables": tables,
     }
-    path = root / RECORDS / f"{master.stem}.json"
+    path = root / RECORDS / f"{master.stem}{'_real' * real_models}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
 
 
-def figures_of_seed(master: Path, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _seconds_of_children() -> float:
+    """Processor seconds of all kernels that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def figures_of_seed(
+    master: Path, seed: int, real_models: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings and the tables of one seed."""
     notebook = with_seed(solution_notebook(master), seed, master.stem)
     with tempfile.TemporaryDirectory() as place:
-        done = run_cells(notebook, place)
+        done = run_cells(notebook, place, real_models)
     text = "".join(output.get("text", "") for output in done.cells[-1].outputs)
     settings, tables = json.loads(text.split(PRINTED, 1)[1])
     return settings, tables
