@@ -380,7 +380,7 @@ predictions.compare("of the three, least is read of", overlooked, min(share, key
 
 # %% [markdown]
 # The verb of the verdict is the strongest word of a review, and this model of 64 pairs hardly reads it.
-# The model of 1,024 pairs, whose accuracy is close to the ceiling, reads about a quarter of it in this run.
+# The model of 1,024 pairs, whose accuracy is close to the ceiling, reads a part of it, which differs much between seeds.
 # Its accuracy does not suffer, since the clauses mostly agree with the verb: the pairs give little reason to read
 # it. With 4,096 pairs and more steps, nearly all of it is read, in all three seeds, and the accuracy is at
 # the ceiling: the last points come together with that word. And the
@@ -448,8 +448,9 @@ predictions.compare("64 pairs: gold of the best of n", gold_of_best, falls)
 
 # %% [markdown]
 # Chosen by the model of 1,024 pairs, the best of 64 is as good as if the truth had chosen it. Chosen by the model of 64
-# pairs it stays well below, and from n = 16 on more samples bring next to nothing in this run, or take something away: what is
-# still gained in score is what the model is wrong about. This is one model of 64 pairs; others are wrong about other things.
+# pairs it stays below. From n = 16 on more samples bring little, and in this run they take something away: what is
+# still gained in score is what the model is wrong about. The other two models of 64 pairs are wrong about other things, and one
+# of them chooses nearly as well as the truth does.
 # The large fall of the textbook figure (Gao et al. 2022) does not come about here. Best-of-n stays among texts that
 # the reference writes, where a model of Reel is not wrong by much.
 #
@@ -510,10 +511,10 @@ predictions.compare(
 )
 
 # %% [markdown]
-# At the end of this run gold is as high as it ever was: on Reel, most words that please the model please the rater, too. But
+# At the end of the run gold is as high as it ever was, or nearly, in each of the three seeds: on Reel, most words that please the model please the rater, too. But
 # look at the point farthest to the right. In that phase the learned reward is at its highest, and gold is well below
 # that of the phases around it: what was gained there is what the model is wrong about. Afterwards the policy came back.
-# That is one phase of one run; other seeds may stay out there. The last row of texts shows another place where the two
+# That is one phase of one run. The last row of texts shows another place where the two
 # rewards part: a verdict that the model does not read. Over-optimization is no law of nature: it needs a reward that is
 # wrong where the policy goes, and a policy that goes there. Lesson 07 is about rewards with a hole.
 #
@@ -765,7 +766,8 @@ order = "DPO" if apart > 0.02 else "PPO" if apart < -0.02 else "the same within 
 predictions.compare("more gold at equal KL", more_gold, order)
 
 # %% [markdown]
-# In this run, at the KL that DPO has spent, DPO has a little more gold than PPO; and one run of each does not settle the order.
+# At this price and with this number of steps, DPO has more gold than PPO had at the same KL, in each of three seeds, by amounts
+# that differ much.
 # Both are far below the optimum at this price, and for opposite reasons. DPO has spent less KL than the optimum does, PPO more,
 # and on other things: some of its texts are not even grammatical. Its reward, a log odds, reaches up to about 15, so that
 # the gradients of few reviews are noisy. And the implicit reward of PPO's policy fits the truth worse than DPO's: PPO
@@ -849,7 +851,7 @@ predictions.compare("less gold", less_gold, min(adapted, key=lambda name: adapte
 # %% [markdown]
 # With rank 1 on all six matrices, two in a hundred of the numbers learn, and the policy gets about as far as with all
 # weights above (which had twice as many steps and pairs). With rank 8 on query and value, nearly twice as many numbers learn,
-# and in this run it gets less far. What counted here is the place more than the rank: query and value decide what a head looks at and
+# and it gets less far, in each of three seeds. What counted here is the place more than the rank: query and value decide what a head looks at and
 # what it carries, and cannot change what is *said* as directly as the matrices that write into the residual stream.
 #
 # ## Your own question

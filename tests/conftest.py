@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import jaxtyping
 import pytest
 import torch
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from rlhf_lab.models import TransformerWithValueHead
     from tests.warm import WarmPython
 
+# A time limit per example would fail on a busy machine; timings are the benchmark's.
+hypothesis.settings.register_profile("no time limit", deadline=None)
+hypothesis.settings.load_profile("no time limit")
 
 MARKS = {
     **dict.fromkeys(("warm_python", "cold_python"), "process"),
