@@ -18,7 +18,7 @@
 # first cell
 
 # %% [markdown]
-# About 190 minutes of work. All cells together run in about 175 seconds on one core, without a
+# About 190 minutes of work. All cells together run in about 140 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -274,7 +274,7 @@ def my_advantages(
 # the last digit? And does the explained variance (how much of the returns the value head foresees;
 # 1 is everything, 0 nothing) get near 1 within eight phases?
 #
-# (6 s on one core)
+# (15 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -378,7 +378,8 @@ curves(
 # 4. **the real thing**: the classifier.
 
 # %%
-ladder_args = RLHFArgs(**SETTINGS | dict(batch_size=64, total_phases=12, gen_len=10))
+short = dict(batch_size=64, num_minibatches=2, base_lr=6e-4, total_phases=12, gen_len=10)
+ladder_args = RLHFArgs(**SETTINGS | short)
 prompt_words = len(ladder_args.prefix.split())
 
 
@@ -450,7 +451,7 @@ shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
 credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
 
 # %% [markdown]
-# (18 s on one core)
+# (32 s on one core)
 
 
 # %%
@@ -513,7 +514,7 @@ for number, suspect in enumerate(SUSPECTS, start=1):
     print(f"{number}. {suspect}")
 
 # %% [markdown]
-# (9 s on one core)
+# (22 s on one core)
 
 # %%
 trainers = {
@@ -648,7 +649,7 @@ from rlhf_lab.course.exercises.alarm import alarm  # exercise
 # Now runs that it has not seen: yours, the three bugs of above, and two that are healthy but different, with half the
 # learning rate and with 3 times the KL penalty. Does your alarm stay silent for these two?
 #
-# (6 s on one core)
+# (14 s on one core)
 
 # %%
 silent_for_both = "yes"  # predict: "yes" or "no"
