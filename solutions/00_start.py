@@ -352,7 +352,8 @@ predictions.recall("how it will be cheated", cheated_by)
 # - 05 the objective: every term of what is climbed, and why,
 # - 06 PPO: credit, minibatches, optimiser, the two phases,
 # - 08 watch it learn: probes inside the model, phase by phase,
-# - 09 what RLHF changed: two checkpoints, side by side.
+# - 09 what RLHF changed: two checkpoints, side by side,
+# - 13 a question of your own: a claim, what would refute it, and a report.
 #
 # ## Where you are
 

@@ -23,6 +23,7 @@ from rlhf_lab.course.exercises import (
     policy,
     ppo,
     preferences,
+    question,
     real,
     start,
     value_head,
@@ -37,7 +38,7 @@ def all_exercises() -> tuple[Exercise, ...]:
     rewarded = (normalize, credit, advantages, kl, leash)
     objective = (entropy, losses, whole, kl_control)
     phases = (optimizer, ppo, alarm, breaks)
-    ends = (watch, changed, diffing, preferences, real)
+    ends = (watch, changed, diffing, preferences, real, question)
     files = (start, own_reward, *inside, *rewarded, *objective, *phases, *ends)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 

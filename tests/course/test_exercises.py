@@ -131,6 +131,8 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "split_shift",
         "graft",
         "truncate_delta",
+        "seed_interval",
+        "my_claim",
     }
 
 

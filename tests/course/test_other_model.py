@@ -23,7 +23,13 @@ from tests.warm import WarmPython
 from tools.course import builder
 
 ROOT = Path(__file__).parents[2]
-ON_REEL = ("03_rewards_and_credit", "04_the_leash", "07_what_breaks_it", "10_preferences")
+ON_REEL = (
+    "03_rewards_and_credit",
+    "04_the_leash",
+    "07_what_breaks_it",
+    "10_preferences",
+    "13_your_question",
+)
 """Lessons that compare with exact values throughout, which no other language has."""
 LESSONS = [path for path in builder.masters(ROOT) if path.stem not in ON_REEL]
 LONG = ("06_ppo", "09_what_rlhf_changed", "11_a_real_model")

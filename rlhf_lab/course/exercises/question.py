@@ -1,0 +1,114 @@
+"""Lesson 13, a question of your own: an interval over seeds, and a claim that can be refuted."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.functional import seed_interval
+from rlhf_lab.training.report import LearningStats, RolloutStats
+
+PARTS = {"claim", "refuted by", "measure", "direction", "treated", "control", "seeds"}
+PARTS |= {"smallest effect"}
+DIRECTIONS = ("higher", "lower", "larger", "smaller", "more", "less", "fewer", "earlier", "later")
+
+
+def my_claim() -> dict[str, Any]:
+    """What you claim, what would refute it, and the pair of runs that decides.
+
+    - "claim": one sentence that says in which direction the treated run differs.
+    - "refuted by": one sentence that says which outcome would make you give the claim up.
+    - "measure": the field of the last phase's report that decides, such as "mean_reward".
+    - "direction": +1 if the treated run is to have more of it, -1 if less.
+    - "treated" and "control": the settings of each, the same fields in both; one of them differs.
+    - "seeds": a list of seeds, at least three, the same for both.
+    - "smallest effect": how large a difference would have to be to matter, in the measure's unit.
+    """
+    return {
+        "claim": "After eight phases the mean reward is higher with kl_coef 0.1 than with 1.0.",
+        "refuted by": "An interval over seeds whose upper end is below a mean_reward gain of 0.02.",
+        "measure": "mean_reward",
+        "direction": 1,
+        "treated": {"kl_coef": 0.1},
+        "control": {"kl_coef": 1.0},
+        "seeds": [1, 2, 3],
+        "smallest effect": 0.02,
+    }
+
+
+def _pairs() -> tuple[Case, ...]:
+    generator = torch.Generator().manual_seed(0)
+
+    def case(label: str, n: int, spread: float = 1.0, **more: float) -> Case:
+        between = 5 * torch.randn(n, generator=generator)  # what a pair has in common
+        treated, control = (
+            between + spread * torch.randn(n, generator=generator) for _ in range(2)
+        )
+        return Case(label, {"treated": treated, "control": control} | more)
+
+    return (
+        case("three seeds", 3),
+        case("five seeds", 5, 0.1),
+        case("twelve seeds", 12),
+        case("two seeds", 2),
+        case("one seed", 1),
+        case("80 %", 4, level=0.8),
+        case("99 %", 4, level=0.99),
+    )
+
+
+def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    found = fn(**arguments)
+    number = lambda x: "none" if x is None else float(x)
+    facts = {name: number(getattr(found, name)) for name in ("value", "low", "high")}
+    return facts | {"n": found.n, "level": found.level}
+
+
+def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What must hold for any claim that a pair of runs can decide."""
+    found = fn()
+    if not isinstance(found, dict) or set(found) != PARTS:
+        return {"a dict with all of its parts, and no other": False}
+    claim, refuted = str(found["claim"]), str(found["refuted by"])
+    treated, control, seeds = found["treated"], found["control"], found["seeds"]
+    are_settings = isinstance(treated, dict) and isinstance(control, dict)
+    same_fields = are_settings and treated.keys() == control.keys()
+    apart = [name for name in treated if treated[name] != control[name]] if same_fields else []
+    whole = lambda seed: isinstance(seed, int) and not isinstance(seed, bool)
+    effect = found["smallest effect"]
+    return {
+        "a dict with all of its parts, and no other": True,
+        "the claim is a statement, no question": claim.strip() != "" and "?" not in claim,
+        "the claim says in which direction": any(
+            re.search(rf"\b{word}\b", claim, re.IGNORECASE) for word in DIRECTIONS
+        ),
+        "what refutes it is not the claim again": refuted.strip() not in ("", claim.strip()),
+        "what refutes it names a number": bool(re.search(r"\d", refuted)),
+        "the measure is a number of a phase's report": _is_measure(found["measure"]),
+        "the direction is +1 or -1": found["direction"] in (1, -1),
+        "treated and control set the same fields": same_fields,
+        "they are not the same run": treated != control,
+        "they differ in one field alone": len(apart) <= 1,
+        "their fields are settings of a run": are_settings
+        and set(treated) | set(control) <= set(RLHFArgs.__dataclass_fields__) - {"seed"},
+        "the seeds are a list of whole numbers": isinstance(seeds, list) and all(map(whole, seeds)),
+        "there are three different seeds or more": len(set(map(str, seeds))) >= 3,
+        "no seed counts twice": len(set(map(str, seeds))) == len(seeds),
+        "the smallest effect is a number above 0": isinstance(effect, int | float) and effect > 0,
+    }
+
+
+def _is_measure(name: object) -> bool:
+    fields = RolloutStats.__dataclass_fields__ | LearningStats.__dataclass_fields__
+    return isinstance(name, str) and name in fields and fields[name].type in (float, int)
+
+
+_exercise = exercise_from("question.toml")
+
+EXERCISES = (
+    _exercise(seed_interval, cases=_pairs, observe=_observe_interval),
+    _exercise(my_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
+)

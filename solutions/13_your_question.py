@@ -1,0 +1,448 @@
+# %% [markdown]
+# # 13 A question of your own
+#
+# Can you defend a claim about what RLHF did to a model? In the other lessons the questions were given. Here you ask one,
+# say beforehand what would refute you, let runs over several seeds decide it, and write it down so that somebody else
+# can check it.
+#
+# (Number 12 is kept for verifiable rewards, which are planned.)
+#
+# **You need** lesson 09, or 11 if your question is about a real model.
+#
+# **Afterwards you can**
+# - turn a question into a claim that a pair of runs can refute,
+# - give a difference over few seeds an interval that is wide enough,
+# - say what n counts, and what the control is,
+# - write and grade a report of one page,
+# - write a run with a reward of your own, watched inside, in thirty lines.
+#
+# **What to inspect** before you believe a claim, your own above all:
+#
+# | you see | look at | because |
+# |---|---|---|
+# | a difference between two runs | the number of seeds | one seed shows what happened once |
+# | n of several hundred | what n counts | reviews of one run say nothing about another run |
+# | two settings that differ | which of them did it | a control differs in one thing |
+# | the largest of many figures | how many were looked at | the best of many is large by chance |
+# | an interval that holds 0 | its width | "no difference" and "too few seeds" look alike |
+# | a part that can be read, or attends | a patch or an ablation | what is there need not be used |
+
+# %%
+# first cell
+
+# %% [markdown]
+# About 75 minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
+# 60 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
+#
+# (4 s on one core)
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import rlhf_lab
+
+rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course import (
+    Predictions,
+    check,
+    hint,
+    new_run,
+    progress,
+    show_intervals,
+    show_table,
+)
+from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations
+from rlhf_lab.functional import Interval
+from rlhf_lab.organism import gold
+from rlhf_lab.organism.lexicon import WORD_IDS
+from rlhf_lab.probes import Budget, Direction, NeuronRank, Probe, ReelTruth, Run, Suite, attach
+from rlhf_lab.training import PhaseReport
+
+SETTINGS = dict(
+    preset="reel",
+    forward="hooked",  # the modules and functions that you read are what runs
+    total_phases=8,
+    warmup_steps=2,
+    batch_size=64,
+    num_minibatches=4,
+    gen_len=26,
+    top_k=None,
+    advantages="gae",
+    kl_coef=0.3,
+    keep_checkpoints=None,  # all of them: a question may be about any phase
+)
+SEEDS = (1, 2, 3)
+predictions = Predictions()
+truth = ReelTruth()
+text, positive = truth.reviews(192, seed=0)
+text = text[:, : truth.grammar.slot("VERB")]  # up to the verdict, which is not in it
+
+# %% [markdown]
+# Everything runs on Reel, with runs that are short on purpose: they show how a question is asked, and settle none.
+# For a report of yours raise `total_phases` and `batch_size`, and take five seeds or more.
+#
+# ## A difference over seeds
+#
+# Two runs that differ in one setting differ in a figure. Would they differ in the same direction with another seed? Run
+# both with each of n seeds. The two runs of a seed share the reviews that they begin with, so take their difference
+# first: with $d_i$ the difference of seed $i$,
+#
+# $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
+#
+# where $t_{n-1}$ is the factor of Student's t. A standard deviation of three numbers is itself uncertain, and the factor
+# pays for that. (A bootstrap, as in lesson 01, resamples what there is. It is right for hundreds of reviews. With three
+# numbers there is too little to resample.) `t_two_sided(level, degrees)` gives the factor.
+
+# %%
+from rlhf_lab.functional import seed_interval  # exercise
+
+# %% [markdown]
+# How often do intervals of 95 % hold the truth, if there are three seeds? Draw 20,000 times three differences from a
+# normal distribution of mean 0, and count. By bootstrap over the three: about 95 %, about two thirds, or less than half?
+
+# %%
+held_by_bootstrap = "two thirds"  # predict: "95 %", "two thirds" or "less than half"
+
+# %%
+draws = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+mean, error = draws.mean(1), draws.std(1) / 3**0.5
+one = seed_interval(draws[0], torch.zeros(3))
+factor = ((one.high - one.value) / error[0]).item()
+picks = torch.tensor(list(product(range(3), repeat=3)))  # all resamples of three
+ends = draws[:, picks].mean(-1).quantile(torch.tensor([0.025, 0.975]).double(), dim=1)
+held = {
+    "bootstrap": ((ends[0] <= 0) & (ends[1] >= 0)).double().mean().item(),
+    "mean +- 1.96 standard errors": (mean.abs() <= 1.96 * error).double().mean().item(),
+    f"mean +- {factor:.2f} standard errors": (mean.abs() <= factor * error).double().mean().item(),
+}
+show_table(["interval over three seeds", "holds the truth in"], list(held.items()))
+share = held["bootstrap"]
+kind = "95 %" if share > 0.9 else "two thirds" if share > 0.5 else "less than half"
+predictions.compare("a bootstrap of three seeds holds the truth", held_by_bootstrap, kind)
+
+# %% [markdown]
+# What is called 95 % has to hold the truth in 95 %. Only the last line does.
+#
+# ## A claim
+#
+# "What does the KL coefficient do?" is a question. "After eight phases the mean reward is higher with one coefficient
+# than with another" is a claim: it can turn out wrong. A claim that a pair of runs can decide has
+#
+# - a sentence with a *direction*,
+# - an outcome that would *refute* it, written down before the runs,
+# - a *measure*: one number per run,
+# - a *treated* run and a *control* that differ in one setting,
+# - the *seeds*,
+# - the *smallest effect* that would matter to anybody.
+#
+# Write one. `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`, `ent_coef` and `reward_fn` are
+# settings to think about; the measure is a number of `PhaseReport`, such as `mean_reward`, `gold_reward`,
+# `kl_per_sequence`, `entropy_per_token` or `explained_variance`. The check does not judge whether you are right. It
+# judges whether you could be wrong.
+
+# %%
+from rlhf_lab.course.exercises.question import my_claim  # exercise
+
+# %% [markdown]
+# Now the runs decide. What will they say of your claim?
+#
+# (20 s on one core)
+
+# %%
+verdict_of_my_claim = "holds"  # predict: "holds", "refuted" or "undecided"
+
+
+# %%
+def train(seed: int, probes: Sequence[Probe] = (), reward: Any = None, **changes: Any) -> tuple:
+    """The reports of a run of these settings, and the run itself."""
+    trainer = RLHFTrainer(
+        RLHFArgs(**SETTINGS | changes | {"seed": seed}),
+        out=new_run(f"seed {seed}"),
+        reward_fn=reward,
+    )
+    if probes:
+        Suite(*probes, eval_tokens=text, labels=positive, budget=Budget(time_frac=20)).attach(
+            trainer
+        )
+    return trainer.train(), Run(trainer.run.path)
+
+
+def last(reports: Sequence[PhaseReport], measure: str) -> float:
+    """A number of the last phase."""
+    return float(getattr(reports[-1], measure))
+
+
+def decide(claim: Mapping[str, Any], found: Interval) -> str:
+    """Whether a claim holds, is refuted, or is left undecided by an interval."""
+    sign, least = claim["direction"], claim["smallest effect"]
+    low, high = sorted((sign * found.low.item(), sign * found.high.item()))
+    return "holds" if low > 0 else "refuted" if high < least else "undecided"
+
+
+claim = my_claim()
+figures = {
+    side: [last(train(seed, **claim[side])[0], claim["measure"]) for seed in claim["seeds"]]
+    for side in ("treated", "control")
+}
+found = seed_interval(torch.tensor(figures["treated"]), torch.tensor(figures["control"]))
+show_table(
+    [claim["measure"], *(f"seed {seed}" for seed in claim["seeds"])],
+    [[f"{side}: {claim[side]}", *numbers] for side, numbers in figures.items()],
+)
+print(f"claim: {claim['claim']}\nrefuted by: {claim['refuted by']}")
+print(f"treated - control: {found} (n counts seeds); verdict: {decide(claim, found)}")
+predictions.compare("my claim", verdict_of_my_claim, decide(claim, found))
+
+# %% [markdown]
+# *Holds* means that the whole interval lies on your side of 0. *Refuted* means that an effect as large as you said would
+# matter lies outside of it. Everything else is *undecided*, and the honest next step is more seeds. Adding seeds until
+# it holds, and stopping then, is not: decide on their number first.
+#
+# ## The report
+#
+# One page. This is the template, with the lines that your runs have filled in:
+
+# %%
+the_rest = {name: SETTINGS[name] for name in SETTINGS if name not in claim["treated"]}
+report = f"""
+CLAIM       {claim["claim"]}
+WHY         (one sentence: who would do what differently, if it is true?)
+REFUTED BY  {claim["refuted by"]}
+METHOD      treated {claim["treated"]}, control {claim["control"]}; else {the_rest}
+MEASURE     {claim["measure"]} of the last phase; smallest effect that matters: {claim["smallest effect"]}
+RESULT      {found}, n counts seeds {claim["seeds"]}; verdict: {decide(claim, found)}
+LOOKED AT   (how many measures, phases and settings were looked at before this one was chosen?)
+INSIDE      (which part did it: a patch or an ablation, with its control)
+AGAINST     (the best other explanation, and which run would tell)
+NOT SHOWN   (where this may not hold: other base models, rewards, lengths)
+AGAIN       (one command or cell that makes the numbers again)
+"""
+print(report)
+
+# %% [markdown]
+# ### The rubric
+#
+# Let somebody else grade it, and grade theirs.
+#
+# | | nothing | half | full |
+# |---|---|---|---|
+# | claim | a topic | a direction | a direction, a measure and a smallest effect |
+# | refutation | none | afterwards | beforehand, with a number |
+# | control | none | differs in several things | differs in one thing, and the rest is shown to be equal |
+# | n | not said | said | said, with what it counts, and enough of it |
+# | interval | none | of the wrong unit (tokens, reviews of one run) | over what the claim is about |
+# | selection | not said | said | said, and the figure taken again on fresh seeds |
+# | inside | "attention shows" | a reading with a control | a change of the activation, with a control |
+# | other explanation | none | named | named, and a run that tells |
+# | again | no | with changes | as it stands |
+#
+# ## Six starters
+#
+# Each begins with what is known, and with a program that runs as it is, at a size that settles nothing. Change it until
+# it decides something. The first three share these runs:
+#
+# (15 s on one core)
+
+# %%
+watched = {
+    seed: train(
+        seed,
+        [
+            NeuronRank("loved", "hated", pos=-1, every=2),
+            Direction("sentiment", "mean", every=2),
+        ],
+    )
+    for seed in SEEDS
+}
+for seed, (reports, run) in watched.items():
+    print(f"seed {seed}: reward {last(reports, 'mean_reward'):.2f}; records of {run.probes()}")
+
+# %% [markdown]
+# ### 1. Does the same neuron lead, and from the same phase on?
+#
+# *Known*: an MLP's part in "loved against hated" grows in training (lesson 09). *Look in* `NeuronRank`, which charges each
+# neuron with its share of the shift. *Refuted* if over seeds other neurons lead, or at other phases. *Control*: a neuron
+# of equal size that is not in the list.
+
+# %%
+rows = []
+for seed, (_, run) in watched.items():
+    name = next(name for name in run.probes() if name.startswith("neuron_rank"))
+    records = [record for record in run.records(name) if record["phase"]]
+    leaders = [record["neurons"][0] for record in records]
+    since = next(i for i in range(len(leaders)) if len(set(leaders[i:])) == 1)
+    rows.append([seed, leaders[-1], records[since]["phase"], records[-1]["contribution"][0]])
+show_table(["seed", "leads in the end", "since phase", "its share, nats"], rows)
+
+# %% [markdown]
+# ### 2. Is a sentiment direction that was fitted before training still the one that is read afterwards?
+#
+# *Known*: readers age (lesson 08). *Look in* `Direction`: the cosine of its axis with the reference's, and, beside it, of
+# the fits to two halves, above which none is news. *Refuted* if the cosine is within the halves' in every seed.
+# *Control*: shuffled labels, which the record has.
+
+# %%
+rows = []
+for seed, (_, run) in watched.items():
+    name = next(name for name in run.probes() if name.startswith("direction"))
+    record = run.records(name)[-1]
+    at = record["sites"].index("blocks.1.hook_resid_post")
+    rows.append(
+        [seed, *(record[key][at][-1] for key in ("cosine_with_reference", "split_half_cosine"))]
+    )
+show_table(["seed, block 1, last position", "cosine with the old axis", "of two halves"], rows)
+
+# %% [markdown]
+# ### 3. Which part suffices to bring the change, and is it the same part over seeds?
+#
+# *Known*: patched into the old model, a part's new output brings a share of the shift (lesson 09). *Look in*
+# `patch_activations`. *Refuted* if the order of parts differs from seed to seed. *Control*: the part's output on other
+# texts.
+
+# %%
+ids = WORD_IDS["loved"], WORD_IDS["hated"]
+
+
+def shares(run: Run) -> dict[str, Interval]:
+    """How much of the shift each part of the tuned model brings into the old one."""
+    base, tuned = (run.policy(which).base_model for which in (0, "last"))
+    places = part_places(base, positions=(-1,))
+    return patch_activations(Side(base, text), Side(tuned, text), places, -1, ids).fractions()
+
+
+show_intervals(
+    "patched in, last position",
+    {f"seed {seed}": shares(run) for seed, (_, run) in watched.items()},
+    "reviews",
+)
+
+# %% [markdown]
+# ### 4. Does another base model use the same part?
+#
+# *Known*: `reel-nano-b` and `reel-nano-c` speak the same language with other weights. *Look in* the table above, and ask
+# for the same *kind* of part and place, not for the same number of a head. *Refuted* if another kind leads. *Control*:
+# two seeds of one base model.
+#
+# (6 s on one core)
+
+# %%
+bases = {"reel-nano": watched[1][1]} | {
+    name: train(1, base_model=name)[1] for name in ("reel-nano-b", "reel-nano-c")
+}
+show_intervals(
+    "patched in, last position", {name: shares(run) for name, run in bases.items()}, "reviews"
+)
+
+# %% [markdown]
+# ### 5. KL in the loss or in the reward: does a short run show the difference?
+#
+# *Known*: the two have other optima (lesson 04), and in short runs the order differs from seed to seed. *Look in* `kl_in`.
+# *Refuted* if the interval over seeds holds 0 at a size where lesson 04 predicts a difference that you can name.
+# *Control*: the same seeds with the KL in the loss, which are the runs of above.
+#
+# (8 s on one core)
+
+# %%
+in_reward = [train(seed, kl_in="reward", kl_estimator="k1")[0] for seed in SEEDS]
+for measure in ("mean_reward", "kl_per_sequence"):
+    treated, control = (
+        torch.tensor([last(reports, measure) for reports in side])
+        for side in (in_reward, [reports for reports, _ in watched.values()])
+    )
+    print(f"{measure}, KL in the reward - in the loss: {seed_interval(treated, control)}")
+
+# %% [markdown]
+# ### 6. A reward of your own: when does it part from what you meant?
+#
+# *Known*: praise words are said behind "wasn't", too (lesson 00). *Look in* `gold_reward` beside `mean_reward`, phase by
+# phase. *Refuted* if gold rises with the reward in every seed. *Control*: the classifier's reward.
+#
+# (8 s on one core)
+
+
+# %%
+def praise(texts: list[str]) -> Float[Tensor, " batch"]:
+    """The number of strong praise words."""
+    paid = {"brilliant", "perfect", "superb", "stunning"}
+    return torch.tensor([float(sum(word in paid for word in t.split())) for t in texts])
+
+
+paid_for_praise = [train(seed, reward=praise)[1] for seed in SEEDS]
+rows = []
+for seed, run in zip(SEEDS, paid_for_praise, strict=True):
+    written = [[s["text"] for s in run.samples(phase)] for phase in (0, len(run.metrics()) - 1)]
+    rows.append([seed, *(x(texts).mean().item() for x in (praise, gold) for texts in written)])
+show_table(["seed", "praise, first phase", "last phase", "gold, first phase", "last phase"], rows)
+
+# %% [markdown]
+# ## From memory
+#
+# The last exercise has no check. Close the other notebooks, and write a run with a reward of your own, in which attention
+# patterns, neurons and a direction are watched over phases, and one part is patched in the end. Below is one that stays
+# within the words of these lessons; the imports are those at the top.
+#
+# (7 s on one core)
+
+
+# %%
+def no_negation(texts: list[str]) -> torch.Tensor:
+    return torch.tensor([float("wasn't" not in words) for words in texts])
+
+
+reviews, labels = ReelTruth().reviews(192, seed=0)
+reviews = reviews[:, : ReelTruth().grammar.slot("VERB")]
+settings = RLHFArgs(preset="reel", total_phases=8, batch_size=64, keep_checkpoints=None)
+trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
+direction, often = Direction("sentiment", "lda", every=2), Budget(time_frac=20)
+attach(trainer, direction, eval_tokens=reviews, labels=labels, budget=often)
+
+
+@trainer.capture(["blocks.*.attn.hook_pattern", "blocks.*.mlp.hook_post"], tokens=reviews)
+def look(ctx, acts):
+    pattern, neurons = acts["blocks.0.attn.hook_pattern"], acts["blocks.1.mlp.hook_post"][:, -1]
+    apart = (neurons[labels].mean(0) - neurons[~labels].mean(0)).abs()
+    to_previous = pattern.diagonal(offset=-1, dim1=-2, dim2=-1).mean((0, 2))
+    return {"to previous": to_previous, "neuron": apart.argmax(), "apart": apart.max()}
+
+
+for phase in trainer.train():
+    print(f"phase {phase.phase}: reward {phase.mean_reward:.2f}, KL {phase.kl_per_sequence:.2f}")
+run = Run(trainer.run.path)
+print("first and last:", *(run.returned("look")[i] for i in (0, -1)), sep="\n")
+print("AUC by layer:", [layer[-1] for layer in run.records("direction_sentiment")[-1]["auc"]])
+base, tuned = (Side(run.policy(which).base_model, reviews) for which in (0, "last"))
+words = tuple(trainer.tokenizer.encode("loved hated", add_special_tokens=False))
+place = {"L0 mlp": PatchPlace("blocks.0.hook_mlp_out")}
+print(patch_activations(base, tuned, place, -1, words).fractions()["L0 mlp"])
+
+# %% [markdown]
+# ## What surprised you
+
+# %%
+predictions.show()
+progress()
+
+# %% [markdown]
+# ## Try
+#
+# - Let `my_claim` be refuted: find one that you believe and that three seeds refute.
+# - Give starter 5 twelve seeds. How narrow does the interval become, and what would it take to halve it again?
+# - Take one claim of a lesson of this course, and try to refute it with a base model that the lesson did not use.
+#
+# ## Read on
+#
+# - Agarwal et al. 2021, on what few runs can say ([2108.13264](https://arxiv.org/abs/2108.13264)).
+# - Henderson et al. 2018, *Deep reinforcement learning that matters* ([1709.06560](https://arxiv.org/abs/1709.06560)).
+# - Nosek et al. 2018, on writing the claim down first ([10.1073/pnas.1708274114](https://doi.org/10.1073/pnas.1708274114)).
+# - Hewitt and Liang 2019, on controls for readers ([1909.03368](https://arxiv.org/abs/1909.03368)).
+# - Heimersheim and Nanda 2024, on what a patch shows ([2404.15255](https://arxiv.org/abs/2404.15255)).
