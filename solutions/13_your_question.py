@@ -151,7 +151,7 @@ predictions.compare("a bootstrap of three seeds holds the truth", held_by_bootst
 # judges whether you could be wrong.
 
 # %%
-from rlhf_lab.course.exercises.question import my_claim  # exercise
+from rlhf_lab.course.exercises.question import seed_claim  # exercise
 
 # %% [markdown]
 # Now the runs decide. What will they say of your claim?
@@ -159,7 +159,7 @@ from rlhf_lab.course.exercises.question import my_claim  # exercise
 # (20 s on one core)
 
 # %%
-verdict_of_my_claim = "holds"  # predict: "holds", "refuted" or "undecided"
+verdict_of_seed_claim = "holds"  # predict: "holds", "refuted" or "undecided"
 
 
 # %%
@@ -189,7 +189,7 @@ def decide(claim: Mapping[str, Any], found: Interval) -> str:
     return "holds" if low > 0 else "refuted" if high < least else "undecided"
 
 
-claim = my_claim()
+claim = seed_claim()
 figures = {
     side: [last(train(seed, **claim[side])[0], claim["measure"]) for seed in claim["seeds"]]
     for side in ("treated", "control")
@@ -201,7 +201,7 @@ show_table(
 )
 print(f"claim: {claim['claim']}\nrefuted by: {claim['refuted by']}")
 print(f"treated - control: {found} (n counts seeds); verdict: {decide(claim, found)}")
-predictions.compare("my claim", verdict_of_my_claim, decide(claim, found))
+predictions.compare("my claim", verdict_of_seed_claim, decide(claim, found))
 
 # %% [markdown]
 # *Holds* means that the whole interval lies on your side of 0. *Refuted* means that an effect as large as you said would
@@ -435,7 +435,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Let `my_claim` be refuted: find one that you believe and that three seeds refute.
+# - Let `seed_claim` be refuted: find one that you believe and that three seeds refute.
 # - Give starter 5 twelve seeds. How narrow does the interval become, and what would it take to halve it again?
 # - Take one claim of a lesson of this course, and try to refute it with a base model that the lesson did not use.
 #

@@ -236,7 +236,7 @@ OF_NO_RUN = {
     "mean_backup": "the exact end of a penalty in the loss",
     "best_at_budget": "the exact optimum of Reel",
     "seed_interval": "a difference over seeds",
-    "my_claim": "a claim of the learner's own",
+    "seed_claim": "a claim of the learner's own",
     "alarm": "a watch of the learner's own over a run's numbers",
     "graft": "two models side by side",
     "paired_permutation_test": "two models side by side",

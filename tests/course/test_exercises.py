@@ -132,7 +132,7 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "graft",
         "truncate_delta",
         "seed_interval",
-        "my_claim",
+        "seed_claim",
     }
 
 

@@ -16,7 +16,7 @@ PARTS |= {"smallest effect"}
 DIRECTIONS = ("higher", "lower", "larger", "smaller", "more", "less", "fewer", "earlier", "later")
 
 
-def my_claim() -> dict[str, Any]:
+def seed_claim() -> dict[str, Any]:
     """What you claim, what would refute it, and the pair of runs that decides.
 
     - "claim": one sentence that says in which direction the treated run differs.
@@ -110,5 +110,5 @@ _exercise = exercise_from("question.toml")
 
 EXERCISES = (
     _exercise(seed_interval, cases=_pairs, observe=_observe_interval),
-    _exercise(my_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
+    _exercise(seed_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
 )
