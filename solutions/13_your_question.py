@@ -32,7 +32,7 @@
 
 # %% [markdown]
 # About 75 minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
-# 60 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
+# 90 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
 
@@ -73,8 +73,8 @@ SETTINGS = dict(
     forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
     warmup_steps=2,
-    batch_size=64,
-    num_minibatches=4,
+    batch_size=32,
+    num_minibatches=2,
     gen_len=26,
     top_k=None,
     advantages="gae",
@@ -107,7 +107,7 @@ text = text[:, : truth.grammar.slot("VERB")]  # up to the verdict, which is not 
 from rlhf_lab.functional import seed_interval  # exercise
 
 # %% [markdown]
-# How often do intervals of 95 % hold the truth, if there are three seeds? Draw 20,000 times three differences from a
+# How often do intervals of 95 % hold the truth, if there are three seeds? Draw three differences, many thousand times, from a
 # normal distribution of mean 0, and count. By bootstrap over the three: about 95 %, about two thirds, or less than half?
 
 # %%
@@ -258,8 +258,8 @@ watched = {
     seed: train(
         seed,
         [
-            NeuronRank("loved", "hated", pos=-1, every=2),
-            Direction("sentiment", "mean", every=2),
+            NeuronRank("loved", "hated", pos=-1, every=4),
+            Direction("sentiment", "mean", every=4),
         ],
     )
     for seed in SEEDS
@@ -401,9 +401,9 @@ def no_negation(texts: list[str]) -> torch.Tensor:
 
 reviews, labels = ReelTruth().reviews(192, seed=0)
 reviews = reviews[:, : ReelTruth().grammar.slot("VERB")]
-settings = RLHFArgs(preset="reel", total_phases=8, batch_size=64, keep_checkpoints=None)
+settings = RLHFArgs(preset="reel", total_phases=8, batch_size=32, keep_checkpoints=None)
 trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
-direction, often = Direction("sentiment", "lda", every=2), Budget(time_frac=20)
+direction, often = Direction("sentiment", "lda", every=4), Budget(time_frac=20)
 attach(trainer, direction, eval_tokens=reviews, labels=labels, budget=often)
 
 
