@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rlhf_lab.console import print_line
 from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
-from rlhf_lab.course.grading import judge
+from rlhf_lab.course.grading import verdict_on
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
     note_attempt,
@@ -40,7 +40,7 @@ def check(fn: Callable[..., Any]) -> None:
     if not callable(fn):
         raise ValueError(f"{fn!r:.60} is no function; give check your own, named as the exercise.")
     exercise, console = find_exercise(fn), Console()
-    verdict = judge(exercise, fn)
+    verdict = verdict_on(exercise, fn)
     console.print(verdict_panel(exercise, verdict))
     if fn is not exercise.reference:
         _tell(console, note_attempt(exercise.name, verdict.state))

@@ -14,7 +14,7 @@ from rlhf_lab.course.explaining import explained
 from rlhf_lab.course.mutants import generic_mutants, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
 from rlhf_lab.course.places import places
-from rlhf_lab.course.readings import reading, returned_wrong_shape
+from rlhf_lab.course.readings import read_error, returned_wrong_shape
 from rlhf_lab.course.relations import relation, weak_relation
 
 
@@ -104,17 +104,17 @@ class Judge:
             try:
                 outcomes = [observe(self.exercise, bare, case) for case in self.cases]
             except (Stopped, NotImplementedError):
-                return reading(self.exercise, error, self.cases[first])
+                return read_error(self.exercise, error, self.cases[first])
             pairs = zip(outcomes, self.expected, self.cases, strict=True)
             misses = [compare_outcomes(*each) for each in pairs]
         if not any(misses):  # only the type is not the promised one
-            return reading(self.exercise, error, self.cases[first])
+            return read_error(self.exercise, error, self.cases[first])
         found = self.exercise, self.cases, outcomes, self.expected, misses
         return (
             self._recognize(outcomes, misses)
             or relation(self.exercise, outcomes, self.expected, misses)
             or explained(self.exercise, fn, *found[1:])
-            or (error and reading(self.exercise, error, self.cases[first]))
+            or (error and read_error(self.exercise, error, self.cases[first]))
             or places(*found[1:])
             or weak_relation(self.exercise, outcomes, misses)
         )
@@ -160,6 +160,6 @@ class Judge:
         return all(agrees[i] for i, pair in enumerate(pairs) if compare_outcomes(*pair))
 
 
-def judge(exercise: Exercise, fn: Answer) -> Verdict:
+def verdict_on(exercise: Exercise, fn: Answer) -> Verdict:
     """Compare one function with the reference of an exercise; see `Judge.verdict`."""
     return Judge(exercise).verdict(fn)

@@ -1,5 +1,6 @@
-"""Mutants of a reference by how it is called: arguments ignored, exchanged or changed before the
-call, the result changed behind it; each with what it does wrong, in words.
+"""Mutants of a reference by how it is called: arguments ignored or changed, or the result.
+
+Each comes with what it does wrong, in words.
 """
 
 import inspect
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
-Step = Callable[[Tensor], Tensor]
+Handling = Callable[[Tensor], Tensor]
 
-OF_ARGUMENTS: dict[str, Step] = {
+OF_ARGUMENTS: dict[str, Handling] = {
     "{} had the opposite sign": lambda x: -x,
     "{} were detached": lambda x: x.detach(),
     "the exponential of {} stood where it is due": lambda x: x.exp(),
@@ -38,13 +39,13 @@ OF_ARGUMENTS: dict[str, Step] = {
     "the rows of {} stood in another order": lambda x: x.roll(1, 0),
     "the two last axes of {} were exchanged": lambda x: x.transpose(-1, -2),
 }
-OF_MASKS: dict[str, Step] = {
+OF_MASKS: dict[str, Handling] = {
     "{} were the other way round: True where it is False": lambda m: ~m,
     "the last place that {} lets through were left out": lambda m: m & _followed(m),
     "{} were read one place too late": lambda m: m.roll(1, -1),
     "{} were read one place too early": lambda m: m.roll(-1, -1),
 }
-OF_RESULTS: dict[str, Step] = {
+OF_RESULTS: dict[str, Handling] = {
     "the result were detached": lambda x: x.detach(),
     "the result were averaged over its last axis": lambda x: x.mean(-1),
     "the result were summed over its last axis": lambda x: x.sum(-1),
@@ -150,10 +151,10 @@ def _kinds(
 
 
 Arguments = dict[str, Any]
-Change = Callable[[Arguments], None]
+ChangedCall = Callable[[Arguments], None]
 
 
-def _called(reference: Answer, signature: inspect.Signature, change: Change) -> Answer:
+def _called(reference: Answer, signature: inspect.Signature, change: ChangedCall) -> Answer:
     """The reference, with its arguments changed before the call."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -186,7 +187,7 @@ def _followed_by(
     return followed
 
 
-def _changing(name: str, step: Step) -> Change:
+def _changing(name: str, step: Handling) -> ChangedCall:
     def change(given: Arguments) -> None:
         if isinstance(given[name], Tensor):
             given[name] = step(given[name])
@@ -194,7 +195,7 @@ def _changing(name: str, step: Step) -> Change:
     return change
 
 
-def _ignored(signature: inspect.Signature) -> Iterator[tuple[str, Change]]:
+def _ignored(signature: inspect.Signature) -> Iterator[tuple[str, ChangedCall]]:
     for name, parameter in signature.parameters.items():
         if parameter.default is None:
             yield f"{name} were not used", _setting(name, None)
@@ -215,21 +216,21 @@ def _ignored(signature: inspect.Signature) -> Iterator[tuple[str, Change]]:
             yield f"{name} were 1 less", _mapping(name, lambda x: x - 1)
 
 
-def _setting(name: str, value: Any) -> Change:
+def _setting(name: str, value: Any) -> ChangedCall:
     def change(given: Arguments) -> None:
         given[name] = value
 
     return change
 
 
-def _mapping(name: str, step: Callable[[Any], Any]) -> Change:
+def _mapping(name: str, step: Callable[[Any], Any]) -> ChangedCall:
     def change(given: Arguments) -> None:
         given[name] = step(given[name])
 
     return change
 
 
-def _exchanged(signature: inspect.Signature) -> Iterator[tuple[str, Change]]:
+def _exchanged(signature: inspect.Signature) -> Iterator[tuple[str, ChangedCall]]:
     for one, two in itertools.combinations(signature.parameters.values(), 2):
         if one.annotation != two.annotation:
             continue

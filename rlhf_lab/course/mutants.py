@@ -36,10 +36,10 @@ def mutant(exercise: Exercise, slip: Slip) -> Answer:
                 f"{reference.__name__}; choose text that stands there once."
             )
     places = re.compile("|".join(re.escape(old) for old in slip.edits))
-    return compiled(reference, places.sub(lambda place: slip.edits[place[0]], source), {})
+    return compiled_mutant(reference, places.sub(lambda place: slip.edits[place[0]], source), {})
 
 
-def compiled(reference: Answer, source: str, instead: Mapping[str, Any]) -> Answer:
+def compiled_mutant(reference: Answer, source: str, instead: Mapping[str, Any]) -> Answer:
     """Run a definition where the reference is defined, with some names bound otherwise."""
     namespace = {**vars(sys.modules[reference.__module__]), **instead}
     exec(compile(source, f"<mutant of {reference.__name__}>", "exec"), namespace)
@@ -66,7 +66,7 @@ def generic_mutants(exercise: Exercise) -> dict[str, Answer]:
         wrong[DETACHED] = _returning(reference, lambda out: out.detach())
     source = source_of(reference)
     if "masked_mean(" in source and reference.__name__ != "masked_mean":
-        wrong[SUMMED] = compiled(reference, source, {"masked_mean": _masked_sum})
+        wrong[SUMMED] = compiled_mutant(reference, source, {"masked_mean": _masked_sum})
     return wrong
 
 

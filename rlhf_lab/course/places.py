@@ -29,7 +29,7 @@ OF_CASES: Mapping[str, str] = {
 }
 """By a case's label: what is special about it, and what a plain answer forgets there."""
 
-Places = Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor | None]
+WhichPlaces = Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor | None]
 
 
 def _masked(yours: Tensor, theirs: Tensor, given: Mapping[str, Any]) -> Tensor | None:
@@ -49,7 +49,7 @@ def _in_padded_rows(yours: Tensor, theirs: Tensor, given: Mapping[str, Any]) -> 
     return short.reshape(-1, *[1] * (yours.ndim - 1)).expand_as(yours)
 
 
-def _column(at: int) -> Places:
+def _column(at: int) -> WhichPlaces:
     def places(yours: Tensor, theirs: Tensor, given: Mapping[str, Any]) -> Tensor | None:
         if not yours.ndim or yours.shape[-1] < 3:
             return None
@@ -60,11 +60,11 @@ def _column(at: int) -> Places:
     return places
 
 
-def _where(test: Callable[[Tensor, Tensor], Tensor]) -> Places:
+def _where(test: Callable[[Tensor, Tensor], Tensor]) -> WhichPlaces:
     return lambda yours, theirs, given: test(yours, theirs)
 
 
-INSIDE: Mapping[str, Places] = {
+INSIDE: Mapping[str, WhichPlaces] = {
     "only masked places are wrong: 0 is due there": _masked,
     "only rows with padding are wrong: what does a masked token do in them?": _in_padded_rows,
     "only the last place of each row is wrong: what comes behind it?": _column(-1),
@@ -76,7 +76,7 @@ INSIDE: Mapping[str, Places] = {
         _where(lambda yours, theirs: yours.isinf() & ~theirs.isinf())
     ),
 }
-"""Places, of which all that is wrong is a part."""
+"""WhichPlaces, of which all that is wrong is a part."""
 
 
 def places(
@@ -141,7 +141,7 @@ def _trios(
     return found
 
 
-def _within(trio: Trio, where: Places) -> bool:
+def _within(trio: Trio, where: WhichPlaces) -> bool:
     yours, theirs, given = trio
     inside = where(yours, theirs, given)
     return inside is not None and not bool((differing_entries(yours, theirs) & ~inside).any())

@@ -1,5 +1,7 @@
-"""Plain readings of the commonest errors: shapes that do not fit, by the names of their axes, an
-argument that is missing, None, an index out of range, a truth value of many numbers.
+"""Plain readings of the commonest errors.
+
+Shapes that do not fit, by the names of their axes; an argument that is missing; None; an index out
+of range; a truth value of many numbers.
 """
 
 import inspect
@@ -11,10 +13,10 @@ from torch import Tensor
 from rlhf_lab.course.cases import array_type
 from rlhf_lab.course.exercise import Case, Exercise
 
-Read = Callable[[re.Match[str], "Sizes"], str]
+Read = Callable[[re.Match[str], "SizesByAxis"], str]
 
 
-class Sizes:
+class SizesByAxis:
     """The names of the axes that have a size in a case, from the reference's annotations."""
 
     def __init__(self, exercise: Exercise, case: Case | None) -> None:
@@ -45,9 +47,9 @@ def _axes(exercise: Exercise, case: Case | None) -> list[tuple[str, int]]:
     return [(axis, size) for axis, size in found if axis.isidentifier() and axis != "_"]
 
 
-def reading(exercise: Exercise, error: str, case: Case | None) -> str | None:
+def read_error(exercise: Exercise, error: str, case: Case | None) -> str | None:
     """An error in words that say what to look at; None for one that says it by itself."""
-    sizes = Sizes(exercise, case)
+    sizes = SizesByAxis(exercise, case)
     for pattern, read in READINGS.items():
         found = re.search(pattern, error, re.DOTALL)
         if found:
@@ -55,11 +57,11 @@ def reading(exercise: Exercise, error: str, case: Case | None) -> str | None:
     return None
 
 
-def _of_return(found: re.Match[str], sizes: Sizes) -> str:
+def _of_return(found: re.Match[str], sizes: SizesByAxis) -> str:
     return f"what comes back is {_kind(found[1])}, and {_due(found[2])} is due"
 
 
-def _of_parameter(found: re.Match[str], sizes: Sizes) -> str:
+def _of_parameter(found: re.Match[str], sizes: SizesByAxis) -> str:
     function, parameter = found[1].split(".")[-1], found[2]
     return f"{function} takes {parameter} as {_due(found[4])}, and is given {_kind(found[3])}"
 
@@ -91,7 +93,7 @@ def _due(expected: str) -> str:
     return f"a tensor [{axes}] ({kind})" if axes else f"a single number ({kind})"
 
 
-def _of_sizes(found: re.Match[str], sizes: Sizes) -> str:
+def _of_sizes(found: re.Match[str], sizes: SizesByAxis) -> str:
     one, two = sizes(found[1]), sizes(found[2])
     return (
         f"two tensors do not fit together: along axis {found[3]} one has {one} entries, the other "

@@ -19,7 +19,7 @@ from rlhf_lab.course.wording import NOUNS, Wording
 Blamed = tuple[str, Answer]
 """What is wrong with a piece of code, and the code without that."""
 
-OUTSIDE = re.compile(
+TOUCHES_THE_OUTSIDE = re.compile(
     r"\b(open|exec|eval|input|os|sys|shutil|subprocess|Path|pathlib|requests|socket|save|write\w*|"
     r"unlink|rmdir|remove|mkdir|to_csv|kill)\b"
 )
@@ -41,7 +41,7 @@ MISSING = {
     "flip": "(-1)",
     "clone": "()",
 }
-OTHERWISE = {
+SAID_OTHERWISE = {
     "detach": "{x} has to be detached",
     "float": "{x} has to be float32 first",
     "double": "{x} has to be float64 first",
@@ -59,7 +59,9 @@ def repairs(exercise: Exercise, fn: Answer) -> Iterator[Blamed]:
         namespace = _namespace(inner)
     except (OSError, TypeError, SyntaxError):
         return
-    if OUTSIDE.search(source) or not isinstance(tree.body[0], ast.FunctionDef | ast.ClassDef):
+    if TOUCHES_THE_OUTSIDE.search(source) or not isinstance(
+        tree.body[0], ast.FunctionDef | ast.ClassDef
+    ):
         return
     wording = Wording(tree, own=True)
     for path, node in written_nodes(tree, exercise.methods):
@@ -177,6 +179,6 @@ def _missing(node: ast.AST, wording: Wording) -> Iterator[tuple[str, ast.AST]]:
     said = wording.of(node)
     for name, arguments in MISSING.items():
         new = ast.parse(f"({ast.unparse(node)}).{name}{arguments}", mode="eval").body
-        words = OTHERWISE.get(name, f"{NOUNS.get(name, name)} of {{x}} is missing")
+        words = SAID_OTHERWISE.get(name, f"{NOUNS.get(name, name)} of {{x}} is missing")
         yield words.format(x=said), new
     yield f"the sign of {said} is wrong", ast.UnaryOp(ast.USub(), node)

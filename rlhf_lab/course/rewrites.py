@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlhf_lab.course.exercise import Answer, Exercise
-from rlhf_lab.course.mutants import compiled, source_of
+from rlhf_lab.course.mutants import compiled_mutant, source_of
 from rlhf_lab.course.wording import Wording
 
 Path = tuple[tuple[str, int | None], ...]
 """The way from a tree to one of its nodes: fields, and places in those that are lists."""
-Change = tuple[str, ast.AST]
+Rewrite = tuple[str, ast.AST]
 """What a rewrite does wrong, and the node that stands there then."""
 
-ALONG = frozenset(
+OVER_AN_AXIS = frozenset(
     {"mean", "sum", "std", "var", "cumsum", "flip", "softmax", "log_softmax", "argmax", "any"}
     | {"all", "amax", "logsumexp"}
 )
@@ -74,7 +74,10 @@ def rewrites(exercise: Exercise) -> Iterator[tuple[str, Answer]]:
 
 def _runnable(exercise: Exercise, says: str, tree: ast.AST) -> Iterator[tuple[str, Answer]]:
     try:
-        yield says, compiled(exercise.reference, ast.unparse(ast.fix_missing_locations(tree)), {})
+        yield (
+            says,
+            compiled_mutant(exercise.reference, ast.unparse(ast.fix_missing_locations(tree)), {}),
+        )
     except Exception:  # not every rewrite is Python, or can be defined
         return
 
@@ -136,14 +139,14 @@ def changed(tree: ast.AST, path: Path, new: ast.AST) -> ast.AST:
     return tree
 
 
-def changes(node: ast.AST, wording: Wording) -> Iterator[Change]:
+def changes(node: ast.AST, wording: Wording) -> Iterator[Rewrite]:
     """What can be done wrong at a node, by its kind."""
     known = CHANGES.get(type(node))
     if known is not None:
         yield from known(node, wording)
 
 
-def _of_operations(node: ast.BinOp, wording: Wording) -> Iterator[Change]:
+def _of_operations(node: ast.BinOp, wording: Wording) -> Iterator[Rewrite]:
     """A part left out, another operation, the two the other way round."""
     left, right = node.left, node.right
     one, two = wording.of(left), wording.of(right)
@@ -181,7 +184,7 @@ def _swapped(node: ast.BinOp) -> ast.BinOp:
     return ast.BinOp(node.right, node.op, node.left)
 
 
-def _of_comparisons(node: ast.Compare, wording: Wording) -> Iterator[Change]:
+def _of_comparisons(node: ast.Compare, wording: Wording) -> Iterator[Rewrite]:
     one, two = wording.of(node.left), wording.of(node.comparators[0])
     for other in COMPARED.get(type(node.ops[0]), ()):
         equal = {type(node.ops[0]), other} in ({ast.Lt, ast.LtE}, {ast.Gt, ast.GtE})
@@ -190,14 +193,14 @@ def _of_comparisons(node: ast.Compare, wording: Wording) -> Iterator[Change]:
         yield says, ast.Compare(node.left, [other(), *node.ops[1:]], node.comparators)
 
 
-def _of_conditions(node: ast.BoolOp, wording: Wording) -> Iterator[Change]:
+def _of_conditions(node: ast.BoolOp, wording: Wording) -> Iterator[Rewrite]:
     for i, value in enumerate(node.values):
         rest = [v for j, v in enumerate(node.values) if j != i]
         new = rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
         yield f"the condition on {wording.of(value)} were left out", new
 
 
-def _of_signs(node: ast.UnaryOp, wording: Wording) -> Iterator[Change]:
+def _of_signs(node: ast.UnaryOp, wording: Wording) -> Iterator[Rewrite]:
     inner = wording.of(node.operand)
     if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
         yield f"the minus sign of {inner} were missing", node.operand
@@ -205,7 +208,7 @@ def _of_signs(node: ast.UnaryOp, wording: Wording) -> Iterator[Change]:
         yield f"{inner} were not inverted", node.operand
 
 
-def _of_numbers(node: ast.Constant, wording: Wording) -> Iterator[Change]:
+def _of_numbers(node: ast.Constant, wording: Wording) -> Iterator[Rewrite]:
     """Another constant, for those that stand in a formula."""
     value = node.value
     if isinstance(value, bool):
@@ -216,7 +219,7 @@ def _of_numbers(node: ast.Constant, wording: Wording) -> Iterator[Change]:
             yield f"{other:g} stood where {value:g} is due", ast.Constant(other)
 
 
-def _of_calls(node: ast.Call, wording: Wording) -> Iterator[Change]:
+def _of_calls(node: ast.Call, wording: Wording) -> Iterator[Rewrite]:
     """Left out, another function, another axis, arguments left out or exchanged."""
     name = wording.name_of_call(node)
     whole = wording.of(node)
@@ -250,7 +253,7 @@ def _renamed(node: ast.Call, other: str) -> ast.Call:
     return ast.Call(func, node.args, node.keywords)
 
 
-def _of_axes(node: ast.Call, whole: str) -> Iterator[Change]:
+def _of_axes(node: ast.Call, whole: str) -> Iterator[Rewrite]:
     """Another axis, or none, which leaves no axis to keep."""
     over_all = f"{whole} went over everything, and not along one axis"
     for i, keyword in enumerate(node.keywords):
@@ -264,14 +267,18 @@ def _of_axes(node: ast.Call, whole: str) -> Iterator[Change]:
                 whole,
                 lambda v, rest=rest: (node.args, [*rest, ast.keyword("dim", v)]),
             )
-    if isinstance(node.func, ast.Attribute) and len(node.args) == 1 and node.func.attr in ALONG:
+    if (
+        isinstance(node.func, ast.Attribute)
+        and len(node.args) == 1
+        and node.func.attr in OVER_AN_AXIS
+    ):
         yield from _other_axes(node, node.args[0], whole, lambda v: ([v], node.keywords))
         yield over_all, ast.Call(node.func, [], [])
 
 
 def _other_axes(
     node: ast.Call, axis: ast.AST, whole: str, made: Callable[[ast.AST], tuple[Any, Any]]
-) -> Iterator[Change]:
+) -> Iterator[Rewrite]:
     try:
         here = ast.literal_eval(axis)
     except ValueError:
@@ -281,7 +288,7 @@ def _other_axes(
         yield f"{whole} went along another axis", ast.Call(node.func, args, keywords)
 
 
-def _of_arguments(node: ast.Call, name: str, wording: Wording) -> Iterator[Change]:
+def _of_arguments(node: ast.Call, name: str, wording: Wording) -> Iterator[Rewrite]:
     args = node.args
     for i, keyword in enumerate(node.keywords):
         rest = [k for j, k in enumerate(node.keywords) if j != i]
@@ -300,7 +307,7 @@ def _of_arguments(node: ast.Call, name: str, wording: Wording) -> Iterator[Chang
         yield says, ast.Call(node.func, swapped, node.keywords)
 
 
-def _of_places(node: ast.Subscript, wording: Wording) -> Iterator[Change]:
+def _of_places(node: ast.Subscript, wording: Wording) -> Iterator[Rewrite]:
     """Slices that begin or end elsewhere, another index, an added axis in another place."""
     whole = wording.of(node.value)
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -317,7 +324,7 @@ def _of_places(node: ast.Subscript, wording: Wording) -> Iterator[Change]:
         yield says, ast.Subscript(node.value, turned, node.ctx)
 
 
-def _other_places(part: ast.AST, whole: str) -> Iterator[Change]:
+def _other_places(part: ast.AST, whole: str) -> Iterator[Rewrite]:
     if isinstance(part, ast.Slice):
         for bound, verb in (("lower", "began"), ("upper", "ended")):
             there = getattr(part, bound)
@@ -359,14 +366,14 @@ def _shifted(bound: ast.AST, step: int) -> ast.AST:
     return ast.BinOp(bound, ast.Add(), ast.Constant(step))
 
 
-def _of_branches(node: ast.If | ast.IfExp, wording: Wording) -> Iterator[Change]:
+def _of_branches(node: ast.If | ast.IfExp, wording: Wording) -> Iterator[Rewrite]:
     for value, words in ((True, "always"), (False, "never")):
         new = copy.copy(node)
         new.test = ast.Constant(value)
         yield f"the case were {words} there that {wording.condition(node.test)}", new
 
 
-def _of_names(node: ast.Name, wording: Wording) -> Iterator[Change]:
+def _of_names(node: ast.Name, wording: Wording) -> Iterator[Rewrite]:
     """Another argument of the same kind; another quantity that is worked out before."""
     if not isinstance(node.ctx, ast.Load):
         return
@@ -375,7 +382,7 @@ def _of_names(node: ast.Name, wording: Wording) -> Iterator[Change]:
         yield says, ast.Name(other, ast.Load())
 
 
-def _of_tuples(node: ast.Tuple, wording: Wording) -> Iterator[Change]:
+def _of_tuples(node: ast.Tuple, wording: Wording) -> Iterator[Rewrite]:
     plain = any(isinstance(part, ast.Constant | ast.Slice) for part in node.elts)
     if isinstance(node.ctx, ast.Load) and len(node.elts) == 2 and not plain:
         one, two = (wording.of(part) for part in node.elts)
@@ -399,7 +406,7 @@ def statements(node: ast.AST, wording: Wording) -> Iterator[tuple[str, list[ast.
             yield f"{after} came before {step}", swapped
 
 
-CHANGES: dict[type, Callable[[Any, Wording], Iterator[Change]]] = {
+CHANGES: dict[type, Callable[[Any, Wording], Iterator[Rewrite]]] = {
     ast.BinOp: _of_operations,
     ast.Compare: _of_comparisons,
     ast.BoolOp: _of_conditions,

@@ -49,7 +49,7 @@ KEPT = frozenset(
     | {"long", "reshape", "expand", "expand_as", "flatten", "tolist", "list", "contiguous", "tuple"}
 )
 """What leaves a quantity what it is."""
-LEFT_OUT = {
+SAYS_LEFT_OUT = {
     "detach": "{x} were not detached, so that the gradient flows through it, too",
     "clone": "{x} itself were changed, and not a copy",
     "clamp": "{x} were not clamped",
@@ -207,8 +207,8 @@ class Wording:
         """What happens where a call is left out."""
         name, inner = self.name_of_call(node), self.inner(node)
         said = "it" if inner is None else self.of(inner)
-        if name in LEFT_OUT:
-            return LEFT_OUT[name].format(x=said)
+        if name in SAYS_LEFT_OUT:
+            return SAYS_LEFT_OUT[name].format(x=said)
         if name in NOUNS:
             return f"{NOUNS[name]} of {said} were not taken"
         return f"{said} were taken without {_spaced(name)}"

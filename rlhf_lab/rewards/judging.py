@@ -1,4 +1,4 @@
-"""How a judge of preference pairs compares with the truth: order, probability and slope."""
+"""Judges of preference pairs beside the truth: order, probability and slope."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
-from rlhf_lab.course.grading import judge
+from rlhf_lab.course.grading import verdict_on
 from rlhf_lab.course.outcomes import observe
 from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
@@ -42,7 +42,7 @@ def test_another_right_way_of_computing_it_passes() -> None:
         return picked - scaled.logsumexp(-1)
 
     for name, function in (("compute_gae", gae), ("get_logprobs", logprobs)):
-        verdict = judge(find_exercise(name), answer(name, function))
+        verdict = verdict_on(find_exercise(name), answer(name, function))
         assert verdict.state == "passed", verdict.miss
 
 
@@ -57,7 +57,7 @@ def test_minibatches_in_another_random_order_are_told_from_the_ones_of_the_steps
                 for rows in order.chunk(self.num_minibatches):
                     yield self._take(rows, self.rollout.samples.is_padded)
 
-    verdict = judge(find_exercise("ReplayMemory"), ReplayMemory)
+    verdict = verdict_on(find_exercise("ReplayMemory"), ReplayMemory)
     assert verdict.state == "differs" and "a valid order, but not that of" in verdict.slip
 
     class ReplayMemory(reference):
@@ -67,7 +67,7 @@ def test_minibatches_in_another_random_order_are_told_from_the_ones_of_the_steps
                 for rows in order.chunk(self.num_minibatches):
                     yield self._take(rows, self.rollout.samples.is_padded)
 
-    assert judge(find_exercise("ReplayMemory"), ReplayMemory).state == "passed"
+    assert verdict_on(find_exercise("ReplayMemory"), ReplayMemory).state == "passed"
 
 
 def test_a_stub_is_reported_as_not_written_without_a_stack(capsys: pytest.CaptureFixture) -> None:
@@ -88,7 +88,7 @@ def test_a_stub_of_a_method_is_reported_as_not_written() -> None:
         def get_minibatches(self, generator):
             raise NotImplementedError
 
-    assert judge(find_exercise("ReplayMemory"), ReplayMemory).state == "unwritten"
+    assert verdict_on(find_exercise("ReplayMemory"), ReplayMemory).state == "unwritten"
 
 
 def test_calling_another_stub_is_an_error_that_names_it() -> None:
@@ -98,7 +98,7 @@ def test_calling_another_stub_is_an_error_that_names_it() -> None:
     def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
         return kl_coef * kl_per_token(logits, ref_logits).mean()
 
-    verdict = judge(find_exercise("calc_kl_penalty"), calc_kl_penalty)
+    verdict = verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty)
     assert verdict.state == "differs"
     assert "kl_per_token is called, and is not written yet" in verdict.miss.rows[0]
 
@@ -107,7 +107,7 @@ def test_an_operation_that_torch_does_not_implement_is_not_taken_for_a_stub() ->
     def compute_returns(advantages, values, mask=None):
         raise NotImplementedError('"add" not implemented for this')
 
-    assert judge(find_exercise("compute_returns"), compute_returns).miss.kind == "error"
+    assert verdict_on(find_exercise("compute_returns"), compute_returns).miss.kind == "error"
 
 
 def test_a_wrong_number_shows_yours_expected_and_the_first_index(
@@ -137,8 +137,10 @@ def test_lists_are_told_by_the_first_entry_that_differs_and_by_their_lengths() -
         return dataclasses.replace(found, components=found.components[:-1])
 
     exercise = find_exercise("attribute_logits")
-    assert judge(exercise, attribute_logits).miss.rows == (("components[6]", "bias", "norm bias"),)
-    assert judge(exercise, shorter).miss.rows == (
+    assert verdict_on(exercise, attribute_logits).miss.rows == (
+        ("components[6]", "bias", "norm bias"),
+    )
+    assert verdict_on(exercise, shorter).miss.rows == (
         ("components[7]", "nothing", "b_U"),
         ("components: entries", "7", "8"),
     )
@@ -156,7 +158,7 @@ def test_two_slips_at_once_name_the_first_that_shows() -> None:
     def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
         return F.kl_per_token(logits, ref_logits).mean()
 
-    verdict = judge(find_exercise("calc_kl_penalty"), calc_kl_penalty)
+    verdict = verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty)
     assert verdict.slip == "the coefficient is missing"
 
 
@@ -180,7 +182,7 @@ def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_show
         return kl_coef * F.masked_mean(F.kl_per_token(logits, ref_logits), mask, None, denominator)
 
     said = {
-        fn: judge(find_exercise(name), answer(name, fn)).slip
+        fn: verdict_on(find_exercise(name), answer(name, fn)).slip
         for name, fn in [
             ("kl_per_token", kl),
             ("kl_per_token", masked_after),
@@ -201,7 +203,7 @@ def test_an_unknown_mistake_gets_no_name() -> None:
         penalty = written(F.calc_kl_penalty)(logits, ref_logits, kl_coef, mask, denominator)
         return penalty.sin() + penalty**1.5
 
-    assert judge(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
+    assert verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
 
 
 def test_a_mistake_that_one_change_mends_is_told_by_its_line() -> None:
@@ -209,7 +211,7 @@ def test_a_mistake_that_one_change_mends_is_told_by_its_line() -> None:
         ratio = (logprobs.float() - old_logprobs.float()).clamp(max=20).exp()
         return ratio**1.5
 
-    said = judge(find_exercise("policy_ratio"), policy_ratio).slip
+    said = verdict_on(find_exercise("policy_ratio"), policy_ratio).slip
     assert said == "line 3 of your function: 1.5 is not the number that is due"
 
 
@@ -227,7 +229,7 @@ def test_a_mistake_that_one_change_mends_is_told_by_its_line() -> None:
 def test_shape_dtype_type_and_gradient_are_compared(change, kind: str, yours: str) -> None:
     fn = answer("kl_per_token", lambda logits, ref_logits: change(kl(logits, ref_logits)))
     kl = written(F.kl_per_token)
-    miss = judge(find_exercise("kl_per_token"), fn).miss
+    miss = verdict_on(find_exercise("kl_per_token"), fn).miss
     assert miss.kind == kind
     assert yours in miss.rows[0][1]
 
@@ -237,7 +239,7 @@ def test_right_values_with_a_wrong_gradient_are_rejected() -> None:
         kl = written(F.kl_per_token)(logits, ref_logits)
         return 2 * kl - kl.detach()
 
-    miss = judge(find_exercise("kl_per_token"), kl_per_token).miss
+    miss = verdict_on(find_exercise("kl_per_token"), kl_per_token).miss
     assert miss.kind == "gradient"
     assert miss.rows[0][0].startswith("gradient of logits at")
 
@@ -248,7 +250,7 @@ def test_an_argument_changed_in_place_is_reported() -> None:
         values.zero_()
         return result
 
-    miss = judge(find_exercise("compute_returns"), compute_returns).miss
+    miss = verdict_on(find_exercise("compute_returns"), compute_returns).miss
     assert (miss.kind, miss.rows) == ("in place", (("values", "changed in place", "untouched"),))
 
 
@@ -314,7 +316,7 @@ def test_an_error_deep_in_a_package_is_told_with_the_line_of_the_learners_method
     exercise = find_exercise("TransformerWithValueHead")
     namespace: dict = {"reference": exercise.reference, "__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), namespace)
-    verdict = judge(exercise, namespace["TransformerWithValueHead"])
+    verdict = verdict_on(exercise, namespace["TransformerWithValueHead"])
     assert "(line 6 of the cell)" in verdict.miss.rows[0][1]
 
 
@@ -322,7 +324,7 @@ def test_a_name_that_an_earlier_cell_would_give_is_told_with_what_to_do() -> Non
     def compute_returns(advantages, values, mask=None):
         return zero_masked(advantages + values, mask)  # noqa: F821
 
-    verdict = judge(find_exercise("compute_returns"), compute_returns)
+    verdict = verdict_on(find_exercise("compute_returns"), compute_returns)
     told = verdict.miss.rows[0][1]
     assert "run the cell above that defines or imports zero_masked first" in told
 

@@ -10,17 +10,17 @@ import torch
 
 from rlhf_lab.course import check, containment
 from rlhf_lab.course.containment import Stopped, contained
-from rlhf_lab.course.grading import judge
+from rlhf_lab.course.grading import verdict_on
 from rlhf_lab.course.registry import find_exercise
 
 
-def verdict_on(body):
+def verdict_of(body):
     """The verdict on an answer to masked_mean that does nothing but `body`."""
 
     def masked_mean(*arguments, **named):
         return body()
 
-    return judge(find_exercise("masked_mean"), masked_mean)
+    return verdict_on(find_exercise("masked_mean"), masked_mean)
 
 
 def raised(verdict) -> str:
@@ -42,7 +42,7 @@ def test_an_endless_loop_is_stopped_once_and_told(monkeypatch, caught) -> None:
             except caught:
                 continue
 
-    assert "longer than 0.2 s" in raised(verdict_on(loop)) and len(calls) == 1
+    assert "longer than 0.2 s" in raised(verdict_of(loop)) and len(calls) == 1
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer on this system")
@@ -57,7 +57,7 @@ def test_a_loop_that_catches_everything_once_meets_the_limit_again(monkeypatch) 
             time.sleep(5)
 
     began = time.monotonic()
-    assert "longer than" in raised(verdict_on(stubborn))
+    assert "longer than" in raised(verdict_of(stubborn))
     assert time.monotonic() - began < 4
 
 
@@ -65,7 +65,7 @@ def test_a_loop_that_catches_everything_once_meets_the_limit_again(monkeypatch) 
     "leave", [lambda: sys.exit(3), lambda: os._exit(3), lambda: os.abort(), lambda: exit(3)]
 )
 def test_a_function_that_ends_the_program_is_told_so(leave) -> None:
-    assert "asked to end the pro" in raised(verdict_on(leave))
+    assert "asked to end the pro" in raised(verdict_of(leave))
 
 
 def test_what_was_there_before_is_there_again() -> None:
@@ -108,10 +108,10 @@ def test_ctrl_c_is_the_learners_own() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verdict_on(interrupted)
+        verdict_of(interrupted)
 
 
 def test_a_right_answer_still_passes() -> None:
     exercise = find_exercise("masked_mean")
-    assert judge(exercise, exercise.reference).state == "passed"
+    assert verdict_on(exercise, exercise.reference).state == "passed"
     assert torch.equal(exercise.reference(torch.ones(2)), torch.tensor(1.0))

@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_lab.course.bugs import SUSPECTS
 from rlhf_lab.course.dashboards import COLUMNS, stored_dashboards
-from rlhf_lab.course.grading import judge
+from rlhf_lab.course.grading import verdict_on
 from rlhf_lab.course.registry import find_exercise
 
 
@@ -46,7 +46,7 @@ def test_an_alarm_of_another_kind_passes_and_one_that_misses_a_kind_does_not() -
         return alarm(numbers) and bool(any(numbers["KL per sequence"]))
 
     exercise = find_exercise("alarm")
-    assert judge(exercise, alarm).state == "passed"
-    verdict = judge(exercise, deaf)
+    assert verdict_on(exercise, alarm).state == "passed"
+    verdict = verdict_on(exercise, deaf)
     assert verdict.state == "differs"
     assert "the learning rate is 0" in verdict.miss.rows[0][0] or verdict.slip

@@ -15,7 +15,7 @@ from torch.distributions import Categorical, kl_divergence
 from rlhf_lab import functional as F
 from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip
-from rlhf_lab.course.grading import Judge, judge
+from rlhf_lab.course.grading import Judge, verdict_on
 from rlhf_lab.course.mutants import (
     DETACHED,
     FLIPPED,
@@ -133,6 +133,14 @@ def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
         "truncate_delta",
         "seed_interval",
         "seed_claim",
+        "tilt_slopes",
+        "excess_kl",
+        "distinct_n",
+        "promoted_mass",
+        "sample_preferences",
+        "calibration_bins",
+        "best_of_n_weights",
+        "LoRALinear",
     }
 
 
@@ -310,7 +318,7 @@ def _kl_of_distributions(logits, ref_logits):
 )
 def test_what_a_learner_would_write_first_is_named(name: str, written, said: str) -> None:
     """Each ignores the mask, or what is rare, as plain code does; the first thing is named."""
-    verdict = judge(find_exercise(name), written)
+    verdict = verdict_on(find_exercise(name), written)
     assert verdict.state == "differs"
     assert verdict.slip is not None and said in verdict.slip
 
@@ -344,7 +352,7 @@ def test_a_slip_whose_edit_is_not_in_the_reference_is_refused_but_does_not_stop_
         mutant(exercise, stale)
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise, exercise.slips[0])
-    assert judge(edited, wrong).slip == exercise.slips[0].says
+    assert verdict_on(edited, wrong).slip == exercise.slips[0].says
 
 
 @pytest.mark.parametrize("name", [e.name for e in EXERCISES if inspect.isclass(e.reference)])
@@ -373,5 +381,5 @@ def test_judging_leaves_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
     for name in ("TransformerWithValueHead", "ReplayMemory", "kl_per_token"):
         exercise = find_exercise(name)
-        judge(exercise, mutant(exercise, exercise.slips[0]))
+        verdict_on(exercise, mutant(exercise, exercise.slips[0]))
     assert torch.equal(before, torch.get_rng_state())

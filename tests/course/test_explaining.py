@@ -6,13 +6,14 @@ from types import FunctionType
 import pytest
 import torch
 
+from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import Case
 from rlhf_lab.course.explaining import candidates, explained
-from rlhf_lab.course.grading import Judge
+from rlhf_lab.course.grading import Judge, verdict_on
 from rlhf_lab.course.handling import handlings
 from rlhf_lab.course.outcomes import Miss, Outcome
 from rlhf_lab.course.places import places
-from rlhf_lab.course.readings import reading
+from rlhf_lab.course.readings import read_error
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.course.rewrites import rewrites
 from rlhf_lab.course.wording import Wording
@@ -137,7 +138,7 @@ def test_wording_names_arguments_and_does_not_quote_code() -> None:
 )
 def test_an_error_is_read_in_plain_words(error: str, words: str | None) -> None:
     exercise = find_exercise("compute_returns")
-    said = reading(exercise, error, exercise.cases()[0])
+    said = read_error(exercise, error, exercise.cases()[0])
     assert said is None if words is None else words in said
 
 
@@ -156,3 +157,18 @@ def test_places_name_the_last_column_padding_and_the_sign_of_an_argument() -> No
     assert where(~mask).startswith("only masked places")
     assert where(x < 0) == "it is right but for the places where x is below 0"
     assert where(torch.ones_like(mask)) is None
+
+
+def _bootstraps(values, rewards, mask=None, gamma=1.0):
+    if rewards.ndim == 1:
+        everything = torch.ones_like(values, dtype=torch.bool)
+        rewards = F.token_rewards(rewards, everything if mask is None else mask)
+    following = torch.cat([values[:, 1:], values[:, -1:]], 1)
+    advantages = rewards + gamma * following - values
+    return advantages if mask is None else torch.where(mask, advantages, 0.0)
+
+
+def test_a_change_that_helps_in_some_cases_alone_is_not_named() -> None:
+    """A log-softmax over the one place of a text of one token is 0, which is right there only."""
+    found = verdict_on(find_exercise("compute_advantages"), _bootstraps)
+    assert found.state == "differs" and "log_softmax" not in (found.slip or "")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlhf_lab import functional as F
-from rlhf_lab.course.grading import Judge, judge
-from rlhf_lab.course.mutants import compiled, source_of
+from rlhf_lab.course.grading import Judge, verdict_on
+from rlhf_lab.course.mutants import compiled_mutant, source_of
 from rlhf_lab.course.registry import all_exercises, find_exercise
 
 
@@ -40,7 +40,7 @@ def said(judge_of: Judge, written: FunctionType) -> str:
 )
 def test_a_relation_to_the_right_numbers_is_named(sums: Judge, change, words: str) -> None:
     """The masks are applied by a copy: an answer may not call the package's own."""
-    own = compiled(find_exercise("sequence_sum").reference, source_of(F.sequence_sum), {})
+    own = compiled_mutant(find_exercise("sequence_sum").reference, source_of(F.sequence_sum), {})
     kept = {"F": type("F", (), {"sequence_sum": staticmethod(own)})}
     wrong = FunctionType(change.__code__, kept, "sequence_sum", (None,))
     assert words in said(sums, wrong)
@@ -74,7 +74,7 @@ def test_an_answer_that_calls_the_packages_own_does_not_pass() -> None:
     def sequence_sum(x, mask=None):
         return F.sequence_sum(x, mask)
 
-    verdict = judge(find_exercise("sequence_sum"), sequence_sum)
+    verdict = verdict_on(find_exercise("sequence_sum"), sequence_sum)
     assert verdict.state == "differs"
     assert "the package's own sequence_sum" in verdict.slip
 
@@ -82,13 +82,13 @@ def test_an_answer_that_calls_the_packages_own_does_not_pass() -> None:
 def test_a_class_that_inherits_what_is_to_be_written_does_not_pass() -> None:
     exercise = find_exercise("AdaptiveKLController")
     inherits = type("AdaptiveKLController", (exercise.reference,), {})
-    assert "the package's own update" in judge(exercise, inherits).slip
+    assert "the package's own update" in verdict_on(exercise, inherits).slip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", all_exercises(), ids=lambda exercise: exercise.name)
 def test_a_copy_of_the_packages_own_is_no_call_of_it(exercise) -> None:
     reference = inspect.unwrap(exercise.reference)
-    copy = compiled(exercise.reference, source_of(exercise.reference), {})
+    copy = compiled_mutant(exercise.reference, source_of(exercise.reference), {})
     assert copy is not reference
-    assert judge(exercise, copy).state == "passed"
+    assert verdict_on(exercise, copy).state == "passed"

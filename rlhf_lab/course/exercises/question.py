@@ -11,8 +11,8 @@ from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.report import LearningStats, RolloutStats
 
-PARTS = {"claim", "refuted by", "measure", "direction", "treated", "control", "seeds"}
-PARTS |= {"smallest effect"}
+CLAIM_PARTS = {"claim", "refuted by", "measure", "direction", "treated", "control", "seeds"}
+CLAIM_PARTS |= {"smallest effect"}
 DIRECTIONS = ("higher", "lower", "larger", "smaller", "more", "less", "fewer", "earlier", "later")
 
 
@@ -70,7 +70,7 @@ def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What must hold for any claim that a pair of runs can decide."""
     found = fn()
-    if not isinstance(found, dict) or set(found) != PARTS:
+    if not isinstance(found, dict) or set(found) != CLAIM_PARTS:
         return {"a dict with all of its parts, and no other": False}
     claim, refuted = str(found["claim"]), str(found["refuted by"])
     treated, control, seeds = found["treated"], found["control"], found["seeds"]
