@@ -31,7 +31,7 @@
 # first cell
 
 # %% [markdown]
-# About 100 minutes of work. All cells together run in about 28 seconds on one core, without a
+# About 100 minutes of work. All cells together run in about 40 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -50,7 +50,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
+from rlhf_lab.course import (
+    Predictions,
+    SeedFigures,
+    check,
+    hint,
+    new_run,
+    progress,
+    show_intervals,
+    show_table,
+)
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import (
@@ -66,6 +76,7 @@ from rlhf_lab.views import bars, sparkline, tokens_html
 SETTINGS = dict(
     preset="reel",
     forward="hooked",  # the modules and functions that you read are what runs
+    seed=1,
     total_phases=8,
     warmup_steps=2,
     batch_size=128,
@@ -75,6 +86,7 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
+over_seeds = SeedFigures("02_the_value_head", SETTINGS)
 predictions = Predictions()
 
 # %% [markdown]
@@ -287,10 +299,13 @@ bracket = (
     "below 0.1" if foreseen[-1] < 0.1 else "0.1 to 0.7" if foreseen[-1] <= 0.7 else "above 0.7"
 )
 predictions.compare("explained variance after eight phases", explained, bracket)
+over_seeds.compare("explained variance", {"phase 1": foreseen[0], "phase 8": foreseen[-1]})
+of_phase = {f"phase {phase}": reports[phase - 1].mean_reward for phase in (1, 8)}
+over_seeds.compare("mean reward", of_phase)
 
 # %% [markdown]
-# The reward goes nowhere, as it should: nobody is learning to write. The explained variance leaves 0
-# without a single change to the transformer. So something about the outcome stood in its residual
+# The reward has no direction over the three seeds, as it should: nobody is learning to write. The explained
+# variance leaves 0 in each of them, without a single change to the transformer. So something about the outcome stood in its residual
 # stream already.
 #
 # ## Colour a review by its value
@@ -346,7 +361,7 @@ from rlhf_lab.probes.value_lens import fit_ridge  # exercise
 # places, and look the exact values up.
 
 # %%
-wide = RLHFArgs(**SETTINGS | dict(batch_size=512, seed=2))
+wide = RLHFArgs(**SETTINGS | dict(batch_size=512, seed=args.seed + 1))  # other reviews
 reviews = RLHFTrainer(wide, out=new_run("reviews"), policy=policy).rollout_phase()
 ids, speaks_reel = reviews.samples.tokens, args.preset == "reel"
 sites = {"embedding": "blocks.0.hook_resid_pre"}
@@ -402,8 +417,8 @@ last_layer_reads_worst_at = "adj 3"  # predict: "adj 1", "conn 2", "adj 3", "sto
 
 
 # %%
-def readable(site: str | Tensor, t: int, y: Tensor, score: slice | None = None) -> float:
-    """The share of y's variance at position t that is read off a site.
+def readable(site: str | Tensor, t: int, y: Tensor, score: slice | None = None) -> Interval:
+    """The share of y's variance at position t that is read off a site, with its interval.
 
     The reader is fitted to the first two thirds of the reviews, and scored on the last one, or on
     the reviews of `score`.
@@ -414,11 +429,12 @@ def readable(site: str | Tensor, t: int, y: Tensor, score: slice | None = None) 
     slope, intercept = fit_ridge(x[:n_fit], y[:n_fit], known[:n_fit, t], ridge)
     kept = known[score, t]
     true, read = y[score][kept], (x[score] @ slope + intercept)[kept]
-    return (1 - (true - read).square().sum() / (true - true.mean()).square().sum()).item()
+    r2 = lambda error, mean, square: 1 - error / (square - mean.square())
+    return bootstrap_means((true - read).square(), true, true.square(), statistic=r2)
 
 
 share = {site: {name: readable(site, t, target) for name, t in columns.items()} for site in sites}
-show_table(["R2 at", *columns], [[site, *row.values()] for site, row in share.items()], digits=2)
+show_intervals("R2 at", share, "reviews")
 
 
 # %%
@@ -429,10 +445,11 @@ def in_words(r2: float) -> str:
 
 if speaks_reel:
     first, last = share["embedding"], share[list(sites)[-1]]
-    six = {name: last[name] for name in ("adj 1", "conn 2", "adj 3", "stop", "i", "verb")}
+    six_places = ("adj 1", "conn 2", "adj 3", "stop", "i", "verb")
+    six = {name: last[name].value.item() for name in six_places}
     for question, guess, found in [
-        ("embedding, adj 1", embedding_at_the_adjective, in_words(first["adj 1"])),
-        ("embedding, conn 2", embedding_at_the_connector, in_words(first["conn 2"])),
+        ("embedding, adj 1", embedding_at_the_adjective, in_words(first["adj 1"].value.item())),
+        ("embedding, conn 2", embedding_at_the_connector, in_words(first["conn 2"].value.item())),
         (
             "of six, the last layer reads worst at",
             last_layer_reads_worst_at,
@@ -440,6 +457,7 @@ if speaks_reel:
         ),
     ]:
         predictions.compare(question, guess, found)
+    over_seeds.compare("the reader misses at", {name: 1 - r2 for name, r2 in six.items()})
 
 # %% [markdown]
 # Is it the *transformer* that knows, or would anything do that sees the words? As a control, take the same
@@ -458,7 +476,7 @@ with torch.no_grad():
         parameter.copy_(parameter.flatten()[order].view_as(parameter))
 
 
-def last_layer_of(other: HookedTransformer) -> dict[str, float]:
+def last_layer_of(other: HookedTransformer) -> dict[str, Interval]:
     """What can be read at each place off the last layer of another model, on the same reviews."""
     with torch.no_grad():
         _, own = other.run_with_cache(ids, names_filter=[sites[list(sites)[-1]]], device="cpu")
@@ -468,27 +486,29 @@ def last_layer_of(other: HookedTransformer) -> dict[str, float]:
 
 control = last_layer_of(shuffled_model)
 series = {
-    "embedding": list(share["embedding"].values()),
-    "last layer, weights shuffled": list(control.values()),
-    "last layer": list(share[list(sites)[-1]].values()),
+    "embedding": share["embedding"],
+    "last layer, weights shuffled": control,
+    "last layer": share[list(sites)[-1]],
 }
-show_table(["R2 at", *columns], [[name, *row] for name, row in series.items()], digits=2)
+show_intervals("R2 at", series, "reviews")
 if speaks_reel:
-    predictions.compare("shuffled weights, at i", control_at_i, in_words(control["i"]))
-bars(list(columns), series, "What a linear reader gets", "R2 of the value, on unseen reviews")
+    predictions.compare("shuffled weights, at i", control_at_i, in_words(control["i"].value.item()))
+heights = {name: [r2.value.item() for r2 in row.values()] for name, row in series.items()}
+bars(list(columns), heights, "What a linear reader gets", "R2 of the value, on unseen reviews")
 
 # %% [markdown]
-# Read the table by rows:
+# Read the table by columns (the brackets are intervals over the reviews that were scored):
 #
 # - The embedding knows nothing but the word. The verb alone explains much of the variance, an adjective
 #   some of it (the "wasn't" before it is not in its embedding), "and" next to nothing.
-# - The shuffled transformer shows what mixing alone is worth. What the trained one has beyond that, it has
+# - The shuffled transformer shows what mixing alone is worth: at "i" so little that the interval includes 0. What the trained one has beyond that, it has
 #   learned.
 # - Attention brings in the words before, "wasn't" among them. "wasn't dull" is not the sum of its words: one
 #   turns the other round. Attention can still combine them, because the query comes from the adjective: how
 #   much of "wasn't" is read depends on which adjective reads.
 #
-# And by columns. At "adj 3", "stop" and "i" the value is the same number (look at the first table), and yet
+# And by rows. The reader misses most at "adj 3" in two of the three seeds of the first table, and at "stop" in the
+# third: these two places cannot be ranked. At "adj 3", "stop" and "i" the value is the same number (look at the first table), and yet
 # the last layer has more of it at "i" than at the other two. Of the three only "i" stands before a word that
 # depends on how good the movie was. Does that hold for this one model only? The package has two more of
 # the same training, which differ in the seed alone. The same reviews, read by all three:
@@ -496,15 +516,11 @@ bars(list(columns), series, "What a linear reader gets", "R2 of the value, on un
 # %%
 if speaks_reel:
     three = {name: load_model(name) for name in ("reel-nano", "reel-nano-b", "reel-nano-c")}
-    show_table(
-        ["R2 of the last layer at", *columns],
-        [[name, *last_layer_of(other).values()] for name, other in three.items()],
-        digits=2,
-    )
-    print("scored on", len(ids) - n_fit, "reviews")
+    of_model = {name: last_layer_of(other) for name, other in three.items()}
+    show_intervals("R2 of the last layer at", of_model, "reviews")
 
 # %% [markdown]
-# In all three, more can be read at "i" than at "adj 3" or "stop". But the next word does not settle what is
+# In all three, more can be read at "i" than at "adj 3" or "stop", and the intervals do not overlap. But the next word does not settle what is
 # there: after the first adjective comes "and" or "but", which tells whether two clauses agree, not whether
 # they praise, and the value can be read there all the same, in all three. Other places differ from model to
 # model, such as "conn 3" (with so few reviews, small differences mean nothing). What a probe finds in one model need
@@ -527,9 +543,11 @@ scores = {
     "seen": readable(last_site, last_column, shuffled, slice(n_fit)),
     "new": readable(last_site, last_column, shuffled),
 }
-print({where: round(score, 2) for where, score in scores.items()}, "fitted to", n_fit, "reviews")
+print("fitted to", n_fit, "reviews")
+for where, score in scores.items():
+    print(f"R2 on {where} reviews: {score}")
 for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
-    score = scores[where]
+    score = scores[where].value.item()
     kind = "below 0" if score < -0.05 else "about 0" if score <= 0.1 else "above 0.1"
     predictions.compare(f"R2 of nonsense on {where} reviews", guess, kind)
 
@@ -549,20 +567,20 @@ for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
 perfect_reader_after_adj_1 = "no"  # predict: "yes" or "no"
 
 # %%
-rows = [["last layer", *(readable(last_site, t, rewards) for t in columns.values())]]
+foresees = {name: readable(last_site, t, rewards) for name, t in columns.items()}
+show_intervals("R2 of the reward at", {"last layer": foresees}, "reviews")
 if speaks_reel:
     settled = token_information(grammar, gold).cumsum(0)
     ceiling = [(settled[t - 1] / settled[-1]).item() for t in columns.values()]
-    rows.append(["at most", *ceiling])
+    show_table(["at most, at", *columns], [["of the grammar", *ceiling]], digits=2)
     predictions.compare(
         "0.9 is possible", perfect_reader_after_adj_1, "yes" if ceiling[0] > 0.9 else "no"
     )
-show_table(["R2 at", *columns], rows, digits=2)
 
 # %% [markdown]
 # (The ceiling is for all reviews of the grammar, and for a reader that knows it. 171 reviews can
 # come out above or below, and slopes fitted to 341 chance outcomes lose some of it.) So an explained
-# variance of 0.34 over all tokens is not a bad value head. Before the first adjective the ceiling is 0,
+# variance of 0.27 to 0.34 over all tokens, which is what three seeds gave, is not a bad value head. Before the first adjective the ceiling is 0,
 # it gets to 1 only behind the verb, and its mean over the states before the 26 generated tokens is
 # 0.57.
 #
@@ -583,9 +601,11 @@ value_head_is_worst_at = "adj 1"  # predict: "adj 1", "conn 2", "adj 3", "stop",
 
 
 # %%
-def squared_correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> float:
-    """The R2 of the best line from one to the other."""
-    return torch.corrcoef(torch.stack([x.double(), y.double()]))[0, 1].square().item()
+def squared_correlation(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Interval:
+    """The R2 of the best line from one to the other, with its interval."""
+    x, y = x.double(), y.double()
+    r2 = lambda x, y, xy, xx, yy: (xy - x * y).square() / ((xx - x * x) * (yy - y * y))
+    return bootstrap_means(x, y, x * y, x.square(), y.square(), statistic=r2)
 
 
 def good_from_bad(
@@ -596,12 +616,8 @@ def good_from_bad(
     return (x[good].mean(0) - x[~good].mean(0)) / x.norm(dim=1).mean()
 
 
-head = [squared_correlation(values[:, t], target[:, t]) for t in columns.values()]
-show_table(
-    ["R2 at", *columns],
-    [["reader", *share[last_site].values()], ["value head", *head]],
-    digits=2,
-)
+head = {name: squared_correlation(values[:, t], target[:, t]) for name, t in columns.items()}
+show_intervals("R2 at", {"reader": share[last_site], "value head": head}, "reviews")
 states, place_i = cache[sites[last_site]], columns.get("i", ids.shape[1] - 1)
 apart = {t: good_from_bad(states[:, t], target[:, t]) for t in (*columns.values(), place_i)}
 like_i = [torch.cosine_similarity(apart[t], apart[place_i], dim=0) for t in columns.values()]
@@ -614,14 +630,19 @@ show_table(
     digits=2,
 )
 if speaks_reel:
-    worst_place = list(columns)[head.index(min(head))]
+    missed = {name: 1 - r2.value.item() for name, r2 in head.items()}
+    worst_place = max(missed, key=missed.get)
     predictions.compare("your value head is worst at", value_head_is_worst_at, worst_place)
+    over_seeds.compare("the value head misses at", missed)
+    distances = {name: apart[t].norm().item() for name, t in columns.items()}
+    over_seeds.compare("distance of good from bad at", distances)
 
 # %% [markdown]
-# The value head has found about two thirds of it at most places, and nine tenths at "i". At "adj 3" and
-# "stop" it misses more than half, and at "adj 1" nearly everything, although a reader of just that
-# position misses next to nothing. The second table says part of why. At "adj 1" the states of good
-# and of bad differ by a hundredth of their length, less than anywhere else in the table. A reader of
+# Over three seeds the value head misses 0.10 to 0.13 of the variance at "i", 0.17 to 0.19 at the verb and 0.26 to
+# 0.40 at most other places. In each seed it misses more than half at "stop", more than two thirds at "adj 3", and
+# nearly everything at "adj 1", although a reader of just that position misses next to nothing there. The
+# second table says part of why. At "adj 1" the states of good and of bad differ by about a hundredth of their
+# length, in each seed less than anywhere else in the table. A reader of
 # one position, with hardly a penalty on large slopes, can amplify a small difference as much as it
 # likes. One head for all positions cannot, and settles for what serves most of them. (For what is
 # missing at "adj 3" and "stop" the table has no such reason.) Where good and bad states lie far apart the
