@@ -300,8 +300,8 @@ bracket = (
 )
 predictions.compare("explained variance after eight phases", explained, bracket)
 over_seeds.compare("explained variance", {"phase 1": foreseen[0], "phase 8": foreseen[-1]})
-of_phase = {f"phase {phase}": reports[phase - 1].mean_reward for phase in (1, 8)}
-over_seeds.compare("mean reward", of_phase)
+ends = {"phase 1": reports[0].mean_reward, "phase 8": reports[-1].mean_reward}
+over_seeds.compare("mean reward", ends)
 
 # %% [markdown]
 # The reward has no direction over the three seeds, as it should: nobody is learning to write. The explained
