@@ -243,6 +243,19 @@ OF_NO_RUN = {
     "control_labels": "the control of a probe of one's own",
     "my_claim": "a report on a finished run",
     "truncate_delta": "two models side by side",
+    "tilt_slopes": "the exact optimum of Reel",
+    "excess_kl": "a run beside the exact optimum of Reel",
+    "distinct_n": "a watch over a run's texts",
+    "promoted_mass": "a watch over a run's logits",
+    "sample_preferences": "pairs to learn a reward from",
+    "bradley_terry_loss": "learning a reward",
+    "calibration_bins": "a look at a learned reward",
+    "best_of_n_weights": "choice among samples, in place of training",
+    "implicit_rewards": "tuning on pairs, without a run",
+    "dpo_loss": "tuning on pairs, without a run",
+    "LoRALinear.initial_factors": "adapters, which this run has none of",
+    "LoRALinear.delta": "adapters, which this run has none of",
+    "LoRALinear.forward": "adapters, which this run has none of",
 }
 """Exercises that no run calls, and what they are for."""
 
