@@ -342,8 +342,7 @@ predictions.recall("how it will be cheated", cheated_by)
 # "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
 #
 # That was RLHF: text, reward, a step towards more of it, and a leash. The other lessons take it apart.
-# Each has its own notebook, and none needs the ones before it to be finished (07, 10 and
-# 11 are still to be written):
+# Each has its own notebook, and none needs the ones before it to be finished (12 is still to be written):
 #
 # - 01 the policy and its hooks: from logits to a token, and a look inside while it is chosen,
 # - 02 the value head: what the policy expects, read off a hook,
@@ -351,8 +350,11 @@ predictions.recall("how it will be cheated", cheated_by)
 # - 04 the leash and the optimum: how far to go, and where the best place is,
 # - 05 the objective: every term of what is climbed, and why,
 # - 06 PPO: credit, minibatches, optimiser, the two phases,
+# - 07 what breaks RLHF: where a reward and what was meant part, and how early one can see it,
 # - 08 watch it learn: probes inside the model, phase by phase,
 # - 09 what RLHF changed: two checkpoints, side by side,
+# - 10 preferences: a reward learned from comparisons, and a policy tuned on them,
+# - 11 a real model: what takes the place of exact truth,
 # - 13 a question of your own: a claim, what would refute it, and a report.
 #
 # ## Where you are

@@ -414,9 +414,10 @@ print(
     f"the optimum at this price: proxy {at_price.proxy:.3f}, gold {at_price.gold:.3f}, "
     f"popcorn {at_price.popcorn:.3f}, KL {at_price.kl_per_sequence:.2f}"
 )
-behind, ahead = planted[len(planted) // 2 : -4], planted[-4:]  # means of several phases each
-lost = mean(behind, "gold_reward") - mean(ahead, "gold_reward")
-print(f"gold, last four phases less those before them: {-lost:+.3f}")
+some = max(1, len(planted) // 5)  # four of twenty phases
+before_them, last_ones = planted[-2 * some : -some], planted[-some:]
+lost = mean(before_them, "gold_reward") - mean(last_ones, "gold_reward")
+print(f"gold, the last phases less as many before them: {-lost:+.3f}")
 predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
 
 # %% [markdown]

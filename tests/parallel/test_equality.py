@@ -129,7 +129,10 @@ def test_a_learners_own_function_of_the_whole_batch_needs_to_know_nothing(ranks,
 
 
 FAULTS = {
-    "gradients are not added up": "rlhf_lab.training.ascent.add_gradients_up = lambda *a: None",
+    "gradients are not added up": (
+        "import rlhf_lab.training.whole_weights\n"
+        "rlhf_lab.training.whole_weights.add_gradients_up = lambda *a: None"
+    ),
     "gradients are averaged": (
         "sums = rlhf_lab.parallel.Ranks.add_up\n"
         "def averaged(self, tensors, purpose='numbers'):\n"
