@@ -39,6 +39,8 @@ SETTINGS = {
     "odds_weight": 0.1,
     "n": 2,
     "n_bins": 2,
+    "reward": -0.5,
+    "kl": 0.1,
 }
 """Of parameters that hold no tensor, and do not do without one or would be left out."""
 
@@ -107,6 +109,7 @@ def cases() -> Iterator[tuple[str, str, tuple[int, ...], dict[str, int]]]:
         for sizes in ({"batch": 2, "gen": 3}, {"batch": 3, "gen": 3}):
             sizes = sizes | {"seq": sizes["gen"], "d_vocab": 5, "outcome": 3, "parameters": 4}
             sizes |= {"prompts": sizes["batch"], "samples": sizes["gen"], "pair": sizes["batch"]}
+            sizes |= {"seeds": sizes["batch"], "point": sizes["gen"]}
             for parameter, axes in tensors.items():
                 for shape in wrong_shapes(tuple(sizes[axis] for axis in axes)):
                     yield name, parameter, shape, sizes

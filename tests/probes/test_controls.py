@@ -85,10 +85,10 @@ def test_held_out_words_are_at_chance_where_exactly_half_of_all_would_be_below()
             right[fold == k] = (said == labels[fold == k]).float()
         return right.mean().item()
 
-    coins = [read(control_labels(torch.arange(24), generator)) for _ in range(200)]
-    halves = [read(torch.randperm(24, generator=generator) < 12) for _ in range(200)]
-    error = 4 * (0.25 / 24 / 200) ** 0.5
-    assert abs(sum(coins) / 200 - 0.5) < error < 0.5 - sum(halves) / 200
+    coins = [read(control_labels(torch.arange(24), generator)) for _ in range(1000)]
+    halves = [read(torch.randperm(24, generator=generator) < 12) for _ in range(1000)]
+    error = 4 * (0.25 / 24 / 1000) ** 0.5
+    assert abs(sum(coins) / 1000 - 0.5) < error < 0.5 - sum(halves) / 1000
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
