@@ -174,7 +174,7 @@ show_table(
 # token, which `get_logprobs` reads off the logits; you wrote it in lesson 01.
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T},
-# \qquad z = \text{the logits at position } \texttt{prefix\_len} - 1 + t$$
+# \qquad z = \text{the logits at the position before generated token } t$$
 #
 # `logprobs` are of the sampled tokens, and always refer to the policy that they were computed with.
 # The minibatch carries those of the policy *that sampled*; they stay as they are, while the policy

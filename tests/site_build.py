@@ -31,7 +31,7 @@ class BuiltSite(NamedTuple):
 
 def build_repository(out: Path) -> BuiltSite:
     """Build the site as `make site` does; skip where the extra docs is not installed."""
-    for package in ("sphinx", "furo", "myst_nb"):
+    for package in ("sphinx", "furo", "myst_nb", "latex2mathml"):
         pytest.importorskip(package, reason="the site needs the extra docs; run `make site`")
     command = [sys.executable, "-m", "tools.site", "--out", str(out)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "1000"}

@@ -27,7 +27,8 @@ def repository(tmp_path) -> Callable[..., Path]:
 
     def write(**changed: str) -> Path:
         root = tmp_path / "repository"
-        cells = [nbformat.v4.new_markdown_cell("# 00 Lesson"), nbformat.v4.new_code_cell("1 / 0")]
+        text = "# 00 Lesson\n\nThe price $\\beta_1$ costs 5 dollars.\n\n$$\\sum_x \\pi(x) = 1$$"
+        cells = [nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell("1 / 0")]
         python = {"language_info": {"name": "python"}}
         lesson = nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=python))
         names = {name.replace("__", "/").replace("_md", ".md"): t for name, t in changed.items()}

@@ -1,5 +1,6 @@
 """Faults of pages, each named by the build of a small repository's site."""
 
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,8 @@ FAULTS = {
     "reference target not found: nope": "{py:func}`nope`",
     "Unknown interpreted text role": "{nosuchrole}`x`",
     "docs/first.md links to ../unlisted/README.md, which is no page": "[x](../unlisted/README.md)",
+    r"formula '\\nosuch' has a command that is not known": r"$\nosuch$",
+    r"formula '\\left( x': ExtraLeftOrMissingRightError": r"$\left( x$",
 }
 
 
@@ -53,7 +56,11 @@ def test_a_repository_without_faults_has_a_site_without_warnings(repository, tmp
     assert 'href="../index.html"' in (html / "docs/first.html").read_text()
     second = (html / "docs/second.html").read_text()
     assert 'href="../api/errors.html#rlhf_lab.errors.LoadError"' in second
-    assert "ZeroDivisionError" not in (html / "notebooks/00_lesson.html").read_text()
+    lesson = (html / "notebooks/00_lesson.html").read_text()
+    assert "ZeroDivisionError" not in lesson
+    assert lesson.count("<math ") == 2 and "$" not in re.sub("<script.*?</script>", "", lesson)
+    assert re.search(r'<div class="formula"><math [^>]*display="block"', lesson)
+    assert "<msub><mi>&#x003B2;</mi><mn>1</mn></msub>" in lesson
 
 
 def test_every_planted_fault_is_named(repository, tmp_path):

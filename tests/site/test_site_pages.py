@@ -149,7 +149,7 @@ def test_ci_builds_the_site_before_it_tests():
     assert "\tdocs = [" not in lines and "make site" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["sphinx", "furo", "myst-nb", "myst-parser"])
+@pytest.mark.parametrize("name", ["sphinx", "furo", "myst-nb", "myst-parser", "latex2mathml"])
 def test_what_builds_the_site_is_pinned(name):
     pins = (ROOT / "requirements.lock").read_text().lower().splitlines()
     assert sum(pin.startswith(f"{name}==") for pin in pins) == 1

@@ -1,7 +1,7 @@
 """Sphinx configuration of the site: extensions, theme, and what the docstrings are made of."""
 
 import rlhf_lab
-from tools.site import hooks, inline_code
+from tools.site import formulas, hooks, inline_code
 
 project = "rlhf_lab"
 copyright = "The rlhf_lab authors, MIT licence"
@@ -15,6 +15,7 @@ extensions = [
 nitpicky = True
 nitpick_ignore_regex = hooks.NOT_OURS
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"rlhf_lab {rlhf_lab.__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -26,7 +27,7 @@ smartquotes = False
 pygments_style = "tango"
 pygments_dark_style = "monokai"
 myst_heading_anchors = 4
-myst_enable_extensions: list[str] = []
+myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 nb_mime_priority_overrides: list[tuple[str, str, int]] = []
@@ -41,6 +42,7 @@ napoleon_use_rtype = False
 
 
 def setup(app) -> None:
-    """Connect what reads docstrings, and what links and breaks the names in code."""
+    """Connect what reads docstrings, writes formulas, and links and breaks the names in code."""
+    formulas.connect(app)
     hooks.connect(app)
     inline_code.connect(app)
