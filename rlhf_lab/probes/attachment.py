@@ -16,7 +16,8 @@ from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import EVAL_TEXT, SUITE, ProbeStore, size_of
 from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.capture import resolve_sites, undisturbed
+from rlhf_lab.training.capture import resolve_sites
+from rlhf_lab.training.undisturbed import undisturbed
 
 Taken = defaultdict[str, Counter]
 GRACE_SECONDS = 2.0

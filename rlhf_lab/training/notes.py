@@ -1,9 +1,13 @@
 """Notes of a checkpoint: what a run writes beside the tensors, and what it must find there."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
 
 
 def _is_number(value: Any) -> bool:
@@ -96,6 +100,23 @@ FORM_OF_INFO = MappingProxyType(
     }
 )
 """What a run writes in run.json besides its arguments, and that in words."""
+
+
+def notes_of(trainer: "RLHFTrainer", name: str, phase: int, tensors: int) -> dict[str, Any]:
+    """What is noted beside so many tensors of a checkpoint of that name, after so many phases."""
+    state = trainer.scheduler.state_dict()
+    return {
+        "run": trainer.recorder.run_id,
+        "name": name,
+        "args": trainer.args.to_dict(),
+        "tensors": tensors,
+        "phase": phase,
+        "best": trainer.recorder.best,
+        "scheduler": {part: state[part] for part in ("last_epoch", "_step_count", "_last_lr")},
+        "kl_coef": trainer.kl_controller.kl_coef,
+        "reward_moments": dataclasses.asdict(trainer.rewards.moments),
+        "reference_phase": trainer.reference_phase,
+    }
 
 
 def check_notes(notes: Any) -> None:

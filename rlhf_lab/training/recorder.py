@@ -1,6 +1,5 @@
 """The recorder: a callback that writes run.json, metrics, samples and checkpoints of a run."""
 
-import dataclasses
 import platform
 import uuid
 import warnings
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlhf_lab import __version__
-from rlhf_lab.errors import RunError
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.checkpoint_space import (
@@ -27,11 +25,13 @@ from rlhf_lab.training.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
     copied_to_host,
-    wait_for_writers,
 )
 from rlhf_lab.training.model_card import keep_run_card
+from rlhf_lab.training.notes import notes_of
 from rlhf_lab.training.reference_reset import final_kl_to_start, reference_tensors
 from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan, remarks_on
+from rlhf_lab.training.resume_checks import refuse_moved_on
+from rlhf_lab.training.rewind import rewind
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.run_lock import RunLock, refuse_locked
@@ -96,7 +96,7 @@ class Recorder:
         refuse_broken_weights(self.trainer)
         if self.run is not None:
             self._hold()
-            self.run.rewind(self.trainer.phase, args.batch_size)
+            rewind(self.run, self.trainer.phase, args.batch_size)
             earlier = self.run.read_info().get("remarks") or {}
             phase = self.trainer.phase
             self.remarks = {k: v for k, v in earlier.items() if v["phase"] < phase}
@@ -258,20 +258,7 @@ class Recorder:
         then: Callable[[], None] | None = None,
     ) -> Snapshot:
         """A checkpoint with its notes, of copies in host memory."""
-        trainer = self.trainer
-        state = trainer.scheduler.state_dict()
-        notes = {
-            "run": self.run_id,
-            "name": name,
-            "args": trainer.args.to_dict(),
-            "tensors": len(tensors),
-            "phase": phase,
-            "best": self.best,
-            "scheduler": {name: state[name] for name in ("last_epoch", "_step_count", "_last_lr")},
-            "kl_coef": trainer.kl_controller.kl_coef,
-            "reward_moments": dataclasses.asdict(trainer.rewards.moments),
-            "reference_phase": trainer.reference_phase,
-        }
+        notes = notes_of(self.trainer, name, phase, len(tensors))
         return Snapshot(self.run.checkpoints / f"{name}.safetensors", tensors, notes, then)
 
     def finish(self, ctx: Context) -> None:
@@ -313,21 +300,3 @@ class Recorder:
         refuse_moved_on(self.run, self.saved)
         self.lock.hold(self.run.path)
         refuse_moved_on(self.run, self.saved)  # by one that finished just before the lock was ours
-
-
-def refuse_moved_on(run: RunDir, saved: int | None) -> None:
-    """Say so if another trainer has saved the run since it was loaded.
-
-    Args:
-        saved: the phase of the checkpoint that it was loaded from.
-
-    Raises:
-        RunError: it has.
-    """
-    path = run.checkpoints / "last.safetensors"
-    wait_for_writers(run.checkpoints)
-    if path.exists() and (found := checkpoint.read_notes(path).get("phase")) != saved:
-        raise RunError(
-            f"{path} is of phase {found} by now, not of {saved}: another trainer has gone on with "
-            f"the run; load it again with `resume {run.path}`."
-        )

@@ -14,7 +14,7 @@ from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.checkpoint_space import refuse_removed, with_loaded
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
-from rlhf_lab.training.resume import refuse_other_file
+from rlhf_lab.training.resume_checks import refuse_other_file
 from rlhf_lab.training.run_dir import RunDir
 
 

@@ -4,14 +4,13 @@ import contextlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside, clear_draft, refuse_foreign
+from rlhf_lab.files import beside, refuse_foreign
 from rlhf_lab.training.notes import FORM_OF_INFO
 
 
@@ -191,7 +190,7 @@ class RunDir:
             if path.parent != self.path:
                 path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:
-                out.write(_lines(records))
+                out.write(json_lines(records))
 
     def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
         """The records of a JSONL file; a last line that was cut off by a crash is left out.
@@ -216,83 +215,16 @@ class RunDir:
             for number, line in enumerate(whole_lines, 1)
         ]
 
-    def rewind(self, phase: int, batch_size: int) -> None:
-        """Drop what was logged from this phase on, which is about to be done again.
-
-        A checkpoint that was being written when the run was killed goes, too.
-
-        Args:
-            batch_size: samples that the run has of each phase.
-
-        Raises:
-            RunError: a file of the run cannot be read, or replaced.
-        """
-        for partial in self.checkpoints.glob(".*.partial"):
-            clear_draft(partial)
-        returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
-        for file in (METRICS, SAMPLES, *returned):
-            self.keep(file, lambda record: _is_done(record, phase))
-        self._mend_metrics(phase)
-        self._mend_samples(phase, batch_size)
-
-    def _mend_metrics(self, phase: int) -> None:
-        """Put one line for each phase before this one in order; say what was doubled or lacks."""
-        lines = self.read(METRICS)
-        first = {line["phase"]: line for line in reversed(lines)}
-        kept = [first[number] for number in sorted(first)]
-        if kept != lines:
-            warnings.warn(
-                f"{self.path / METRICS} had phases twice or out of order, as when two trainers "
-                "write at once; the first line of each phase stays.",
-                stacklevel=2,
-            )
-            with replacing(self.path / METRICS) as partial:
-                partial.write_text(_lines(kept), encoding="utf-8")
-        lacking = [str(number) for number in range(phase) if number not in first]
-        if lacking:
-            warnings.warn(
-                f"{self.path / METRICS} lacks phase {', '.join(lacking)}, which the run has done; "
-                "the run goes on from its weights, and its curves have a gap.",
-                stacklevel=2,
-            )
-
-    def _mend_samples(self, phase: int, batch_size: int) -> None:
-        """Put the samples in the order of their phases, each batch once; say what lacks."""
-        lines, kept, odd = self.read(SAMPLES), [], []
-        by_phase: dict[int, list[dict[str, Any]]] = {number: [] for number in range(phase)}
-        for line in lines:
-            by_phase[line["phase"]].append(line)
-        for number, found in by_phase.items():
-            if found[:batch_size] == found[batch_size:]:  # two trainers wrote the same batch
-                found = found[:batch_size]
-            if len(found) != batch_size:
-                odd.append(f"{len(found)} samples of phase {number}")
-            kept += found
-        if kept != lines:
-            warnings.warn(
-                f"{self.path / SAMPLES} had samples twice or out of order, as when two trainers "
-                "write at once; each batch stays once, in the order of phases.",
-                stacklevel=2,
-            )
-            with replacing(self.path / SAMPLES) as partial:
-                partial.write_text(_lines(kept), encoding="utf-8")
-        if odd:
-            warnings.warn(
-                f"{self.path / SAMPLES} has {', '.join(odd)}, and the run wrote {batch_size} in "
-                "each; it goes on from its weights, and what is there stays.",
-                stacklevel=2,
-            )
-
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the other records of a JSONL file; one that is not there stays away."""
         path = self.path / file
         if path.exists() or path.is_symlink():
             kept = [record for record in self.read(file) if stays(record)]
             with replacing(self.path / file) as partial:
-                partial.write_text(_lines(kept), encoding="utf-8")
+                partial.write_text(json_lines(kept), encoding="utf-8")
 
 
-def _lines(records: list[dict[str, Any]]) -> str:
+def json_lines(records: list[dict[str, Any]]) -> str:
     """Records as JSON, one on each line."""
     return "".join(
         json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records
@@ -325,14 +257,3 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
         if not isinstance(value, kind) or flag_for_number or below_0:
             raise RunError(f"{place} has {name}={record[name]!r:.80}; fix or delete it.")
     return record
-
-
-def _is_done(record: dict[str, Any], phase: int) -> bool:
-    """Whether what a record tells of is behind a run that goes on at this phase.
-
-    The checkpoint that a run goes on from bears the number of the phase to come; the best one is
-    saved within its phase, and those of phase 0 are saved again.
-    """
-    if record["phase"] == phase > 0:
-        return record.get("checkpoint", "best") != "best"
-    return record["phase"] < phase

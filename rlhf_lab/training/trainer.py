@@ -18,7 +18,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import refuse_hooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
-from rlhf_lab.training.capture import capturing, gradients_put_back
+from rlhf_lab.training.capture import capturing
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.loggers import attach_sinks
@@ -36,6 +36,7 @@ from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.stepwise import Stepwise
+from rlhf_lab.training.undisturbed import gradients_put_back
 
 EVALUATION_BATCHES = 4
 SAVES = ("run_start", "after_phase", "run_end")
@@ -276,7 +277,7 @@ class RLHFTrainer(Stepwise):
         """A trainer that goes on where a run was last saved; see `resume_trainer`.
 
         Args:
-            changes: new values of settings that may change; see `training.resume.CHANGEABLE`.
+            changes: new values of settings that may change: `training.resume_checks.CHANGEABLE`.
             parts: the run's own parts, and `interventions={name: fn}`: they are not stored.
         """
         return resume_trainer(cls, RunDir.open(path), changes, parts)

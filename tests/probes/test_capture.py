@@ -6,12 +6,8 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.training.capture import (
-    borrowed_gradients,
-    capture_activations,
-    resolve_sites,
-    undisturbed,
-)
+from rlhf_lab.training.capture import capture_activations, resolve_sites
+from rlhf_lab.training.undisturbed import borrowed_gradients, undisturbed
 
 POST = "blocks.1.hook_resid_post"
 

@@ -19,7 +19,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_notes, save_checkpoint
 from rlhf_lab.training.optim import lr_scale
 from rlhf_lab.training.restore import load_policy
-from rlhf_lab.training.resume import CHANGEABLE
+from rlhf_lab.training.resume_checks import CHANGEABLE
 
 pytestmark = pytest.mark.slow
 LAST = "checkpoints/last.safetensors"

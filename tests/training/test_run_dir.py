@@ -9,6 +9,7 @@ import pytest
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.rewind import rewind
 from rlhf_lab.training.run_dir import replacing
 
 
@@ -140,14 +141,14 @@ def test_rewinding_drops_the_phases_that_are_done_again(run):
     samples = (run.path / "samples.jsonl").read_bytes().splitlines(keepends=True)
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"phase": 4, "x"')
-    run.rewind(2, 2)
+    rewind(run, 2, 2)
     assert (run.path / "metrics.jsonl").read_bytes() == b"".join(metrics[:2])
     assert (run.path / "samples.jsonl").read_bytes() == b"".join(samples[:4])
 
 
 def test_rewinding_to_the_start_empties_the_logs(run):
     run.append("metrics.jsonl", [{"phase": 0}])
-    run.rewind(0, 1)
+    rewind(run, 0, 1)
     assert run.read("metrics.jsonl") == [] == run.read("samples.jsonl")
 
 
