@@ -107,6 +107,13 @@ def _is_rule(line: str) -> bool:
     return set(line) <= set("─-╰╯")
 
 
+def _speaks(error: LabError) -> bool:
+    """Whether this process of several is the one that says an error."""
+    if isinstance(error, LostRankError):
+        return error.is_first
+    return is_main_process() or isinstance(error, RankError)
+
+
 def guarded(prog: str, run: Callable[[], int]) -> int:
     """Run a program in a process of its own: warnings and errors are one line each."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -121,7 +128,7 @@ def guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
         return status
     except LabError as error:
-        if is_main_process() or isinstance(error, RankError):
+        if _speaks(error):
             print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
         return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:

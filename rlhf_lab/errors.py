@@ -22,4 +22,12 @@ class RankError(RunError):
 
 
 class LostRankError(RunError):
-    """Another process of the run is gone; the run goes on from what was saved."""
+    """Another process of the run is gone; the run goes on from what was saved.
+
+    Attributes:
+        is_first: whether no other process has noticed it before, so that this one says it.
+    """
+
+    def __init__(self, said: str, is_first: bool = True) -> None:
+        super().__init__(said)
+        self.is_first = is_first

@@ -98,10 +98,12 @@ class Ranks(World):
 
     Args:
         device: of the tensors that are sent: CUDA with nccl, the CPU with gloo.
+        store: where the processes met, and leave word for each other.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, store: dist.Store | None = None) -> None:
         super().__init__()
+        self.store = store
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
 
     def deals(self, n_rows: int) -> bool:
@@ -202,7 +204,20 @@ class Ranks(World):
         try:
             yield
         except RuntimeError as error:  # of gloo and nccl, whose kinds differ
-            raise LostRankError(f"process {self.rank} lost another process") from error
+            said = f"process {self.rank} lost another process"
+            raise LostRankError(said, self._is_first_to_notice()) from error
+
+    def _is_first_to_notice(self) -> bool:
+        """Whether none of the other processes has said that one of them is lost.
+
+        A store that is not there was kept by the main process: the next one speaks in its place.
+        """
+        if self.store is None:
+            return self.is_main
+        try:
+            return self.store.add("lost", 1) == 1
+        except RuntimeError:
+            return self.rank == 1
 
     def leave(self) -> None:
         """See `World`."""
@@ -247,6 +262,9 @@ def join(device: torch.device) -> World:
         return World()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    return Ranks(device)
+    if dist.is_initialized():
+        return Ranks(device)
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    return Ranks(device, store)

@@ -68,7 +68,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     except LostRankError as error:
         raise LostRankError(
             f"{error} in phase {trainer.phase}; what that one said is above or in its log. Go on "
-            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}"
+            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}",
+            error.is_first,
         ) from error
     finally:
         for number, handler in before.items():
@@ -88,7 +89,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
 
 
 def _path_of(trainer: RLHFTrainer) -> Path | str:
-    return trainer.run.path if trainer.run else "RUN"
+    """The directory of the run; where it is numbered, only the main process of several knows it."""
+    return trainer.run.path if trainer.run else trainer.recorder.out or "RUN"
 
 
 def _leave_terminal() -> None:

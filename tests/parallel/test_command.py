@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from time import monotonic
 
 import pytest
 
@@ -28,7 +29,7 @@ import signal
 import rlhf_lab.training.trainer as t
 phase = t.RLHFTrainer.run_phase
 def dying(self):
-    if rank == 1 and self.phase == 2:
+    if rank == {rank} and self.phase == 2:
         {how}
     return phase(self)
 t.RLHFTrainer.run_phase = dying
@@ -53,7 +54,7 @@ def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(r
     train += ["--out", str(tmp_path / "run")]
     whole = ["auto" if x == "fsdp" else x for x in train[:-1]] + [str(tmp_path / "whole")]
     assert ranks(1, call(*whole), "alone")[0].status == 0
-    killed = DIES.format(how="os.kill(os.getpid(), signal.SIGKILL)")
+    killed = DIES.format(rank=1, how="os.kill(os.getpid(), signal.SIGKILL)")
     first, second = ranks(2, call(*train, before=killed), "killed")
     assert (first.status, second.status) == (75, -signal.SIGKILL)
     told = [line for line in first.error.splitlines() if line.startswith("rlhf_lab: process 0")]
@@ -75,8 +76,29 @@ def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(r
     assert close(reports(tmp_path / "whole"), reports(run.path))
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+def test_one_of_those_that_are_left_says_that_a_process_is_lost(ranks, tmp_path, lost):
+    """Of three, the main process or the last: one sentence in all, and the run goes on."""
+    batch = ["--batch-size", "12", "--num-minibatches", "2", "--save-every", "1"]
+    train = ["train", *batch, "--total-phases", "3", "--out", str(tmp_path / "run")]
+    before = DIES.format(rank=lost, how="os.kill(os.getpid(), signal.SIGKILL)")
+    began = monotonic()
+    ended = ranks(3, call(*train, before=before), "killed")
+    assert monotonic() - began < 60, "the start included"
+    assert [one.status for one in ended] == [-9 if i == lost else 75 for i in range(3)]
+    lines = [line for one in ended for line in one.error.splitlines()]
+    (said,) = [line for line in lines if line.startswith("rlhf_lab: ")]
+    assert "lost another process in phase 2" in said and "Traceback" not in "".join(lines)
+    assert f"-m rlhf_lab resume {tmp_path / 'run'}" in said
+    (alone,) = ranks(1, call("resume", str(tmp_path / "run")), "one")
+    assert alone.status == 0, alone.error
+    assert RunDir.open(tmp_path / "run").read_info()["status"] == "finished"
+
+
 def test_an_error_of_one_process_is_said_by_it_and_by_the_main_one(ranks, tmp_path):
-    before = DIES.format(how="self.rewards.reward_fn = lambda texts: torch.full([8], torch.nan)")
+    before = DIES.format(
+        rank=1, how="self.rewards.reward_fn = lambda texts: torch.full([8], torch.nan)"
+    )
     train = ["train", *SMALL, "--total-phases", "4", "--out", str(tmp_path / "run")]
     first, second = ranks(2, call(*train, before=before))
     assert (first.status, second.status) == (2, 2)
@@ -102,6 +124,48 @@ def test_a_refusal_is_said_once(ranks, tmp_path):
         "change batch_size or num_minibatches."
     )
     assert second.error == "" and not (tmp_path / "run").exists()
+
+
+FSDP = ("--parallel", "fsdp")
+REFUSED = {
+    "a minibatch of batch_size / num_minibatches = 3 sequences": ("--batch-size", "6"),
+    "micro_batch_size=4 does not divide the 6": ("--batch-size", "24", "--micro-batch-size", "4"),
+    "optimizer_in_backward=True steps before": (
+        *("--optimizer-in-backward", "--max-grad-norm", "None"),
+    ),
+    "optimizer='adamw_8bit' keeps its codes": (*FSDP, "--optimizer", "adamw_8bit"),
+    "weight_precision='bf16' steps whole weights": (*FSDP, "--weight-precision", "bf16"),
+    "set activation_checkpointing=True, or parallel='ddp'": (*FSDP, "--precision", "bf16"),
+}
+
+
+def test_each_refusal_is_said_by_the_main_process_alone(ranks, tmp_path):
+    """One run after the other in the same two processes; then one whose seeds differ."""
+    start = [
+        "train",
+        "--batch-size",
+        "16",
+        "--num-minibatches",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    commands = [[*start, *asked] for asked in REFUSED.values()]
+    code = (
+        "from rlhf_lab.__main__ import main\n"
+        f"tell(statuses=[main(command) for command in {commands!r}])\n"
+        f"sys.exit(main([*{start!r}, '--seed', str(rank)]))"
+    )
+    first, second = ranks(2, code)
+    for ended in (first, second):
+        assert ended.told["statuses"] == [2] * len(REFUSED) and ended.status == 2
+    *said, unequal = first.error.strip().splitlines()
+    for line, part in zip(said, REFUSED, strict=True):
+        assert line.startswith("rlhf_lab: ") and part in line, line
+    assert unequal.startswith("rlhf_lab: process 1 failed while comparing itself with process 0")
+    (own,) = second.error.strip().splitlines()
+    assert own.startswith("rlhf_lab: process 1: process 1 has other settings") and "alike" in own
+    assert not (tmp_path / "run").exists()
 
 
 def test_torchrun_trains_with_all_default_probes(tmp_path):

@@ -214,6 +214,26 @@ def test_a_moment_that_one_process_alone_shows_ends_in_an_error(ranks):
     assert all(ended.status for ended in both)
 
 
+LEARNS = """
+trainer = RLHFTrainer(RLHFArgs(preset="reel", batch_size=4, num_minibatches=2, gen_len=6,
+                               total_phases=2, parallel="fsdp"))
+@trainer.on("after_score")
+def learn(ctx):
+    trainer.learning_phase(ctx.rollout)
+reports = trainer.train()
+tell(phases=len(reports))
+trainer.world.leave()
+"""
+
+
+@pytest.mark.process
+def test_a_listener_that_learns_is_refused_and_the_run_goes_on(ranks):
+    first, second = ranks(2, LEARNS)
+    assert first.told == second.told == {"phases": 2}, first.error
+    assert "parallel='fsdp' learns with all processes, and a listener runs on one" in first.error
+    assert second.error == ""
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

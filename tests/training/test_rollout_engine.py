@@ -97,6 +97,20 @@ def test_the_engine_writes_with_the_weights_of_each_phase():
 
 
 @pytest.mark.slow
+def test_the_greedy_answers_of_remax_are_the_policys_own():
+    """They are the likeliest tokens, which the engine, asked with a seed, does not write."""
+    engine = Double()
+    trainer = trainer_with(engine, advantages="remax", normalize_reward=False, total_phases=1)
+    greedy = trainer.rewards.sample_greedily
+    seen = []
+    trainer.rewards.sample_greedily = lambda *given: seen.append(greedy(*given)) or seen[-1]
+    trainer.run_phase()
+    assert len(engine.seeds) == 1 and len(seen) == 1
+    best = engine.model(seen[0].tokens).logits[:, seen[0].prefix_len - 1 : -1].argmax(-1)
+    assert torch.equal(seen[0].tokens[:, seen[0].prefix_len :], best)
+
+
+@pytest.mark.slow
 def test_responses_may_stop_and_prompts_differ_in_length():
     engine = Double()
     stop = 5
