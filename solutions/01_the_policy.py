@@ -93,9 +93,9 @@ predictions = Predictions()
 # $$\pi(v \mid s) = \frac{e^{z_v / T}}{\sum_w e^{z_w / T}}$$
 #
 # The exponential makes every number positive, and the sum makes them add up to 1. Only differences of
-# logits matter: add a constant $c$ to all, and $e^{c/T}$ cancels. In particular the log odds of two words
-# are $(z_v - z_w) / T$, so that a lower temperature pulls the words apart. How the likeliest word $v$ fares
-# follows from the derivative in $b = 1 / T$:
+# logits matter: add a constant $c$ to all, and $e^{c/T}$ cancels. In particular the log odds of two words, the
+# logarithm of the quotient of their probabilities, are $(z_v - z_w) / T$, so that a lower temperature pulls the
+# words apart. How the likeliest word $v$ fares follows from the derivative in $b = 1 / T$:
 #
 # $$\frac{\partial}{\partial b} \log \pi(v) = z_v - \frac{\sum_w z_w e^{b z_w}}{\sum_w e^{b z_w}} = z_v - \mathbb{E}_\pi[z]$$
 #
@@ -157,7 +157,7 @@ from rlhf_lab.sampling import draw_token  # exercise
 # %%
 noise = torch.tensor([0.2, 0.5, 0.9])
 drawn = draw_token(next_logits.log_softmax(-1).expand(3, -1).cpu(), noise)
-print({round(u, 1): word(v) for u, v in zip(noise.tolist(), drawn, strict=True)})
+print({f"u = {u:.1f}": word(v) for u, v in zip(noise.tolist(), drawn, strict=True)})
 numbers = torch.rand(5000, generator=torch.Generator().manual_seed(0))
 many = draw_token(next_logits.log_softmax(-1).expand(5000, -1).cpu(), numbers).to(warm.device)
 show_table(
@@ -219,9 +219,9 @@ print("tokens read, with a cache", seq - 1, "and without", sum(range(prefix_len,
 #
 # ### The log-probability of what was said
 #
-# PPO changes how likely the sampled tokens are. So it has to know, for each token that was generated, its
-# *log-probability* $\log \pi(a_t \mid s_t)$: the log-softmax of the logits at the position *before* it, picked at the
-# token's own number. The probability of the whole answer is the product over its tokens, its logarithm the sum:
+# PPO (proximal policy optimisation, the training method of lesson 06) changes how likely the sampled tokens are. So it
+# has to know, for each token that was generated, its *log-probability* $\log \pi(a_t \mid s_t)$: the log-softmax of
+# the logits at the position *before* it, picked at the token's own number. The probability of the whole answer is the product over its tokens, its logarithm the sum:
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
@@ -250,7 +250,8 @@ for name, top_k in {"all words": None, "top 5": 5}.items():
     gap = torch.where(written.mask, scored - written.logprobs, 0.0)
     gaps[name] = gap.sum(1).exp()
     per_token = gap[written.mask].exp().mean().item()
-    print(f"{name}: per token {per_token:.3f}, per review {gaps[name].median().item():.3f}")
+    median = gaps[name].median().item()
+    print(f"{name}: mean per token {per_token:.3f}, median per review {median:.3f}")
 middle = gaps["top 5"].median().item()
 bracket = "about 1" if middle > 0.9 else "0.5 to 0.9" if middle > 0.5 else "below 0.5"
 predictions.compare("the quotient of a review, top 5", quotient_of_a_review, bracket)
@@ -264,14 +265,16 @@ predictions.compare("the quotient of a review, top 5", quotient_of_a_review, bra
 #
 # Now open the model. It begins with the *embedding*, one vector for each word of the vocabulary, and goes on in
 # layers, here called blocks. A `HookedTransformer` passes what it computes through named *hook points*, also called
-# sites. `run_with_cache` runs it and keeps what went through all of them. In one block:
+# sites. `run_with_cache` runs it and keeps what went through all of them. A function that is hung on a site is a
+# *hook*: it is called with what goes through, and what it returns, if anything, goes on in the place of that
+# (`run_with_hooks` hangs hooks on for one run). In one block:
 #
 # - the *residual stream* comes in (`hook_resid_pre`), one vector of `d_model` numbers per position;
 # - *attention* moves information between positions. At each position an *attention head* makes three vectors of the
 #   stream: a *query*, a *key* and a *value*. It compares the query with the keys up to its own position; softmax
 #   makes weights of that, the *pattern* $A$. The head reads the values $V$ with these weights,
 #   $z_q = \sum_k A_{qk} V_k$, and writes $z_q W_O$ into the residual stream;
-# - the *MLP* (two linear maps with a nonlinearity between them) reads each position by itself, and writes into the
+# - the *MLP* (two linear maps with a nonlinearity, the GELU, between them) reads each position by itself, and writes into the
 #   residual stream, too.
 #
 # Which shape does `hook_z` have, for 8 texts of 29 tokens, in a model of width 64 with 4 heads? (On
@@ -413,7 +416,9 @@ heatmap(
 
 # %% [markdown]
 # Rows are layers from the embedding on, columns the word that comes next; yellow is far from the right answer, blue
-# is near it. One part closes most of the distance: compare the row of MLP 0 with the row above it.
+# is near it. The columns bear the names of the *slots*, the places in the sentence: in each clause THE, ASP (what is
+# judged, such as "plot"), COP ("was" or "wasn't"), ADV and ADJ, with the clause's number; CONN joins clauses ("and" or
+# "but"). One part closes most of the distance: compare the row of MLP 0 with the row above it.
 #
 # Be careful with the upper rows. That the lens reads nonsense in the embedding does not mean that nothing is known
 # there: the early layers need not write in the basis that the unembedding reads. A *tuned lens* (Belrose et al. 2023,
@@ -442,7 +447,7 @@ show_table(
 # anything from one position to another.
 #
 # The common way to look for such a thing is to look at patterns. Here are those of all heads, for one review with
-# "wasn't" in its first clause. A row is a word that reads, a column a word that is read.
+# "wasn't" in its first clause. A row is a word that reads, a column a word that is read; L0H1 is head 1 of layer 0.
 
 # %%
 if speaks_reel:
@@ -542,7 +547,8 @@ if speaks_reel:
     show_table(["clause", "lean with was, less with wasn't", "the grammar says"], rows, digits=2)
 
 # %% [markdown]
-# The model has the rule, more or less strongly than the grammar.
+# The model has the rule, more or less strongly than the grammar. (Each mean stands with a range in brackets, which the
+# next section explains.)
 #
 # ### How much does a patch bring back?
 #
@@ -651,7 +657,7 @@ if speaks_reel:
     display(heatmap(grid[:, some], heads, [columns[i] for i in some], title, "diverging", (-1, 1)))
 
 # %% [markdown]
-# Rows are heads, columns the *slots* (the places in the sentence) where they are patched, with the clause of the
+# Rows are heads, columns the slots where they are patched, with the clause of the
 # copula; blue is a share of 1. Take the best place of each clause, and measure it on 256 pairs that were not
 # searched: the largest of many numbers is larger than it would be again.
 
@@ -891,7 +897,7 @@ stored = Run(watched.recorder.run.path).returned("attention_to_the_copula")
 show_table(
     ["phase", "reward", "attention"], [[r["phase"], r["reward"], r["attention"]] for r in stored]
 )
-print(dict(heard))
+show_table(["event", "times that it fired"], heard.items())
 most = heard["before_minibatch"] - heard["after_score"]
 kinds = "all the same" if not most else "of a minibatch" if most > 0 else "of a phase"
 predictions.compare("the events that fire most often", most_often, kinds)
@@ -1010,7 +1016,8 @@ if speaks_reel:
     )
 
 # %% [markdown]
-# (For each model and clause the best place is shown; "attention" is what it pays to "wasn't"; "last layer" the largest share of one of its heads at "i", by the
+# (For each model and clause the best place is shown; "effect" is how far the lean falls from "was" to "wasn't";
+# "attention" is what the head pays to "wasn't"; "last layer" the largest share of one of its heads at "i", by the
 # search.) Compare the three. What holds in all of them is a claim about this architecture and this language: a head of the
 # first layer fetches the copula, mostly at one word, and where that is before "i", heads of the last layer bring it
 # on, each a part of it. What differs is a fact about one set of weights: which head, and at which

@@ -261,7 +261,7 @@ predictions.compare("negative on some token", can_be_negative, " and ".join(sort
 # $$J(\pi) = \sum_x \pi(x)\, r(x) - \beta \sum_x \pi(x) \log \frac{\pi(x)}{\mathrm{ref}(x)}$$
 #
 # over all $\pi$ whose numbers sum to 1. Set the derivative by one $\pi(x)$ to a constant $\mu$, the
-# multiplier of that condition: $r(x) - \beta \log \frac{\pi(x)}{\mathrm{ref}(x)} - \beta = \mu$. Solved for $\pi$:
+# Lagrange multiplier of that condition: $r(x) - \beta \log \frac{\pi(x)}{\mathrm{ref}(x)} - \beta = \mu$. Solved for $\pi$:
 #
 # $$\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\, e^{r(x) / \beta}, \qquad Z = \sum_x \mathrm{ref}(x)\, e^{r(x) / \beta}$$
 #
@@ -362,7 +362,7 @@ assert abs(reward - (whole * rewards_at_end).sum().item()) < 1e-10
 # ## Where the leash is spent
 #
 # At this price the optimum spends about half a nat per review. On which word? Three clauses with an
-# adjective each, connectors between them, and the verdict at the end (`loved` or `hated`).
+# adjective each (ADJ), connectors between them (CONN), and the verdict at the end (VERB, `loved` or `hated`).
 
 # %%
 costs_most = "first adjective"  # predict: "first adjective", "last adjective" or "verdict"
@@ -392,8 +392,8 @@ print(f"{most} takes {by_slot[most] / kl:.0%} of the KL")
 # %% [markdown]
 # The leash is paid out where the reward is decided. For a high price one can see why: to second order
 # in $1 / \beta$, $\mathrm{KL}_t \approx I_t / 2\beta^2$, where $I_t$ is the variance of the reward that the token
-# settles (the right-hand column; lesson 03 computes it). The first adjective decides early, when all is open; whoever turns it
-# has less to turn later.
+# settles (the right-hand column; lesson 03 computes it). The first adjective comes when all is still
+# open; a policy that has chosen it has less left to choose later.
 #
 # ## The frontier
 #
@@ -406,7 +406,7 @@ print(f"{most} takes {by_slot[most] / kl:.0%} of the KL")
 # $$\frac{dr}{d\mathrm{KL}} = \beta$$
 #
 # At each point, one more nat buys as much reward as a nat costs there. The curve is steep at first and flat
-# in the end.
+# in the end. (It is drawn further down, beside PPO.)
 
 # %%
 betas = [3.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03]
@@ -426,7 +426,8 @@ for beta in (0.5, 0.2):
 # ## A price for a budget
 #
 # A question without steps. You may spend a certain number of nats per review. Which price makes the optimum spend
-# exactly that? `solve(beta)` gives the reward and the KL of the optimum at a price.
+# exactly that? `solve(beta)` gives the reward and the KL of the optimum at a price. Look among prices from `1e-4` to
+# `1e4`; for a budget that none of them spends, raise `ValueError`.
 
 # %%
 from rlhf_lab.organism import best_at_budget  # exercise
@@ -524,7 +525,7 @@ predictions.compare("its J is", objective_of_loss, "lower" if min(gaps) > 0 else
 
 # %% [markdown]
 # A policy that does not see the KL ahead does not know that a word now would save KL later. It spends less at
-# the first adjective and more afterwards, and what is left over is less at every price.
+# the first adjective and more at the other two and the verdict, and what is left over is less at every price.
 #
 # ## PPO beside the optimum
 #
@@ -570,7 +571,7 @@ error = (
 )
 best_here = frontier_at(kl)
 print(
-    f"the last six phases: KL {kl:.3f}, reward {reward:.3f} +- {error:.3f}, frontier {best_here:.3f}"
+    f"the last six phases: KL {kl:.3f}, reward {reward:.3f} +- {error:.3f}, frontier {best_here:.3f} (+-: two standard errors)"
 )
 apart = reward - best_here
 lie = "below" if apart < -error else "above" if apart > error else "on"
@@ -617,14 +618,15 @@ print(f"the smallest gap between two seeds: {first['reward'] - most_of_loss:.3f}
 # verdict, and keeps a little more. Neither run has arrived: with the penalty in the loss the first adjective still
 # carries more than it will in the end.
 #
-# (In runs of 24 phases of 128 reviews, such as the one above, the order of the two placements differs from seed to
-# seed. What an algorithm ends at, and what a short run of it shows, are two things.)
+# (One run of 24 phases of 128 reviews, such as the one above, would not have been enough to see that. What an algorithm
+# ends at, and what a short run of it shows, are two things.)
 #
 # ## Best of n
 #
 # The simplest way to spend KL needs no training at all. *Best-of-n*: draw n reviews and keep the best. How far is
-# that from the reference? With $F_j$ the chance that a review has level j or less, the best of n has level j with
-# chance $F_j^n - F_{j-1}^n$; within a level nothing is preferred. That gives its KL exactly. The textbook has
+# that from the reference? Number the rewards that occur from the lowest to the highest: these are the levels. With
+# $F_j$ the chance that a review has level j or less, the best of n has level j with chance $F_j^n - F_{j-1}^n$; within
+# a level nothing is preferred. That gives its KL exactly. The textbook has
 # $\log n - \frac{n-1}{n}$, which is what comes out when no two rewards are equal; ties can only make it less. Is
 # best-of-n on the frontier, below it, or above?
 

@@ -36,7 +36,7 @@ def compute_advantages(
     """Estimate each token's advantage from one step: what the next state is worth, minus this one.
 
     1. If there is one reward per sequence, pay it at the last real token (see `token_rewards`).
-    2. Start behind the last token with next value 0: nothing is bootstrapped.
+    2. Start behind the last token, where nothing is left to expect: next value 0.
     3. Walk backwards over the tokens, with A_t = r_t + gamma * next value - V(s_t).
     4. After a real token, its own value becomes the next value; a masked token is stepped over.
     5. Put 0 where the mask is False.
@@ -73,7 +73,7 @@ def compute_gae(
 ) -> Float[Tensor, "batch gen"]:
     """Estimate each token's advantage as a discounted sum of the one-step errors that follow it.
 
-    1. Start behind the last token with next value 0 and next advantage 0: nothing is bootstrapped.
+    1. Start behind the last token, where nothing is left to expect: next value 0, next advantage 0.
     2. Walk backwards: delta_t = r_t + gamma * next value - V(s_t).
     3. A_t = delta_t + gamma * lam * next advantage.
     4. A masked token is stepped over: its reward is ignored, and next value and next advantage
@@ -111,7 +111,7 @@ def compute_returns(
 ) -> Float[Tensor, "batch gen"]:
     """Give the target that the value head is trained towards: advantage plus old value.
 
-    1. Add the advantages (as computed, not whitened) and the values they were computed from.
+    1. Add the advantages (before any normalising) and the values they were computed from.
     2. Put 0 where the mask is False.
 
     R_t = A_t + V(s_t)

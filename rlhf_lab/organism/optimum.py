@@ -52,7 +52,7 @@ def mean_backup(
     Values are in units of the reward. Where `soft_backup` charges a state for the KL that will be
     paid behind it, this does not: it is where a KL penalty at the visited states comes to rest.
 
-    pi(a | s) ~ ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
+    pi(a | s) proportional to ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
     """
     ahead = later[successor]
     policy = tilt(probability, ahead, beta)

@@ -112,7 +112,7 @@ def _observe_budget(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
         refused = True
     price = fn(**arguments)
     return {
-        "price": torch.tensor(float(price)).log(),
+        "log of the price": torch.tensor(float(price)).log(),
         "nats spent at that price": torch.tensor(arguments["solve"](float(price))[1]),
         "a budget that no price spends raises ValueError": refused,
     }
