@@ -68,7 +68,7 @@ predictions = Predictions()
 # The first two lines switch on shape checking. `SETTINGS` decides what a lesson runs on, and appears
 # in every lesson: Reel, a tiny language of movie reviews, with a transformer of two layers that speaks
 # it. On a GPU with a network, change `preset="reel"` to `preset="gpt2-medium"`. The text between the
-# cells tells what came out on Reel.
+# cells tells what came out on Reel. What the other entries mean is said where they first matter.
 #
 # ## Why RLHF exists
 #
@@ -111,7 +111,8 @@ learned = trainer.learning_phase(rollout)  # objective, gradient steps
 show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits=2)
 
 # %% [markdown]
-# The reward here is a sentiment classifier: near 1 for praise, near 0 for a bad review. `learned`
+# The reward here is a sentiment classifier: near 1 for a review that praises on the whole, near 0 for one
+# that does not. `learned`
 # says what the steps were like; lesson 06 reads it.
 #
 # ## The words, on one review
@@ -163,7 +164,8 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 # token), the reward comes once, at the end, and the policy is good from the start. The difficulty is not to
 # find out how to play. It is to change what is played without breaking it.
 #
-# The goal of the whole run, in one line ($\beta$ is `kl_coef`, the price of a nat):
+# The goal of the whole run, in one line ($\beta$ is `kl_coef`, the price of a nat, and $\mathbb{E}_{x \sim \pi}$ the mean
+# over reviews $x$ that the policy writes):
 #
 # $$\max_\pi \;\; \mathbb{E}_{x \sim \pi}\big[R(x)\big] \;-\; \beta \, \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$$
 #
@@ -229,7 +231,8 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 
 # %% [markdown]
 # (Dividing by the padding, or counting it, are mistakes that no error message will ever tell you about.
-# The run just learns a little less, and less from short reviews than from long ones.)
+# The number is merely wrong, and the more so the more padding there is. `denominator` is for a minibatch that is cut
+# in pieces, *micro-batches*, to save memory; lesson 04 comes back to it.)
 #
 # ## A reward of yours
 #

@@ -190,7 +190,8 @@ print("and after the with block:", "as before" if after.equal(before) else "stil
 # `__init__` is there.
 #
 # `forward`, which is given too, takes care of prompts of different lengths and of the sampler's KV cache,
-# and calls yours. Write `logits_and_values`: hook, squeeze, return. `VALUE_HOOK` is the hook point's name.
+# and calls yours. Write `logits_and_values`: hook, squeeze, return. `VALUE_HOOK` is the hook point's name, and
+# `self.base_model(tokens, attention_mask=..., past_kv_cache=...)` runs the transformer and gives its logits.
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
@@ -507,8 +508,9 @@ bars(list(columns), heights, "What a linear reader gets", "R2 of the value, on u
 #   turns the other round. Attention can still combine them, because the query comes from the adjective: how
 #   much of "wasn't" is read depends on which adjective reads.
 #
-# And by rows. The reader misses most at "adj 3" in two of the three seeds of the first table, and at "stop" in the
-# third: these two places cannot be ranked. At "adj 3", "stop" and "i" the value is the same number (look at the first table), and yet
+# And by rows. The reader misses most at "adj 3" in two of the three seeds of its table, and at "stop" in the
+# third: these two places cannot be ranked. At "adj 3", "stop" and "i" the value is the same number (look at the two
+# reviews above), and yet
 # the last layer has more of it at "i" than at the other two. Of the three only "i" stands before a word that
 # depends on how good the movie was. Does that hold for this one model only? The package has two more of
 # the same training, which differ in the seed alone. The same reviews, read by all three:
