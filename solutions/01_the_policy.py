@@ -447,7 +447,8 @@ show_table(
 # anything from one position to another.
 #
 # The common way to look for such a thing is to look at patterns. Here are those of all heads, for one review with
-# "wasn't" in its first clause. A row is a word that reads, a column a word that is read; L0H1 is head 1 of layer 0.
+# "wasn't" in its first clause. A row is a word that reads, a column a word that is read, the colour the weight; L0H1 is
+# head 1 of layer 0.
 
 # %%
 if speaks_reel:
@@ -465,7 +466,8 @@ grids = {
     for head in range(model.cfg.n_heads)
 }
 said = [word(token) for token in shown[0]]
-heatmaps(grids, said, said, "attention patterns: each row reads the columns", limits=(0.0, 1.0))
+title = "attention patterns: each row reads the columns"
+heatmaps(grids, said, said, title, across=2, limits=(0.0, 1.0), cell=0.11)
 
 # %% [markdown]
 # Find the column of the first "wasn't". Some heads look at it, from some rows. Before anything is changed, write

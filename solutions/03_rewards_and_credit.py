@@ -226,9 +226,9 @@ kind = min((0.0001, 0.01, 1), key=lambda size: abs(np.log(size / spread)))
 predictions.compare("a spread of 0.0001 becomes", spread_afterwards, f"about {kind:g}")
 
 # %% [markdown]
-# A classifier that is certain of every text still differs in the fourth digit, and after normalising that noise has
-# the volume of a real reward. Only where $\epsilon$ is larger than the spread is it damped, and only exactly equal
-# rewards give 0. Look at the spread *before* normalising when a policy moves and nobody knows why.
+# The rewards of a classifier that is certain of every text may differ in the fourth digit alone, and after normalising
+# that noise has the volume of a real reward. Only where $\epsilon$ is about as large as the spread, or larger, is it
+# damped, and only exactly equal rewards give 0. Look at the spread *before* normalising when a policy moves and nobody knows why.
 #
 # From here on the reward is `gold`, so that values can be computed without an error.
 #
@@ -911,7 +911,7 @@ on_1024 = {name: cosine[name][2] for name in ("R", "GAE 0, young head", "GAE 1, 
 predictions.compare("far away on 1,024 reviews", far_away, min(on_1024, key=on_1024.get))
 
 # %%
-drawn_ones = ("R - mean", "GAE 0, young head", "GAE 0, old head", "exact A")
+drawn_ones = ("R - mean", "GAE 0, young head", "exact A")
 lines = {name: (list(SIZES), cosine[name]) for name in drawn_ones}
 lines["1 / sqrt(1 + B/n), R - mean"] = (
     list(SIZES),

@@ -195,12 +195,14 @@ def heatmaps(
     title: str,
     across: int = 4,
     limits: tuple[Number, Number] | None = None,
+    cell: float = 0.075,
 ) -> Picture:
     """Small grids of colours, one per name, with the same rows, columns and one scale.
 
     Args:
         across: grids beside each other.
         limits: the numbers at the ends of the scale; 0 and the largest when None.
+        cell: inches of a row and of a column; the labels grow with it.
 
     Raises ValueError without a grid.
     """
@@ -212,7 +214,8 @@ def heatmaps(
     down = -(-len(grids) // across)
     largest = max((x for grid in grids.values() for row in grid for x in row), default=0.0)
     low, high = limits or (0.0, largest or 1.0)
-    side = [max(1.7, 0.075 * n) for n in (len(cols), len(rows))]
+    side = [max(1.7, cell * n) for n in (len(cols), len(rows))]
+    font = 4 * cell / 0.075  # in points
     size = (across * side[0] + 1.4, down * side[1] + 1.3)
     figure = Figure(figsize=size, facecolor="white", layout="constrained")
     every = figure.subplots(down, across, squeeze=False)
@@ -221,9 +224,9 @@ def heatmaps(
     for i, (axes, (name, grid)) in enumerate(zip(every.flat, grids.items(), strict=False)):
         image = axes.imshow(grid, aspect="auto", cmap="cividis", vmin=low, vmax=high)
         below, left = (cols if i + across >= len(grids) else []), (rows if not i % across else [])
-        axes.set_xticks(range(len(below)), below, rotation=90, fontsize=4)
-        axes.set_yticks(range(len(left)), left, fontsize=4)
-        axes.set_title(name, fontsize=7)
+        axes.set_xticks(range(len(below)), below, rotation=90, fontsize=font)
+        axes.set_yticks(range(len(left)), left, fontsize=font)
+        axes.set_title(name, fontsize=max(7, font))
     figure.suptitle(title, fontsize=10)
     figure.colorbar(image, ax=every, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
     return finish(figure, f"{title}: {', '.join(grids)}")

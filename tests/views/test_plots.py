@@ -92,6 +92,20 @@ def test_what_cannot_be_drawn_is_refused():
         heatmaps({}, ["a"], ["x"], "nothing")
 
 
+def test_wider_cells_of_grids_bear_larger_labels_that_do_not_touch(monkeypatch):
+    seen, words = [], [f"word {i}" for i in range(30)]
+    finish = plots.finish
+    monkeypatch.setattr(
+        plots, "finish", lambda figure, alt: seen.append(figure) or finish(figure, alt)
+    )
+    for cell in (0.075, 0.15):
+        heatmaps({"one": [[0] * 30] * 30}, words, words, "wide", cell=cell)
+    small, large = (figure.axes[0].get_yticklabels()[0].get_fontsize() for figure in seen)
+    assert (small, large) == (4.0, 8.0)
+    assert large / 72 < 0.15  # a label is lower than its row, in inches
+    assert seen[1].get_size_inches()[0] - seen[0].get_size_inches()[0] == pytest.approx(30 * 0.075)
+
+
 def test_bands_and_whiskers_stand_where_their_intervals_are(monkeypatch):
     seen = []
     finish = plots.finish
