@@ -75,4 +75,7 @@ FIELDS_ELSEWHERE: Mapping[str, str] = MappingProxyType(
 def instead_of(name: str, fields: Collection[str]) -> str | None:
     """What to write in place of a setting that is not there; None where nothing comes near."""
     near = difflib.get_close_matches(name, fields, n=1, cutoff=0.8)
+    parts = [field for field in fields if name in field.split("_")]
+    if not near and len(parts) == 1:  # "phases" for "total_phases"
+        near = parts
     return FIELDS_ELSEWHERE.get(name) or next(iter(near), None)

@@ -147,6 +147,7 @@ def patch_activations(
 
     (Vig et al. 2020; Meng et al. 2022; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """
+    refuse_no_names(places, words)
     chosen = list(places.values())
     refuse_unlike_sides(receiver, donor, chosen, pos)
     found = []
@@ -260,8 +261,26 @@ def refuse_unlike_sides(
     if not masks[0][:, pos].all():
         raise ConfigError(f"pos={pos} is padding in some rows; choose a token of every row.")
     for side in (receiver, donor):
+        if hasattr(side.model, "base_model"):
+            raise ConfigError(
+                "a Side has a policy with its value head, which returns two things; give its "
+                "language model, policy.base_model."
+            )
         for place in places:
             _refuse_place(side.model, place)
+
+
+def refuse_no_names(places: dict[str, PatchPlace], words: tuple[int, int]) -> None:
+    """Raise ConfigError for places without names, and for words that are no token ids."""
+    if not isinstance(places, dict):
+        raise ConfigError(
+            f"places is a {type(places).__name__}; give a dict of names, such as "
+            '{"L0H1": PatchPlace("blocks.0.attn.hook_z", head=1)}.'
+        )
+    if len(words) != 2 or any(isinstance(word, str) for word in words):
+        raise ConfigError(
+            f"words={words!r:.60} are not two token ids; the tokenizer's encode gives them."
+        )
 
 
 def _refuse_place(model: HookedTransformer, place: PatchPlace) -> None:

@@ -145,7 +145,9 @@ class ReelTruth:
         odds = chances.clamp(min=1e-300).log()
         return torch.where(defined, odds[:, 0] - odds[:, 1], 0.0).float(), defined
 
-    def reviews(self, n: int, seed: int) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
+    def reviews(
+        self, n: int, seed: int = 0
+    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
         """Fresh reviews, and whether each one's hidden sentiment is positive."""
         drawn = self.grammar.sample(n, np.random.default_rng(seed))
         return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.latents.sentiment > 0)

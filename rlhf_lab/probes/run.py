@@ -14,6 +14,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
+from rlhf_lab.training.callbacks import switched_off
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.restore import load_policy
@@ -90,8 +91,10 @@ class Run:
             RunError: no such probe recorded anything.
         """
         if probe not in self.probes():
-            there = ", ".join(self.probes()) or "none"
-            raise RunError(f"{self.path} has no records of probe {probe!r}; there are {there}.")
+            there = f"there are {', '.join(self.probes()) or 'none'}"
+            if probe in self.functions():
+                there = f"what that function returned is in returned({probe!r})"
+            raise RunError(f"{self.path} has no records of probe {probe!r}; {there}.")
         return self.directory.read(records_file(probe))
 
     def phases(self, probe: str) -> list[int]:
@@ -143,9 +146,11 @@ class Run:
         """
         there = self.functions()
         if function not in there:
+            remarks = self.directory.read_info().get("remarks") or {}
+            dropped = remarks.get(switched_off(function), {}).get("text")
             raise RunError(
-                f"{self.path} has no dicts of a function {function!r}; there are "
-                f"{', '.join(there) or 'none'}."
+                f"{self.path} has no dicts of a function {function!r}; "
+                f"{dropped or 'there are ' + (', '.join(there) or 'none')}."
             )
         records = self.directory.read(f"{RETURNED}/{function}.jsonl")
         # Runs of earlier versions have the event under "moment".

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+from torch import Tensor
+
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.listener_output import name_of, plain
 from rlhf_lab.training.run_dir import RETURNED
@@ -75,6 +77,11 @@ class Context:
 Listener = Callable[[Context], Any]
 
 
+def switched_off(name: str) -> str:
+    """The sign of a run's remark that a function of this name was switched off."""
+    return f"{name} is switched off"
+
+
 class Registration(NamedTuple):
     """One callable at one event, called in every `every`-th phase; after others if it is `last`.
 
@@ -93,11 +100,16 @@ class Callbacks:
     A dict that a callable returns is stored in the run's directory, under the callable's name (see
     `Run.returned`); other return values are ignored. A callable that raises, or whose dict cannot
     be stored, is dropped with one warning, and the run goes on: looking at a run must not end it.
+
+    Attributes:
+        dropped: of each that was dropped, by its name: the phase, and the warning.
     """
 
     def __init__(self) -> None:
         self._registered: dict[str, list[Registration]] = {}
         self._names: dict[str, Listener] = {}
+        self.dropped: dict[str, tuple[int, str]] = {}
+        self._told: set[str] = set()
 
     def on(
         self, event: Event, every: int = 1, last: bool = False
@@ -166,15 +178,23 @@ class Callbacks:
                 self._store(ctx, entry.name, entry.listener(ctx))
             except Exception as error:
                 self._registered[event].remove(entry)
-                warnings.warn(
+                said = (
                     f"{entry.name} raised {type(error).__name__} at {event} of phase {phase} and "
-                    f"is switched off: {error}",
-                    stacklevel=2,
+                    f"is switched off: {error}"
                 )
+                self.dropped[entry.name] = (phase, said)
+                warnings.warn(said, stacklevel=2)
 
     def _store(self, ctx: Context, name: str, returned: Any) -> None:
         """Add a line to `returned/NAME.jsonl`: where a dict was returned, then the dict."""
         run = ctx.__dict__.get("run")
+        if isinstance(returned, Tensor) and name not in self._told:
+            self._told.add(name)
+            warnings.warn(
+                f"{name} returned a tensor, which is not stored; return a dict of it, such as "
+                f'{{"{name}": tensor}}.',
+                stacklevel=3,
+            )
         if run is None or not isinstance(returned, dict):
             return
         where = {"phase": ctx.phase, "event": ctx.event}

@@ -168,6 +168,11 @@ def capturing(
             "hook_names is empty; name at least one site, such as blocks.0.hook_resid_post."
         )
     resolve_sites(policy, names)
+    if tokens is not None and not isinstance(tokens, Tensor):
+        raise ConfigError(
+            f"tokens={tokens!r:.60} is a {type(tokens).__name__}; give a tensor of token ids "
+            "[batch seq], such as policy.base_model.to_tokens(texts)."
+        )
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")
 

@@ -43,7 +43,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     if not path.is_file():
         found = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        there = f"there are {', '.join(found)}" if found else "there are none yet"
+        numbers = [str(int(name.split("_")[1])) for name in found if name.startswith("phase_")]
+        named = [name for name in found if not name.startswith("phase_")]
+        if numbers:
+            named.append(f"those after {', '.join(numbers)} phases, by number")
+        there = f"there are {', '.join(named)}" if found else "there are none yet"
         raise RunError(f"there is no checkpoint {path}; {there}.")
     try:
         with safe_open(path, framework="pt") as file:

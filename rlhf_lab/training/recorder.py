@@ -13,7 +13,7 @@ import torch
 
 from rlhf_lab import __version__
 from rlhf_lab.training import checkpoint
-from rlhf_lab.training.callbacks import Context
+from rlhf_lab.training.callbacks import Context, switched_off
 from rlhf_lab.training.checkpoint_space import (
     is_numbered,
     loaded_weights,
@@ -177,6 +177,8 @@ class Recorder:
         """
         for sign, text in remarks_on(ctx.report.rollout, ctx.rollout, ctx.args).items():
             self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
+        for name, (phase, text) in self.trainer.callbacks.dropped.items():
+            self.remarks.setdefault(switched_off(name), {"phase": phase, "text": text})
 
     def remark(self, sign: str, phase: int, text: str) -> None:
         """Note a remark of a listener's, once in a run, and write it to run.json at once."""

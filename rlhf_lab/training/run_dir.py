@@ -114,7 +114,8 @@ class RunDir:
         if self.info_path.exists() or (self.path / METRICS).exists():
             raise RunError(
                 f"{self.path} already holds a run; "
-                f"go on with `resume {self.path}` or choose another --out."
+                f"go on with `resume {self.path}` or choose another --out (in Python, "
+                "RLHFTrainer.resume or another out)."
             )
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; choose another --out.")
