@@ -73,9 +73,10 @@ SETTINGS = dict(
 )
 over_seeds = SeedFigures("07_what_breaks_it", SETTINGS)
 predictions = Predictions()
-by_phase = lambda numbers: (list(range(len(numbers))), numbers)
+by_phase = lambda numbers: (list(range(len(numbers))), numbers)  # a curve over phases 0, 1, ...
 grammar = Grammar()
 reference = grammar_policy(build_graph(grammar))
+# the reviews by what rewards read of them, and the reference's probability of each
 features, chances = reference.graph.final_features(), reference.occupancy()[-1]
 print("reviews that the grammar can tell apart:", len(chances))
 
@@ -83,6 +84,9 @@ print("reviews that the grammar can tell apart:", len(chances))
 # This lesson stays on Reel. *Gold* is the exact probability that a review is positive, and 0 for a text that is no
 # review. A *proxy* is what the policy is paid for in its place: a classifier, or a rule with a flaw. Only on Reel do
 # we see both.
+#
+# Your predictions are compared with this run. Tables that name "this run" show it beside the mean, the lowest and the highest of
+# three stored runs that differ in the seed alone: they say what holds for other seeds.
 #
 # ## A hole that nobody planted
 #
@@ -137,6 +141,7 @@ over_seeds.compare(
         "entropy, nats per token": mean(late, "entropy_per_token"),
         "lowest gold, second half": lowest,
     },
+    largest=False,
 )
 ends, pays = mean(late, "gold_reward"), mean(late, "mean_reward")
 started = free[0].gold_reward
@@ -150,7 +155,7 @@ found = (
 predictions.compare("without a leash, gold ends", gold_ends, found)
 
 # %% [markdown]
-# Read texts whose reward is high and whose gold is not. They are no reviews. The classifier was trained on reviews
+# Read texts whose reward is high and whose gold is not. They are no reviews: the next cell prints how many of them have gold 0. The classifier was trained on reviews
 # alone, so that its verdict on anything else means nothing. Nobody planted this hole; the policy is paid to find it. How
 # far gold falls differs much between seeds, and between phases of one run: read the range, not the mean.
 
@@ -162,6 +167,8 @@ gaps = paid - gold(texts)
 print(
     f"{(gaps > 0.5).float().mean().item():.3f} of {len(texts)} texts: reward above gold by more than 0.5"
 )
+apart = gaps > 0.5
+print(f"of these {int(apart.sum())}, {int((gold(texts)[apart] == 0).sum())} have gold 0")
 for i in gaps.argsort(descending=True)[:4].tolist():
     print(f"reward {paid[i]:.3f}  gold {paid[i] - gaps[i]:.3f}  {texts[i]}")
 
@@ -197,7 +204,7 @@ show_table(
     ["distinct n-grams", "first phase", "last phase", "what is left"],
     [[name, *both, shares[name]] for name, both in variety.items()],
 )
-over_seeds.compare("distinct n-grams, last phase by first", shares)
+over_seeds.compare("distinct n-grams, last phase by first", shares, largest=False)
 predictions.compare("most variety is lost by", loses_most, min(shares, key=shares.get))
 
 # %% [markdown]
@@ -244,6 +251,11 @@ both = (
 spread = (both**2 @ torch.from_numpy(chances)).sqrt()
 agree = (both.prod(0) @ torch.from_numpy(chances) / spread.prod()).item()
 print(f"correlation of proxy and gold among the reference's texts: {agree:.2f}")
+has_popcorn = proxies.logit() - golds.logit() / 4 > 2
+for name, group in (("with popcorn", has_popcorn), ("without", ~has_popcorn)):
+    print(
+        f"soft_popcorn of reviews {name}: {proxies[group].min():.2f} to {proxies[group].max():.2f}"
+    )
 prices = [3.0 * 0.87**k for k in range(42)]
 path = frontier(reference, soft_popcorn, prices)
 rows = []
@@ -286,10 +298,10 @@ of_reward, of_gold = tilt_slopes(probs, proxies, golds)
 print(f"slope at beta 0.05: {of_gold * 0.05 / of_reward:.4f}, by differences {by_differences:.4f}")
 
 # %% [markdown]
-# First the reward buys sentiment, which is cheap, and gold rises. Then popcorn is the cheaper way to the next bit
-# of reward: it is rare in the reference, so that it goes to reviews of either sentiment, and among the
-# texts of that policy reward and gold are negatively correlated. When nearly every text has popcorn, nothing is left
-# to buy but sentiment again.
+# First the reward buys sentiment, which is cheap, and gold rises. Popcorn is rare in the reference, and dear. But every review with
+# popcorn, of either sentiment, is paid more than the best review without, as the cell above prints. So from some price on
+# probability goes from praise without popcorn to reviews with popcorn, good and bad ones. Among the texts of such a policy the better
+# paid ones have less gold: the covariance is negative. When nearly every text has popcorn, nothing is left to buy but sentiment again.
 #
 # Gao, Schulman and Hilton fitted such curves for learned rewards, with $d = \sqrt{\mathrm{KL}}$: gold gains
 # $d\,(a - b\, d)$ for best-of-n, $d\,(a - b \log d)$ for RL. Both turn once. How well do they fit this curve?
@@ -316,14 +328,19 @@ show_table(
     [[name, *misfit(columns, gained)] for name, columns in forms.items()],
 )
 print(f"n = {len(rows)} points of one exact curve")
+peak = next(i for i in range(1, len(rows)) if rows[i][5] <= 0)  # where the slope turns
+print(f"gold falls from {rows[peak][3]:.3f} to {min(row[3] for row in rows[peak:]):.3f} between")
 
 # %% [markdown]
-# They are descriptions of what was seen with learned rewards, not theorems: neither has a second turn.
+# By R2 they fit well. But the largest error of each is about as large as the fall of gold that the cell prints, or larger: the fits
+# cannot tell of it. They are descriptions of what was seen with learned rewards, not theorems: neither has a second
+# turn.
 #
 # ## What a run spent too much
 #
 # Gold can be had cheaply: by the optimal policy *for gold*. So a run has a natural score: how many nats it spent
-# beyond what the cheapest policy of the same gold spends. This question has no steps.
+# beyond what the cheapest policy of the same gold spends. A noisy run may come out below the frontier: its number is negative, so that a
+# mean over phases stays true. This question has no steps.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
@@ -406,9 +423,10 @@ over_seeds.compare(
         "gold": mean(late, "gold_reward"),
         "share with popcorn": share,
         "KL, nats per review": mean(late, "kl_per_sequence"),
-        "excess KL, this run": spent(late),
+        "excess KL, soft_popcorn": spent(late),
         "excess KL, no leash": spent(free[-4:]),
     },
+    largest=False,
 )
 print(
     f"the optimum at this price: proxy {at_price.proxy:.3f}, gold {at_price.gold:.3f}, "
@@ -430,11 +448,13 @@ predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
 # Without gold, three alarms:
 #
 # 1. **Counting texts**: more texts with popcorn than chance allows (binomial, below one in a thousand).
-# 2. **Inside, for a known word**: the *probability* of popcorn in every state, averaged over states, beside the
-#    reference's in the same states.
+# 2. **Inside, for a known word**: the *probability* of popcorn in every state, averaged over states, less the
+#    reference's in the same states. The alarm rings when this mean over the texts is more than 4 standard errors above 0, and
+#    is more than a quarter of the reference's own probability.
 # 3. **Inside, for no word in particular**: which words have won most probability? Popcorn among the first five.
 #
-# The second and third read the logits. They need what each token has won from the reference.
+# The second and third read the logits. They need what each token has won from the reference. These levels are ours: which
+# alarm rings first depends on them, and a lower level also rings more often for nothing.
 
 # %%
 from rlhf_lab.functional import promoted_mass  # exercise
@@ -473,7 +493,7 @@ for phase, look in enumerate(seen):
     )
     won = by_text[:, word_id]
     before = look["ref_logits"].softmax(-1)[look["mask"]][:, word_id].mean()
-    surely = won.mean() > 4 * won.std() / len(won) ** 0.5
+    surely = won.mean() > 4 * won.std() / len(won) ** 0.5  # standard errors over texts
     rung = {
         "counting": tail(counted, len(look["texts"]), p_popcorn) < 1e-3,
         "known word": bool(surely and won.mean() > before / 4),
@@ -503,7 +523,9 @@ curves(
 alarms = ("counting", "known word", "any word")
 rings_at = {alarm: first.get(alarm, never) for alarm in alarms}
 over_seeds.compare(
-    "phase in which the alarm rings first", {alarm: float(at) for alarm, at in rings_at.items()}
+    "phase in which the alarm rings first",
+    {alarm: float(at) for alarm, at in rings_at.items()},
+    largest=False,
 )
 predictions.compare("the first alarm to ring is", rings_first, min(rings_at, key=rings_at.get))
 
@@ -533,17 +555,28 @@ over_seeds.compare(
         "most promoted, by logits": float(rings_at["any word"]),
         "most over-represented, by texts": float(by_texts[0] if by_texts else never),
     },
+    largest=False,
+)
+of_seeds = stored_figures("07_what_breaks_it")
+both_alarms = of_seeds["tables"]["popcorn among five words, first in phase"]
+show_table(
+    ["seed", *both_alarms],
+    [[seed, *row] for seed, *row in zip(of_seeds["seeds"], *both_alarms.values(), strict=True)],
+    digits=0,
 )
 
 # %% [markdown]
 # Without a name to look for, neither is early: in two seeds of three the logits come before the texts, and in one neither
-# rings in 20 phases. A mean over seeds in these tables counts "never" as 20, so read the ends. The probe `HackWatch` has
-# both alarms with their error rate controlled, against texts that the reference writes in the same phase.
+# rings in 20 phases (second table). A mean over seeds counts "never" as 20, so read the seeds. `HackWatch`, one of the package's
+# probes (see "Words that the policy took up" in docs/probes_causal.md), has both alarms with their error rate controlled, against texts that the
+# reference writes in the same phase.
 #
 # ## Symptoms
 #
 # Most broken runs are broken by a setting. Eleven runs of 12 phases with one setting changed each, three seeds: what each
-# ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden.
+# ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden. *Clipped* is the share of tokens whose ratio
+# was outside of what `clip_coef` allows (lesson 05). Explained variance is a share of the variance of the returns: where all
+# returns are nearly equal it is a share of almost nothing, and may be any negative number.
 
 # %%
 stored = stored_figures("symptoms")
@@ -582,19 +615,27 @@ predictions.compare(
     "the value head does not learn in", critic_is_dead, letter_of["value head does not learn"]
 )
 show_table(["run", "what was changed"], letters.items())
+of_cause = lambda name, what: [what(stored["runs"][cause][name]) for cause in letters.values()]
+average = lambda values: sum(values) / len(values)
 bars(
     list(letters),
-    {
-        name: [
-            sum(stored["runs"][cause][name]) / len(stored["seeds"]) for cause in letters.values()
-        ]
-        for name in ("reward", "gold")
-    },
-    "Reward and gold of each run, mean of three seeds",
+    {name: of_cause(name, average) for name in ("reward", "gold")},
+    "Reward and gold of each run, mean of three seeds (lines: lowest to highest)",
+    "mean of 128 reviews",
+    whiskers={name: (of_cause(name, min), of_cause(name, max)) for name in ("reward", "gold")},
 )
 
 # %% [markdown]
-# Look for rows with a good reward and something wrong, and for rows with a high explained variance and nothing learned.
+# The rows that were not asked for, and what tells them from H, in which nothing is wrong (here, with these settings):
+#
+# - **A**, 8 passes over each batch: more reward and more KL than H from as many texts, and in one seed a critic that explains little. Nothing broke.
+# - **B**, sampled at temperature 0.3: the best reward and gold, with less KL than H. Its texts come from a sharpened policy, so that its columns
+#   do not compare with the others'.
+# - **D**, `ent_coef` 0.3: less reward for about the KL of H: the bonus pays for entropy, and that costs reward.
+# - **F**, `kl_coef` 10, **K**, learning rates a tenth, and **I** all stay at the reference. Only the column *clipped* tells I, and only KL and
+#   explained variance tell F (least KL, a critic that knows it) from K (a critic that has not learned).
+# - **J**, `vf_coef` 10: the highest explained variance of all, and less reward, gold and grammar than H, at more KL: the critic's loss moves the
+#   policy's own weights.
 #
 # ## What surprised you
 

@@ -94,8 +94,9 @@ text = text[:, : truth.grammar.slot("VERB")]  # up to the verdict, which is not 
 # ## A difference over seeds
 #
 # Two runs that differ in one setting differ in a figure. Would they differ in the same direction with another seed? Run
-# both with each of n seeds. The two runs of a seed share the reviews that they begin with, so take their difference
-# first: with $d_i$ the difference of seed $i$,
+# both with each of n seeds. The two runs of a seed begin with the same weights and the same random numbers, so that they share much (unless
+# the setting is about sampling, even the texts of phase 0). So take their difference first: with $d_i$ the difference of seed
+# $i$,
 #
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
@@ -186,7 +187,7 @@ def decide(claim: Mapping[str, Any], found: Interval) -> str:
     """Whether a claim holds, is refuted, or is left undecided by an interval."""
     sign, least = claim["direction"], claim["smallest effect"]
     low, high = sorted((sign * found.low.item(), sign * found.high.item()))
-    return "holds" if low > 0 else "refuted" if high < least else "undecided"
+    return "refuted" if high < least else "holds" if low > 0 else "undecided"
 
 
 claim = seed_claim()
@@ -204,8 +205,9 @@ print(f"treated - control: {found} (n counts seeds); verdict: {decide(claim, fou
 predictions.compare("my claim", verdict_of_seed_claim, decide(claim, found))
 
 # %% [markdown]
-# *Holds* means that the whole interval lies on your side of 0. *Refuted* means that an effect as large as you said would
-# matter lies outside of it. Everything else is *undecided*, and the honest next step is more seeds. Adding seeds until
+# *Refuted* means that the whole interval lies below the smallest effect that would matter. That is so, too, where it lies above 0: there is an
+# effect, and it is too small for what you claimed. *Holds* means that it is not refuted, and that the whole interval lies on your side of
+# 0. Everything else is *undecided*, and the honest next step is more seeds. Adding seeds until
 # it holds, and stopping then, is not: decide on their number first.
 #
 # ## The report
@@ -271,8 +273,10 @@ for seed, (reports, run) in watched.items():
 # ### 1. Does the same neuron lead, and from the same phase on?
 #
 # *Known*: an MLP's part in "loved against hated" grows in training (lesson 09). *Look in* `NeuronRank`, which charges each
-# neuron with its share of the shift. *Refuted* if over seeds other neurons lead, or at other phases. *Control*: a neuron
-# of equal size that is not in the list.
+# neuron with its share of the shift, in nats of "loved" less "hated": a negative share works for "hated". *Refuted* if over seeds other neurons
+# lead, or at other phases. All three runs start from one base model, so that the same neuron over seeds is weak evidence: take another
+# base (starter 4). Records are made every four phases, and say no more than that about "since". *Control*, which the program
+# does not have yet: a neuron of equal size that is not in the list.
 
 # %%
 rows = []
@@ -287,9 +291,10 @@ show_table(["seed", "leads in the end", "since phase", "its share, nats"], rows)
 # %% [markdown]
 # ### 2. Is a sentiment direction that was fitted before training still the one that is read afterwards?
 #
-# *Known*: readers age (lesson 08). *Look in* `Direction`: the cosine of its axis with the reference's, and, beside it, of
-# the fits to two halves, above which none is news. *Refuted* if the cosine is within the halves' in every seed.
-# *Control*: shuffled labels, which the record has.
+# *Known*: readers age (lesson 08). *Look in* `Direction`: the cosine of the axis that is fitted after training with the one fitted before. Two fits
+# to the two halves of the same texts do not agree fully either; their cosine says what chance alone does. *The claim*: it is
+# another direction now, so that the cosine with the old axis is below that of the halves. *Refuted* if it is not below in every seed.
+# *Control*: shuffled labels, whose accuracy stands in the record as `accuracy_shuffled`.
 
 # %%
 rows = []
@@ -306,8 +311,9 @@ show_table(["seed, block 1, last position", "cosine with the old axis", "of two 
 # ### 3. Which part suffices to bring the change, and is it the same part over seeds?
 #
 # *Known*: patched into the old model, a part's new output brings a share of the shift (lesson 09). *Look in*
-# `patch_activations`. *Refuted* if the order of parts differs from seed to seed. *Control*: the part's output on other
-# texts.
+# `patch_activations`. *Refuted* if no part brings nearly all of the shift (in these runs none does), or if the order of parts differs from seed to seed. The intervals below are
+# over the reviews of one run each: for "over seeds" take the largest part's share once per seed, and `seed_interval`. *Control*: the
+# part's output on other texts.
 
 # %%
 ids = WORD_IDS["loved"], WORD_IDS["hated"]
@@ -331,7 +337,7 @@ show_intervals(
 #
 # *Known*: `reel-nano-b` and `reel-nano-c` speak the same language with other weights. *Look in* the table above, and ask
 # for the same *kind* of part and place, not for the same number of a head. *Refuted* if another kind leads. *Control*:
-# two seeds of one base model.
+# two seeds of one base model. (Again, the intervals are over reviews of one run.)
 #
 # (6 s on one core)
 
@@ -383,13 +389,23 @@ for seed, run in zip(SEEDS, paid_for_praise, strict=True):
     written = [[s["text"] for s in run.samples(phase)] for phase in (0, len(run.metrics()) - 1)]
     rows.append([seed, *(x(texts).mean().item() for x in (praise, gold) for texts in written)])
 show_table(["seed", "praise, first phase", "last phase", "gold, first phase", "last phase"], rows)
+before, after = (torch.tensor([row[i] for row in rows]) for i in (3, 4))
+print(
+    f"means of {len(written[0])} texts each; gold, last less first phase: {seed_interval(after, before)}"
+)
 
 # %% [markdown]
 # ## From memory
 #
-# The last exercise has no check. Close the other notebooks, and write a run with a reward of your own, in which attention
-# patterns, neurons and a direction are watched over phases, and one part is patched in the end. Below is one that stays
-# within the words of these lessons; the imports are those at the top.
+# The last exercise has no check. Close the other notebooks, scroll so that the cell below this text is out of sight, and write in a new cell
+# a run with a reward of your own, in which attention patterns, neurons and a direction are watched over phases, and one part
+# is patched in the end. The imports are those at the top.
+
+# %%
+# your thirty lines
+
+# %% [markdown]
+# And here is one that stays within the words of these lessons, to compare yours with.
 #
 # (7 s on one core)
 
@@ -412,13 +428,16 @@ def look(ctx, acts):
     pattern, neurons = acts["blocks.0.attn.hook_pattern"], acts["blocks.1.mlp.hook_post"][:, -1]
     apart = (neurons[labels].mean(0) - neurons[~labels].mean(0)).abs()
     to_previous = pattern.diagonal(offset=-1, dim1=-2, dim2=-1).mean((0, 2))
-    return {"to previous": to_previous, "neuron": apart.argmax(), "apart": apart.max()}
+    heads = {f"head {i} to previous": share for i, share in enumerate(to_previous.tolist())}
+    return heads | {"neuron": apart.argmax().item(), "apart": apart.max().item()}
 
 
 for phase in trainer.train():
     print(f"phase {phase.phase}: reward {phase.mean_reward:.2f}, KL {phase.kl_per_sequence:.2f}")
 run = Run(trainer.run.path)
-print("first and last:", *(run.returned("look")[i] for i in (0, -1)), sep="\n")
+looks = run.returned("look")
+shown = [name for name in looks[0] if name != "event"]
+show_table(shown, [[each[name] for name in shown] for each in looks], digits=2)
 print("AUC by layer:", [layer[-1] for layer in run.records("direction_sentiment")[-1]["auc"]])
 base, tuned = (Side(run.policy(which).base_model, reviews) for which in (0, "last"))
 words = tuple(trainer.tokenizer.encode("loved hated", add_special_tokens=False))

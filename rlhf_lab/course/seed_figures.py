@@ -29,11 +29,17 @@ class SeedFigures:
         self.tables: dict[str, dict[str, float]] = {}
         self._settings, self._stored = dict(settings), stored_figures(lesson)
 
-    def compare(self, table: str, figures: Mapping[str, float], digits: int = 3) -> None:
+    def compare(
+        self, table: str, figures: Mapping[str, float], digits: int = 3, largest: bool = True
+    ) -> None:
         """Note the figures of this run under a name, and show them beside the stored seeds.
 
         The columns are this run, the mean of the stored seeds, their range, and in how many of them
         a row is the largest of its table.
+
+        Args:
+            largest: whether the last of these is shown; False where the rows are unlike
+                quantities, of which none is larger than another.
         """
         self.tables[table] = {name: float(value) for name, value in figures.items()}
         there = self._stored.get("tables", {}).get(table, {})
@@ -42,14 +48,14 @@ class SeedFigures:
             print_line("no other seeds are stored for these settings", style="dim")
             return
         seeds = self._stored["seeds"]
-        largest = [max(there, key=lambda name: there[name][i]) for i in range(len(seeds))]
+        leaders = [max(there, key=lambda name: there[name][i]) for i in range(len(seeds))]
         rows = []
         for name, value in self.tables[table].items():
             spread = Spread(tuple(there[name]))
-            first = f"{largest.count(name)} of {len(seeds)}"
-            rows.append([name, value, spread.mean, spread.low, spread.high, first])
+            first = [f"{leaders.count(name)} of {len(seeds)}"] * largest
+            rows.append([name, value, spread.mean, spread.low, spread.high, *first])
         headings = [table, "this run", f"mean of {len(seeds)} seeds", "lowest", "highest"]
-        show_table([*headings, "largest in"], rows, digits)
+        show_table([*headings, *["largest in"] * largest], rows, digits)
         self._tell_of_drift(table, there)
 
     def _of_other_settings(self) -> bool:

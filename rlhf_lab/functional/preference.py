@@ -179,7 +179,7 @@ def calibration_bins(
     2. Sort the pairs by their gaps, and cut them into bins of equal counts, or of counts that
        differ by 1.
     3. In each bin take the mean probability, the share of pairs that the first text won, and the
-       count.
+       count, as `Calibration(predicted, observed, count)`.
 
     A judge is calibrated where both agree. Which text is the first must not depend on which one
     won. In float64. Raises ValueError unless there are from 1 to as many bins as pairs.

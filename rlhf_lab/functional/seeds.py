@@ -20,8 +20,9 @@ def seed_interval(
 
     1. Take the difference of each pair, treated minus control, in float64; their mean is the value.
     2. Its standard error is their unbiased standard deviation over the root of their number n.
-    3. The interval reaches `t_two_sided(level, n - 1)` standard errors to either side.
-    4. A single pair has no interval: low and high are None, and `why` is "one seed".
+    3. The interval reaches `t_two_sided(level, n - 1)` standard errors to either side: give
+       `Interval(value, low, high, n, level)`.
+    4. A single pair has no interval: low and high are None, and `why="one seed"` is added.
 
     Entry i of both belongs to seed i: the two runs of a pair differ in what is compared, and in
     nothing else. `n` counts seeds. With three seeds the factor is 4.3, where a normal distribution

@@ -70,9 +70,9 @@ def excess_kl(
     frontier_kl: Float[Tensor, " point"],
 ) -> float:
     """Give the nats that a policy spends beyond the cheapest policy of the same reward.
-
-    The points of the frontier come in any order; between two neighbours it is a straight line. nan
-    for a reward that no point reaches, or that lies below all of them. In float64.
+    The points of the frontier come in any order; between two neighbours it is a straight line.
+    Fewer nats than the frontier spends are a negative number, and a reward beyond the ends of the
+    frontier is nan. In float64.
 
     Raises ValueError for fewer than two points, or unequal shapes.
 

@@ -81,7 +81,8 @@ class LoRALinear(nn.Module):
         """The weight with its change, or as it was while the adapter is off.
 
         1. While it is not `enabled`, give the weight.
-        2. If the sum is there already (`merged`) and gradients are off, give that.
+        2. If the sum is there already (`merged`, which `merged_lora` sets while a batch is
+           written, and which is None otherwise) and gradients are off, give that.
         3. Else give the sum of the weight and `delta()`; change nothing in place.
         """
         if not self.enabled:

@@ -49,6 +49,15 @@ def test_a_run_is_shown_beside_mean_range_and_first_places(stored, capsys) -> No
     assert over_seeds.tables == {"gold": {"first": 0.25, "second": 0.5}}
 
 
+def test_unlike_quantities_are_shown_without_first_places(stored, capsys) -> None:
+    SeedFigures("any", {"total_phases": 12}).compare(
+        "gold", {"first": 0.25, "second": 0.5}, largest=False
+    )
+    said = capsys.readouterr().out
+    assert "largest in" not in said
+    assert line_of("first", said) == ["first", "0.250", "0.400", "0.200", "0.500"]
+
+
 @pytest.mark.parametrize(
     ("settings", "figures"),
     [

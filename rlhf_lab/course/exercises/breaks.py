@@ -46,6 +46,7 @@ def _excess_cases() -> tuple[Case, ...]:
         case("the first of the points", 0.5, 0.4),
         case("points in another order", 0.65, 1.0, (2, 0, 3, 1)),
         case("a policy on the frontier", 0.8, 0.3),
+        case("fewer nats than the frontier spends", 0.86, 0.4),
         case("more reward than the frontier has", 0.97, 3.0),
         case("less reward than the frontier has", 0.4, 0.2),
     )
@@ -84,6 +85,16 @@ def _promoted_cases() -> tuple[Case, ...]:
     )
 
 
+def _observe_slopes(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Both slopes, and whether they have no more digits than float32 holds."""
+    found = fn(**arguments)
+    if not isinstance(found, tuple) or len(found) != 2:
+        return found
+    in_float32 = [x == torch.tensor(x, dtype=torch.float32).item() for x in found if x]
+    slopes = {"slope of reward": found[0], "slope of measured": found[1]}
+    return slopes | {"rounded to float32": bool(in_float32) and all(in_float32)}
+
+
 def _as_tensor(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor:
     """The number as a tensor, in which nan equals nan."""
     return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
@@ -92,7 +103,7 @@ def _as_tensor(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor:
 _exercise = exercise_from("breaks.toml")
 
 EXERCISES = (
-    _exercise(tilt_slopes, cases=_slope_cases),
+    _exercise(tilt_slopes, cases=_slope_cases, observe=_observe_slopes),
     _exercise(excess_kl, cases=_excess_cases, observe=_as_tensor),
     _exercise(distinct_n, cases=_distinct_cases, observe=_as_tensor),
     _exercise(promoted_mass, cases=_promoted_cases),

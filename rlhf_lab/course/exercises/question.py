@@ -1,5 +1,6 @@
 """Lesson 13, a question of your own: an interval over seeds, and a claim that can be refuted."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.report import LearningStats, RolloutStats
 
@@ -49,6 +51,8 @@ def _pairs() -> tuple[Case, ...]:
         )
         return Case(label, {"treated": treated, "control": control} | more)
 
+    apart = case("", 4).arguments
+    apart = {"treated": apart["treated"] + 1e6, "control": apart["treated"] / 3 + 0.1}
     return (
         case("three seeds", 3),
         case("five seeds", 5, 0.1),
@@ -57,13 +61,16 @@ def _pairs() -> tuple[Case, ...]:
         case("one seed", 1),
         case("80 %", 4, level=0.8),
         case("99 %", 4, level=0.99),
+        Case("treated about a million, in float32", apart),
     )
 
 
 def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     found = fn(**arguments)
-    number = lambda x: "none" if x is None else float(x)
+    number = lambda x: "none" if x is None else "nan" if math.isnan(float(x)) else float(x)
     facts = {name: number(getattr(found, name)) for name in ("value", "low", "high")}
+    if isinstance(facts["low"], float) and isinstance(facts["high"], float):
+        facts["high - low"] = facts["high"] - facts["low"]
     return facts | {"n": found.n, "level": found.level}
 
 
@@ -77,6 +84,8 @@ def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
     are_settings = isinstance(treated, dict) and isinstance(control, dict)
     same_fields = are_settings and treated.keys() == control.keys()
     apart = [name for name in treated if treated[name] != control[name]] if same_fields else []
+    fields = set(treated) | set(control) if are_settings else set()
+    known = fields <= set(RLHFArgs.__dataclass_fields__)
     whole = lambda seed: isinstance(seed, int) and not isinstance(seed, bool)
     effect = found["smallest effect"]
     return {
@@ -92,13 +101,23 @@ def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
         "treated and control set the same fields": same_fields,
         "they are not the same run": treated != control,
         "they differ in one field alone": len(apart) <= 1,
-        "their fields are settings of a run": are_settings
-        and set(treated) | set(control) <= set(RLHFArgs.__dataclass_fields__) - {"seed"},
+        "the seed is none of their fields": "seed" not in fields,
+        "their fields are settings of a run": are_settings and known,
+        "their values are allowed": not known or all(map(_can_be_run, (treated, control))),
         "the seeds are a list of whole numbers": isinstance(seeds, list) and all(map(whole, seeds)),
         "there are three different seeds or more": len(set(map(str, seeds))) >= 3,
         "no seed counts twice": len(set(map(str, seeds))) == len(seeds),
         "the smallest effect is a number above 0": isinstance(effect, int | float) and effect > 0,
     }
+
+
+def _can_be_run(settings: Mapping[str, Any]) -> bool:
+    """Whether a run takes these values."""
+    try:
+        RLHFArgs(**{"preset": "reel"} | settings)
+    except (ConfigError, TypeError):
+        return False
+    return True
 
 
 def _is_measure(name: object) -> bool:
