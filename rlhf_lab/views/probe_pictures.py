@@ -42,7 +42,7 @@ OVERLAP_COLUMNS = ("overlap_unembedding", "energy_unembedding")
 HEALTH_CURVES = (
     ("reward", ("mean_reward", "gold_reward", "optimal_reward")),
     ("KL, nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
-    ("price of KL", ("beta_eff",)),
+    ("price of a nat of KL in raw reward: kl_coef times both spreads", ("beta_eff",)),
     ("spread", ("reward_std", "advantage_std")),
     ("learning", ("explained_variance", "clip_fraction")),
     ("entropy, nats per token", ("entropy_per_token",)),

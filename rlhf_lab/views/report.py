@@ -123,9 +123,22 @@ def _samples(run: Run) -> str:
         note = "before learning" if phase == 0 else counted
         is_final = phase >= run.info["args"]["total_phases"]  # of what no phase learns from
         title = f"Final samples, {note}" if is_final else f"Phase {phase}, {note}"
-        chosen = [sample for sample in samples if sample["phase"] == phase][:REPORT_SAMPLES]
-        parts.append(f"<h3>{title}</h3>" + _sample_rows(chosen, limits))
+        there = [sample for sample in samples if sample["phase"] == phase]
+        chosen = samples_by_rank(there, REPORT_SAMPLES)
+        which = f"<p>{len(chosen)} of {len(there)}, from the lowest reward to the highest.</p>"
+        parts.append(f"<h3>{title}</h3>{which}" + _sample_rows(chosen, limits))
     return "".join(parts)
+
+
+def samples_by_rank(samples: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
+    """Samples of the lowest and the highest reward, and others at equal steps of rank between.
+
+    The first ones of a batch, by contrast, may all be good or all be bad.
+    """
+    ranked = sorted(samples, key=lambda sample: sample["reward"])
+    if len(ranked) <= n:
+        return ranked
+    return [ranked[round(i * (len(ranked) - 1) / (n - 1))] for i in range(n)]
 
 
 def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> str:

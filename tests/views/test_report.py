@@ -13,7 +13,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import html, stored_ledger
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.probe_pictures import any_records
-from rlhf_lab.views.report import write_report
+from rlhf_lab.views.report import samples_by_rank, write_report
 
 SMALL = {
     "preset": "reel",
@@ -87,7 +87,18 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     run = Run(probed)
     assert 'words">kl_coef</td><td class="words">0.3<' in page
     assert "before learning" in page and "Final samples, after 2 learning phases<" in page
-    assert all(escape(run.samples(phase)[0]["text"]) in page for phase in (0, 2))
+    for phase in (0, 2):
+        ranked = sorted(run.samples(phase), key=lambda sample: sample["reward"])
+        assert all(escape(sample["text"]) in page for sample in (ranked[0], ranked[-1]))
+        assert f"of {len(ranked)}, from the lowest reward to the highest." in page
+
+
+def test_samples_are_shown_from_the_lowest_reward_to_the_highest():
+    """Of eleven, whose first ones are the best: ranks 0, 2, 4, 6, 8 and 10."""
+    samples = [{"reward": reward} for reward in (10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    found = [sample["reward"] for sample in samples_by_rank(samples, 6)]
+    assert found == [0, 2, 4, 6, 8, 10]
+    assert samples_by_rank(samples[:2], 6) == [{"reward": 9}, {"reward": 10}]
     for name in run.probes():
         assert f"<h3>{name}</h3>" in page
     assert re.search(r'title="exact advantage -?\d', page)
