@@ -91,6 +91,11 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
         ranked = sorted(run.samples(phase), key=lambda sample: sample["reward"])
         assert all(escape(sample["text"]) in page for sample in (ranked[0], ranked[-1]))
         assert f"of {len(ranked)}, from the lowest reward to the highest." in page
+    for name in run.probes():
+        assert f"<h3>{name}</h3>" in page
+    assert re.search(r'title="exact advantage -?\d', page)
+    assert "the rows of the shift sum to the measured shift" in page
+    assert "42.5" in page
 
 
 def test_samples_are_shown_from_the_lowest_reward_to_the_highest():
@@ -99,11 +104,6 @@ def test_samples_are_shown_from_the_lowest_reward_to_the_highest():
     found = [sample["reward"] for sample in samples_by_rank(samples, 6)]
     assert found == [0, 2, 4, 6, 8, 10]
     assert samples_by_rank(samples[:2], 6) == [{"reward": 9}, {"reward": 10}]
-    for name in run.probes():
-        assert f"<h3>{name}</h3>" in page
-    assert re.search(r'title="exact advantage -?\d', page)
-    assert "the rows of the shift sum to the measured shift" in page
-    assert "42.5" in page
 
 
 def test_a_check_that_failed_once_is_reported_as_failed(page):
