@@ -5,6 +5,8 @@
 # worth. No real language has a grammar that knows. What of the lessons before can still be claimed of
 # a real model, and what takes the place of the truth?
 #
+# **Needs** lessons 08 (probes and their controls), 09 (patching) and 10 (LoRA).
+#
 # **Afterwards you can**
 # - train a language model with LoRA against a classifier, beside a run whose reward means nothing,
 # - compare two models text by text, with a test that you wrote, and be a blind judge yourself,
@@ -197,8 +199,8 @@ curves(
 )
 
 # %% [markdown]
-# *What to look for in the figure: one reward rises, the other one stays; both KLs leave 0.* The
-# placebo's KL is what PPO does with noise: whitening makes advantages of any reward that has a spread.
+# *What to look for in the figure: one reward rises, the other one stays; the KL of the run leaves 0, and that of the placebo
+# leaves it much less (a table below has its value).* The placebo's KL is what PPO does with noise: whitening makes advantages of any reward that has a spread.
 #
 # Now forget the trainers. Three models are left: the old one (`base`, the adapters off), the new one
 # (`tuned`) and the `placebo`, each with its adapters added into its weights. Rewards that were logged
@@ -318,7 +320,9 @@ predictions.compare("the placebo moves", placebo_moves, how_far)
 # %% [markdown]
 # Two raters that agree on the direction are worth more than one that is certain. If the classifier saw
 # much and the word list nothing, the policy would have learned to please the classifier. (The rows of the
-# placebo are tests in which nothing is to be found: of such tests, one in twenty is "significant".)
+# placebo are tests in which nothing is to be found: of such tests, one in twenty is "significant". These rows share their
+# texts, so that they are not independent tests. And a p-value near 0.05 and an interval that just holds 0, or just does not, are no
+# contradiction: the test asks what chance does if the models are alike, the interval how well the mean is known.)
 #
 # ### You are the judge
 #
@@ -358,7 +362,7 @@ print(f"wanted class in {right} of {len(given)} pairs, 95 % interval {low:.2f} t
 print(f"pairs without an answer: {len(answers) - len(given)}")
 
 # %% [markdown]
-# With so few pairs the interval is wide: an evening of reading buys no more. Read blind all the same:
+# With so few pairs the interval is wide, and only more pairs would make it narrower. Read blind all the same:
 # whoever knows which text is whose finds what they look for. (The word list has an advantage here that you
 # have not: it is also one of the raters above. Its agreement with itself is no second opinion.)
 #
@@ -394,6 +398,10 @@ rows = {
     for rater in raters
 }
 show_table(["rater", "the run", "best-of-n at its KL"], [[r, *found] for r, found in rows.items()])
+print(
+    f"the run: n = {n_texts} texts; best-of-n: one pool of {len(pool)} texts, here taken as exact, at a KL"
+    " that is at most its bound"
+)
 over_seeds.compare("run less best-of-n at its KL", {r: a - b for r, (a, b) in rows.items()})
 gap = bootstrap_means(rated["classifier"]["tuned"] - rows["classifier"][1])
 side = "above" if gap.low > 0 else "below" if gap.high < 0 else "on the line"
@@ -408,7 +416,8 @@ curves(
 
 # %% [markdown]
 # *What to look for in the figure: whether the run's dots lie on, above or below the line of the same
-# rater.* Best-of-n is a strong baseline for short runs. What it cannot do is be a policy: it writes $n$
+# rater.* (Best-of-n spends at most its bound, so that its true line lies to the left of the one that is drawn.) Best-of-n is a strong
+# baseline for short runs. What it cannot do is be a policy: it writes $n$
 # texts for each that it keeps.
 #
 # ## Where does it choose differently?
@@ -439,7 +448,7 @@ def known(found: Mapping[str, Interval]) -> dict[str, float]:
 bars(
     [str(t) for t in range(shown)],
     {name: [value(found) for found in columns[:shown]] for name, columns in by_position.items()},
-    "KL from the base by position",
+    "KL from the base by position, counted in generated tokens",
     "nats per token",
     {
         name: ([c.low.item() for c in columns[:shown]], [c.high.item() for c in columns[:shown]])
@@ -570,6 +579,8 @@ for kind, seen in (("words seen", True), ("words unseen", False)):
     read[kind] = bootstrap_means(hits(states["base"], is_good, seen)[0].T)
     of_control = torch.stack([hits(states["base"], labels, seen)[0] for labels in controls])
     read[f"control, {kind}"] = bootstrap_means(of_control.mean(0).T)
+    over_draws = of_control.mean(2).std(0).max().item() / draws**0.5
+    print(f"control, {kind}: standard error over the draws of labels at most {over_draws:.3f}")
 looked = sorted({i * (layers - 1) // 7 for i in range(8)})
 columns = {name: {f"behind block {i}": found[i] for i in looked} for name, found in read.items()}
 show_intervals(
@@ -577,8 +588,10 @@ show_intervals(
 )
 (best_layer,), found = read["words unseen"].best()
 print(f"words unseen, at the best layer, behind block {best_layer}: {found}")
-of_chance = read["control, words seen"].value.max().item()
-said = "nearly always" if of_chance > 0.9 else "at chance" if of_chance < 0.6 else "in between"
+_, of_chance = read["control, words seen"].best()
+said = "nearly always" if of_chance.value > 0.9 else "in between"
+if of_chance.low is not None and of_chance.low <= 0.5:
+    said = "at chance"
 predictions.compare("labels that mean nothing are read", memorised, said)
 selective = {
     "words seen": read["words seen"].value - read["control, words seen"].value,
@@ -599,7 +612,13 @@ curves(
 # accuracy on words that the probe was fitted to counts for nothing but what lies above its control, and
 # the wider the model, the more its probe can memorise. With words unseen the control must be at a half,
 # or something leaks (such as the same word in both parts). If every layer reads every word rightly, the
-# question was too easy to tell layers apart: ask a harder one.
+# question was too easy to tell layers apart: ask a harder one. On the stand-in this is so. The word was said a token before the last,
+# and a share of 1 has no width under the bootstrap (Wilson's interval above has one): there, what follows about frozen and
+# refitted readers answers nothing.
+#
+# The intervals in the table are over words, for these draws of labels. Each draw is another set of coins, so that the control's
+# mean has a standard error over draws, too, which the first lines of the output give: a control that is off a half by two of
+# these is no leak yet. More draws would tell.
 #
 # One trap was built into the draft of this lesson: with *exactly* half of the words True, the control of
 # words unseen came out clearly below a half. If more of the fitted words are True, fewer of the held-out
@@ -694,6 +713,8 @@ layer_of = int(most[0].split()[0][1:])
 third = ("first third", "middle third", "last third")[min(3 * layer_of // layers, 2)]
 if layers > 2:
     predictions.compare("most is brought by a part of the", where_most, third)
+else:
+    print(f"{layers} layers have no thirds: your prediction is for a larger model")
 kinds = {kind: sum(brings[f"L{i} {kind}"] for i in range(layers)) for kind in ("attn", "mlp")}
 over_seeds.compare("patched into the base, added up", kinds)
 heatmap(
@@ -775,7 +796,8 @@ predictions.compare(
 # ## The report
 #
 # A claim that a reader can doubt has five things: a sentence, a number with its interval and its $n$, a
-# control, the decision, and a measurement that would refute it. You have three columns for each figure: tuned, base and
+# control, the decision, and a measurement that would refute it. In a `Claim` they are the fields `says`, `effect` (tuned less base),
+# `beyond_control` (tuned less control), `holds` and `refuted_by`, which must name a number. You have three columns for each figure: tuned, base and
 # placebo, text by text. When may you say that *the reward* moved the figure? Write the function that decides.
 # There are no steps; the check knows cases in which the control moved as much, or more, or is not known
 # well enough.
@@ -804,7 +826,8 @@ over_seeds.compare("claims that hold (1) or not (0)", holding)
 
 # %% [markdown]
 # Say how many claims you looked at, and not only those that held. Of claims that are wrong, about one in
-# forty holds by chance on one side of an interval of 95 %, and a report that tries enough of them finds some.
+# forty holds by chance on one side of an interval of 95 %, and a report that tries enough of them finds some. In the table of seeds, look
+# for a claim that holds in some of them and not in others.
 #
 # ### Opening the envelope
 #
@@ -863,7 +886,7 @@ if elsewhere:
 my_question = "the run uses fewer different words over all texts"  # predict: in words
 
 # %%
-print("your figure on `texts`, your claim, and what would refute it")
+# your figure on `texts`, your claim, and what would refute it
 
 # %%
 predictions.recall("my question", my_question)

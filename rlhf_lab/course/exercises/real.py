@@ -16,6 +16,9 @@ from rlhf_lab.probes import control_labels
 DRAWN = 100
 """Draws from which the chance of each word type's label is estimated."""
 
+NO_GENERATOR = 200
+"""As many draws mean that the function is called without a generator."""
+
 
 def my_claim(
     tuned: Float[Tensor, " n"], base: Float[Tensor, " n"], control: Float[Tensor, " n"]
@@ -24,9 +27,10 @@ def my_claim(
 
     Row i of the three was written with the same noise. `tuned` is the run that the claim is about,
     `control` a run of the same length whose reward meant nothing. The claim is that the run moved
-    the figure, up or down, and by more than training moves it whatever the reward. Give both
-    differences as an `Interval`, such as `bootstrap_means` makes, whether the claim holds, and what
-    would refute it, with a number.
+    the figure, up or down, and by more than training moves it whatever the reward. Give a
+    `Claim(says, effect, beyond_control, holds, refuted_by)`: the sentence; tuned less base and
+    tuned less control, each as an `Interval`, such as `bootstrap_means` makes; whether the claim
+    holds; and the measurement, with a number, that would refute it.
     """
     effect, beyond = bootstrap_means(tuned - base), bootstrap_means(tuned - control)
     ends = (effect.low, effect.high, beyond.low, beyond.high)
@@ -109,11 +113,14 @@ def _pair_cases() -> tuple[Case, ...]:
         case("b is near 0", few + 0.4, torch.tensor([0.01, 1, 1, 1, 1, 1, -0.01])),
         case("12 pairs", draw(12) + 0.4, draw(12)),
         case("12 pairs, all one way", 1 + draw(12).abs(), torch.zeros(12), 100),
+        case("no generator is given", few + 0.1, few.flip(0), NO_GENERATOR),
     )
 
 
 def _observe_pairs(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The p-value; where signs drawn in another way give one as good, what all signs give."""
+    if arguments["draws"] == NO_GENERATOR:
+        return _observe_default(fn, arguments)
     found = fn(**arguments, generator=torch.Generator().manual_seed(0))
     if not isinstance(found, float):
         return {"a float comes back": False}
@@ -126,8 +133,29 @@ def _observe_pairs(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
     return {
         "a float comes back": True,
         "it is above 0": found > 0,
-        "p-value": round(due, 3) if is_near and found > 0 else found,
+        "p-value": round(due, 3) if is_near and found > 0 else _other_test(found, arguments),
     }
+
+
+def _observe_default(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether calls without a generator agree, and leave the global random state alone."""
+    state = torch.random.get_rng_state()
+    found = [fn(**arguments) for _ in range(3)]
+    untouched = torch.equal(state, torch.random.get_rng_state())
+    torch.random.set_rng_state(state)
+    fixed = untouched and len(set(found)) == 1
+    return {"without a generator, every call has the same signs of its own": fixed}
+
+
+def _other_test(found: float, arguments: Mapping[str, Any]) -> float | str:
+    """A p-value; in words where it is that of the test that shuffles a and b across pairs."""
+    both = torch.cat([arguments["a"], arguments["b"]]).double()
+    n, draws = len(both) // 2, 10_000
+    order = torch.rand(draws, 2 * n, generator=torch.Generator().manual_seed(0)).argsort(1)
+    apart = (both[order][:, :n].sum(1) - both[order][:, n:].sum(1)).abs()
+    share = (apart >= (both[:n].sum() - both[n:].sum()).abs() - 1e-9).double().mean().item()
+    reach = 5 * (share * (1 - share) * (1 / draws + 1 / arguments["draws"])) ** 0.5 + 1e-3
+    return "that of a test across pairs" if abs(found - share) <= reach else found
 
 
 def _claim_cases() -> tuple[Case, ...]:
