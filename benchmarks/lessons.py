@@ -21,7 +21,7 @@ from rich.progress import track
 from rlhf_lab.course.tables import show_table
 from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
-from tools.course.builder import run_cells
+from tools.course.runner import run_cells
 
 LESSONS = Path("solutions")
 OF_A_SECTION = re.compile(r"^\((\d+) s on one core\)$", re.MULTILINE)

@@ -10,8 +10,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from rlhf_lab.course import SeedFigures, seed_figures
 from rlhf_lab.errors import ConfigError, LoadError
-from tools.course import record
-from tools.course.builder import REAL_MODELS, _environment, masters
+from tools.course import record, runner
+from tools.course.builder import masters
+from tools.course.runner import REAL_MODELS, _environment
 
 ROOT = Path(__file__).parents[2]
 STORED = {
@@ -106,14 +107,14 @@ def test_figures_of_real_models_are_stored_apart(
     cells = [new_code_cell("SETTINGS = dict(seed=1)"), new_code_cell("over_seeds.compare('a', {})")]
     ran = []
 
-    def run_cells(notebook, place, real_models):
+    def run_lesson(notebook, place, lesson, real_models):
         ran.append(real_models)
         said = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
         notebook.cells[-1].outputs = [new_output("stream", text=said)]
         return notebook
 
     monkeypatch.setattr(record, "solution_notebook", lambda master: new_notebook(cells=cells))
-    monkeypatch.setattr(record, "run_cells", run_cells)
+    monkeypatch.setattr(record, "run_lesson", run_lesson)
     monkeypatch.setenv(REAL_MODELS, str(tmp_path))
     path = record.record_lesson(Path("any.py"), tmp_path, 1, real)
     stored = json.loads(path.read_text(encoding="utf-8"))
@@ -121,6 +122,14 @@ def test_figures_of_real_models_are_stored_apart(
     assert stored["made_by"] == f"python -m tools.course record any --seeds 1{option}"
     assert (stored["seeds"], stored["tables"]) == ([1], {"a": {"b": [0.25]}})
     assert stored["settings"] == {"preset": "smol"}
+
+
+@pytest.mark.kernel
+def test_a_cell_that_takes_too_long_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CELL_SECONDS", 1)
+    slow = new_notebook(cells=[new_code_cell("import time; time.sleep(60)")])
+    with pytest.raises(LoadError, match="lesson any has a cell that takes more than 1 s; run it"):
+        runner.run_lesson(slow, ".", "any")
 
 
 def test_real_models_are_seen_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

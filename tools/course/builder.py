@@ -10,17 +10,12 @@ A master is a percent-format script in solutions/. Three kinds of lines become s
   `in words`.
 """
 
-import os
 import re
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import jupytext
 import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
@@ -29,19 +24,16 @@ from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.first_cell import MARK, badges, first_cell
+from tools.course.runner import KERNEL, execute
 from tools.course.stub import bound_names, solution_source, stub_source
 
 EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
-REAL_MODELS = "RLHF_LAB_REAL_MODELS"
 PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
 MARKED = re.compile(r"#\s*predict:")
 LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
-ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CELL_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -234,80 +226,3 @@ def keep_outputs(notebook: NotebookNode, path: Path) -> None:
     for cell, executed in zip(code_of(notebook), code_of(there), strict=True):
         cell.outputs, cell.metadata = executed.outputs, executed.metadata
     notebook.metadata = there.metadata
-
-
-def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
-    """Run all cells in a fresh kernel and directory, offline, and keep what is the same each time.
-
-    Raises LoadError if a cell fails.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            executed = run_cells(notebook, place)
-        except CellExecutionError as error:
-            raise LoadError(
-                f"lesson {lesson} does not run: {error.ename}: {error.evalue}"
-            ) from error
-        return _steady(executed, place)
-
-
-def run_cells(
-    notebook: NotebookNode, place: str, real_models: bool = False, **listeners: Callable
-) -> NotebookNode:
-    """Run all cells in a fresh kernel in this directory.
-
-    Args:
-        real_models: whether the cells see the variable that names the folder of real models.
-        listeners: nbclient's `on_cell_execute` and the like.
-
-    Raises nbclient's CellExecutionError if a cell fails.
-    """
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": place}},
-        **listeners,
-    )
-    return client.execute(env=_environment(place, real_models))
-
-
-def _environment(place: str, real_models: bool) -> dict[str, str]:
-    """Offline, with a progress file of its own and one thread; real models only if asked for."""
-    own = {
-        "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "JUPYTER_COLUMNS": "100",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    hidden = () if real_models else (REAL_MODELS,)
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return kept | own
-
-
-def _steady(notebook: NotebookNode, place: str) -> NotebookNode:
-    """Leave out what differs from run to run: counts, warnings, addresses, temporary paths."""
-    for cell in notebook.cells:
-        cell.metadata = {}
-        if cell.cell_type != "code":
-            continue
-        cell.execution_count = None
-        cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
-        for output in cell.outputs:
-            if "execution_count" in output:
-                output.execution_count = None
-            if "text" in output:
-                output.text = _steady_text(output.text, place)
-            for kind, content in output.get("data", {}).items():
-                if isinstance(content, str) and kind.startswith("text/"):
-                    output.data[kind] = _steady_text(content, place)
-    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    return notebook
-
-
-def _steady_text(text: str, place: str) -> str:
-    return ADDRESS.sub("0x...", text).replace(place, ".")

@@ -13,7 +13,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from rlhf_lab.errors import ConfigError, LoadError
-from tools.course.builder import REAL_MODELS, SET_UP, code_of, run_cells, solution_notebook
+from tools.course.builder import SET_UP, code_of, solution_notebook
+from tools.course.runner import REAL_MODELS, run_lesson
 
 RECORDS = Path("rlhf_lab", "course", "records")
 SEED = re.compile(r"\bseed=\d+")
@@ -74,7 +75,7 @@ def figures_of_seed(
     """The settings and the tables of one seed."""
     notebook = with_seed(solution_notebook(master), seed, master.stem)
     with tempfile.TemporaryDirectory() as place:
-        done = run_cells(notebook, place, real_models)
+        done = run_lesson(notebook, place, master.stem, real_models)
     text = "".join(output.get("text", "") for output in done.cells[-1].outputs)
     settings, tables = json.loads(text.split(PRINTED, 1)[1])
     return settings, tables
