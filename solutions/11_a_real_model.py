@@ -33,8 +33,8 @@
 
 # %% [markdown]
 # About 110 minutes of work. All cells together run in about 50 seconds on one core on the stand-in.
-# On the real model the two runs alone take minutes; nobody has timed them yet. Cells that take more than 3 seconds on the
-# stand-in say so:
+# On SmolLM2 they took 408 processor seconds. Cells that take more than 3
+# seconds on the stand-in say so:
 #
 # (4 s on one core)
 
@@ -861,9 +861,8 @@ else:
 # %% [markdown]
 # ## The other scale
 #
-# The same cells run on the other model. Where its figures are stored with the package, with the machine
-# and the seeds, they stand here. None are stored for the real model yet: run the cells with the other
-# `SCALE`, and put the tables side by side. Which of your findings are about Reel, and which would you have
+# The same cells ran on the other model; the figures that are stored of it, with the machine and the seeds,
+# stand here. Put the tables side by side. Which of your findings are about Reel, and which would you have
 # had on a model that nobody can look up?
 
 # %%
@@ -875,6 +874,13 @@ if elsewhere:
         show_table([table, "mean", "lowest", "highest"], rows)
 
 # %% [markdown]
+# What is stored of SmolLM2 is **one seed** of a short run, with 48 texts of each model: read it as one run, and
+# not as what SmolLM2 does. In that run the placebo moved *further* than the run, 1.54 nats against 1.35,
+# and shifted the logit difference by 0.49 against 0.63: on the real model most of what a careless report
+# would have called the effect of the reward is what PPO does with any reward. Of the four claims, only the one
+# about the classifier, which paid the run, held. On Reel the placebo hardly moved, in three seeds of three.
+# A placebo costs one more run, and you cannot know beforehand whether you need it.
+#
 # ## A question of your own
 #
 # No steps and no check. Take a figure that nobody asked the run to change, such as how often a text
