@@ -464,8 +464,9 @@ PARTS = 8
 def later_rise(rewards: Float[Tensor, "1 pool"], chosen_by: Float[Tensor, "1 pool"]) -> Interval:
     """Mean reward of the best of 64 less that of the best of 16, over parts of the pool."""
     rewards, chosen_by = rewards.view(PARTS, -1), chosen_by.view(PARTS, -1)
-    best_of = {n: (best_of_n_weights(chosen_by, n) * rewards).sum(1) for n in (16, 64)}
-    return seed_interval(best_of[64], best_of[16])
+    part = rewards.shape[1]
+    few, many = ((best_of_n_weights(chosen_by, min(n, part)) * rewards).sum(1) for n in (16, 64))
+    return seed_interval(many, few)
 
 
 rise = later_rise(gold_of_pool, scores["64 pairs"])
