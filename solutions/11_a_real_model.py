@@ -637,7 +637,7 @@ for name, x in states.items():
         columns[how][name] = bootstrap_means(per_word)
 show_intervals("model", columns, "words")
 drift = {how: value(found["tuned"]) - value(found["base"]) for how, found in columns.items()}
-over_seeds.compare("accuracy of the tuned model less the base's", drift)
+over_seeds.compare("accuracy of the tuned model less the base's", drift, largest=False)
 
 # %% [markdown]
 # ## What causes it?
@@ -784,7 +784,7 @@ cut = {}
 for rank, model in zip(ranks, truncations(base, models["tuned"], ranks), strict=True):
     cut[f"rank {rank}"] = recovered_fraction(leans["tuned"], leans["base"], lean(model))
 show_intervals("all changes cut to", {"share of the shift": cut}, "prompts")
-over_seeds.compare("share of the shift at a rank", known(cut))
+over_seeds.compare("share of the shift at a rank", known(cut), largest=False)
 left = known(cut).get("rank 1", 0.0)
 predictions.compare(
     "left at rank 1",
@@ -822,7 +822,7 @@ for figure, measure in figures.items():
 show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 holding = {figure: float(claim.holds) for figure, claim in report.items()}
-over_seeds.compare("claims that hold (1) or not (0)", holding)
+over_seeds.compare("claims that hold (1) or not (0)", holding, largest=False)
 
 # %% [markdown]
 # Say how many claims you looked at, and not only those that held. Of claims that are wrong, about one in
