@@ -23,6 +23,8 @@ from rlhf_lab.launcher import launched, local_rank
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others, one of which may be loading a model, or running a probe."""
+STORE_PATIENCE = timedelta(seconds=5)
+"""How long the store is waited for when a process is gone, which may have held it."""
 
 
 class World:
@@ -210,14 +212,16 @@ class Ranks(World):
     def _is_first_to_notice(self) -> bool:
         """Whether none of the other processes has said that one of them is lost.
 
-        A store that is not there was kept by the main process: the next one speaks in its place.
+        A store that is not there was kept by the main process: the next one speaks in its place,
+        and the first of each other machine, which has a log of its own.
         """
         if self.store is None:
             return self.is_main
         try:
+            self.store.set_timeout(STORE_PATIENCE)
             return self.store.add("lost", 1) == 1
         except RuntimeError:
-            return self.rank == 1
+            return self.rank == 1 or local_rank() == 0
 
     def leave(self) -> None:
         """See `World`."""

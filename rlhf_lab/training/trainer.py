@@ -69,6 +69,7 @@ class RLHFTrainer(Stepwise):
             RunDir.at(out).refuse_occupied()
         super().__init__(args, **parts)
         self.generated, self.stop_requested = 0, False
+        self.directory: str | None = None  # known to all processes, of which one writes there
         self.unfinished: list[PhaseReport] = []
         self.interventions = Interventions(self.policy, lambda: self.phase)
         self.callbacks = Callbacks()
@@ -211,6 +212,7 @@ class RLHFTrainer(Stepwise):
             with self.world.together("opening the run's directory"):
                 if self.world.is_main:
                     self.recorder.open()
+            self.directory = self.world.of_main(str(self.run.path) if self.run else None)
             self._started = True
             self.emit("run_start")
 

@@ -66,6 +66,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     except KeyboardInterrupt:
         is_done = False
     except LostRankError as error:
+        # torchrun sends SIGTERM to those that are left, which end by themselves, with a sentence
+        before = dict.fromkeys(before, signal.SIG_IGN)
         raise LostRankError(
             f"{error} in phase {trainer.phase}; what that one said is above or in its log. Go on "
             f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}",
@@ -89,8 +91,8 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
 
 
 def _path_of(trainer: RLHFTrainer) -> Path | str:
-    """The directory of the run; where it is numbered, only the main process of several knows it."""
-    return trainer.run.path if trainer.run else trainer.recorder.out or "RUN"
+    """The directory of the run, which is told to the processes that do not write there."""
+    return trainer.run.path if trainer.run else trainer.directory or "RUN"
 
 
 def _leave_terminal() -> None:

@@ -1,13 +1,13 @@
 """Starts several processes of one run, as torchrun does, from one that has imported everything."""
 
 import json
-import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
+import torch.distributed as dist
 
 PATIENCE = 180
 """Seconds for processes that share a busy machine; a hang is told by the faulthandler in each."""
@@ -39,14 +39,19 @@ Ranks = Callable[..., list[Ended]]
 
 @pytest.fixture
 def ranks(warm_python, tmp_path) -> Ranks:
-    """Runs the same code in n processes that can meet; without a launcher where n is 1."""
+    """Runs the same code in n processes that can meet; without a launcher where n is 1.
 
-    def run(n: int, code: str, name: str | None = None) -> list[Ended]:
+    They meet in a store of this process's, as in that of torchrun, which outlives each of them; or
+    in the main process's, as without torchrun.
+    """
+
+    def run(n: int, code: str, name: str | None = None, is_torchrun: bool = True) -> list[Ended]:
         place = tmp_path / (name or f"of-{n}")
         place.mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = store.port
+        if not is_torchrun:
+            del store
         with ExitStack() as stack:
             started = []
             for rank in range(n):
@@ -59,6 +64,7 @@ def ranks(warm_python, tmp_path) -> Ranks:
                         "WORLD_SIZE": str(n),
                         "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(port),
+                        "TORCHELASTIC_USE_AGENT_STORE": str(is_torchrun),
                     }
                 numbers = tuple(file.fileno() for file in files)
                 asked = ["-c", PRELUDE + code, str(place)]

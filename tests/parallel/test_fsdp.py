@@ -15,7 +15,7 @@ from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.ranks import refuse_undealt, refuse_unsharded_parts
 from tests.parallel.test_command import SMALL, call
-from tests.parallel.test_equality import SETTINGS, furthest
+from tests.parallel.test_equality import SETTINGS, SLOW, furthest
 
 RUNS = """
 from rlhf_lab.models.fast.known import PASSED
@@ -160,6 +160,22 @@ def test_two_processes_with_half_the_weights_each_are_one_run(ranks, tmp_path):
         if name not in MANY and name != "right"
     }
     assert len(faults) == 5 and min(faults.values()) > 1e-3, faults
+
+
+@SLOW
+@pytest.mark.process
+def test_four_processes_with_a_quarter_of_the_weights_each_are_one_run(ranks):
+    whole = {"batch_size": 32}
+    many = {name: whole | MANY[name] for name in MANY if name not in ("watched", "probed")}
+    (alone,), four = ranks(1, runs_of(many, "auto")), ranks(4, runs_of(many))
+    assert [ended.status for ended in (alone, *four)] == [0] * 5, four[0].error + alone.error
+    for name in many:
+        one, *parts = (ended.told[name] for ended in (alone, *four))
+        gap, where = furthest(one["reports"], parts[0]["reports"])
+        assert gap < 2e-5, (name, gap, where)
+        assert len({part["weights"] for part in parts}) == 1, name
+        assert sum(part["held"] for part in parts) == parts[0]["whole"], name
+        assert max(part["held"] for part in parts) < 0.35 * parts[0]["whole"], name
 
 
 def told_of_the_probe(both: list[Any], run: Path) -> None:
