@@ -98,7 +98,7 @@ def rows_of(lesson: str, notebook: NotebookNode, rounds: list[dict[int, Seconds]
     def of(cells: Iterable[int]) -> list[float]:
         """Medians of what the cells take together, by the clock and by the processor."""
         sums = ([sum(taken[i][kind] for i in cells) for taken in rounds] for kind in (0, 1))
-        return [median(column) for column in sums]
+        return [float(median(column)) for column in sums]
 
     rows = [[lesson, "all", seconds_named_of_all(notebook) or "nothing", *of(rounds[0])]]
     for section in sections_of(notebook):
