@@ -17,3 +17,8 @@ def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
     """The number of this process on its machine; 0 without torchrun."""
     return int(environment.get("LOCAL_RANK", "0"))
+
+
+def processes_per_node(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes torchrun started on this machine; all of them where it does not say."""
+    return int(environment.get("LOCAL_WORLD_SIZE", launched(environment)))

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.launcher import processes_per_node
 from rlhf_lab.models import Forward
 from rlhf_lab.models.transformer_lens import blocks_of
 from rlhf_lab.parallel import Ranks
@@ -60,7 +61,8 @@ class ShardedWeights(WholeWeights):
     Frozen weights, such as those below adapters, stay whole: the reference has the same ones.
 
     Args:
-        policy: is sharded here, in place.
+        policy: is sharded here, in place: within each machine, where torchrun started several
+            (hybrid sharding, HSDP), so that weights do not travel between them.
         forward: is told to run each block within its unit while minibatches are learned from.
     """
 
@@ -69,7 +71,13 @@ class ShardedWeights(WholeWeights):
         hooks = [(module, name, dict(getattr(module, name))) for module, name in _tables(policy)]
         frozen = {p for p in policy.parameters() if not p.requires_grad}
         self._forward, self._units = forward, {}
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        # several machines: shards within each, and copies of them between
+        per_node = processes_per_node()
+        self._n_parts = per_node if world.size > per_node else world.size
+        dims = {"copies": world.size // self._n_parts, "parts": self._n_parts}
+        if dims["copies"] == 1:
+            del dims["copies"]
+        mesh = init_device_mesh(world.device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
         for _, block in blocks_of(policy):
             if any(p.requires_grad for p in block.parameters()):
                 self._units[block] = Unit([block])
@@ -80,8 +88,8 @@ class ShardedWeights(WholeWeights):
         for unit in self._all_units():
             unit.set_gradient_divide_factor(1.0)  # a rank's terms are shares already: a sum
             unit.set_force_sum_reduction_for_comms(True)
-            unit.set_custom_all_gather(_Gather(world))
-            unit.set_custom_reduce_scatter(_Reduce(world))
+            unit.set_custom_all_gather(_Gather(world, self._n_parts))
+            unit.set_custom_reduce_scatter(_Reduce(world, self._n_parts))
         self._is_open = False
         self._heard: frozenset[Event] | None = None
         self._moments: dict[str, Tensor] | None = None
@@ -118,8 +126,8 @@ class ShardedWeights(WholeWeights):
 
     def _part(self, whole: Tensor) -> Tensor:
         """This process's rows of a tensor, cut as FSDP2 cuts."""
-        parts = whole.chunk(self.world.size)
-        return parts[self.world.rank] if self.world.rank < len(parts) else whole[:0]
+        parts, number = whole.chunk(self._n_parts), self.world.rank % self._n_parts
+        return parts[number] if number < len(parts) else whole[:0]
 
     @contextlib.contextmanager
     def learning(self, heard: Callable[[], Sequence[Event]]) -> Iterator[None]:
@@ -193,7 +201,7 @@ class ShardedWeights(WholeWeights):
         """A tensor of all processes' parts; what is whole is given back as it is."""
         if not isinstance(tensor, DTensor):
             return tensor
-        self.world.bytes_sent[purpose] += tensor.to_local().nbytes * (self.world.size - 1)
+        self.world.bytes_sent[purpose] += tensor.to_local().nbytes * (self._n_parts - 1)
         with self.world.meeting():
             return tensor.full_tensor()
 
@@ -239,10 +247,14 @@ def _tables(policy: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 class _Message:
-    """A message of FSDP2's: counted, and its failure put in words."""
+    """A message of FSDP2's: counted, and its failure put in words.
 
-    def __init__(self, world: Ranks) -> None:
-        self.world = world
+    Args:
+        n_parts: how many parts the weights are cut into, each of which a process has.
+    """
+
+    def __init__(self, world: Ranks, n_parts: int) -> None:
+        self.world, self.n_parts = world, n_parts
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what is received."""
@@ -267,12 +279,12 @@ class _Gather(_Message):
     ) -> Any:
         given = dict(output_tensor=output_tensor, input_tensor=input_tensor)
         given |= dict(group=group, async_op=async_op)
-        nbytes = input_tensor.nbytes * (self.world.size - 1)
+        nbytes = input_tensor.nbytes * (self.n_parts - 1)
         return self._send("weights", nbytes, "all_gather_single", "all_gather_into_tensor", **given)
 
 
 class _Reduce(_Message):
-    """Gradients, summed over the processes and cut up."""
+    """Gradients, summed over the processes and cut up; then FSDP2 sums the copies of each part."""
 
     def __call__(
         self,
@@ -283,6 +295,8 @@ class _Reduce(_Message):
         async_op: bool = False,
     ) -> Any:
         given = dict(output=output_tensor, input=input_tensor, op=op, group=group)
-        nbytes = math.ceil(input_tensor.nbytes * (self.world.size - 1) / self.world.size)
+        nbytes = math.ceil(input_tensor.nbytes * (self.n_parts - 1) / self.n_parts)
+        copies = self.world.size // self.n_parts  # whose sum goes round a ring twice
+        nbytes += math.ceil(2 * output_tensor.nbytes * (copies - 1) / copies)
         names = "reduce_scatter_single", "reduce_scatter_tensor"
         return self._send("gradients", nbytes, *names, async_op=async_op, **given)

@@ -42,10 +42,12 @@ def ranks(warm_python, tmp_path) -> Ranks:
     """Runs the same code in n processes that can meet; without a launcher where n is 1.
 
     They meet in a store of this process's, as in that of torchrun, which outlives each of them; or
-    in the main process's, as without torchrun.
+    in the main process's, as without torchrun. `nodes`: as many machines are said to be there.
     """
 
-    def run(n: int, code: str, name: str | None = None, is_torchrun: bool = True) -> list[Ended]:
+    def run(
+        n: int, code: str, name: str | None = None, is_torchrun: bool = True, nodes: int = 1
+    ) -> list[Ended]:
         place = tmp_path / (name or f"of-{n}")
         place.mkdir(exist_ok=True)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -60,8 +62,9 @@ def ranks(warm_python, tmp_path) -> Ranks:
                 if n > 1:
                     env = env | {
                         "RANK": str(rank),
-                        "LOCAL_RANK": str(rank),
+                        "LOCAL_RANK": str(rank % (n // nodes)),
                         "WORLD_SIZE": str(n),
+                        "LOCAL_WORLD_SIZE": str(n // nodes),
                         "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(port),
                         "TORCHELASTIC_USE_AGENT_STORE": str(is_torchrun),

@@ -178,6 +178,22 @@ def test_four_processes_with_a_quarter_of_the_weights_each_are_one_run(ranks):
         assert max(part["held"] for part in parts) < 0.35 * parts[0]["whole"], name
 
 
+@pytest.mark.process
+def test_two_machines_have_a_copy_of_the_weights_each_cut_up_within_it(ranks):
+    """Four processes on two machines (HSDP): half the weights each, and the run of one process."""
+    many = {name: {"batch_size": 32} | MANY[name] for name in ("unprobed", "lora", "target_kl")}
+    (alone,), four = ranks(1, runs_of(many, "auto")), ranks(4, runs_of(many), nodes=2)
+    assert [ended.status for ended in (alone, *four)] == [0] * 5, four[0].error + alone.error
+    for name in many:
+        one, *parts = (ended.told[name] for ended in (alone, *four))
+        gap, where = furthest(one["reports"], parts[0]["reports"])
+        assert gap < 2e-5, (name, gap, where)
+        assert len({part["weights"] for part in parts}) == 1, name
+        held = [part["held"] for part in parts]
+        assert held[:2] == held[2:] and sum(held) == 2 * parts[0]["whole"], name
+        assert max(held) < 0.6 * parts[0]["whole"], name
+
+
 def told_of_the_probe(both: list[Any], run: Path) -> None:
     """The probe that failed on the main process is off, the others recorded, no weight differs."""
     failed = both[0].told["probed"]["shown"]
