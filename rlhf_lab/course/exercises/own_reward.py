@@ -30,13 +30,18 @@ def _observe_reward(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
     together = fn(list(texts))
     if not isinstance(together, Tensor):
         return {"a tensor comes back": False}
-    if together.shape != (len(texts),):
-        return {"a tensor comes back": True, "there is one number per text": False}
+    shape = {
+        "there is more than one number for all texts": together.ndim > 0,
+        "the numbers stand along one axis": together.ndim == 1,
+        "there is one number per text": together.shape[:1] == (len(texts),),
+    }
+    if not all(shape.values()):
+        return {"a tensor comes back": True} | shape
     alone = torch.stack([fn([text])[0] for text in texts[:8]])
     nothing, empty = fn([]), fn([""])
     return {
         "a tensor comes back": True,
-        "there is one number per text": True,
+        **shape,
         "the numbers are floats": together.is_floating_point(),
         "they are finite": bool(together.isfinite().all()),
         "the same text earns the same again": torch.equal(together, fn(list(texts))),
