@@ -55,6 +55,11 @@ def test_there_are_at_least_forty_slips_and_two_for_each_exercise() -> None:
     assert sum(counts) >= 40 and min(counts) >= 2
 
 
+def test_no_two_exercises_have_one_name_in_any_lesson() -> None:
+    counts = Counter(exercise.name for exercise in all_exercises())
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
     """A phrase is for words that two slips or more say; other words stand at their slip."""
     folder = Path(exercises.__path__[0])
