@@ -91,6 +91,9 @@ class World:
         """Within, this process does all by itself, as one that is alone: listeners live here."""
         yield
 
+    def break_off(self, error: BaseException) -> None:
+        """Note that an error ends this process, which the others will miss."""
+
     def leave(self) -> None:
         """Say goodbye to the others at the end of the program."""
 
@@ -222,6 +225,11 @@ class Ranks(World):
             return self.store.add("lost", 1) == 1
         except RuntimeError:
             return self.rank == 1 or local_rank() == 0
+
+    def break_off(self, error: BaseException) -> None:
+        """See `World`; what has a sentence of its own is told by it, and the others are silent."""
+        if isinstance(error, LabError) and not isinstance(error, LostRankError):
+            self._is_first_to_notice()
 
     def leave(self) -> None:
         """See `World`."""

@@ -232,6 +232,7 @@ class RLHFTrainer(Stepwise):
 
     def break_off(self, error: BaseException) -> None:
         """Close the loggers of a run that an error ends, and let its directory go."""
+        self.world.break_off(error)
         for sink in self.sinks:
             sink.break_off(error)
         self.recorder.break_off()
