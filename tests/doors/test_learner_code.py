@@ -108,7 +108,9 @@ PASSES = {
     "directory changed": "os.chdir('/')",
     "environment emptied": "os.environ.clear()",
     "progress named elsewhere": "os.environ['RLHF_LAB_PROGRESS'] = 'elsewhere.json'",
-    "recursion limit lowered": "sys.setrecursionlimit(len(__import__('inspect').stack()) + 120)",
+    "recursion limit lowered": (
+        "sys.setrecursionlimit(len([*__import__('traceback').walk_stack(None)]) + 60)"
+    ),
     "warnings as errors": "warnings.simplefilter('error')",
     "a warning": "warnings.warn('look')",
     "a thread that stays": "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()",
