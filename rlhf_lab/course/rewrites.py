@@ -10,19 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlhf_lab.course.exercise import Answer, Exercise
-from rlhf_lab.course.mutants import compiled_mutant, source_of
+from rlhf_lab.course.mutants import Rewrite, compiled_mutant, source_of
+from rlhf_lab.course.rewritten_calls import of_calls
+from rlhf_lab.course.rewritten_places import of_places
 from rlhf_lab.course.wording import Wording
 
 Path = tuple[tuple[str, int | None], ...]
 """The way from a tree to one of its nodes: fields, and places in those that are lists."""
-Rewrite = tuple[str, ast.AST]
-"""What a rewrite does wrong, and the node that stands there then."""
 
-OVER_AN_AXIS = frozenset(
-    {"mean", "sum", "std", "var", "cumsum", "flip", "softmax", "log_softmax", "argmax", "any"}
-    | {"all", "amax", "logsumexp"}
-)
-"""Operations along an axis, which is their first argument."""
 SKIPPED_FIELDS = frozenset({"annotation", "returns", "decorator_list", "ctx", "exc"})
 OTHER_WAY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 COMPARED = {
@@ -32,26 +27,6 @@ COMPARED = {
     ast.GtE: (ast.Gt, ast.LtE),
     ast.Eq: (ast.NotEq,),
     ast.NotEq: (ast.Eq,),
-}
-INSTEAD = {
-    "mean": ("sum", "amax"),
-    "sum": ("mean", "amax", "prod"),
-    "softmax": ("log_softmax", "sigmoid"),
-    "log_softmax": ("softmax",),
-    "exp": ("sigmoid", "expm1"),
-    "log": ("log2", "log10", "log1p"),
-    "square": ("abs",),
-    "std": ("var",),
-    "masked_std": ("masked_var",),
-    "minimum": ("maximum",),
-    "maximum": ("minimum",),
-    "min": ("max",),
-    "max": ("min",),
-    "any": ("all",),
-    "all": ("any",),
-    "argmax": ("argmin",),
-    "argmin": ("argmax",),
-    "sqrt": ("square",),
 }
 
 
@@ -102,7 +77,7 @@ def _below(node: ast.AST, path: Path) -> Iterator[tuple[Path, Any]]:
         if field in SKIPPED_FIELDS or isinstance(node, ast.arguments):
             continue
         if field == "slice" and not isinstance(value, ast.Name | ast.UnaryOp):
-            continue  # see _of_places
+            continue  # see of_places
         if isinstance(value, ast.Constant) and isinstance(node, ast.keyword):
             continue  # see _of_arguments
         if isinstance(value, list):
@@ -219,153 +194,6 @@ def _of_numbers(node: ast.Constant, wording: Wording) -> Iterator[Rewrite]:
             yield f"{other:g} stood where {value:g} is due", ast.Constant(other)
 
 
-def _of_calls(node: ast.Call, wording: Wording) -> Iterator[Rewrite]:
-    """Left out, another function, another axis, arguments left out or exchanged."""
-    name = wording.name_of_call(node)
-    whole = wording.of(node)
-    inner = node.func.value if wording.is_method(node) else next(iter(node.args), None)
-    if inner is not None and not isinstance(inner, ast.Starred):
-        yield wording.without(node), inner
-    for other in INSTEAD.get(name, ()):
-        yield (
-            f"{wording.noun(other)} stood where {wording.noun(name)} is due",
-            _renamed(node, other),
-        )
-    if name in ("where",) and len(node.args) == 3:
-        test, yes, no = node.args
-        yield f"{wording.of(yes)} stood everywhere, whatever {wording.of(test)} says", yes
-        yield f"{wording.of(no)} stood everywhere, whatever {wording.of(test)} says", no
-        flipped = ast.Call(node.func, [test, no, yes], node.keywords)
-        yield f"the two sides were exchanged of what {wording.of(test)} decides", flipped
-        yield f"{wording.of(test)} were multiplied with", ast.BinOp(yes, ast.Mult(), test)
-    if name == "cumsum":
-        flipped = ast.parse(f"({ast.unparse(inner)}).flip(-1).cumsum(-1).flip(-1)", mode="eval")
-        yield "the running sum came from the other end", flipped.body
-    if name == "reversed" and node.args:
-        yield "this went forward and not backward", node.args[0]
-    yield from _of_axes(node, whole)
-    yield from _of_arguments(node, name, wording)
-
-
-def _renamed(node: ast.Call, other: str) -> ast.Call:
-    func = copy.copy(node.func)
-    setattr(func, "attr" if isinstance(func, ast.Attribute) else "id", other)
-    return ast.Call(func, node.args, node.keywords)
-
-
-def _of_axes(node: ast.Call, whole: str) -> Iterator[Rewrite]:
-    """Another axis, or none, which leaves no axis to keep."""
-    over_all = f"{whole} went over everything, and not along one axis"
-    for i, keyword in enumerate(node.keywords):
-        rest = [k for j, k in enumerate(node.keywords) if j != i]
-        if keyword.arg in ("dim", "axis"):
-            bare = [k for k in rest if k.arg != "keepdim"]
-            yield over_all, ast.Call(node.func, node.args, bare)
-            yield from _other_axes(
-                node,
-                keyword.value,
-                whole,
-                lambda v, rest=rest: (node.args, [*rest, ast.keyword("dim", v)]),
-            )
-    if (
-        isinstance(node.func, ast.Attribute)
-        and len(node.args) == 1
-        and node.func.attr in OVER_AN_AXIS
-    ):
-        yield from _other_axes(node, node.args[0], whole, lambda v: ([v], node.keywords))
-        yield over_all, ast.Call(node.func, [], [])
-
-
-def _other_axes(
-    node: ast.Call, axis: ast.AST, whole: str, made: Callable[[ast.AST], tuple[Any, Any]]
-) -> Iterator[Rewrite]:
-    try:
-        here = ast.literal_eval(axis)
-    except ValueError:
-        return
-    for other in {-1, -2, 0, 1} - {here}:
-        args, keywords = made(ast.Constant(other))
-        yield f"{whole} went along another axis", ast.Call(node.func, args, keywords)
-
-
-def _of_arguments(node: ast.Call, name: str, wording: Wording) -> Iterator[Rewrite]:
-    args = node.args
-    for i, keyword in enumerate(node.keywords):
-        rest = [k for j, k in enumerate(node.keywords) if j != i]
-        if keyword.arg and keyword.arg not in ("dim", "axis"):
-            yield f"{keyword.arg} were not set in {name}", ast.Call(node.func, args, rest)
-    if len(args) > 1 and not wording.is_operation(name):
-        yield (
-            f"{wording.of(args[-1])} were not handed on to {name}",
-            ast.Call(node.func, args[:-1], node.keywords),
-        )
-    for i, (one, two) in enumerate(zip(args, args[1:], strict=False)):
-        if isinstance(one, ast.Constant) or isinstance(two, ast.Constant | ast.UnaryOp):
-            continue
-        swapped = [*args[:i], two, one, *args[i + 2 :]]
-        says = f"{wording.of(one)} and {wording.of(two)} were exchanged"
-        yield says, ast.Call(node.func, swapped, node.keywords)
-
-
-def _of_places(node: ast.Subscript, wording: Wording) -> Iterator[Rewrite]:
-    """Slices that begin or end elsewhere, another index, an added axis in another place."""
-    whole = wording.of(node.value)
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    for i, part in enumerate(parts):
-        for says, new in _other_places(part, whole):
-            there = [*parts[:i], new, *parts[i + 1 :]]
-            slice_ = ast.Tuple(there, ast.Load()) if len(parts) > 1 else there[0]
-            yield says, ast.Subscript(node.value, slice_, node.ctx)
-    if not isinstance(node.ctx, ast.Store):
-        yield f"all of {whole} were taken, and not a part of it", node.value
-    if len(parts) == 2:
-        turned = ast.Tuple(parts[::-1], ast.Load())
-        says = f"the two axes of {whole} were exchanged"
-        yield says, ast.Subscript(node.value, turned, node.ctx)
-
-
-def _other_places(part: ast.AST, whole: str) -> Iterator[Rewrite]:
-    if isinstance(part, ast.Slice):
-        for bound, verb in (("lower", "began"), ("upper", "ended")):
-            there = getattr(part, bound)
-            for step, way in ((1, "later"), (-1, "earlier")):
-                new = copy.copy(part)
-                if there is None:
-                    if (bound, step) not in (("lower", 1), ("upper", -1)):
-                        continue
-                    setattr(new, bound, ast.Constant(step))
-                else:
-                    setattr(new, bound, _shifted(there, step))
-                yield f"what is cut out of {whole} {verb} one place {way}", new
-            if there is not None:
-                new = copy.copy(part)
-                setattr(new, bound, None)
-                where = "at the front" if bound == "lower" else "at the end"
-                yield f"nothing were cut off {where} of {whole}", new
-        return
-    try:
-        value = ast.literal_eval(part)
-    except (ValueError, TypeError):
-        return
-    if isinstance(value, int) and not isinstance(value, bool):
-        ends = {0: (-1, "the last"), -1: (0, "the first")}
-        if value in ends:
-            other, which = ends[value]
-            yield f"{which} of {whole} were taken", ast.Constant(other)
-        for step in (1, -1):
-            yield f"another one of {whole} were taken, one place off", ast.Constant(value + step)
-
-
-def _shifted(bound: ast.AST, step: int) -> ast.AST:
-    """A bound one further; -1 plus 1 is the end."""
-    if isinstance(bound, ast.UnaryOp | ast.Constant):
-        value = ast.literal_eval(bound)
-        if value == -1 and step == 1:
-            return ast.Constant(None)
-        return ast.Constant(value + step)
-    return ast.BinOp(bound, ast.Add(), ast.Constant(step))
-
-
 def _of_branches(node: ast.If | ast.IfExp, wording: Wording) -> Iterator[Rewrite]:
     for value, words in ((True, "always"), (False, "never")):
         new = copy.copy(node)
@@ -412,8 +240,8 @@ CHANGES: dict[type, Callable[[Any, Wording], Iterator[Rewrite]]] = {
     ast.BoolOp: _of_conditions,
     ast.UnaryOp: _of_signs,
     ast.Constant: _of_numbers,
-    ast.Call: _of_calls,
-    ast.Subscript: _of_places,
+    ast.Call: of_calls,
+    ast.Subscript: of_places,
     ast.If: _of_branches,
     ast.IfExp: _of_branches,
     ast.Name: _of_names,
