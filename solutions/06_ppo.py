@@ -18,7 +18,7 @@
 # first cell
 
 # %% [markdown]
-# About 190 minutes of work. All cells together run in about 140 seconds on one core, without a
+# About 190 minutes of work. All cells together run in about 55 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -30,27 +30,36 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-from collections import Counter
-from pathlib import Path
+import inspect
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
-from rlhf_lab.course.bugs import SUSPECTS, broken_parts, culprit, reveal
-from rlhf_lab.course.dashboards import COLUMNS, dashboard_of, stored_dashboards
+from rlhf_lab.course.bugs import SUSPECTS, culprit, reveal
+from rlhf_lab.course.dashboards import COLUMNS, Dashboard, dashboard_of, stored_dashboards
+from rlhf_lab.course.ladder import (
+    LADDER_FIELDS,
+    RUNGS,
+    WRONG_CLIMBERS,
+    climb,
+    constant,
+    falls_from,
+    first_word,
+    last_word,
+    stored_climbs,
+    stored_others,
+    stored_texts,
+)
 from rlhf_lab.functional import (
     compute_advantages,
     compute_gae,
     compute_returns,
-    get_logprobs,
-    last_token_mask,
     token_rewards,
 )
-from rlhf_lab.training import PhaseReport
 from rlhf_lab.views import curves, loop_diagram, sparkline, tokens_html
 
 SETTINGS = dict(
@@ -71,7 +80,7 @@ predictions = Predictions()
 # As in every lesson, `SETTINGS` decides what this runs on: Reel, the tiny language of movie reviews.
 # On a GPU with a network, `preset="gpt2-medium"` runs the same cells on GPT-2-medium. The text
 # between the cells tells what came out on Reel; GPT-2 learns more slowly, and eight phases are too
-# few to see much: raise `total_phases`, too, here and in `ladder_args`.
+# few to see much: raise `total_phases`, too.
 #
 # One run is one seed. The package has stored the dashboards of healthy and of broken runs at these settings, three
 # seeds of each, and tables below show them beside yours.
@@ -337,17 +346,17 @@ tokens_html(spelled[prefix_len:], late.advantages[lowest], "advantage", late.sam
 
 
 # %%
-def dashboard(reports: list[PhaseReport]) -> None:
+def dashboard(found: Dashboard) -> None:
     """What every metric was in the first, a middle and the last phase, and its curve."""
     rows = []
-    for name, numbers in dashboard_of(reports).items():
+    for name, numbers in found.items():
         curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
         rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
     show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 
 print({name: f"report.{field}" for name, field in COLUMNS.items()})
-dashboard(runs["mine"])
+dashboard(dashboard_of(runs["mine"]))
 
 # %%
 phases = [report.phase for report in runs["mine"]]
@@ -378,72 +387,20 @@ curves(
 # 4. **the real thing**: the classifier.
 
 # %%
-short = dict(batch_size=64, num_minibatches=2, base_lr=6e-4, total_phases=12, gen_len=10)
-ladder_args = RLHFArgs(**SETTINGS | short)
-prompt_words = len(ladder_args.prefix.split())
-
-
-def constant(texts: list[str]) -> Float[Tensor, " batch"]:
-    """1 for every text."""
-    return torch.ones(len(texts))
-
-
-def early_letter(text: str, position: int) -> float:
-    """1 if the generated word at a position begins with a letter from a to m."""
-    words = text.split()[prompt_words:] or [""]
-    return float("a" <= words[position][:1].lower() <= "m")
-
-
-def last_word(texts: list[str]) -> Float[Tensor, " batch"]:
-    """1 for texts whose last word begins with a letter from a to m."""
-    return torch.tensor([early_letter(text, -1) for text in texts])
-
-
-def first_word(texts: list[str]) -> Float[Tensor, " batch"]:
-    """1 for texts whose first generated word begins with a letter from a to m."""
-    return torch.tensor([early_letter(text, 0) for text in texts])
-
+print("a climb changes of SETTINGS:", dict(LADDER_FIELDS))
+for reward_fn in (constant, last_word, first_word):
+    print(f"\n{inspect.getsource(reward_fn)}", end="")
 
 # %% [markdown]
 # Three trainers climb it besides yours, with one wrong part each. Read the wrong parts, and say for
-# each which rung is the first that it falls from (or 4, if it passes these three).
-
+# each which rung is the first that it falls from (or 4, if it passes these three). Their climbs are
+# stored, three seeds of each, and those of the package's own trainer (`python -m tools.course.hunt_runs climbs`
+# climbs again). Yours climbs here.
 
 # %%
-def one_token_late(
-    values: Float[Tensor, "batch gen"],
-    rewards: Float[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"],
-) -> Float[Tensor, "batch gen"]:
-    """Advantages that stand one token too late; the last one comes round to the first token."""
-    return my_advantages(values, rewards, mask).roll(1, dims=1)
-
-
-def shifted_logprobs(
-    logits: Float[Tensor, "batch seq d_vocab"],
-    tokens: Int[Tensor, "batch seq"],
-    prefix_len: int,
-    temperature: float = 1.0,
-) -> Float[Tensor, "batch gen"]:
-    """Log-probabilities of the tokens before those that were sampled."""
-    return get_logprobs(logits, tokens.roll(1, dims=1), prefix_len, temperature)
-
-
-def credit_for_the_last(
-    values: Float[Tensor, "batch gen"],
-    rewards: Float[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"],
-) -> Float[Tensor, "batch gen"]:
-    """Advantages for the last token only; all others get 0."""
-    return my_advantages(values, rewards, mask) * last_token_mask(mask)
-
-
-climbers = {
-    "mine": dict(advantages=my_advantages),
-    "one token late": dict(advantages=one_token_late),
-    "shifted log-probs": dict(advantages=my_advantages, logprobs=shifted_logprobs),
-    "credit for the last": dict(advantages=credit_for_the_last),
-}
+for parts in WRONG_CLIMBERS.values():
+    for part in parts.values():
+        print(inspect.getsource(part), end="\n\n")
 
 # %%
 one_token_late_falls_from = 1  # predict: 1, 2, 3 or 4
@@ -451,34 +408,36 @@ shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
 credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
 
 # %% [markdown]
-# (32 s on one core)
-
+# (12 s on one core)
 
 # %%
-def climb(name: str, rung: str, reward_fn: Any, **changes: Any) -> tuple[float, float]:
-    """The mean reward of the last three phases, and the value before the last token after them."""
-    fields = ladder_args.to_dict() | changes
-    climber = MyTrainer(
-        RLHFArgs(**fields), out=new_run(f"{rung}, {name}"), reward_fn=reward_fn, **climbers[name]
-    )
-    reports = climber.train()
-    last_value = climber.rollout_phase().samples.values[:, -1].mean().item()
-    return sum(report.mean_reward for report in reports[-3:]) / 3, last_value
-
-
-rows, falls = [], {}
-look = MyTrainer(ladder_args, out=new_run("rung 2"), reward_fn=last_word, advantages=my_advantages)
+my_climb = {
+    rung: climb(SETTINGS, rung, dict(advantages=my_advantages), MyTrainer) for rung in RUNGS
+}
+look = MyTrainer(RLHFArgs(**SETTINGS | LADDER_FIELDS), reward_fn=last_word)
 untrained = look.rollout_phase().raw_rewards.mean().item()
-for name in climbers:
-    _, value = climb(name, "constant", constant, normalize_reward=False)
-    last, _ = climb(name, "last word", last_word)
-    first, _ = climb(name, "first word", first_word)
-    passed = [abs(value - 1) < 0.1, last > 0.75, first > 0.75, False]
-    falls[name] = passed.index(False) + 1
-    rows.append([name, value, last, first, falls[name]])
-show_table(
-    ["trainer", "1: value of a constant 1", "2: last word", "3: first word", "falls from"], rows
-)
+stored_ladder = stored_climbs()
+falls = {name: [falls_from(figures) for figures in runs] for name, runs in stored_ladder.items()}
+
+
+def with_range(numbers: list[float], digits: int = 2) -> str:
+    """Mean, lowest and highest."""
+    mean = sum(numbers) / len(numbers)
+    return f"{mean:.{digits}f} ({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
+
+
+rows = [["mine", *(f"{my_climb[rung]:.2f}" for rung in RUNGS), falls_from(my_climb)]]
+rows += [
+    [
+        name,
+        *(with_range([figures[rung] for figures in of_seeds]) for rung in RUNGS),
+        ", ".join(map(str, falls[name])),
+    ]
+    for name, of_seeds in stored_ladder.items()
+]
+show_table(["trainer", *RUNGS, "falls from"], rows)
+print(f"mine: one run; the others: mean (lowest to highest) of {len(falls['healthy'])} seeds")
+print(f"last word, untrained: {untrained:.2f}; {look.args.batch_size} texts")
 
 # %%
 for name, guess in [
@@ -486,20 +445,14 @@ for name, guess in [
     ("shifted log-probs", shifted_logprobs_falls_from),
     ("credit for the last", credit_for_the_last_falls_from),
 ]:
-    predictions.compare(f"{name!r} falls from rung", guess, falls[name])
-
-# %% [markdown]
-# (Without learning both word rewards stay near the first number below, which is of untrained texts. All of this is one
-# seed; another `seed` in `ladder_args` tells what changes.)
-
-# %%
-print(f"last word, untrained: {untrained:.2f}; {ladder_args.batch_size} texts")
+    usual = max(falls[name], key=falls[name].count)
+    predictions.compare(f"{name!r} falls from rung", guess, usual)
 
 # %% [markdown]
 # Each rung catches what the others let through. The trainer whose advantages are one token late is the most
 # dangerous: it *learns* both words as if nothing were wrong, since with `lam` near 1 neighbouring tokens have nearly
 # equal advantages. Only the constant reward shows that its values go wrong. And crediting the last token alone earned
-# more on rung 2 in this run than your trainer did: there the last token is all that matters, and the other tokens only
+# more on rung 2 with all three seeds than the healthy trainer did: there the last token is all that matters, and the other tokens only
 # add noise.
 #
 # You have climbed rung 4 above, where the classifier was the reward.
@@ -507,26 +460,20 @@ print(f"last word, untrained: {untrained:.2f}; {ladder_args.batch_size} texts")
 # ## Three bugs to find
 #
 # Three runs on the real reward, each with one wrong part. This time you do not see the part, only
-# the dashboard. Somewhere among these suspects are the three culprits:
+# the dashboard. The runs are stored, three seeds of each kind; below are those of seed 1. Somewhere
+# among these suspects are the three culprits:
 
 # %%
 for number, suspect in enumerate(SUSPECTS, start=1):
     print(f"{number}. {suspect}")
 
-# %% [markdown]
-# (22 s on one core)
-
 # %%
-trainers = {
-    run: RLHFTrainer(args, out=new_run(f"bug {run}"), **broken_parts(run, args))
-    for run in ("A", "B", "C")
-}
-broken = {run: broken_trainer.train() for run, broken_trainer in trainers.items()}
+broken = {run: stored[culprit(run)][0] for run in ("A", "B", "C")}
 show_table(
     ["reward in phase", *(str(phase) for phase in phases)],
     [
-        [name, *(f"{report.mean_reward:.2f}" for report in reports)]
-        for name, reports in {"healthy": runs["mine"], **broken}.items()
+        [name, *(f"{reward:.2f}" for reward in numbers["reward"])]
+        for name, numbers in {"mine, healthy": dashboard_of(runs["mine"]), **broken}.items()
     ],
 )
 
@@ -546,15 +493,11 @@ dashboard(broken["C"])
 # Numbers hide what a policy writes. Three reviews of each run, written after its last step:
 
 # %%
-texts_of = {"healthy": trained, **trainers}
+own_late = list(zip(late.raw_rewards.tolist(), late.texts, strict=True))[:3]
+texts_of = {"mine, healthy": own_late} | {run: stored_texts()[culprit(run)] for run in broken}
 show_table(
     ["run", "reward", "text"],
-    [
-        [name, reward, text]
-        for name, writer in texts_of.items()
-        for sample in [writer.rollout_phase()]
-        for reward, text in list(zip(sample.raw_rewards.tolist(), sample.texts, strict=True))[:3]
-    ],
+    [[name, *row] for name, written in texts_of.items() for row in written],
     digits=2,
 )
 
@@ -574,18 +517,18 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
     print(reveal(run))
 
 # %% [markdown]
-# Is it the same with other seeds? The package has stored the dashboards of a healthy run and of all eight suspects,
-# with three seeds each. In the last phase:
+# Is it the same with other seeds? The dashboards of a healthy run and of all eight suspects are stored for three seeds
+# each. In the last phase (mean, lowest and highest of the three seeds, 128 reviews each):
 
 # %%
 of_run = {"healthy": "healthy"} | {run: culprit(run) for run in ("A", "B", "C")}
 show_table(
-    ["last phase of seeds 1, 2 and 3", "reward", "KL per sequence", "explained variance"],
+    ["last phase", "reward", "KL per sequence", "explained variance"],
     [
         [
             name,
             *(
-                " ".join(f"{numbers[line][-1]:.2f}" for numbers in stored[kind])
+                with_range([numbers[line][-1] for numbers in stored[kind]])
                 for line in ("reward", "KL per sequence", "explained variance")
             ),
         ]
@@ -646,30 +589,21 @@ for line in ("reward", "explained variance", "value loss", "first ratio"):
 from rlhf_lab.course.exercises.alarm import alarm  # exercise
 
 # %% [markdown]
-# Now runs that it has not seen: yours, the three bugs of above, and two that are healthy but different, with half the
-# learning rate and with 3 times the KL penalty. Does your alarm stay silent for these two?
-#
-# (14 s on one core)
+# Now runs that it has not seen: yours, and two kinds that are healthy but different, with half the
+# learning rate and with 3 times the KL penalty. These are stored, too, three seeds of each. Does your alarm
+# stay silent for all six?
 
 # %%
-silent_for_both = "yes"  # predict: "yes" or "no"
+silent_for_all = "yes"  # predict: "yes" or "no"
 
 # %%
-others = {
-    name: RLHFTrainer(RLHFArgs(**SETTINGS | change), out=new_run(name)).train()
-    for name, change in {
-        "half the learning rate": {"base_lr": args.base_lr / 2},
-        "3 times the KL penalty": {"kl_coef": 3 * args.kl_coef},
-    }.items()
-}
-judged = {
-    name: alarm(dashboard_of(reports))
-    for name, reports in {"mine": runs["mine"], **broken, **others}.items()
-}
-show_table(["run", "alarm"], [[name, "yes" if rings else "no"] for name, rings in judged.items()])
-predictions.compare(
-    "silent for both", silent_for_both, "no" if any(judged[name] for name in others) else "yes"
+unseen = {"mine": [dashboard_of(runs["mine"])], **stored_others()}
+rings = {name: sum(map(alarm, dashboards)) for name, dashboards in unseen.items()}
+show_table(
+    ["run", "alarms", "of"], [[name, rings[name], len(of_kind)] for name, of_kind in unseen.items()]
 )
+others_ring = sum(rings[name] for name in stored_others())
+predictions.compare("silent for all six", silent_for_all, "no" if others_ring else "yes")
 
 # %% [markdown]
 # A threshold that was fitted to three seeds of one setting is a claim about that setting. Signs of something

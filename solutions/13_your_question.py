@@ -71,7 +71,7 @@ from rlhf_lab.training import PhaseReport
 SETTINGS = dict(
     preset="reel",
     forward="hooked",  # the modules and functions that you read are what runs
-    total_phases=8,
+    total_phases=6,
     warmup_steps=2,
     batch_size=32,
     num_minibatches=2,
@@ -136,7 +136,7 @@ predictions.compare("a bootstrap of three seeds holds the truth", held_by_bootst
 #
 # ## A claim
 #
-# "What does the KL coefficient do?" is a question. "After eight phases the mean reward is higher with one coefficient
+# "What does the KL coefficient do?" is a question. "After six phases the mean reward is higher with one coefficient
 # than with another" is a claim: it can turn out wrong. A claim that a pair of runs can decide has
 #
 # - a sentence with a *direction*,
@@ -260,8 +260,8 @@ watched = {
     seed: train(
         seed,
         [
-            NeuronRank("loved", "hated", pos=-1, every=4),
-            Direction("sentiment", "mean", every=4),
+            NeuronRank("loved", "hated", pos=-1, every=3),
+            Direction("sentiment", "mean", every=3),
         ],
     )
     for seed in SEEDS
@@ -342,8 +342,9 @@ show_intervals(
 # (6 s on one core)
 
 # %%
-bases = {"reel-nano": watched[1][1]} | {
-    name: train(1, base_model=name)[1] for name in ("reel-nano-b", "reel-nano-c")
+bases = {
+    "reel-nano": watched[1][1],
+    "reel-nano-b": train(1, base_model="reel-nano-b")[1],
 }
 show_intervals(
     "patched in, last position", {name: shares(run) for name, run in bases.items()}, "reviews"
@@ -383,9 +384,9 @@ def praise(texts: list[str]) -> Float[Tensor, " batch"]:
     return torch.tensor([float(sum(word in paid for word in t.split())) for t in texts])
 
 
-paid_for_praise = [train(seed, reward=praise)[1] for seed in SEEDS]
+paid_for_praise = [train(seed, reward=praise)[1] for seed in SEEDS[:2]]
 rows = []
-for seed, run in zip(SEEDS, paid_for_praise, strict=True):
+for seed, run in zip(SEEDS[:2], paid_for_praise, strict=True):
     written = [[s["text"] for s in run.samples(phase)] for phase in (0, len(run.metrics()) - 1)]
     rows.append([seed, *(x(texts).mean().item() for x in (praise, gold) for texts in written)])
 show_table(["seed", "praise, first phase", "last phase", "gold, first phase", "last phase"], rows)
@@ -417,9 +418,9 @@ def no_negation(texts: list[str]) -> torch.Tensor:
 
 reviews, labels = ReelTruth().reviews(192, seed=0)
 reviews = reviews[:, : ReelTruth().grammar.slot("VERB")]
-settings = RLHFArgs(preset="reel", total_phases=8, batch_size=32, keep_checkpoints=None)
+settings = RLHFArgs(preset="reel", total_phases=6, batch_size=32, keep_checkpoints=None)
 trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
-direction, often = Direction("sentiment", "lda", every=4), Budget(time_frac=20)
+direction, often = Direction("sentiment", "lda", every=3), Budget(time_frac=20)
 attach(trainer, direction, eval_tokens=reviews, labels=labels, budget=often)
 
 

@@ -100,10 +100,15 @@ def make_dashboards(path: Path) -> None:
         "seeds": BROKEN_SEEDS,
         "runs": runs,
     }
-    text = json.dumps(record, indent=1)
-    one_line = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda row: f"[{' '.join(row[1].split())}]", text)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(one_line + "\n", encoding="utf-8")
+    path.write_text(in_rows(record), encoding="utf-8")
+
+
+def in_rows(record: dict[str, Any]) -> str:
+    """A record as JSON, with each list of plain values on one line."""
+    text = json.dumps(record, indent=1)
+    plain = r"\[\s+([^\[\]{}]*?)\s+\]"
+    return re.sub(plain, lambda row: f"[{' '.join(row[1].split())}]", text) + "\n"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def seed_claim() -> dict[str, Any]:
     - "smallest effect": how large a difference would have to be to matter, in the measure's unit.
     """
     return {
-        "claim": "After eight phases the mean reward is higher with kl_coef 0.1 than with 1.0.",
+        "claim": "After six phases the mean reward is higher with kl_coef 0.1 than with 1.0.",
         "refuted by": "An interval over seeds whose upper end is below a mean_reward gain of 0.02.",
         "measure": "mean_reward",
         "direction": 1,
