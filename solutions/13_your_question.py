@@ -32,7 +32,7 @@
 
 # %% [markdown]
 # About 75 minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
-# 90 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
+# 60 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
 
