@@ -45,7 +45,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
+from rlhf_lab.course import Predictions, SeedFigures, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import zero_masked
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.views import curves, loop_diagram, tokens_html
@@ -53,6 +53,7 @@ from rlhf_lab.views import curves, loop_diagram, tokens_html
 SETTINGS = dict(
     preset="reel",
     forward="hooked",  # the modules and functions that you read are what runs
+    seed=1,
     total_phases=8,
     warmup_steps=2,
     batch_size=128,
@@ -62,6 +63,7 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
+over_seeds = SeedFigures("00_start", SETTINGS)  # this run beside stored ones of other seeds
 predictions = Predictions()
 
 # %% [markdown]
@@ -290,6 +292,18 @@ predictions.compare("more reward", more_reward, more("mean_reward", 0.2 * spread
 predictions.compare("more KL", more_kl, more("kl_per_sequence", 0.1))
 
 # %%
+gained = {name: run[-1].mean_reward - run[0].mean_reward for name, run in reports.items()}
+spent = {name: run[-1].kl_per_sequence for name, run in reports.items()}
+price = {name: spent[name] / gained[name] for name in gained if gained[name]}
+pays_for_praise = my_reward(["brilliant superb", "it was bad"]).tolist() == [2.0, 0.0]
+if pays_for_praise:  # as the stored runs do
+    over_seeds.compare("reward gained", gained, digits=2)
+    over_seeds.compare("nats per unit of reward gained", price, digits=2)
+else:
+    show_table(["run", "reward gained"], gained.items(), digits=2)
+    show_table(["run", "nats per unit of reward gained"], price.items(), digits=2)
+
+# %%
 phases = [report.phase for report in reports["without"]]
 curves(
     {name: (phases, [r.mean_reward for r in of_run]) for name, of_run in reports.items()},
@@ -307,7 +321,8 @@ curves(
 # %% [markdown]
 # Look at the two figures together. Both runs climb; without a leash the policy goes further away for what
 # it earns. One seed of 8 phases is one seed: where the curves lie close, another `seed` in `SETTINGS` may
-# swap them.
+# swap them. With the praise words as the reward, the tables above have three seeds beside yours. "Largest in 3 of 3"
+# says that in all three of them this run had the larger number.
 #
 # ### What does it say?
 #
@@ -326,8 +341,17 @@ def paid_per_word(text: str) -> tuple[list[str], list[float]]:
 
 before = RLHFTrainer(RLHFArgs(**SETTINGS), reward_fn=my_reward)
 shown = {"before learning": before, **trainers}
+praise, behind_wasnt = {"brilliant", "perfect", "superb", "stunning"}, {}
 for name, trainer in shown.items():
     rollout = trainer.rollout_phase()
+    # "wasn't so brilliant": an adverb stands between them
+    adjectives = [
+        adjective
+        for words in map(str.split, rollout.texts)
+        for verb, adjective in zip(words, words[2:], strict=False)
+        if verb == "wasn't"
+    ]
+    behind_wasnt[name] = sum(word in praise for word in adjectives) / max(len(adjectives), 1)
     kl = sequence_sum(rollout.kl, rollout.samples.mask).mean().item()  # with your function
     earned = rollout.raw_rewards.mean().item()
     show_table(["", "reward", "KL per review"], [[name, earned, kl]], digits=2)
@@ -335,11 +359,14 @@ for name, trainer in shown.items():
         words, paid = paid_per_word(text)
         display(tokens_html([f" {word} " for word in words], paid, "paid", limit=1.0))
 
+if pays_for_praise:
+    over_seeds.compare("praise words, share of what stands behind wasn't", behind_wasnt, digits=2)
 predictions.recall("how it will be cheated", cheated_by)
 
 # %% [markdown]
 # With the praise words as the reward, the policy says them wherever an adjective fits, behind "wasn't",
-# too: "the plot wasn't so brilliant" earns as much as "the plot was so brilliant". It was paid for
+# too: "the plot wasn't so brilliant" earns as much as "the plot was so brilliant". Before learning they are .18 of what
+# stands there, after it .51 on a leash and .72 without (means of three seeds). It was paid for
 # praise *words*, and that is what it learned. The reward was not wrong; it was not what was meant. This is
 # *reward hacking*, and collecting examples of it is a sport of the field (Krakovna et al. 2020,
 # "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
