@@ -14,11 +14,14 @@ def gradient_cosine(
     reference: Float[Tensor, " parameters"],
     n: int,
 ) -> Float[Tensor, " groups"]:
-    """Give the cosine with a reference gradient of each batch of n gradients, taken as they stand.
+    """Give the cosine of the mean gradient of each batch of n with a reference gradient.
 
-    Row i of `gradients` is the gradient of one sequence, or of one block of sequences. None is in
-    two batches, and what is left over at the end and fills no batch is not used. Raises ValueError
-    unless n lies between 1 and the number of rows.
+    1. Cut the rows, each the gradient of a sequence or of a block of sequences, into batches of n
+       in their order; leave out the rows at the end that fill no batch.
+    2. Average the n gradients of each batch, without subtracting any mean.
+    3. Take the cosine of each average with the reference.
+
+    Raises ValueError unless n lies between 1 and the number of rows.
 
     cos_k = <g_k, g> / (|g_k| |g|), with g_k the mean of rows k n to k n + n - 1
     """

@@ -97,9 +97,12 @@ def kl_of_later_states(
 ) -> Float[Tensor, "batch gen"]:
     """Charge each token with the KL at the states that it leads to: `calc_kl_penalty` does not.
 
-    For tokens that the policy sampled, summed over each sequence and averaged over sequences; `kl`
-    is the KL of each token, which counts as a number. 0 where the mask is False. Raises ValueError
-    for unequal shapes.
+    1. For each token, add up the KL of the tokens after it in its sequence, without its own.
+    2. Multiply by the token's log-probability. `kl` counts as a number: no gradient reaches it.
+
+    One number per token, 0 where the mask is False: the caller sums over each sequence and averages
+    over sequences, and then the gradient is the second term below, for tokens that the policy
+    sampled. Raises ValueError for unequal shapes.
 
     grad E[sum_t KL_t] = E[sum_t grad KL_t] + E[sum_t grad log pi(a_t | s_t) sum_{t' > t} KL_{t'}]
     """

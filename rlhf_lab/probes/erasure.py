@@ -56,8 +56,9 @@ def fit_leace(
     1. Take the difference of the class means, and the covariance of all activations (with a ridge
        of a share of its mean variance, since a token that is always the same varies in nothing).
     2. The reader is that difference divided by the covariance, scaled to read the difference as 1.
+    3. Where the means are equal there is nothing to erase: the reader is 0.
 
-    Where the means are equal there is nothing to erase. Difference-of-means ablation takes the same
+    Difference-of-means ablation takes the same
     axis away as far as activations *lie along* it, which leaves a label that is correlated with
     other directions; LEACE takes away what a reader *reads*.
 

@@ -62,9 +62,10 @@ def get_optimizer_and_scheduler(
 ) -> tuple[Optimizer, LambdaLR]:
     """The optimiser and its schedule, which is stepped once per phase.
 
-    1. Make the optimiser with the peak learning rates, with the moments that `args.optimizer`
-       names, for weights of `args.weight_precision`.
-    2. Let the schedule multiply both by `lr_scale` of the phase.
+    1. Make the optimiser with the peak learning rates (`get_optimizer`), with the moments that
+       `args.optimizer` names (`with_8bit_moments`), for weights of `args.weight_precision`
+       (`for_half_weights`, of which only "bf16" keeps a copy in float32).
+    2. Let the schedule multiply both rates by `lr_scale` of the phase, worked out anew in each.
     """
     optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
     if args.optimizer == "adamw_8bit":

@@ -58,9 +58,13 @@ def score_samples(
 ) -> Rollout:
     """Score finished samples, compare them with the reference, and assign credit.
 
-    1. Rewards: the reward function's, or `raw_rewards`, and all that is done to them.
-    2. Exact KL and entropy of each token; reference log-probs, if the KL is estimated from them.
-    3. Advantages and returns (`assign_credit`).
+    1. Rewards: the reward function's, or `raw_rewards`, and all that is done to them
+       (`trainer.rewards.score`).
+    2. Exact KL and entropy of each token (`trainer.compare_with_reference`); reference log-probs,
+       if the KL is estimated from them (`trainer.objective.reference_logprobs`).
+    3. The KL that rewards pay for, if they do (`trainer.objective.kl_in_reward`), and the rewards
+       of greedy answers, for ReMax (`trainer.rewards.greedy_rewards`).
+    4. Advantages and returns of the rewards that are earned (`assign_credit`).
     """
     scores = trainer.rewards.score(samples, raw_rewards)
     compared = trainer.compare_with_reference(samples)
