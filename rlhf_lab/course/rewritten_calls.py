@@ -1,4 +1,4 @@
-"""What can be done wrong at a call: another function, another axis, other arguments."""
+"""Wrong rewrites of a call: another function, another axis, other arguments."""
 
 import ast
 import copy

@@ -1,4 +1,4 @@
-"""What can be done wrong where a tensor is cut: other bounds, another index, other axes."""
+"""Wrong rewrites of where a tensor is cut: other bounds, another index, other axes."""
 
 import ast
 import copy
