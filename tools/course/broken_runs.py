@@ -1,7 +1,5 @@
 """The maker of stored dashboards: healthy and broken runs of lesson 06's settings, over seeds."""
 
-import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,13 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course.bugs import SUSPECTS, broken_parts
 from rlhf_lab.course.dashboards import dashboard_of
+from rlhf_lab.course.ladder import shifted_logprobs
 from rlhf_lab.functional import (
     calc_value_function_loss,
     compute_gae,
-    get_logprobs,
     token_rewards,
 )
+from tools.course.stored_parts import in_rows, rounded
 
 RECORD = Path("rlhf_lab", "course", "records", "dashboards.json")
 BROKEN_SEEDS = (1, 2, 3)
@@ -46,15 +45,6 @@ def _changed_advantages(change: Callable[[Tensor], Tensor]) -> BrokenParts:
     return parts
 
 
-def _late_logprobs(args: RLHFArgs) -> dict[str, Any]:
-    def logprobs(
-        logits: Tensor, tokens: Tensor, prefix_len: int, temperature: float = 1.0
-    ) -> Tensor:
-        return get_logprobs(logits, tokens.roll(1, dims=1), prefix_len, temperature)
-
-    return {"logprobs": logprobs}
-
-
 def _rising_value_loss(args: RLHFArgs) -> dict[str, Any]:
     def value_loss(
         values: Tensor,
@@ -76,7 +66,7 @@ def _run(name: str) -> BrokenParts:
 BROKEN_KINDS: dict[str, tuple[dict[str, float], BrokenParts]] = {
     "healthy": ({}, lambda args: {}),
     SUSPECTS[0]: ({"base_lr": 0.0, "head_lr": 0.0}, lambda args: {}),
-    SUSPECTS[1]: ({}, _late_logprobs),
+    SUSPECTS[1]: ({}, lambda args: {"logprobs": shifted_logprobs}),
     SUSPECTS[2]: ({}, _changed_advantages(lambda x: -x)),
     SUSPECTS[3]: ({}, _changed_advantages(lambda x: x.roll(1, dims=1))),
     SUSPECTS[4]: ({}, _run("B")),
@@ -93,7 +83,7 @@ def make_dashboards(path: Path) -> None:
         for seed in BROKEN_SEEDS:
             args = RLHFArgs(**BROKEN_SETTINGS | fields, seed=seed)
             found = dashboard_of(RLHFTrainer(args, **parts(args)).train())
-            runs[kind].append({name: [round(x, 5) for x in row] for name, row in found.items()})
+            runs[kind].append(rounded(found, 5))
     record = {
         "made_by": "python -m tools.course.broken_runs",
         "settings": BROKEN_SETTINGS,
@@ -102,13 +92,6 @@ def make_dashboards(path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(in_rows(record), encoding="utf-8")
-
-
-def in_rows(record: dict[str, Any]) -> str:
-    """A record as JSON, with each list of plain values on one line."""
-    text = json.dumps(record, indent=1)
-    plain = r"\[\s+([^\[\]{}]*?)\s+\]"
-    return re.sub(plain, lambda row: f"[{' '.join(row[1].split())}]", text) + "\n"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python -m tools.course.hunt_runs
 python -m tools.course.hunt_runs climbs
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ from rlhf_lab.course import new_run
 from rlhf_lab.course.bugs import culprit
 from rlhf_lab.course.dashboards import dashboard_of
 from rlhf_lab.course.ladder import LADDER_FIELDS, RUNGS, WRONG_CLIMBERS, climb
-from tools.course.broken_runs import BROKEN_KINDS, BROKEN_SEEDS, BROKEN_SETTINGS, in_rows
+from tools.course.broken_runs import BROKEN_KINDS, BROKEN_SEEDS, BROKEN_SETTINGS
+from tools.course.stored_parts import write_parts
 
 HUNT_RECORD = Path("rlhf_lab", "course", "records", "bug_hunt.json")
 HEALTHY_OTHERS = {
@@ -72,31 +72,15 @@ HUNT_PARTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def rounded(figures: Any) -> Any:
-    """All numbers to 5 digits."""
-    if isinstance(figures, dict):
-        return {name: rounded(value) for name, value in figures.items()}
-    if isinstance(figures, list | tuple):
-        return [rounded(value) for value in figures]
-    return round(figures, 5) if isinstance(figures, float) else figures
-
-
 def make_hunt(path: Path, parts: list[str]) -> None:
-    """Make some parts of the record anew, all when none is named, and keep the others.
-
-    Raises KeyError for a part that is not there.
-    """
-    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    record |= {
+    """Make some parts of the record anew, as `write_parts` does, rounded to 5 digits."""
+    heading = {
         "made_by": "python -m tools.course.hunt_runs",
         "settings": BROKEN_SETTINGS,
         "ladder": dict(LADDER_FIELDS),
         "seeds": BROKEN_SEEDS,
     }
-    for part in parts or HUNT_PARTS:
-        record[part] = rounded(HUNT_PARTS[part]())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(in_rows(record), encoding="utf-8")
+    write_parts(path, heading, HUNT_PARTS, parts, digits=5)
 
 
 if __name__ == "__main__":

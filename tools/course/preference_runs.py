@@ -1,6 +1,5 @@
 """The maker of lesson 10's record: reward models of few and many pairs, over seeds."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
 from rlhf_lab.rewards.judging import judge, reading_of
+from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "preference_runs.json")
 SEEDS = (1, 2, 3)
@@ -72,30 +72,14 @@ PARTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def rounded(figures: Any) -> Any:
-    """All numbers to 4 digits."""
-    if isinstance(figures, dict):
-        return {name: rounded(value) for name, value in figures.items()}
-    if isinstance(figures, list):
-        return [rounded(value) for value in figures]
-    return round(figures, 4)
-
-
 def make_preferences(path: Path, parts: list[str]) -> None:
-    """Make some parts of the record anew, all when none is named, and keep the others.
-
-    Raises KeyError for a part that is not there.
-    """
-    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    record |= {
+    """Make some parts of the record anew, as `write_parts` does, rounded to 4 digits."""
+    heading = {
         "made_by": "python -m tools.course.preference_runs",
         "seeds": SEEDS,
         "fresh": {"pairs": FRESH_PAIRS, "reviews": FRESH_TEXTS},
     }
-    for part in parts or PARTS:
-        record[part] = rounded(PARTS[part]())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_parts(path, heading, PARTS, parts, digits=4)
 
 
 if __name__ == "__main__":
