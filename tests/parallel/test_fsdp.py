@@ -136,13 +136,11 @@ def test_two_processes_with_half_the_weights_each_are_one_run(ranks, tmp_path):
     )
     assert [ended.status for ended in (alone, *both)] == [0] * 3, both[0].error + alone.error
     for name in (*MANY, "right"):
-        one, first, second = (ended.told[name] for ended in (alone, *both))
-        gap, where = furthest(one["reports"], first["reports"])
-        assert gap < 2e-5, (name, gap, where)
-        assert first["weights"] == second["weights"], name
+        held, whole = shares_of_one_run(name, alone, both)
+        one, first = (ended.told[name] for ended in (alone, both[0]))
         assert (first["gap"] is None) == (one["gap"] is None), f"{name}: another form ran"
-        assert first["held"] + second["held"] == first["whole"], name
-        assert max(first["held"], second["held"]) < 0.6 * first["whole"], name
+        assert sum(held) == whole, name
+        assert max(held) < 0.6 * whole, name
         assert 0.9 * first["held"] < first["moments"] / 2 <= first["held"], name
     one, first, second = (ended.told["watched"]["shown"] for ended in (alone, *both))
     assert len(one["seen"]) == len(first["seen"]) == 12 and second["seen"] == []
@@ -165,17 +163,15 @@ def test_two_processes_with_half_the_weights_each_are_one_run(ranks, tmp_path):
 @SLOW
 @pytest.mark.process
 def test_four_processes_with_a_quarter_of_the_weights_each_are_one_run(ranks):
-    whole = {"batch_size": 32}
-    many = {name: whole | MANY[name] for name in MANY if name not in ("watched", "probed")}
+    many = {
+        name: {"batch_size": 32} | MANY[name] for name in MANY if name not in ("watched", "probed")
+    }
     (alone,), four = ranks(1, runs_of(many, "auto")), ranks(4, runs_of(many))
     assert [ended.status for ended in (alone, *four)] == [0] * 5, four[0].error + alone.error
     for name in many:
-        one, *parts = (ended.told[name] for ended in (alone, *four))
-        gap, where = furthest(one["reports"], parts[0]["reports"])
-        assert gap < 2e-5, (name, gap, where)
-        assert len({part["weights"] for part in parts}) == 1, name
-        assert sum(part["held"] for part in parts) == parts[0]["whole"], name
-        assert max(part["held"] for part in parts) < 0.35 * parts[0]["whole"], name
+        held, whole = shares_of_one_run(name, alone, four)
+        assert sum(held) == whole, name
+        assert max(held) < 0.35 * whole, name
 
 
 @pytest.mark.process
@@ -185,13 +181,18 @@ def test_two_machines_have_a_copy_of_the_weights_each_cut_up_within_it(ranks):
     (alone,), four = ranks(1, runs_of(many, "auto")), ranks(4, runs_of(many), nodes=2)
     assert [ended.status for ended in (alone, *four)] == [0] * 5, four[0].error + alone.error
     for name in many:
-        one, *parts = (ended.told[name] for ended in (alone, *four))
-        gap, where = furthest(one["reports"], parts[0]["reports"])
-        assert gap < 2e-5, (name, gap, where)
-        assert len({part["weights"] for part in parts}) == 1, name
-        held = [part["held"] for part in parts]
-        assert held[:2] == held[2:] and sum(held) == 2 * parts[0]["whole"], name
-        assert max(held) < 0.6 * parts[0]["whole"], name
+        held, whole = shares_of_one_run(name, alone, four)
+        assert held[:2] == held[2:] and sum(held) == 2 * whole, name
+        assert max(held) < 0.6 * whole, name
+
+
+def shares_of_one_run(name: str, alone: Any, several: list[Any]) -> tuple[list[int], int]:
+    """How much of the weights each process holds, and how much there is; all ran the same run."""
+    one, *parts = (ended.told[name] for ended in (alone, *several))
+    gap, where = furthest(one["reports"], parts[0]["reports"])
+    assert gap < 2e-5, (name, gap, where)
+    assert len({part["weights"] for part in parts}) == 1, name
+    return [part["held"] for part in parts], parts[0]["whole"]
 
 
 def told_of_the_probe(both: list[Any], run: Path) -> None:
