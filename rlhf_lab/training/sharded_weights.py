@@ -72,11 +72,10 @@ class ShardedWeights(WholeWeights):
         frozen = {p for p in policy.parameters() if not p.requires_grad}
         self._forward, self._units = forward, {}
         # several machines: shards within each, and copies of them between
-        per_node = processes_per_node()
-        self._n_parts = per_node if world.size > per_node else world.size
-        dims = {"copies": world.size // self._n_parts, "parts": self._n_parts}
-        if dims["copies"] == 1:
-            del dims["copies"]
+        self._n_parts = min(processes_per_node(), world.size)
+        dims = {"parts": self._n_parts}
+        if world.size > self._n_parts:
+            dims = {"copies": world.size // self._n_parts} | dims
         mesh = init_device_mesh(world.device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
         for _, block in blocks_of(policy):
             if any(p.requires_grad for p in block.parameters()):
