@@ -9,6 +9,20 @@ def launched(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get("WORLD_SIZE", "1"))
 
 
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process, be it the only one."""
+    return "WORLD_SIZE" in environment
+
+
+def is_grouped(parallel: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process meets others, or is the only one that torchrun started to shard weights.
+
+    Args:
+        parallel: the setting `RLHFArgs.parallel`.
+    """
+    return launched(environment) > 1 or (parallel == "fsdp" and is_launched(environment))
+
+
 def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the process that prints; known before the processes meet."""
     return int(environment.get("RANK", "0")) == 0

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError, RunError
-from rlhf_lab.launcher import launched, local_rank
+from rlhf_lab.launcher import is_grouped, launched, local_rank
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others, one of which may be loading a model, or running a probe."""
@@ -37,6 +37,8 @@ class World:
     """
 
     rank, size = 0, 1
+    has_group = False
+    """Whether it has a process group: always with others, and alone where weights are sharded."""
     is_apart = False
     """Whether this process does all by itself now, while the others wait for it."""
 
@@ -105,6 +107,8 @@ class Ranks(World):
         device: of the tensors that are sent: CUDA with nccl, the CPU with gloo.
         store: where the processes met, and leave word for each other.
     """
+
+    has_group = True
 
     def __init__(self, device: torch.device, store: dist.Store | None = None) -> None:
         super().__init__()
@@ -237,23 +241,24 @@ class Ranks(World):
             dist.destroy_process_group()
 
 
-def device_of_rank(device: torch.device, asked: str) -> torch.device:
+def device_of_rank(device: torch.device, asked: str, parallel: str = "auto") -> torch.device:
     """The device of this process: each has a GPU of its own.
 
     Args:
         asked: the setting that `device` was picked by.
+        parallel: the setting `RLHFArgs.parallel`.
 
     Raises:
         ConfigError: one GPU is named for several processes, there are too few, or it is MPS.
     """
-    if launched() == 1:
+    if not is_grouped(parallel):
         return device
     if device.type == "mps" or not dist.is_available():
         raise ConfigError(
             f"device={asked!r} works in one process only; set it to cpu, or start the run without "
             "torchrun."
         )
-    if device.type != "cuda":
+    if device.type != "cuda" or launched() == 1:
         return device
     if torch.device(asked if asked != "auto" else "cuda").index is not None:
         raise ConfigError(
@@ -268,12 +273,17 @@ def device_of_rank(device: torch.device, asked: str) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def join(device: torch.device) -> World:
-    """Meet the other processes that torchrun started; a `World` of one without torchrun."""
-    if launched() == 1:
+def join(device: torch.device, parallel: str = "auto") -> World:
+    """Meet the other processes that torchrun started; a `World` of one without torchrun.
+
+    Args:
+        parallel: the setting `RLHFArgs.parallel`: a process that shards weights needs a group, even
+            where torchrun started no other.
+    """
+    if not is_grouped(parallel):
         return World()
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     if dist.is_initialized():
         return Ranks(device)
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))

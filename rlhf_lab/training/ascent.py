@@ -33,7 +33,7 @@ class Ascent:
         self.args, self.policy = objective.args, trainer.policy
         self.optimizer, self._in_backward = trainer.optimizer, trainer.step_in_backward
         self.world, self.weights = trainer.world, trainer.weights
-        self._cut = self.args.micro_batch_size is not None or self.world.size > 1
+        self._cut = self.args.micro_batch_size is not None or self.world.has_group
         self.objective = objective.of_a_part() if self._cut else objective
         self._parts: list[ReplayMinibatch] = []
         self._mask: Bool[Tensor, "minibatch gen"] | None = None

@@ -9,7 +9,7 @@ import torch
 from rlhf_lab.chat import Message
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.launcher import launched
+from rlhf_lab.launcher import is_launched, launched
 from rlhf_lab.models import (
     Forward,
     ReferenceComparison,
@@ -120,8 +120,8 @@ class Parts:
         self.args, self.phase = args, 0
         self.functions = Functions.choose(functions)
         self.functions.check(args)
-        self.device = device_of_rank(pick_device(args.device), args.device)
-        refuse_undealt(args, launched())
+        self.device = device_of_rank(pick_device(args.device), args.device, args.parallel)
+        refuse_undealt(args, launched(), is_launched())
         asked = f"precision={args.precision!r}"
         refuse_half_precision(self.device, product_dtype(args.precision), asked)
         refuse_tf32(self.device, args.precision)
@@ -160,7 +160,7 @@ class Parts:
             compares=self.functions.compares_groups(args),
             dealt=None if launched() == 1 else self._read_by_rank,
         )
-        self.world = join(self.device)
+        self.world = join(self.device, args.parallel)
         asked = self.prompts
         self.rewards.try_on(asked.tokens, asked.texts, asked.labels, asked.answers, asked.turns)
         refuse_unsharded_parts(args, self.policy, self.reference, optimizer)

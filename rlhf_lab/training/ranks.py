@@ -76,14 +76,19 @@ def _gathered(world: World, found: Any) -> Any:
     return found
 
 
-def refuse_undealt(args: RLHFArgs, size: int) -> None:
-    """Raise ConfigError for settings that several processes cannot share."""
-    if size == 1:
-        if args.parallel != "auto":
-            raise ConfigError(
-                f"parallel={args.parallel!r} needs several processes; start it with `torchrun "
-                "--nproc-per-node N -m rlhf_lab ...`, or set it to 'auto'."
-            )
+def refuse_undealt(args: RLHFArgs, size: int, is_launched: bool) -> None:
+    """Raise ConfigError for settings that the processes of a run cannot share.
+
+    Args:
+        size: how many there are.
+        is_launched: torchrun started them.
+    """
+    if not is_launched and args.parallel != "auto":
+        raise ConfigError(
+            f"parallel={args.parallel!r} needs several processes; start it with `torchrun "
+            "--nproc-per-node N -m rlhf_lab ...`, or set it to 'auto'."
+        )
+    if size == 1 and args.parallel != "fsdp":
         return
     if args.parallel == "fsdp":
         _refuse_unsharded(args)
@@ -103,8 +108,8 @@ def refuse_undealt(args: RLHFArgs, size: int) -> None:
         )
     if args.optimizer_in_backward:
         raise ConfigError(
-            f"optimizer_in_backward=True steps before the gradients of {size} processes are added "
-            "up; leave it False."
+            "optimizer_in_backward=True steps before the gradients of all processes are "
+            "added up; leave it False."
         )
 
 

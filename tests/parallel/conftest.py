@@ -39,14 +39,20 @@ Ranks = Callable[..., list[Ended]]
 
 @pytest.fixture
 def ranks(warm_python, tmp_path) -> Ranks:
-    """Runs the same code in n processes that can meet; without a launcher where n is 1.
+    """Runs the same code in n processes that can meet; without a launcher where n is 1, unless one
+    `is_launched`.
 
     They meet in a store of this process's, as in that of torchrun, which outlives each of them; or
     in the main process's, as without torchrun. `nodes`: as many machines are said to be there.
     """
 
     def run(
-        n: int, code: str, name: str | None = None, is_torchrun: bool = True, nodes: int = 1
+        n: int,
+        code: str,
+        name: str | None = None,
+        is_torchrun: bool = True,
+        nodes: int = 1,
+        is_launched: bool | None = None,
     ) -> list[Ended]:
         place = tmp_path / (name or f"of-{n}")
         place.mkdir(exist_ok=True)
@@ -59,7 +65,7 @@ def ranks(warm_python, tmp_path) -> Ranks:
             for rank in range(n):
                 files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
                 env = warm_python.environment
-                if n > 1:
+                if n > 1 if is_launched is None else is_launched:
                     env = env | {
                         "RANK": str(rank),
                         "LOCAL_RANK": str(rank % (n // nodes)),

@@ -17,7 +17,18 @@ from rlhf_lab.__main__ import main
 {before}
 sys.exit(main({arguments!r}))
 """
-SMALL = ["--batch-size", "16", "--num-minibatches", "2", "--base-lr", "3e-3", "--save-every", "1"]
+SMALL = [
+    "--device",
+    "cpu",
+    "--batch-size",
+    "16",
+    "--num-minibatches",
+    "2",
+    "--base-lr",
+    "3e-3",
+    "--save-every",
+    "1",
+]
 
 
 def call(*arguments: str, before: str = "") -> str:
@@ -102,7 +113,7 @@ def test_one_of_those_that_are_left_says_that_a_process_is_lost(
     """
     place = tmp_path / "killed"
     place.mkdir()
-    batch = ["--batch-size", "24", "--num-minibatches", "2", "--save-every", "1"]
+    batch = ["--device", "cpu", "--batch-size", "24", "--num-minibatches", "2", "--save-every", "1"]
     train = ["train", *batch, "--base-lr", "3e-3", "--total-phases", "3", "--parallel", parallel]
     before = f"os.chdir({str(place)!r})\n{KILLED.format(lost=lost)}"
     ended = ranks(n, call(*train, before=before), "killed", is_torchrun)
@@ -133,6 +144,8 @@ def test_an_error_of_one_process_is_said_by_it_and_by_the_main_one(ranks, tmp_pa
 def test_a_refusal_is_said_once(ranks, tmp_path):
     train = [
         "train",
+        "--device",
+        "cpu",
         "--batch-size",
         "30",
         "--num-minibatches",
@@ -166,6 +179,8 @@ def test_each_refusal_is_said_by_the_main_process_alone(ranks, tmp_path):
     """One run after the other in the same two processes; then one whose seeds differ."""
     start = [
         "train",
+        "--device",
+        "cpu",
         "--batch-size",
         "16",
         "--num-minibatches",

@@ -9,7 +9,7 @@ RUN = """
 sys.path.insert(0, {root!r})
 from tests.training.test_rollout_engine import Double, expected_logprobs, trainer_with
 engine, gaps, phases = Double(), [], 2
-trainer = trainer_with(engine, parallel={parallel!r}, total_phases=phases)
+trainer = trainer_with(engine, device="cpu", parallel={parallel!r}, total_phases=phases)
 @trainer.on("after_score")
 def compare(ctx):
     samples = ctx.rollout.samples

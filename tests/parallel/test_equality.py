@@ -12,8 +12,9 @@ pytestmark = pytest.mark.process
 RUN = """
 settings, parts = json.loads({settings!r}), {{}}
 {before}
-args = RLHFArgs(**({{"preset": "reel", "batch_size": 16, "num_minibatches": 2, "gen_len": 26,
-                    "total_phases": 2, "base_lr": 3e-3, "warmup_steps": 1}} | settings))
+args = RLHFArgs(**({{"preset": "reel", "device": "cpu", "batch_size": 16, "num_minibatches": 2,
+                    "gen_len": 26, "total_phases": 2, "base_lr": 3e-3, "warmup_steps": 1}}
+                   | settings))
 if args.samples_per_prompt > 1:  # prompts of unequal length
     ends = ["", " wow , the", " wow ,", " wow"]
     parts["prompts"] = ["this movie" + end for end in ends]

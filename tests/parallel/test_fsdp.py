@@ -21,8 +21,9 @@ RUNS = """
 from rlhf_lab.models.fast.known import PASSED
 heard = {{}}
 def run(name, settings, parallel, watch):
-    args = RLHFArgs(**({{"preset": "reel", "batch_size": 16, "num_minibatches": 2, "gen_len": 26,
-        "total_phases": 2, "base_lr": 3e-3, "warmup_steps": 1, "parallel": parallel}} | settings))
+    args = RLHFArgs(**({{"preset": "reel", "device": "cpu", "batch_size": 16, "num_minibatches": 2,
+        "gen_len": 26, "total_phases": 2, "base_lr": 3e-3, "warmup_steps": 1,
+        "parallel": parallel}} | settings))
     parts = {{}}
     if args.samples_per_prompt > 1:  # prompts of unequal length
         ends = ["", " wow , the", " wow ,", " wow"]
@@ -248,8 +249,8 @@ def test_a_moment_that_one_process_alone_shows_ends_in_an_error(ranks):
 
 
 LEARNS = """
-trainer = RLHFTrainer(RLHFArgs(preset="reel", batch_size=4, num_minibatches=2, gen_len=6,
-                               total_phases=2, parallel="fsdp"))
+trainer = RLHFTrainer(RLHFArgs(preset="reel", device="cpu", batch_size=4, num_minibatches=2,
+                               gen_len=6, total_phases=2, parallel="fsdp"))
 @trainer.on("after_score")
 def learn(ctx):
     trainer.learning_phase(ctx.rollout)
@@ -278,10 +279,10 @@ def test_a_listener_that_learns_is_refused_and_the_run_goes_on(ranks):
 def test_settings_that_fsdp_cannot_have_are_refused(settings, said):
     args = RLHFArgs(preset="reel", parallel="fsdp", **settings)
     with pytest.raises(ConfigError, match=said):
-        refuse_undealt(args, 2)
+        refuse_undealt(args, 2, True)
     with pytest.raises(ConfigError, match="parallel='fsdp' needs several processes; start it with"):
-        refuse_undealt(args, 1)
-    refuse_undealt(dataclasses.replace(args, parallel="ddp"), 2)
+        refuse_undealt(args, 1, False)
+    refuse_undealt(dataclasses.replace(args, parallel="ddp"), 2, True)
 
 
 def test_parts_that_fsdp_cannot_cut_up_are_refused():

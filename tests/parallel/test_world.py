@@ -124,9 +124,9 @@ def test_settings_that_cannot_be_dealt_are_refused(settings, said):
     from rlhf_lab.config import RLHFArgs
 
     args = RLHFArgs(preset="reel", **({"num_minibatches": 2} | settings))
-    refuse_undealt(args, 1)
+    refuse_undealt(args, 1, True)
     with pytest.raises(ConfigError, match=said):
-        refuse_undealt(args, 4)
+        refuse_undealt(args, 4, True)
 
 
 def test_devices_that_are_not_one_per_process_are_refused(monkeypatch):
@@ -143,3 +143,7 @@ def test_devices_that_are_not_one_per_process_are_refused(monkeypatch):
         device_of_rank(cuda, "auto")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert device_of_rank(cuda, "auto") == torch.device("cuda:3")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert device_of_rank(torch.device("cuda:1"), "cuda:1", "fsdp") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="device='mps' works in one process only"):
+        device_of_rank(torch.device("mps"), "mps", "fsdp")
