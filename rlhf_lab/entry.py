@@ -18,7 +18,7 @@ from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, visible, write_out_what_cannot_be_encoded
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
-from rlhf_lab.launcher import is_main_process
+from rlhf_lab.launcher import is_main_process, local_rank
 
 Function = Callable[..., int]
 PATH_PROBLEMS = frozenset(
@@ -108,10 +108,10 @@ def _is_rule(line: str) -> bool:
 
 
 def _speaks(error: LabError) -> bool:
-    """Whether this process of several is the one that says an error."""
+    """Whether this process of several says an error: the first of a machine, which has its log."""
     if isinstance(error, LostRankError):
         return error.is_first
-    return is_main_process() or isinstance(error, RankError)
+    return local_rank() == 0 or isinstance(error, RankError)
 
 
 def guarded(prog: str, run: Callable[[], int]) -> int:

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError, RunError
-from rlhf_lab.launcher import is_grouped, launched, local_rank
+from rlhf_lab.launcher import is_grouped, launched, local_rank, processes_per_node
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others, one of which may be loading a model, or running a probe."""
@@ -265,10 +265,10 @@ def device_of_rank(device: torch.device, asked: str, parallel: str = "auto") -> 
             f"device={asked!r} names one device for {launched()} processes; set it to auto."
         )
     there = torch.cuda.device_count()
-    if local_rank() >= there:
+    if processes_per_node() > there:  # which each of them meets, so that the first can say it
         raise ConfigError(
-            f"process {local_rank()} of this machine has no GPU of its own: there are {there}; "
-            f"start at most {there} (--nproc-per-node {there})."
+            f"{processes_per_node()} processes on this machine have no GPU each: there are "
+            f"{there}; start at most {there} (--nproc-per-node {there})."
         )
     return torch.device("cuda", local_rank())
 

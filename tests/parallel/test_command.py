@@ -172,6 +172,8 @@ REFUSED = {
     "optimizer='adamw_8bit' keeps its codes": (*FSDP, "--optimizer", "adamw_8bit"),
     "weight_precision='bf16' steps whole weights": (*FSDP, "--weight-precision", "bf16"),
     "set activation_checkpointing=True, or parallel='ddp'": (*FSDP, "--precision", "bf16"),
+    "2 processes on this machine have no GPU each: there are 1": ("--device", "cuda"),
+    "device='cuda:0' names one device for 2 processes": ("--device", "cuda:0"),
 }
 
 
@@ -179,8 +181,6 @@ def test_each_refusal_is_said_by_the_main_process_alone(ranks, tmp_path):
     """One run after the other in the same two processes; then one whose seeds differ."""
     start = [
         "train",
-        "--device",
-        "cpu",
         "--batch-size",
         "16",
         "--num-minibatches",
@@ -188,11 +188,16 @@ def test_each_refusal_is_said_by_the_main_process_alone(ranks, tmp_path):
         "--out",
         str(tmp_path / "run"),
     ]
-    commands = [[*start, *asked] for asked in REFUSED.values()]
+    commands = [
+        [*start, *asked, *([] if "--device" in asked else ["--device", "cpu"])]
+        for asked in REFUSED.values()
+    ]
     code = (
+        "from unittest import mock\n"
         "from rlhf_lab.__main__ import main\n"
-        f"tell(statuses=[main(command) for command in {commands!r}])\n"
-        f"sys.exit(main([*{start!r}, '--seed', str(rank)]))"
+        "with mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: 1):\n"
+        f"    tell(statuses=[main(command) for command in {commands!r}])\n"
+        f"sys.exit(main([*{start!r}, '--device', 'cpu', '--seed', str(rank)]))"
     )
     first, second = ranks(2, code)
     for ended in (first, second):
