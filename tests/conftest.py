@@ -51,6 +51,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """jaxtyping checks no call of a slow test that is not `typed`: its checks take half the time.
+
+    The quick tests have them, and those slow ones that train in the usual ways.
+    """
+    marks = {mark.name for mark in item.iter_markers()}
+    is_slow = "slow" in marks and "typed" not in marks
+    if is_slow or "no_type_checks" in getattr(item, "fixturenames", ()):
+        with _no_type_checks():
+            return (yield)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test that starts a process fails unless it says so, as `make quick` needs."""
     with pytest.MonkeyPatch.context() as patch:
@@ -96,26 +110,19 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def without_type_checks() -> Iterator[None]:
-    """jaxtyping checks no call: for whole runs whose paths are checked in tests of their own."""
-    with _no_type_checks():
-        yield
-
-
-@pytest.fixture(scope="module")
-def no_type_checks() -> Iterator[None]:
-    """The same for a module: faulty records are to reach the checks, not to end in a type error."""
-    with _no_type_checks():
-        yield
+@pytest.fixture(scope="session")
+def no_type_checks() -> None:
+    """jaxtyping checks no call: of long runs, and of faulty records, which are to reach a check."""
 
 
 @contextmanager
 def _no_type_checks() -> Iterator[None]:
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(scope="session", autouse=True)

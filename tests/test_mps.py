@@ -26,7 +26,7 @@ from rlhf_lab.training.phase_stats import furthest_ratio
 from tests.refusing_device import RefusingDevice
 
 pytestmark = [
-    pytest.mark.usefixtures("without_type_checks"),
+    pytest.mark.usefixtures("no_type_checks"),
     pytest.mark.skipif(TorchVersion(torch.__version__) < MPS_TORCH, reason="refused on MPS"),
 ]
 

@@ -24,7 +24,7 @@ from rlhf_lab.probes import Budget, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.pages import page, quoted, resolve, rows
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)
 HOOKED = SMALL | dict(forward="hooked", clip_coef=0.01, ent_coef=0.01, gen_len=6)
 WHERE = {quoted(row[0])[0]: quoted(row[3]) for row in rows(page("metrics"), 4)}

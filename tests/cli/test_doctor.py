@@ -11,7 +11,7 @@ from rlhf_lab.models.fast import attention
 from rlhf_lab.sampling import _Step
 from tests.refusing_device import DeviceTensor, RefusingDevice
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 TRUE_KERNEL = tests.refusing_device._run_kernel
 TRUE_TAKE = _Step.take
 

@@ -32,7 +32,7 @@ EXERCISES = all_exercises()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
 def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     exercise: Exercise,

@@ -60,6 +60,6 @@ def test_models_are_found_by_name_and_bad_texts_are_refused(base, reviews):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", COMPARE_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, without_type_checks):
+def test_a_planted_fault_is_told(fault, request, no_type_checks):
     with planted(fault):
         told_by(globals()[fault.run], request)

@@ -30,7 +30,7 @@ def test_mean_ablation_by_hand(z):
     assert numbers(found) == [[0, 1, 7, 8, 4, 5], [10, 11, 7, 8, 14, 15]]
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_an_unknown_ablation_is_refused(z):
     with pytest.raises(ConfigError, match="to='median' is unknown; choose zero or mean"):
         ablate_heads(z, [0], slice(0, 1), "median")

@@ -221,6 +221,6 @@ def test_the_hook_leaves_what_it_is_given_as_it_was():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", PATCHING_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, without_type_checks):
+def test_a_planted_fault_is_told(fault, request, no_type_checks):
     with planted(fault):
         told_by(globals()[fault.run], request, head=1)

@@ -101,7 +101,7 @@ def test_logits_that_are_no_sum_and_bad_numbers_are_refused(base, tuned, reviews
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", SHIFT_MATRIX_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(base, far, reviews, without_type_checks, fault):
+def test_a_planted_fault_is_told(base, far, reviews, no_type_checks, fault):
     groups, text = coarse_groups(base), reviews[:2]
     with planted(fault):
         found = shift_matrix(base, far, text, POS, WORDS, groups)

@@ -121,7 +121,7 @@ def test_faulty_calls_are_refused(base, far, groups):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(base, far, groups, without_type_checks, fault):
+def test_a_planted_fault_is_told(base, far, groups, no_type_checks, fault):
     with planted(fault):
         found = transplant(base, far, groups, count_was, 6, 3, spec=SPEC)
         checks = check_transplant(found, base, far, groups, count_was, 3, spec=SPEC)

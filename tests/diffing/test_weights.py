@@ -150,6 +150,6 @@ def test_models_of_other_kinds_are_refused(base, llama_tokenizer, make_tiny_llam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", WEIGHTS_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, without_type_checks):
+def test_a_planted_fault_is_told(fault, request, no_type_checks):
     with planted(fault):
         told_by(globals()[fault.run], request)

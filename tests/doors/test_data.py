@@ -15,7 +15,7 @@ from rlhf_lab.tuning import load_examples
 from tests.doors.data_cases import BROKEN, GOOD, READ, TWO
 from tests.doors.door import accepted, refused, untouched
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
 TRAIN = f"train {SMALL} --out made".split()
 FIT = "--out made --steps 1 --batch-size 2".split()

@@ -12,7 +12,7 @@ from tests.doors.door import accepted, refused, untouched
 from tests.doors.spoilt_models import classifier, settings
 from tests.tiny_models import gpt2_tokenizer, save, tiny_gpt2
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 TEXT = "w1 w7"
 SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
 TRAIN = f"train {SMALL} --prefix w1 --out made --base-model policy --reward-model model".split()

@@ -18,7 +18,7 @@ from tests.doors.model_cases import POLICY, TABLES
 from tests.doors.spoilt_models import build, lacks, settings, sign
 from tests.tiny_models import llama_tokenizer, save, tiny_llama
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
 TRAIN = f"train {SMALL} --prefix w1 --out made".split()
 CASES = [(kind, name) for kind, table in TABLES.items() for name in table]

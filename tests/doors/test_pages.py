@@ -19,7 +19,7 @@ from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 from tests.doors.door import accepted, refused, run
 from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 HOSTILE = {
     "script": "<script>alert(1)</script>",
     "script, half": "<script src=//evil.example/x",

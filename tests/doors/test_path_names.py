@@ -42,7 +42,7 @@ NAMES = {
 }
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_run_of_an_odd_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)

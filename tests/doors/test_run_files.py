@@ -471,7 +471,7 @@ def _log(run: Path, file: str) -> list[dict[str, Any]]:
         for name, *rest in CASES
     ],
 )
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_a_spoilt_run(
     here: Path, whole: Path, command: str, ending: str, edit: Edit, words: tuple[str, ...]
 ) -> None:

@@ -31,7 +31,7 @@ from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.views import curves, heatmap, sparkline, tokens_html
 from tests.doors.door import Ending, accepted, refused, run, untouched
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 TRAIN = SMALL.split()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_lab import functional
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 SETTINGS = {
     "vf_coef": 0.5,

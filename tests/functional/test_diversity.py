@@ -129,7 +129,7 @@ def test_promoted_mass_has_the_gradient_of_finite_differences():
     assert torch.autograd.gradcheck(ask, (now.requires_grad_(), before.requires_grad_()))
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_counted_is_refused():
     for function in (distinct_n, repeated_n, ngram_overlap):
         with pytest.raises(ValueError, match="n is 0"):

@@ -120,6 +120,6 @@ def test_what_has_no_p_value_is_refused(a, b, draws, says):
         paired_permutation_test(torch.tensor(a), torch.tensor(b), draws)
 
 
-def test_unequal_shapes_are_refused(without_type_checks):
+def test_unequal_shapes_are_refused(no_type_checks):
     with pytest.raises(ValueError, match="shape"):
         paired_permutation_test(torch.ones(3), torch.ones(1))

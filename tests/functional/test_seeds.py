@@ -91,7 +91,7 @@ def test_it_has_no_history():
     assert not seed_interval(treated, of(0.0, 0.0)).value.requires_grad
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_bad_input_is_refused_in_a_sentence():
     for treated, control, level, says in (
         (of(1, 2), of(1), 0.95, "shape"),

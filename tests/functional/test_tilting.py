@@ -78,7 +78,7 @@ def test_a_price_that_is_none_is_refused(beta):
         tilt(of(1.0), of(1.0), beta)
 
 
-def test_unequal_shapes_are_refused(without_type_checks):
+def test_unequal_shapes_are_refused(no_type_checks):
     with pytest.raises(ValueError, match="shape"):
         tilt(of(0.5, 0.5)[None], of(1.0, 2.0), 1.0)
 

@@ -54,7 +54,7 @@ def test_from_pretrained_loads_a_name_and_adds_a_fresh_head():
         TransformerWithValueHead.from_pretrained("no-such-model")
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_a_name_in_place_of_a_model_is_answered():
     sentence = r"base_model='gpt2' is a name; load it with .*\.from_pretrained\('gpt2'\)"
     with pytest.raises(ConfigError, match=sentence):

@@ -103,7 +103,7 @@ def test_samples_of_another_length_are_refused(population):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", LUMPED_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, without_type_checks):
+def test_a_planted_fault_is_told(fault, request, no_type_checks):
     transitions.cache_clear()
     try:
         with planted(fault):

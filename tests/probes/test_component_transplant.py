@@ -28,7 +28,7 @@ def recorded(make_trainer, unlimited):
 
 
 def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
-    make_trainer, unlimited, weights_of, without_type_checks
+    make_trainer, unlimited, weights_of, no_type_checks
 ):
     plain = make_trainer(**FAST)
     plain.train()
@@ -47,7 +47,7 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
 
 
 @pytest.mark.parametrize("fault", COMPONENT_TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(make_trainer, unlimited, without_type_checks, fault):
+def test_a_planted_fault_is_told(make_trainer, unlimited, no_type_checks, fault):
     with planted(fault):
         trainer, attached = recorded(make_trainer, unlimited)
     switched_off = "component_transplant" not in attached.plan

@@ -9,6 +9,8 @@ from rlhf_lab.probes import (
     had_default_suite,
 )
 
+pytestmark = pytest.mark.typed
+
 
 @pytest.mark.slow
 def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere, unlimited):

@@ -200,7 +200,7 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with, unl
         ([[True, True]], r"eval_mask is a tensor of shape \[1, 2\]"),
     ],
 )
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, said):
     tokens = torch.tensor([[1, 2, 3]])
     with pytest.raises(ConfigError, match=said):

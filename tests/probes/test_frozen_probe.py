@@ -149,7 +149,7 @@ def test_what_it_cannot_read_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, without_type_checks):
+def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, no_type_checks):
     missed = []
     for i, fault in enumerate(FROZEN):
         with planted(fault), warnings.catch_warnings():

@@ -8,7 +8,7 @@ from rlhf_lab.diffing import PatchPlace, Side, patch_activations
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import ReelTruth, Run
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from rlhf_lab.probes import seeds as module
 from rlhf_lab.training import RLHFTrainer
 from tests.probes import conftest
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 NO_LIMIT = conftest.NO_LIMIT
 SMALL = conftest.SMALL | {"reward_fn": "sentiment"}

@@ -20,7 +20,7 @@ from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 FINE = Check.at_most("fine", 0, 0)
 

@@ -35,7 +35,7 @@ def test_prompts_do_not_count():
     assert read_reward(Diversity(1), written).rewards.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_the_length_has_to_be_a_whole_number():
     for n in (0, -1, 1.5, True, "2"):
         with pytest.raises(ConfigError, match="whole number"):

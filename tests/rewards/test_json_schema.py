@@ -124,7 +124,7 @@ def test_a_schema_that_cannot_be_used_is_refused(tmp_path, schema, words):
     assert "json_schema:" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_no_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read json_schema"):
         JsonSchemaReward(tmp_path / "nowhere.json")

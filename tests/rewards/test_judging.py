@@ -32,7 +32,7 @@ def test_the_truth_is_its_own_best_judge_and_ties_of_the_truth_are_left_out():
     assert swapped.as_truth == 0.0 and swapped.slope == pytest.approx(-1.0)
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_unequal_numbers_of_pairs_are_refused():
     with pytest.raises(ValueError, match="shape"):
         judge(torch.zeros(3), torch.zeros(3), torch.tensor([True]))

@@ -95,7 +95,7 @@ def test_what_is_no_pattern_is_refused():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 def test_prompts_and_responses_are_given_apart_and_answers_where_they_are_asked_for():
     seen = []
     plain = ResponseReward(lambda *given: seen.append(given) or [0.0] * len(given[0]))

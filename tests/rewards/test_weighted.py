@@ -79,7 +79,7 @@ def nano_samples():
     return rollout.samples, rollout.texts
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("rewards", "weights", "words"),
     [

@@ -11,7 +11,7 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Context, Event
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 

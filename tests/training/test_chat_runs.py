@@ -70,7 +70,7 @@ def test_plain_prompts_and_the_prefix_are_a_users_turn(args, tmp_path):
         assert trainer.prompts.tokens == [of_transformers(trainer, [ASK])]
 
 
-def test_conversations_are_handed_in_as_texts_or_messages(args, without_type_checks):
+def test_conversations_are_handed_in_as_texts_or_messages(args, no_type_checks):
     trainer = RLHFTrainer(args(system_prompt="w7"), prompts=["w1 w2", MORE])
     rule = RULED[:1]
     assert trainer.prompts.tokens == [of_transformers(trainer, rule + t) for t in ([ASK], MORE)]

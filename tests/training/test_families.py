@@ -23,7 +23,7 @@ WITHOUT_WORDS = ("Qwen2ForCausalLM",)
 UNLIMITED = Budget(mb=1000, time_frac=1000)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("without_type_checks"),
+    pytest.mark.usefixtures("no_type_checks"),
     pytest.mark.filterwarnings("ignore:the hooked modules run"),
 ]
 

@@ -22,7 +22,7 @@ from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import Objective, ReplayMemory, RLHFTrainer, Rollout, objective_terms
 from tests.tiny_models import tiny_chat
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 BASE = {
     "preset": "reel",

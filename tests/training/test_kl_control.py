@@ -23,7 +23,7 @@ def test_adaptive_by_hand():
     assert controller.update(0.0, 256) == pytest.approx(0.20153862144 * 0.99488, abs=1e-12)
 
 
-@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("controller", "given", "words"),
     [

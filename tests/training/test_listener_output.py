@@ -12,7 +12,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.listener_output import MOST_NUMBERS, name_of, plain
 
-pytestmark = pytest.mark.usefixtures("without_type_checks")
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
 def reward_and_kl(ctx):

@@ -21,6 +21,8 @@ from rlhf_lab.training import (
 )
 from rlhf_lab.training.trainer import EVALUATION_BATCHES
 
+pytestmark = pytest.mark.typed
+
 SETTINGS = {
     "plain": {},
     "temperature": {"temperature": 0.7},

@@ -13,6 +13,8 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink
 
+pytestmark = pytest.mark.typed
+
 QUERIES = ["this movie", "the film was", "this film", "the plot"] * 2
 SCORES = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
@@ -310,7 +312,7 @@ def test_what_is_not_one_of_each_is_refused(make_trainer, queries, responses, sc
     assert trainer.phase == 0
 
 
-def test_ids_of_one_text_are_not_taken_for_texts(make_trainer, without_type_checks):
+def test_ids_of_one_text_are_not_taken_for_texts(make_trainer, no_type_checks):
     trainer = make_trainer()
     with pytest.raises(ConfigError, match=r"queries\[0\] has the shape \(\)"):
         trainer.step(list(range(8)), QUERIES, SCORES)

@@ -20,6 +20,8 @@ from rlhf_lab.training import PhaseReport, RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.rollout import summarize
 
+pytestmark = pytest.mark.typed
+
 PHASES = 9
 
 
