@@ -111,6 +111,7 @@ def test_the_first_cell_says_what_to_do_where_nothing_can_be_installed(tmp_path,
     assert "on Kaggle, switch Internet on" in raised.value.evalue
 
 
+@pytest.mark.slow
 def test_the_wheel_in_an_empty_directory_trains_reports_and_checks_an_exercise(
     tmp_path, bare, wheels
 ):
