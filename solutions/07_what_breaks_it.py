@@ -56,7 +56,16 @@ from rlhf_lab.course import (
 )
 from rlhf_lab.course.seed_figures import SeedFigures, stored_figures
 from rlhf_lab.functional import word_log_odds
-from rlhf_lab.organism import Grammar, build_graph, frontier, gold, grammar_policy, soft_popcorn
+from rlhf_lab.organism import (
+    REWARDS,
+    Grammar,
+    bagsum,
+    build_graph,
+    frontier,
+    gold,
+    grammar_policy,
+    soft_popcorn,
+)
 from rlhf_lab.organism.optimum import tilted
 from rlhf_lab.views import bars, curves
 
@@ -442,6 +451,69 @@ predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
 # PPO is not yet at the optimum of what it is paid for, and its gold is higher than that optimum's. In these runs it learned
 # sentiment first, and popcorn late: a run that stops early is leashed by that alone. Of the nats that it has
 # spent, more than half have bought no gold: compare the row of excess KL with the KL above it.
+#
+# ## Four kinds of Goodhart
+#
+# Manheim and Garrabrant name four ways in which a proxy and the goal part when the proxy is optimized:
+#
+# - **regressional**: the proxy is the goal with an error, and the texts that it ranks first are in part those whose error is large,
+# - **extremal**: proxy and goal agree over the range that was seen, and not beyond it,
+# - **causal**: the proxy also reads something that goes along with no gold at all, so that changing it raises the proxy alone,
+# - **adversarial**: another agent, with a goal of its own, makes the proxy say what suits it.
+#
+# Four proxies from `rlhf_lab.organism`, each with one flaw: `soft` is gold with a quarter of its log odds, and ranks reviews as gold does; `negblind`
+# reads "wasn't" as "was"; `soft_popcorn` you know; `bagsum` adds up every adjective in the text, blind to negation.
+# The next cell solves each for its optimal policy at two prices, without training. In how many of the four is gold lower at the small price
+# (the large pull) than at the other?
+
+# %%
+gold_falls_in = 2  # predict: a number from 0 to 4
+
+# %%
+KINDS = {
+    "soft": "none",
+    "negblind": "regressional",
+    "soft_popcorn": "causal",
+    "bagsum": "regressional, extremal",
+}
+PULLS = {"small": 0.1, "large": 0.03}  # by their prices, beta
+at_pull = {
+    name: dict(zip(PULLS, frontier(reference, REWARDS[name], PULLS.values()), strict=True))
+    for name in KINDS
+}
+show_table(
+    ["proxy", "kind", "pull", "proxy's mean", "gold", "KL", "excess KL"],
+    [
+        [name, kind, pull, at.proxy, at.gold, at.kl_per_sequence]
+        + [excess_kl(at.gold, at.kl_per_sequence, *best_gold)]
+        for name, kind in KINDS.items()
+        for pull, at in at_pull[name].items()
+    ],
+)
+print("exact, no sampling; small pull: beta 0.1, large: beta 0.03; KL in nats per review")
+fell = [name for name, at in at_pull.items() if at["large"].gold < at["small"].gold]
+predictions.compare("gold is lower at the large pull in", gold_falls_in, len(fell))
+highest = bagsum.score(features).max()
+loop = " ".join(["this movie", *["brilliant"] * 25])
+print(f"bagsum pays {highest:.3f} for the best review that the grammar can write;")
+print(
+    f"for 'this movie' and 25 times 'brilliant' {bagsum([loop]).item():.3f}; "
+    f"gold is {gold([loop]).item():.3f}"
+)
+
+# %% [markdown]
+# Read gold and excess KL together. `soft` ranks reviews as gold does, and at the large pull it spends next to nothing beyond the cheapest policy of
+# its gold: a proxy of the right order does no harm. With `negblind` gold rises, at about 0.3 nats too many: part of the pull goes to reviews whose negation is
+# misread. This is the regressional kind, harm by degrees and without a turn; `bagsum` has the same error here, and pays more for it. Only with
+# `soft_popcorn` does gold fall between the two pulls, as in the curve above: popcorn says nothing about sentiment, and is paid.
+#
+# For `bagsum` the table is too kind. The exact optimum tilts the reference, and the reference writes grammatical reviews alone, in which
+# adjectives cannot be repeated. A policy that is trained has no such bound: a loop of one adjective is paid more than any review, with
+# gold 0. So an optimum of the grammar says nothing about the extremal kind: compare with the frontier, *and* print the grammatical share. The first run
+# of this lesson was of that kind.
+#
+# None of the four is adversarial, which needs an agent that knows the proxy and wants something else. A policy in training wants
+# nothing but its reward.
 #
 # ## How early can one see it?
 #
