@@ -515,6 +515,117 @@ print(
 # None of the four is adversarial, which needs an agent that knows the proxy and wants something else. A policy in training wants
 # nothing but its reward.
 #
+# ## Length and endings
+#
+# A reward that is a sum over the text pays for longer texts. Reel can hardly show it with `length`, since all its reviews have the same number of words: the
+# reward has no spread, and nothing can be learned from it. But a reward that pays for each time that a word occurs is a sum, too: `count:brilliant`. A
+# policy has `gen_len` tokens, and a review ends with a stop token, `<eos>`. Three settings price how a response ends:
+#
+# | setting | what it does |
+# |---|---|
+# | `penalize_no_eos` | a response without a stop token gets `reward_penalty` (-3) in place of its reward |
+# | `min_response_length` | so does a response with fewer tokens, the stop token included |
+# | `overlong_buffer` | up to 1 is taken off for going into the last tokens of `gen_len` (Yu et al. 2025) |
+
+# %%
+from rlhf_lab.functional import (
+    flawed_responses,
+    has_stop,
+    overlong_penalty,
+    penalize_responses,
+)
+
+with torch.no_grad():
+    lengths = REWARDS["length"](kept[0].texts)
+print(f"`length` of {len(lengths)} reviews of the reference: std {lengths.std():.3f}")
+EOS, WORD = 1, 0  # any token that stops, and any other
+by_hand = {"26 tokens, ends": (26, True), "26 tokens, cut off": (26, False), "8, ends": (8, True)}
+mask = torch.tensor([[t < n for t in range(26)] for n, _ in by_hand.values()])
+written = torch.full(mask.shape, WORD)
+for i, (n, ends) in enumerate(by_hand.values()):
+    written[i, n - 1] = EOS if ends else WORD
+paid_before = torch.tensor([2.0, 5.0, 1.0])
+ended = has_stop(written, [EOS], mask)
+priced = {
+    "penalize_no_eos": penalize_responses(paid_before, flawed_responses(mask, ended), -3.0),
+    "min_response_length=20": penalize_responses(
+        paid_before, flawed_responses(mask, None, 20), -3.0
+    ),
+    "overlong_buffer=4": paid_before + overlong_penalty(mask, 26, 4),
+}
+show_table(
+    ["a response", "its reward", *priced],
+    [
+        [name, *(column[i].item() for column in (paid_before, *priced.values()))]
+        for i, name in enumerate(by_hand)
+    ],
+    digits=1,
+)
+
+# %% [markdown]
+# Under `overlong_buffer` a review that ends in its very last token has gone through the whole buffer, and pays for it. Now the policy is
+# trained on `count:brilliant`, without a leash, once without and once with `penalize_no_eos`. Which of the two, if any, still writes reviews (gold at least half of what it was)?
+#
+# (7 s on one core)
+
+# %%
+still_reviews = "both"  # predict: "both", "neither" or "with the penalty"
+
+
+# %%
+def trained_to_count(penalize_no_eos: bool) -> dict[str, float]:
+    """Means over the last four phases of a run that is paid for one word."""
+    trainer = RLHFTrainer(
+        RLHFArgs(
+            **SETTINGS | dict(batch_size=64, forward="auto"),
+            reward_fn="count:brilliant",
+            penalize_no_eos=penalize_no_eos,
+            kl_coef=0.0,
+            base_lr=1e-3,
+            total_phases=14,
+        )
+    )
+    counted, with_stop = [], []
+
+    @trainer.on("after_score")
+    def read_texts(ctx):
+        samples = ctx.rollout.samples
+        tokens = samples.tokens[:, samples.prefix_len :]
+        stops = [trainer.tokenizer.eos_token_id]
+        with_stop.append(has_stop(tokens, stops, samples.mask).float().mean().item())
+        words = [text.split().count("brilliant") for text in ctx.rollout.texts]
+        counted.append(sum(words) / len(words))
+
+    reports = trainer.train()
+    print(f"penalize_no_eos={penalize_no_eos}: {trainer.rollout_phase().texts[0]}")
+    last = len(reports[-4:])
+    return {
+        "brilliant per text": sum(counted[-4:]) / last,
+        "share that ends": sum(with_stop[-4:]) / last,
+        "grammatical": mean(reports[-4:], "grammatical_fraction"),
+        "gold": mean(reports[-4:], "gold_reward"),
+        "gold at the start": reports[0].gold_reward,
+    }
+
+
+endings = {
+    name: trained_to_count(penalty) for name, penalty in (("without", False), ("with", True))
+}
+over_seeds.compare(
+    "count:brilliant, mean of the last four phases",
+    {f"{name}: {what}": found for name, row in endings.items() for what, found in row.items()},
+    largest=False,
+)
+print("n = 64 reviews a phase")
+whole = [name for name, row in endings.items() if row["gold"] >= row["gold at the start"] / 2]
+found = {2: "both", 0: "neither"}.get(len(whole), f"{''.join(whole)} the penalty")
+predictions.compare("still writes reviews", still_reviews, found)
+
+# %% [markdown]
+# A sum over the text is earned until the tokens run out: without the penalty 0.01 to 0.59 of the reviews still end, by stored seed, and gold is
+# near 0 in all three. With it nearly all end. But the penalty prices the ending alone: between the seeds gold lies
+# anywhere from 0.02 to 0.93, since a text that repeats the word and then stops is paid in full. Read *lowest* and *highest*, not this run.
+#
 # ## How early can one see it?
 #
 # Without gold, three alarms:
