@@ -1,6 +1,5 @@
 """Steering: vectors by hand, a sweep with controls, and faults that its checks tell."""
 
-import jaxtyping
 import pytest
 import torch
 
@@ -99,11 +98,7 @@ def test_steering_adds_the_vector_at_every_position(policy, vectors):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_checks(fault, policy, vectors):
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with planted(fault):
-            found = sweep(policy, {SITES[1]: vectors[SITES[1]]}, alphas=(2,), controls=1)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+def test_a_planted_fault_is_told_by_the_checks(fault, policy, vectors, no_type_checks):
+    with planted(fault):
+        found = sweep(policy, {SITES[1]: vectors[SITES[1]]}, alphas=(2,), controls=1)
     assert [check for check in found.checks if not check.ok]

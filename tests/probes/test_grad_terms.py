@@ -1,6 +1,5 @@
 import warnings
 
-import jaxtyping
 import pytest
 import torch
 
@@ -118,7 +117,7 @@ class SweepTerms(GradTerms):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(tmp_path_factory, no_type_checks):
     from rlhf_lab.config import RLHFArgs
     from rlhf_lab.training import RLHFTrainer
     from tests.probes.conftest import NO_LIMIT, SMALL
@@ -126,7 +125,6 @@ def told(tmp_path_factory):
     for fault in GRAD_TERMS:  # one that cannot be planted is not to count as told
         with planted(fault):
             pass
-    jaxtyping.config.update("jaxtyping_disable", True)
     args = SMALL | {"total_phases": 1, "warmup_steps": 0, "ent_coef": 0.01, "base_lr": 1e-3}
     out = tmp_path_factory.mktemp("swept") / "run"
     trainer = RLHFTrainer(RLHFArgs(**args), out=out)
@@ -135,7 +133,6 @@ def told(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()
-    jaxtyping.config.update("jaxtyping_disable", False)
     assert attached.notes == []
     return sweep.told
 

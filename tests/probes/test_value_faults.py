@@ -1,9 +1,7 @@
 """A mutation suite of the probes of value: faults are planted while they look at a policy."""
 
 import warnings
-from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 
 from rlhf_lab.probes import (
@@ -67,14 +65,13 @@ class Faulty(Probe):
 
 @pytest.fixture(scope="module")
 def told(
-    truth: ReelTruth, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, list[str]]]:
+    truth: ReelTruth, tmp_path_factory: pytest.TempPathFactory, no_type_checks: None
+) -> dict[str, list[str]]:
     """The failed checks of each fault, and of the sound probe under the name of none."""
     from rlhf_lab.config import RLHFArgs
     from rlhf_lab.probes import Run
     from rlhf_lab.training import RLHFTrainer
 
-    jaxtyping.config.update("jaxtyping_disable", True)
     args = RLHFArgs(preset="reel", total_phases=2, num_minibatches=2, warmup_steps=1, **SETTINGS)
     trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("faulty") / "run")
     lens = Faulty(ValueLens(prefixes=8), VALUE_FAULTS)
@@ -85,8 +82,7 @@ def told(
         warnings.simplefilter("ignore")
         trainer.train()
     sound = [check.name for check in Run(trainer.run.path).checks() if not check.ok]
-    yield lens.told | parts.told | {"": sound}
-    jaxtyping.config.update("jaxtyping_disable", False)
+    return lens.told | parts.told | {"": sound}
 
 
 def test_nothing_is_told_of_the_sound_probe(told):

@@ -3,7 +3,6 @@
 import warnings
 from typing import get_args
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -106,9 +105,8 @@ def test_a_listener_that_raises_is_dropped_with_one_warning_and_the_run_goes_on(
         assert part in message
 
 
-def test_an_event_that_does_not_exist_is_refused_with_those_that_do(make_trainer, monkeypatch):
+def test_an_event_that_does_not_exist_is_refused_with_those_that_do(make_trainer, no_type_checks):
     trainer = make_trainer()
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ConfigError, match="after_stepp.*choose one of.*after_step,"):
         trainer.on("after_stepp")
 
