@@ -585,25 +585,23 @@ def trained_to_count(penalize_no_eos: bool) -> dict[str, float]:
             total_phases=14,
         )
     )
-    counted, with_stop = [], []
+    with_stop = {}
 
     @trainer.on("after_score")
-    def read_texts(ctx):
+    def look_for_stops(ctx):
         samples = ctx.rollout.samples
         tokens = samples.tokens[:, samples.prefix_len :]
         stops = [trainer.tokenizer.eos_token_id]
-        with_stop.append(has_stop(tokens, stops, samples.mask).float().mean().item())
-        words = [text.split().count("brilliant") for text in ctx.rollout.texts]
-        counted.append(sum(words) / len(words))
+        with_stop[ctx.phase] = has_stop(tokens, stops, samples.mask).float().mean().item()
 
     reports = trainer.train()
     print(f"penalize_no_eos={penalize_no_eos}: {trainer.rollout_phase().texts[0]}")
-    last = len(reports[-4:])
+    late = reports[-4:]
     return {
-        "brilliant per text": sum(counted[-4:]) / last,
-        "share that ends": sum(with_stop[-4:]) / last,
-        "grammatical": mean(reports[-4:], "grammatical_fraction"),
-        "gold": mean(reports[-4:], "gold_reward"),
+        "brilliant per text": mean(late, "mean_reward"),  # before the penalty
+        "share that ends": sum(with_stop[report.phase] for report in late) / len(late),
+        "grammatical": mean(late, "grammatical_fraction"),
+        "gold": mean(late, "gold_reward"),
         "gold at the start": reports[0].gold_reward,
     }
 
@@ -622,7 +620,7 @@ found = {2: "both", 0: "neither"}.get(len(whole), f"{''.join(whole)} the penalty
 predictions.compare("still writes reviews", still_reviews, found)
 
 # %% [markdown]
-# A sum over the text is earned until the tokens run out: without the penalty 0.01 to 0.59 of the reviews still end, by stored seed, and gold is
+# A sum over the text is earned until the tokens run out: without the penalty 0.02 to 0.66 of the reviews still end, by stored seed, and gold is
 # near 0 in all three. With it nearly all end. But the penalty prices the ending alone: between the seeds gold lies
 # anywhere from 0.02 to 0.93, since a text that repeats the word and then stops is paid in full. Read *lowest* and *highest*, not this run.
 #
