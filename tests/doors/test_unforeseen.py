@@ -1265,14 +1265,14 @@ LISTENING = {
     "no sites": (lambda t: t.capture([])(leave), ["hook_names"]),
     "no function at a site": (lambda t: t.intervene("blocks.0.hook_mlp_out", 3), []),
     "half of a run as text": (
-        lambda t: t.intervene("blocks.0.hook_mlp_out", abs, during="rollouts"),
+        lambda t: t.intervene("blocks.0.hook_mlp_out", leave, during="rollouts"),
         ["during"],
     ),
     "no half of a run": (
-        lambda t: t.intervene("blocks.0.hook_mlp_out", abs, during=()),
+        lambda t: t.intervene("blocks.0.hook_mlp_out", leave, during=()),
         ["during"],
     ),
-    "no name": (lambda t: t.intervene("blocks.0.hook_mlp_out", abs, name=""), ["name"]),
+    "no name": (lambda t: t.intervene("blocks.0.hook_mlp_out", leave, name=""), ["name"]),
 }
 
 
