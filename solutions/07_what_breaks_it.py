@@ -818,6 +818,37 @@ bars(
 # - **J**, `vf_coef` 10: the highest explained variance of all, and less reward, gold and grammar than H, at more KL: the critic's loss moves the
 #   policy's own weights.
 #
+# ## Blind tuning
+#
+# Now you tune a run whose reward you do not know: one of five from `rlhf_lab.organism`, drawn with your name as the
+# seed. You choose four fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). The policy that
+# comes out is judged on 512 fresh reviews: runs whose gold is 0.9 or more stand first, by their excess KL; below them
+# the others, by gold. The leaderboard is a file beside your progress file, and lists the runs of all names with the
+# same hidden reward, with two more to compare with: the preset's own fields with the same budget (three stored
+# seeds), and the exact optimum of the hidden reward at your `kl_coef`, which is a price per nat as above.
+#
+# Write your name and your four fields into the cell below. Will your row stand above the preset's rows?
+#
+# (5 s on one core)
+
+# %%
+above_preset = "no"  # predict: "yes" or "no"
+
+# %%
+from rlhf_lab.course.blind_tuning import BlindTuning
+
+tuning = BlindTuning("Emmy")
+tuned = tuning.run(kl_coef=0.05, base_lr=1e-3, total_phases=12, batch_size=128)
+predictions.compare(
+    "stands above the preset", above_preset, "yes" if tuning.is_above_preset(tuned) else "no"
+)
+
+# %% [markdown]
+# Run the cell again with other fields, as often as three minutes allow: the same fields again replace their own row.
+# All runs have one seed, so two rows that differ by less than the preset does between seeds say nothing about which
+# fields are better. What limits the run: too few phases, too small a step, or a price that is too high? When you are
+# done, `tuning.reveal()` names the reward, and the exact optimum's line says what gold it can give at all.
+#
 # ## What surprised you
 
 # %%
@@ -829,8 +860,6 @@ predictions.show()
 # - Design a reward that your neighbour cannot game in 20 phases, and the number that would tell that it was. Judge it
 #   by the run: gold against the frontier, with `excess_kl`.
 # - `negblind` reads "wasn't brilliant" as praise. No single word shows that hack. Which of the three alarms could?
-# - Tune blind: let somebody choose one of `REWARDS` from `rlhf_lab.organism` without telling you, take three minutes and
-#   four fields, and compare excess KL.
 # - Stop at the point where the proxy's slope of gold turns (the KL that was printed above). What does that cost in reward?
 #
 # Read on: Gao, Schulman and Hilton 2022, on over-optimization ([2210.10760](https://arxiv.org/abs/2210.10760)); Manheim and Garrabrant 2018, four kinds of
