@@ -213,9 +213,8 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 # ## A mean
 #
 # A mean over real tokens is nearly the same thing, and the one thing that everybody gets wrong once.
-# Here are three fractions. Which of them is the mean of the nine real scores, which one divides by the
-# padding, and which one counts it? Put the first in place of the dots before you go on; at the end you
-# see what surprised you.
+# Here are three fractions. One is the mean of the real scores, one also divides by the padding, and one adds it
+# up, too. Put the mean of the real scores in place of the dots before you go on; at the end you see what surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"

@@ -1,5 +1,6 @@
 """Callbacks: the named events of a run, at which any callable can look at what is there."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from types import MappingProxyType
@@ -46,10 +47,27 @@ def check_every(every: Any, of: str = "") -> None:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
 
-def refuse_no_function(function: Any, place: str) -> None:
-    """Refuse, with a ConfigError, what cannot be called; `place` says what it was given to."""
+def refuse_no_function(function: Any, place: str, takes: tuple[str, ...]) -> None:
+    """Refuse, with a ConfigError, what cannot be called with the arguments that it will be given.
+
+    Args:
+        place: what the function was given to.
+        takes: the names of the arguments, by position.
+    """
     if not callable(function):
         raise ConfigError(f"{place} was given {function!r:.60}, which is no function; give one.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError:
+        name, given = name_of(function), ", ".join(takes)
+        raise ConfigError(
+            f"{place} calls {name}({given}), which is defined as {name}{signature}; "
+            "change its arguments."
+        ) from None
 
 
 class Context:
@@ -120,7 +138,8 @@ class Callbacks:
             last: call it after those that are not registered so.
 
         Raises:
-            ConfigError: no such event, or `every` is no whole number above 0.
+            ConfigError: no such event, `every` is no whole number above 0, or the callable cannot
+                be called with a context alone.
         """
         if event not in get_args(Event):
             raise ConfigError(
@@ -129,7 +148,7 @@ class Callbacks:
         check_every(every)
 
         def register(listener: Listener) -> Listener:
-            refuse_no_function(listener, f"on({event!r})")
+            refuse_no_function(listener, f"on({event!r})", ("ctx",))
             self._add(event, Registration(every, self._name(listener), listener, last))
             return listener
 

@@ -159,7 +159,8 @@ def capturing(
             "values".
 
     Raises:
-        ConfigError: an unknown site, or an event that has no text of its own.
+        ConfigError: an unknown site, a position that is no number, or an event that has no text of
+            its own.
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
@@ -168,6 +169,10 @@ def capturing(
             "hook_names is empty; name at least one site, such as blocks.0.hook_resid_post."
         )
     resolve_sites(policy, names)
+    if pos is not None and (isinstance(pos, bool) or not isinstance(pos, int)):
+        raise ConfigError(
+            f"pos={pos!r} is no position; give a whole number, such as -1 for the last token."
+        )
     if tokens is not None and not isinstance(tokens, Tensor):
         raise ConfigError(
             f"tokens={tokens!r:.60} is a {type(tokens).__name__}; give a tensor of token ids "
@@ -177,7 +182,7 @@ def capturing(
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")
 
     def callback(function: Callable[[Context, Any], Any]) -> Listener:
-        refuse_no_function(function, "capture")
+        refuse_no_function(function, "capture", ("ctx", "acts"))
 
         def listen(ctx: Context) -> Any:
             with undisturbed(ctx.policy, ctx.reference):

@@ -88,7 +88,7 @@ class Interventions:
             ConfigError: no function, an unknown site or event, an output as site, or a name that is
                 empty or taken.
         """
-        refuse_no_function(fn, "intervene")
+        refuse_no_function(fn, "intervene", ("activation", "where"))
         name = name_of(fn) if name is None else name
         if not name:
             raise ConfigError("name='' is empty; a resumed run asks for the intervention by it.")

@@ -5,6 +5,7 @@ The algorithm is in `ppo.py`, and what is logged and saved in `recorder.py`.
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -253,7 +254,10 @@ class RLHFTrainer(Stepwise):
             self.emit("run_end", reports=reports)
 
     def train(self) -> list[PhaseReport]:
-        """Run all phases that are left."""
+        """Run all phases that are left; where there is none, warn and return no report."""
+        if self.phase >= self.args.total_phases:
+            said = f"all {self.phase} phases are done; to train again, make another trainer."
+            warnings.warn(said, stacklevel=2)
         return list(self)
 
     def request_stop(self) -> None:

@@ -77,6 +77,7 @@ def test_a_stub_is_reported_as_not_written_without_a_stack(capsys: pytest.Captur
     check(kl_per_token)
     said = capsys.readouterr().out
     assert "kl_per_token" in said and "not written yet" in said
+    assert 'hint("kl_per_token")' in said  # which needs no cell to have run
     assert "Traceback" not in said
     assert read_records()["kl_per_token"].state == "unwritten"
 

@@ -1197,6 +1197,10 @@ def leave(ctx: Any) -> None:
     sys.exit(0)
 
 
+def keep(activation: Any, where: Any) -> Any:
+    return activation
+
+
 def no_gradients(ctx: Any) -> None:
     torch.set_grad_enabled(False)
 
@@ -1265,14 +1269,14 @@ LISTENING = {
     "no sites": (lambda t: t.capture([])(leave), ["hook_names"]),
     "no function at a site": (lambda t: t.intervene("blocks.0.hook_mlp_out", 3), []),
     "half of a run as text": (
-        lambda t: t.intervene("blocks.0.hook_mlp_out", abs, during="rollouts"),
+        lambda t: t.intervene("blocks.0.hook_mlp_out", keep, during="rollouts"),
         ["during"],
     ),
     "no half of a run": (
-        lambda t: t.intervene("blocks.0.hook_mlp_out", abs, during=()),
+        lambda t: t.intervene("blocks.0.hook_mlp_out", keep, during=()),
         ["during"],
     ),
-    "no name": (lambda t: t.intervene("blocks.0.hook_mlp_out", abs, name=""), ["name"]),
+    "no name": (lambda t: t.intervene("blocks.0.hook_mlp_out", keep, name=""), ["name"]),
 }
 
 

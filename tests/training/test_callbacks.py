@@ -111,6 +111,14 @@ def test_an_event_that_does_not_exist_is_refused_with_those_that_do(make_trainer
         trainer.on("after_stepp")
 
 
+@pytest.mark.parametrize("wrong", [lambda: None, lambda ctx, acts: None])
+def test_a_listener_that_takes_other_arguments_is_refused_at_once(make_trainer, wrong):
+    with pytest.raises(
+        ConfigError, match=r"on\('after_step'\) calls .*\(ctx\), which is defined as"
+    ):
+        make_trainer().on("after_step")(wrong)
+
+
 def test_every_below_one_is_refused(make_trainer):
     with pytest.raises(ConfigError, match="every=0"):
         make_trainer().on("after_step", every=0)

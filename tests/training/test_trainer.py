@@ -135,7 +135,8 @@ def test_breaking_off_at_the_last_phase_still_gives_a_final_evaluation(make_trai
     for report in trainer:
         if report.phase == 1:
             break
-    assert trainer.train() == []
+    with pytest.warns(UserWarning, match="all 2 phases are done; to train again, make another"):
+        assert trainer.train() == []
     info = trainer.run.read_info()
     assert info["status"] == "finished" and info["final"]["samples"] == 4 * 8
 

@@ -29,6 +29,14 @@ def _rollout_cases() -> tuple[Case, ...]:
     )
 
 
+def _scoring_cases() -> tuple[Case, ...]:
+    return (
+        *_rollout_cases(),
+        Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
+        Case("the KL is estimated", {"kl_estimator": "k3"}),
+    )
+
+
 def _credit_cases() -> tuple[Case, ...]:
     return (
         Case("ordinary", {}),
@@ -60,12 +68,14 @@ def _facts(rollout: Any) -> dict[str, Any]:
     if not isinstance(rollout, Rollout):
         return {"returned": type(rollout).__name__}
     names = ("raw_rewards", "rewards", "kl", "entropy", "ref_residuals", "advantages", "returns")
+    estimated = {} if rollout.ref_logprobs is None else {"ref_logprobs": rollout.ref_logprobs}
     return {
         "returned": "Rollout",
         "tokens": rollout.samples.tokens,
         "mask": rollout.samples.mask,
         "texts": rollout.texts,
         **{name: getattr(rollout, name).detach() for name in names},
+        **estimated,
     }
 
 
@@ -117,7 +127,7 @@ _exercise = exercise_from("ppo.toml")
 
 EXERCISES = (
     _exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
-    _exercise(score_samples, cases=_rollout_cases, observe=_observe_scoring),
+    _exercise(score_samples, cases=_scoring_cases, observe=_observe_scoring),
     _exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
     _exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
 )
