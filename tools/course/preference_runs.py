@@ -13,6 +13,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
 from rlhf_lab.rewards.judging import judge, reading_of
+from tools.course.preference_policies import ARMS, adapter_run, utility_run
 from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "preference_runs.json")
@@ -66,9 +67,21 @@ def long_runs() -> dict[str, list[Figures]]:
     return {"4096 pairs, 400 steps": found}
 
 
+def utility_runs() -> list[dict[str, Any]]:
+    """PPO on the rater's utility."""
+    return [utility_run(seed) for seed in SEEDS]
+
+
+def adapter_runs() -> dict[str, list[Figures]]:
+    """DPO through LoRA adapters of each arm."""
+    return {arm: [adapter_run(arm, seed) for seed in SEEDS] for arm in ARMS}
+
+
 PARTS: dict[str, Callable[[], Any]] = {
     "reward models": reward_model_runs,
     "longer": long_runs,
+    "PPO on the utility": utility_runs,
+    "adapters": adapter_runs,
 }
 
 
