@@ -23,6 +23,8 @@ from rlhf_lab.probes.probe import Check, Observation, Record
 TEXTS = 8
 HEADS_ANEW = 8
 """How many heads are left out in turn in each record; all, where a model has no more."""
+PARTS_AT_ONCE = 16
+"""How many parts go through the unembedding together, with a logit for each word."""
 
 
 class End(NamedTuple):
@@ -119,38 +121,50 @@ def run_upto(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
     return End(kept, residual, scale, as_float64(logits))
 
 
-def _difference(
-    model: HookedTransformer, residual: Float[Tensor, "rows d_model"], end: End, ids: list[int]
-) -> Float[Tensor, " rows"]:
-    """The logit difference that a residual has, at the scale that the forward used."""
-    hold = lambda scale, hook: end.scale[:, None].to(scale)
-    with model.hooks(fwd_hooks=[("ln_final.hook_scale", hold)]):
-        logits = as_float64(model.unembed(model.ln_final(residual[:, None])))[:, 0]
-    return logits[:, ids[0]] - logits[:, ids[1]]
+def _differences(
+    model: HookedTransformer,
+    residuals: Float[Tensor, "part rows d_model"],
+    end: End,
+    ids: list[int],
+) -> Float[Tensor, "part rows"]:
+    """The logit differences that residuals have, at the scale that the forward used."""
+    found = []
+    for some in residuals.split(PARTS_AT_ONCE):
+        scales = end.scale.repeat(len(some), 1)[:, None]
+        hold = lambda scale, hook, scales=scales: scales.to(scale)
+        with model.hooks(fwd_hooks=[("ln_final.hook_scale", hold)]):
+            logits = model.unembed(model.ln_final(some.flatten(0, 1)[:, None]))
+        first, other = as_float64(logits[:, 0, ids]).unbind(-1)
+        found.append((first - other).unflatten(0, some.shape[:2]))
+    return torch.cat(found)
+
+
+def logit_losses(
+    model: HookedTransformer, end: End, parts: Float[Tensor, "part rows d_model"], ids: list[int]
+) -> Float[Tensor, "part rows"]:
+    """What the logit difference loses without each vector of the last residual, at its scale."""
+    without = _differences(model, end.residual - parts, end, ids)
+    return _differences(model, end.residual[None], end, ids) - without
 
 
 def logit_loss(
     model: HookedTransformer, end: End, part: Float[Tensor, "rows d_model"], ids: list[int]
 ) -> Float[Tensor, " rows"]:
-    """What the logit difference loses without a vector of the last residual, at the same scale."""
-    whole, without = (
-        _difference(model, residual, end, ids) for residual in (end.residual, end.residual - part)
-    )
-    return whole - without
+    """`logit_losses` of one vector."""
+    return logit_losses(model, end, part[None], ids)[0]
 
 
 def _rows(
     model: HookedTransformer, upto: Upto, end: End, ids: list[int], phase: int
 ) -> dict[str, Float[Tensor, " rows"]]:
     """What the logit difference loses without a component; for heads, without it in its layer."""
-    loss = lambda part: logit_loss(model, end, part, ids)
-    rows = {"embed": loss(end.acts["hook_embed"])}
+    parts = {"embed": end.acts["hook_embed"]}
     if "hook_pos_embed" in end.acts:
-        rows["pos_embed"] = loss(end.acts["hook_pos_embed"])
+        parts["pos_embed"] = end.acts["hook_pos_embed"]
     for layer, block in enumerate(model.blocks):
         if f"blocks.{layer}.hook_mlp_out" in end.acts:
-            rows[f"L{layer} mlp"] = loss(end.acts[f"blocks.{layer}.hook_mlp_out"])
-        rows[f"L{layer} b_O"] = loss(block.attn.b_O.expand_as(end.residual))
+            parts[f"L{layer} mlp"] = end.acts[f"blocks.{layer}.hook_mlp_out"]
+        parts[f"L{layer} b_O"] = block.attn.b_O.expand_as(end.residual)
     heads = [
         (layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)
     ]
@@ -164,11 +178,13 @@ def _rows(
 
         without = run_upto(model, upto, (f"blocks.{layer}.attn.hook_z", silence))
         site = f"blocks.{layer}.hook_attn_out"
-        rows[f"L{layer}H{head}"] = loss(end.acts[site] - without.acts[site])
-    nothing = _difference(model, torch.zeros_like(end.residual), end, ids)
-    of_bias = as_float64(model.unembed(torch.zeros_like(end.residual)[:, None]))[:, 0]
-    rows["b_U"] = of_bias[:, ids[0]] - of_bias[:, ids[1]]
-    rows["norm bias"] = nothing - rows["b_U"]
+        parts[f"L{layer}H{head}"] = end.acts[site] - without.acts[site]
+    lost = logit_losses(model, end, torch.stack(list(parts.values())), ids)
+    rows = dict(zip(parts, lost, strict=True))
+    nothing = torch.zeros_like(end.residual)
+    of_bias = as_float64(model.unembed(nothing[:, None])[:, 0, ids])
+    rows["b_U"] = of_bias[:, 0] - of_bias[:, 1]
+    rows["norm bias"] = _differences(model, nothing[None], end, ids)[0] - rows["b_U"]
     return rows
 
 

@@ -14,7 +14,14 @@ from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.bindings.anew import as_float64, gap
 from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.logit_shift import End, Upto, logit_loss, run_upto, upto_position
+from rlhf_lab.probes.bindings.logit_shift import (
+    End,
+    Upto,
+    logit_loss,
+    logit_losses,
+    run_upto,
+    upto_position,
+)
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 
@@ -163,14 +170,9 @@ def _many(
     lost, whole = [], []
     for model, end in zip(models, ends, strict=True):
         lost.append(_lost(model, upto, end, ids, layer, 1 - half, 0 * half).mean())
-        whole.append(
-            torch.stack(
-                [
-                    logit_loss(model, end, end.acts[f"blocks.{at}.hook_mlp_out"], ids).mean()
-                    for at in range(model.cfg.n_layers)
-                ]
-            )
-        )
+        layers = range(model.cfg.n_layers)
+        mlps = torch.stack([end.acts[f"blocks.{at}.hook_mlp_out"] for at in layers])
+        whole.append(logit_losses(model, end, mlps, ids).mean(1))
     exchanged = _exchanged(models, upto, ends, ids, layer, half)
     by_activation = (as_float64(stored["neuron_by_activation"])[layer] * half).sum()
     rows = as_float64(stored["neuron_contribution"])
