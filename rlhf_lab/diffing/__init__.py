@@ -18,14 +18,8 @@ from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
 from rlhf_lab.diffing.lens import lens_divergence, logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
-from rlhf_lab.diffing.patching import (
-    Patched,
-    PatchPlace,
-    Side,
-    part_places,
-    patch_activations,
-    patch_hook,
-)
+from rlhf_lab.diffing.patch_places import PatchPlace, Side, part_places
+from rlhf_lab.diffing.patching import Patched, patch_activations, patch_hook
 from rlhf_lab.diffing.path_patching import patch_path
 from rlhf_lab.diffing.principal import energy_blocks, head_products, principal_spaces
 from rlhf_lab.diffing.sae import SAEDictionary, load_sae

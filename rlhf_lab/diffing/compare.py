@@ -17,7 +17,8 @@ from rlhf_lab.diffing.effects import (
     refuse_unknown_methods,
 )
 from rlhf_lab.diffing.groups import weights_of_both
-from rlhf_lab.diffing.patching import PatchPlace, Side, logit_difference, patch_activations
+from rlhf_lab.diffing.patch_places import PatchPlace, Side
+from rlhf_lab.diffing.patching import logit_difference, patch_activations
 from rlhf_lab.diffing.stages import OpenStage, unseen
 from rlhf_lab.diffing.weights import path, truncations
 from rlhf_lab.errors import ConfigError

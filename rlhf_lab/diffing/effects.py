@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, coarse_groups
 from rlhf_lab.diffing.logit_shift import ends_of, split_shift
-from rlhf_lab.diffing.patching import PatchPlace, Side, patch_activations
+from rlhf_lab.diffing.patch_places import PatchPlace, Side
+from rlhf_lab.diffing.patching import patch_activations
 from rlhf_lab.diffing.quadrature import NODES
 from rlhf_lab.diffing.shift_matrix import shift_matrix
 from rlhf_lab.diffing.stages import OpenStage, unseen

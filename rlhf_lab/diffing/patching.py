@@ -2,52 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.diffing.patch_places import (
+    WRITTEN,
+    PatchPlace,
+    Side,
+    places_by_name,
+    refuse_unlike_sides,
+    word_ids,
+    writes,
+)
 from rlhf_lab.diffing.stages import Tick, untold
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, recovered_fraction
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, why_not_additive
-from rlhf_lab.training.capture import ROWS_AT_ONCE, SQUARE, resolve_sites
+from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
+from rlhf_lab.training.capture import ROWS_AT_ONCE, SQUARE
 
-OF_HEADS = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v", *SQUARE)
-WRITTEN = "hook_attn_out"
 Hook = tuple[str, Callable[[Tensor, HookPoint], Tensor | None]]
-
-
-class PatchPlace(NamedTuple):
-    """An activation, or one head's or some positions' share of it.
-
-    Args:
-        site: a hook point.
-        head: at `hook_attn_out`, what this head writes into the residual stream; at the sites of
-            single heads, its own entries.
-        positions: columns of the text, from the end where negative; all when None. Of patterns and
-            scores they are the queries'.
-    """
-
-    site: str
-    head: int | None = None
-    positions: tuple[int, ...] | None = None
-
-
-class Side(NamedTuple):
-    """A model and the text that it reads, one of two whose activations are exchanged.
-
-    Args:
-        tokens: rows of one length, padded on the left or not at all.
-        mask: False on padding.
-    """
-
-    model: HookedTransformer
-    tokens: Int[Tensor, "batch seq"]
-    mask: Bool[Tensor, "batch seq"] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,26 +46,6 @@ class Patched:
         """The share of the way from start to end that each place brings, with its interval."""
         rows = zip(self.names, self.patched, strict=True)
         return {name: recovered_fraction(self.end, self.start, row) for name, row in rows}
-
-
-def part_places(
-    model: HookedTransformer, positions: tuple[int, ...] | None = None
-) -> dict[str, PatchPlace]:
-    """What every part writes into the residual stream: embeddings, heads and MLPs by name.
-
-    Raises:
-        ConfigError: the model normalizes what attention gives before it is added.
-    """
-    sites = {name: f"hook_{name}" for name in ("embed", "pos_embed")}
-    there = {name: site for name, site in sites.items() if site in model.hook_dict}
-    places = {name: PatchPlace(site, None, positions) for name, site in there.items()}
-    for layer in range(model.cfg.n_layers):
-        for head in range(model.cfg.n_heads):
-            place = PatchPlace(f"blocks.{layer}.{WRITTEN}", head, positions)
-            places[f"L{layer}H{head}"] = place
-        places[f"L{layer} mlp"] = PatchPlace(f"blocks.{layer}.hook_mlp_out", None, positions)
-    _refuse_normalized(model)
-    return places
 
 
 def patch_hook(
@@ -123,9 +79,9 @@ def patch_hook(
 def patch_activations(
     receiver: Side,
     donor: Side,
-    places: dict[str, PatchPlace],
+    places: dict[str, PatchPlace | str],
     pos: int,
-    words: tuple[int, int],
+    words: tuple[int | str, int | str],
     tick: Tick = untold,
 ) -> Patched:
     """Put the donor's activation at each place in turn into the receiver, and read its logits.
@@ -139,6 +95,8 @@ def patch_activations(
     needs; the other way round, what suffices.
 
     Args:
+        places: by name; a hook point's name alone stands for all of its activation.
+        words: two single tokens, as text or as ids.
         tick: called behind every patched forward.
 
     Raises:
@@ -147,9 +105,9 @@ def patch_activations(
 
     (Vig et al. 2020; Meng et al. 2022; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """
-    refuse_no_names(places, words)
-    chosen = list(places.values())
+    chosen = list(places_by_name(places).values())
     refuse_unlike_sides(receiver, donor, chosen, pos)
+    words = word_ids(receiver.model, words)
     found = []
     for rows in torch.arange(len(receiver.tokens)).split(ROWS_AT_ONCE):
         own, other = rows_of(receiver, rows), rows_of(donor, rows)
@@ -198,10 +156,10 @@ def captured_at(
     def keep(activation: Tensor, hook: HookPoint) -> None:
         kept[hook.name] = activation.detach()
 
-    reads = dict.fromkeys(_z_of(place) if _writes(place) else place.site for place in places)
+    reads = dict.fromkeys(_z_of(place) if writes(place) else place.site for place in places)
     _run(side, [*hooks, *((site, keep) for site in reads)])
     return [
-        _written(side.model, place, kept[_z_of(place)]) if _writes(place) else kept[place.site]
+        _written(side.model, place, kept[_z_of(place)]) if writes(place) else kept[place.site]
         for place in places
     ]
 
@@ -210,9 +168,9 @@ def hooks_to(side: Side, place: PatchPlace, value: Float[Tensor, "batch ..."]) -
     """Hooks that put a value at a place, with padding on the right."""
     chosen = torch.ones_like(side.mask) if place.positions is None else ~torch.ones_like(side.mask)
     if place.positions is not None:
-        chosen[:, list(place.positions)] = True
+        chosen[:, place.columns] = True
         chosen = rotate_padding(chosen, side.mask, "right")
-    if not _writes(place):
+    if not writes(place):
         return [(place.site, patch_hook(value, place.head, chosen))]
     now: list[Tensor] = []
 
@@ -226,10 +184,6 @@ def hooks_to(side: Side, place: PatchPlace, value: Float[Tensor, "batch ..."]) -
     return [(_z_of(place), keep), (place.site, exchange)]
 
 
-def _writes(place: PatchPlace) -> bool:
-    return place.head is not None and place.site.endswith(WRITTEN)
-
-
 def _z_of(place: PatchPlace) -> str:
     return f"{place.site.removesuffix(WRITTEN)}attn.hook_z"
 
@@ -240,70 +194,3 @@ def _written(
     """What one head adds to the residual stream."""
     layer = int(place.site.split(".")[1])
     return z[:, :, place.head] @ model.blocks[layer].attn.W_O[place.head]
-
-
-def refuse_unlike_sides(
-    receiver: Side, donor: Side, places: Sequence[PatchPlace], pos: int
-) -> None:
-    """Raise ConfigError for texts that do not match, or places that a model does not have."""
-    masks = [
-        torch.ones_like(s.tokens).bool() if s.mask is None else s.mask for s in (receiver, donor)
-    ]
-    seq = receiver.tokens.shape[1]
-    if masks[0].shape != masks[1].shape or not torch.equal(*(mask.cpu() for mask in masks)):
-        raise ConfigError(
-            f"the two texts have shapes {tuple(receiver.tokens.shape)} and "
-            f"{tuple(donor.tokens.shape)} or other padding; give texts that match token by token."
-        )
-    for position in (pos, *(p for place in places for p in place.positions or ())):
-        if not -seq <= position < seq:
-            raise ConfigError(f"position={position} lies outside texts of {seq} tokens.")
-    if not masks[0][:, pos].all():
-        raise ConfigError(f"pos={pos} is padding in some rows; choose a token of every row.")
-    for side in (receiver, donor):
-        if hasattr(side.model, "base_model"):
-            raise ConfigError(
-                "a Side has a policy with its value head, which returns two things; give its "
-                "language model, policy.base_model."
-            )
-        for place in places:
-            _refuse_place(side.model, place)
-
-
-def refuse_no_names(places: dict[str, PatchPlace], words: tuple[int, int]) -> None:
-    """Raise ConfigError for places without names, and for words that are no token ids."""
-    if not isinstance(places, dict):
-        raise ConfigError(
-            f"places is a {type(places).__name__}; give a dict of names, such as "
-            '{"L0H1": PatchPlace("blocks.0.attn.hook_z", head=1)}.'
-        )
-    if len(words) != 2 or any(isinstance(word, str) for word in words):
-        raise ConfigError(
-            f"words={words!r:.60} are not two token ids; the tokenizer's encode gives them."
-        )
-
-
-def _refuse_place(model: HookedTransformer, place: PatchPlace) -> None:
-    resolve_sites(model, [place.site])
-    if place.head is None:
-        return
-    if _writes(place):
-        _refuse_normalized(model)
-    elif not place.site.endswith(OF_HEADS):
-        raise ConfigError(
-            f"the site {place.site!r} has no heads apart; leave out head={place.head}, or choose "
-            "attn.hook_z, or hook_attn_out for what a head writes."
-        )
-    n_heads = model.cfg.n_heads
-    if place.site.endswith(("hook_k", "hook_v")):
-        n_heads = model.cfg.n_key_value_heads or n_heads
-    if not 0 <= place.head < n_heads:
-        raise ConfigError(f"head={place.head} is not there; {place.site!r} has {n_heads} heads.")
-
-
-def _refuse_normalized(model: HookedTransformer) -> None:
-    why = why_not_additive(model)
-    if why is not None and "logits" not in why:
-        raise ConfigError(
-            f"what one head writes cannot be told apart, since {why}; patch attn.hook_z instead."
-        )

@@ -6,16 +6,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.diffing.patching import (
+from rlhf_lab.diffing.patch_places import (
     WRITTEN,
-    Hook,
-    Patched,
     PatchPlace,
     Side,
+    refuse_unlike_sides,
+    word_ids,
+)
+from rlhf_lab.diffing.patching import (
+    Hook,
+    Patched,
     captured_at,
     hooks_to,
     logit_difference,
-    refuse_unlike_sides,
     rows_of,
 )
 from rlhf_lab.errors import ConfigError
@@ -29,7 +32,7 @@ def patch_path(
     sender: PatchPlace,
     through: Sequence[PatchPlace],
     pos: int,
-    words: tuple[int, int],
+    words: tuple[int | str, int | str],
 ) -> Patched:
     """Let a change of the sender reach the logits along chosen paths alone.
 
@@ -47,6 +50,7 @@ def patch_path(
     if not through:
         raise ConfigError("through is empty; give at least one place, such as the last residual.")
     refuse_unlike_sides(receiver, donor, [sender, *through], pos)
+    words = word_ids(receiver.model, words)
     found = []
     for rows in torch.arange(len(receiver.tokens)).split(ROWS_AT_ONCE):
         own, other = rows_of(receiver, rows), rows_of(donor, rows)

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, restrict, weights_of_both
-from rlhf_lab.diffing.patching import PatchPlace, Side, captured_at, logit_difference, part_places
+from rlhf_lab.diffing.patch_places import PatchPlace, Side, part_places
+from rlhf_lab.diffing.patching import captured_at, logit_difference
 from rlhf_lab.diffing.quadrature import quadrature
 from rlhf_lab.diffing.shift_matrix import ShiftMatrix
 from rlhf_lab.identity import Check

@@ -274,7 +274,10 @@ class Attachment:
         every = self.plan[worst]
         self.plan[worst] = 2 * every
         self._say(
-            ctx, worst, f"every {every} phases -> every {2 * every}, because a projected {over}."
+            ctx,
+            worst,
+            f"every {every} phases -> every {2 * every}, because a projected {over}; a larger "
+            "budget=Budget(...) leaves it as it was.",
         )
 
 

@@ -36,10 +36,15 @@ def fit_direction(
     4. Where all activations are one vector, the direction is 0: clamp the mean variance of step 2,
        and the length of step 3, to at least 1e-12.
 
-    Raises ValueError unless both labels occur.
+    Raises ValueError unless both labels occur, and where there is not one label for each of the n.
 
     d = mu+ - mu-  (Marks and Tegmark 2024, arXiv 2310.06824);  d = S^-1 (mu+ - mu-)  (Fisher 1936)
     """
+    if x.shape[-2] != len(labels) or labels.dtype != torch.bool:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, labels {tuple(labels.shape)} of {labels.dtype}; give "
+            "activations at one position, [n d_model], and n labels that are True or False."
+        )
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
     x = x.double()  # the covariance's inverse makes much of what float32 rounds away

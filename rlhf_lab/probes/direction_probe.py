@@ -69,6 +69,7 @@ class Direction(Probe):
     text = "eval"
     sites = LAYER_SITES
     every = 5
+    needs_labels = True
 
     def __init__(
         self,
@@ -90,8 +91,6 @@ class Direction(Probe):
     def observe(self, seen: Observation) -> Record:
         """Fit on the first two thirds of the sequences, look at the last third."""
         labels = seen.text.labels
-        if labels is None:
-            raise ConfigError(f"{self.name} needs a label per sequence; give the suite labels=.")
         cut, seq = 2 * len(labels) // 3, seen.text.common().tokens.shape[1]
         x, reference = (
             where_exact(torch.stack([acts[site][:, :seq] for site in seen.acts]).transpose(1, 2))

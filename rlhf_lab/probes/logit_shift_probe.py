@@ -56,6 +56,7 @@ class LogitShift(WordPairProbe):
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse a model whose logits are no sum over its parts."""
         refuse_sums(model)
+        super().check_model(model)
 
     def observe(self, seen: Observation) -> Record:
         """Attribute both models, and subtract."""

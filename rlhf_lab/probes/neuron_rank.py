@@ -67,6 +67,7 @@ class NeuronRank(WordPairProbe):
         """Refuse a model whose logits are no sum over single neurons."""
         refuse_sums(model, self.name)
         refuse_no_neurons(model, self.name)
+        super().check_model(model)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:

@@ -95,6 +95,7 @@ class Probe:
         pos: the position of these activations; all when None.
         step: at events of a step, which step of the phase it is called at; all when None.
         every: called each `every`-th phase, and at run_end.
+        needs_labels: whether it wants a label per eval sequence.
     """
 
     name: str = "probe"
@@ -105,6 +106,7 @@ class Probe:
     pos: int | None = None
     step: Literal["first", "last"] | None = None
     every: int = 1
+    needs_labels: bool = False
 
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
         self.every = type(self).every if every is None else every

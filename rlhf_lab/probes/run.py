@@ -43,14 +43,14 @@ class Run:
     """Everything that a run left behind: finished, stopped, or still in progress.
 
     Args:
-        path: the run's directory.
+        path: the run's directory, or a trainer's `run`.
 
     Raises:
         RunError: there is no run.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.directory = RunDir.open(path)
+    def __init__(self, path: str | Path | RunDir) -> None:
+        self.directory = RunDir.open(path.path if isinstance(path, RunDir) else path)
         self.store = ProbeStore(self.directory)
 
     @property

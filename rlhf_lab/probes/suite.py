@@ -1,5 +1,6 @@
 """A suite of probes: which probes look at a run together, on which eval text, at what budget."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ class Suite:
     """Probes that look at one run together.
 
     Args:
-        probes: with names of their own.
+        probes: with names of their own; also as one list.
         eval_tokens: the same sequences at every phase, BOS included, for probes that want them.
         eval_text: texts of any lengths, instead of `eval_tokens`.
         eval_mask: False where `eval_tokens` are padded, on either side.
@@ -39,7 +40,7 @@ class Suite:
 
     def __init__(
         self,
-        *probes: Probe,
+        *probes: Probe | Sequence[Probe],
         eval_tokens: Int[Tensor, "batch seq"] | None = None,
         eval_text: Sequence[str] | None = None,
         eval_mask: Bool[Tensor, "batch seq"] | None = None,
@@ -47,6 +48,8 @@ class Suite:
         labels: Bool[Tensor, " batch"] | None = None,
         budget: Budget | None = None,
     ) -> None:
+        if len(probes) == 1 and isinstance(probes[0], list | tuple):
+            probes = tuple(probes[0])
         for given in probes:
             if not isinstance(given, Probe):
                 raise ConfigError(
@@ -89,6 +92,11 @@ class Suite:
             if needing:
                 raise ConfigError(f"{needing[0]} looks at eval text; give the suite eval_tokens=.")
             return None
+        unlabelled = [p.name for p in self.probes if p.needs_labels and self.labels is None]
+        if unlabelled:
+            raise ConfigError(
+                f"{unlabelled[0]} needs a label per sequence; give the suite labels=."
+            )
         cfg = trainer.policy.base_model.cfg
         _check_eval_text(tokens, self.labels, cfg.n_ctx, cfg.d_vocab)
         mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
@@ -105,12 +113,21 @@ class Suite:
         return text
 
 
-def attach(trainer: RLHFTrainer, *probes: Suite | Probe, **options: Any) -> Attachment:
+SUITE_OPTIONS = frozenset(inspect.signature(Suite).parameters) - {"probes"}
+
+
+def attach(
+    trainer: RLHFTrainer, *probes: Suite | Probe | Sequence[Probe], **options: Any
+) -> Attachment:
     """Attach a suite, or some probes as a suite with these options, to a trainer.
 
     Raises:
-        ConfigError: what `Suite` and `Suite.attach` refuse, or options beside a whole suite.
+        ConfigError: what `Suite` and `Suite.attach` refuse, an option that `Suite` does not have,
+            or options beside a whole suite.
     """
+    for option in options.keys() - SUITE_OPTIONS:
+        near = [known for known in SUITE_OPTIONS if option in known] or sorted(SUITE_OPTIONS)
+        raise ConfigError(f"{option}= is no option of a suite; give {' or '.join(near)}.")
     if len(probes) == 1 and isinstance(probes[0], Suite):
         if options:
             raise ConfigError(f"{next(iter(options))}= is the suite's own; give it to Suite(...).")

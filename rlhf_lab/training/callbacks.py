@@ -3,9 +3,11 @@
 import inspect
 import warnings
 from collections.abc import Callable
+from numbers import Number
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
@@ -207,11 +209,12 @@ class Callbacks:
     def _store(self, ctx: Context, name: str, returned: Any) -> None:
         """Add a line to `returned/NAME.jsonl`: where a dict was returned, then the dict."""
         run = ctx.__dict__.get("run")
-        if isinstance(returned, Tensor) and name not in self._told:
+        if isinstance(returned, Tensor | np.ndarray | Number) and name not in self._told:
             self._told.add(name)
+            kind = "tensor" if isinstance(returned, Tensor) else type(returned).__name__
             warnings.warn(
-                f"{name} returned a tensor, which is not stored; return a dict of it, such as "
-                f'{{"{name}": tensor}}.',
+                f"{name} returned a {kind}, which is not stored; return a dict of it, such as "
+                f'{{"{name}": {kind}}}.',
                 stacklevel=3,
             )
         if run is None or not isinstance(returned, dict):

@@ -23,9 +23,9 @@ ROWS_AT_ONCE = 64
 
 
 def resolve_sites(
-    model: TransformerWithValueHead | HookedTransformer, hook_names: Sequence[str]
+    model: TransformerWithValueHead | HookedTransformer, hook_names: str | Sequence[str]
 ) -> list[str]:
-    """Spell out hook names with wildcards, in the order in which the model runs.
+    """Spell out a hook name, or several, with wildcards, in the order in which the model runs.
 
     `blocks.*.hook_resid_post` stands for that hook of every block. "logits" and "values", the
     policy's two outputs, count as names too.
@@ -34,6 +34,7 @@ def resolve_sites(
         ConfigError: a name that the model does not have.
     """
     known = [*model.hook_dict, *OUTPUTS]
+    hook_names = [hook_names] if isinstance(hook_names, str) else hook_names
     for name in hook_names:
         if not any(fnmatchcase(site, name) for site in known):
             raise ConfigError(
@@ -48,7 +49,7 @@ def resolve_sites(
 def capture_activations(
     policy: TransformerWithValueHead | HookedTransformer,
     tokens: Int[Tensor, "batch seq"],
-    hook_names: Sequence[str],
+    hook_names: str | Sequence[str],
     pos: int | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
 ) -> dict[str, Tensor]:
@@ -74,11 +75,7 @@ def capture_activations(
             f"choose from {-tokens.shape[1]} to {tokens.shape[1] - 1}."
         )
     mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
-    square = [site for site in sites if site.endswith(SQUARE)]
-    if square and pos is not None:
-        raise ConfigError(
-            f"the site {square[0]!r} has no single position axis; capture it with pos=None."
-        )
+    square = _square_sites(sites, pos)
     device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
     parts = []
     for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True):
@@ -87,6 +84,21 @@ def capture_activations(
             found = _with_keys_turned(found, sites, row_mask.to(device))
         parts.append(found if pos is None else [activation[:, pos] for activation in found])
     return dict(zip(sites, map(torch.cat, zip(*parts, strict=True)), strict=True))
+
+
+def _square_sites(sites: Sequence[str], pos: int | None) -> list[str]:
+    """The sites with a position of the query and one of the key, of which `pos` would be neither.
+
+    Raises:
+        ConfigError: there is one, and `pos` is given.
+    """
+    square = [site for site in sites if site.endswith(SQUARE)]
+    if square and pos is not None:
+        raise ConfigError(
+            f"the site {square[0]!r} has no single position axis; capture it with pos=None, and "
+            "index the query, as in acts[site][:, :, -1]."
+        )
+    return square
 
 
 def _activations(
@@ -159,8 +171,8 @@ def capturing(
             "values".
 
     Raises:
-        ConfigError: an unknown site, a position that is no number, or an event that has no text of
-            its own.
+        ConfigError: an unknown site, a position that is no number or given for attention patterns,
+            or an event that has no text of its own.
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
@@ -168,7 +180,7 @@ def capturing(
         raise ConfigError(
             "hook_names is empty; name at least one site, such as blocks.0.hook_resid_post."
         )
-    resolve_sites(policy, names)
+    _square_sites(resolve_sites(policy, names), pos)
     if pos is not None and (isinstance(pos, bool) or not isinstance(pos, int)):
         raise ConfigError(
             f"pos={pos!r} is no position; give a whole number, such as -1 for the last token."

@@ -10,7 +10,7 @@ PATCHING_FAULTS = (
         "positions ignored",
         "patching",
         "diffing.patching:hooks_to",
-        "chosen[:, list(place.positions)] = True",
+        "chosen[:, place.columns] = True",
         "chosen[:] = True",
         "test_the_last_residual_with_a_shared_head_is_all_of_it",
     ),

@@ -70,8 +70,8 @@ def test_a_suite_over_its_time_budget_is_thinned_and_says_so(make_trainer, clock
     assert run.phases("costly") == [0, 8]
     first, second, third = (note["note"] for note in run.notes())
     assert first.startswith("every 1 phases -> every 2, because a projected 34% of the run's time")
-    assert "19% of the run's time is over time_frac=0.1." in second
-    assert "11% of the run's time is over time_frac=0.1." in third
+    assert "19% of the run's time is over time_frac=0.1; a larger" in second
+    assert "11% of the run's time is over time_frac=0.1; a larger" in third
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_megabytes_count_every_call_and_the_largest_probe_is_thinned(make_traine
     assert attachment.plan == {"large": 4, "small": 1}
     run = Run(trainer.run.path)
     assert run.phases("large") == [0, 4, 8]
-    assert "2.34 MB is over mb=1." in run.notes()[0]["note"]
-    assert "1.34 MB is over mb=1." in run.notes()[1]["note"]
+    assert "2.34 MB is over mb=1; a larger budget" in run.notes()[0]["note"]
+    assert "1.34 MB is over mb=1; a larger budget" in run.notes()[1]["note"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import auc, bootstrap_interval
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
-from rlhf_lab.probes import Direction, Run, attach
+from rlhf_lab.probes import Direction
 from rlhf_lab.probes.direction import (
     ablate,
     accuracy,
@@ -180,14 +180,6 @@ def test_a_run_stores_accuracy_beside_bayes_and_controls(finished, truth):
 
 
 @pytest.mark.slow
-def test_without_labels_there_is_no_direction(make_trainer, reviews, unlimited):
-    trainer = make_trainer()
-    attach(trainer, Direction(every=1), eval_tokens=reviews[0], budget=unlimited)
-    with pytest.warns(UserWarning, match="give the suite labels="):
-        trainer.train()
-    assert Run(trainer.run.path).probes() == []
-
-
 def test_another_method_is_refused():
     with pytest.raises(ConfigError, match="'guess'"):
         Direction(method="guess")

@@ -145,7 +145,8 @@ def test_what_it_cannot_read_is_refused(tmp_path):
     args = RLHFArgs(**(ARGS | {"reset_reference_every": 1, "total_phases": 3}))
     trainer = RLHFTrainer(args, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="leave it None"):
-        attach(trainer, FrozenProbe(), eval_tokens=TRUTH.reviews(4, seed=1)[0])
+        tokens, labels = TRUTH.reviews(4, seed=1)
+        attach(trainer, FrozenProbe(), eval_tokens=tokens, labels=labels)
 
 
 @pytest.mark.slow

@@ -4,9 +4,20 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.diffing import PatchPlace, Side, patch_activations
+from rlhf_lab.diffing import PatchPlace, Side, patch_activations, patch_path
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.probes import ReelTruth, Run
+from rlhf_lab.probes import (
+    Direction,
+    FrozenProbe,
+    LogitShift,
+    NeuronRank,
+    ReelTruth,
+    Run,
+    RunHealth,
+    attach,
+)
+from rlhf_lab.probes.direction import fit_direction
+from rlhf_lab.training.capture import capture_activations
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -32,6 +43,10 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
     def naked(ctx):
         return torch.ones(2)
 
+    @trainer.on("after_phase")
+    def share(ctx):
+        return 0.5
+
     with pytest.warns(UserWarning) as caught:
         trainer.train()
     said = [str(one.message) for one in caught if "naked" in str(one.message)]
@@ -39,7 +54,9 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
         'naked returned a tensor, which is not stored; return a dict of it, such as {"naked": '
         "tensor}."
     ]
-    run = Run(trainer.run.path)
+    said = [str(one.message) for one in caught if "share" in str(one.message)]
+    assert [one.split(";")[0] for one in said] == ["share returned a float, which is not stored"]
+    run = Run(trainer.run)
     with pytest.raises(RunError, match=r"what that function returned is in returned\('look'\)"):
         run.records("look")
     with pytest.raises(RunError, match="broken raised IndexError at after_score of phase 0 and is"):
@@ -60,14 +77,73 @@ def test_texts_in_place_of_tokens_are_refused_at_once(make_trainer):
     [
         (PatchPlace("blocks.0.attn.hook_z", head=1), (5, 6), "places is a PatchPlace; give a dict"),
         ([PatchPlace("blocks.0.hook_mlp_out")], (5, 6), "places is a list; give a dict of names"),
-        ({}, ("loved", "hated"), "are not two token ids; the tokenizer's encode gives them"),
-        ({}, (5,), "are not two token ids"),
+        ({"mlp": 3}, (5, 6), "places has 3 at 'mlp'; give a PatchPlace or a hook point's name"),
+        ({}, ("loved", "zzz"), "the tokenizer cannot read 'zzz'"),
+        ({}, "loved", "words='loved' are not two; give two words, or two token ids"),
+        ({}, (5,), "are not two; give two words, or two token ids"),
     ],
 )
 def test_places_and_words_of_another_kind_are_refused(reel_policy, text, places, words, said):
     side = Side(reel_policy.base_model, text)
     with pytest.raises(ConfigError, match=said):
         patch_activations(side, side, places, -1, words)
+
+
+def test_words_places_and_positions_may_be_given_in_a_shorter_way(reel_policy, text):
+    model, at = reel_policy.base_model, "blocks.0.hook_mlp_out"
+    sides = Side(model, text), Side(model, text.roll(1, 0))
+    ids = model.to_single_token("loved"), model.to_single_token("hated")
+    places = {"mlp": PatchPlace(at), "last": PatchPlace(at, None, (-1,))}
+    long = patch_activations(*sides, places, -1, ids)
+    words = ("loved", "hated")
+    short = patch_activations(*sides, {"mlp": at, "last": PatchPlace(at, positions=-1)}, -1, words)
+    assert torch.equal(short.patched, long.patched) and not torch.equal(*short.patched)
+    through = [PatchPlace("blocks.1.hook_mlp_out")]
+    paths = [patch_path(*sides, PatchPlace(at), through, -1, each) for each in (ids, words)]
+    assert torch.equal(paths[0].patched, paths[1].patched)
+
+
+def test_probes_are_attached_as_a_list_too(make_trainer, text):
+    listed = attach(make_trainer(), [RunHealth(), LogitShift()], eval_tokens=text)
+    assert list(listed.plan) == ["run_health", "logit_shift"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "said"),
+    [
+        (Direction(), {}, "direction_sentiment needs a label per sequence; give the suite labels="),
+        (FrozenProbe(), {}, "frozen_probe needs a label per sequence; give the suite labels="),
+        (LogitShift("loved", "zzz"), {}, "the tokenizer cannot read 'zzz'"),
+        (NeuronRank("zzz"), {}, "the tokenizer cannot read 'zzz'"),
+        (RunHealth(), {"tokens": 1}, "tokens= is no option of a suite; give eval_tokens"),
+        (RunHealth(), {"horizon": 1}, "horizon= is no option of a suite; give budget or eval_mask"),
+    ],
+)
+def test_what_a_probe_lacks_is_said_where_it_is_attached(make_trainer, text, probe, options, said):
+    with pytest.raises(ConfigError, match=said):
+        attach(make_trainer(), probe, eval_tokens=text, **options)
+
+
+def test_patterns_at_one_position_are_refused_where_they_are_registered(make_trainer):
+    with pytest.raises(
+        ConfigError, match=r"pos=None, and index the query, as in acts\[site\]\[:, "
+    ):
+        make_trainer().capture("blocks.*.attn.hook_pattern", pos=-1)
+
+
+def test_one_name_of_a_site_is_as_good_as_a_list_of_it(reel_policy, text):
+    at = "blocks.0.hook_mlp_out"
+    found = [capture_activations(reel_policy, text, names)[at] for names in (at, [at])]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels"),
+    [((6, 5, 4), [True, False] * 3), ((6, 4), [1.0, 0.0] * 3), ((6, 4), [True, False])],
+)
+def test_a_direction_needs_a_row_for_each_label(shape, labels):
+    with pytest.raises(ValueError, match=r"give activations at one position, \[n d_model\]"):
+        fit_direction(torch.randn(shape), torch.tensor(labels))
 
 
 def test_a_policy_with_its_value_head_is_told_from_its_language_model(reel_policy, text):
