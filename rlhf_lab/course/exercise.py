@@ -56,6 +56,10 @@ class Exercise:
         cases: makes the cases, seeded.
         slips: known mistakes, at least two. One that people make in several ways is there several
             times, under the same words.
+        forms: edits of the reference that change nothing: other ways to write it, in which a slip
+            may have other results. Each slip is tried in each of them, too.
+        reads: from a wrong answer that no slip explains, and the case that it misses first, to what
+            is wrong with it in words, or None. It calls the answer as it likes.
         gradients: the arguments whose gradient is compared.
         methods: of a class, those that are the learner's to write; the others are given.
         observe: from a function and arguments to what is compared: a tensor, a number, or facts by
@@ -75,6 +79,8 @@ class Exercise:
     methods: tuple[str, ...] = ()
     observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
     step_free: bool = False
+    forms: tuple[Mapping[str, str], ...] = ()
+    reads: Callable[[Callable[..., Any], Case], str | None] | None = None
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ that a right answer, and a common wrong one, cost nothing.
 """
 
 import itertools
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 from rlhf_lab.course.containment import Stopped
 from rlhf_lab.course.exercise import Answer, Case, Exercise, Slip
 from rlhf_lab.course.handling import handlings, ignored
-from rlhf_lab.course.mutants import mutant
+from rlhf_lab.course.mutants import RETURNS_ZERO, mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
 from rlhf_lab.course.repairs import repairs
 from rlhf_lab.course.rewrites import rewrites
@@ -23,6 +24,8 @@ from rlhf_lab.course.rewrites import rewrites
 SECONDS = 5.0
 """How long to look for an explanation, in processor seconds."""
 SECONDS_PER_MUTANT = 2.0
+UNDOES = re.compile("too many|too much|missing|does not belong")
+"""Changes that leave something out or add it: one may undo what another mistake did."""
 
 
 def explained(
@@ -32,22 +35,27 @@ def explained(
     outcomes: Sequence[Outcome],
     expected: Sequence[Outcome],
     misses: Sequence[Miss | None],
+    known: Sequence[tuple[str, Sequence[Outcome]]] = (),
 ) -> str | None:
     """What was done, in words, from a mutant that agrees with an answer.
 
-    1. Leave alone errors, and outcomes that many mutants share: facts of yes and no, nan alone.
+    1. Leave alone errors, shapes, and outcomes that many mutants share: facts of yes and no, nan
+       alone.
     2. Try mutants in the case that is missed first, and those that agree there in all others.
     3. Take the first that agrees everywhere. Or else take a change of the answer's own code that
-       makes it right in every case; or the mutant that agrees in most of the cases: in half of
-       those that are missed and alike, and in two that it misses itself.
+       makes it right in every case, or as wrong in every case as a known mistake; or the mutant
+       that agrees in most of the cases: in half of those that are missed and alike, and in two
+       that it misses itself.
     """
     missed = [i for i, miss in enumerate(misses) if miss]
     best, is_all = None, False
-    if not outcomes[missed[0]].error and _is_telling(outcomes[missed[0]], expected[missed[0]]):
+    first = outcomes[missed[0]]
+    is_shape = misses[missed[0]].kind == "shape"
+    if not (first.error or is_shape) and _is_telling(first, expected[missed[0]]):
         best, is_all = _mutant_like(exercise, cases, outcomes, expected, missed)
     if is_all:
         return best
-    repaired = _repaired(exercise, fn, cases, expected, missed)
+    repaired = _repaired(exercise, fn, cases, expected, missed, known)
     return repaired or (best and f"{best}; correct this first, and then see what is left")
 
 
@@ -83,20 +91,44 @@ def _repaired(
     cases: Sequence[Case],
     expected: Sequence[Outcome],
     missed: Sequence[int],
+    known: Sequence[tuple[str, Sequence[Outcome]]],
 ) -> str | None:
-    """What is wrong in the learner's own code, if one change makes it right.
+    """What is wrong in the learner's own code, if one change makes it right, or a known mistake.
 
     In every case: a change that helps in some cases alone may fit by coincidence, as a softmax over
     an axis of size 1 does.
     """
-    deadline = time.process_time() + SECONDS
-    for says, right in repairs(exercise, fn):
+    deadline, second, first = time.process_time() + SECONDS, None, missed[0]
+    for says, other in repairs(exercise, fn):
         if time.process_time() > deadline:
             break
-        if not _agrees(exercise, right, cases[missed[0]], expected[missed[0]], None):
+        outcome = _outcome(exercise, other, cases[first])
+        if outcome is None:
             continue
-        pairs = zip(cases, expected, strict=True)
-        if all(_agrees(exercise, right, case, wanted, None) for case, wanted in pairs):
+        if compare_outcomes(outcome, expected[first]) is None:
+            pairs = zip(cases, expected, strict=True)
+            if all(_agrees(exercise, other, case, wanted, None) for case, wanted in pairs):
+                return says
+        elif second is None and not UNDOES.search(says):
+            slip = _known_like(exercise, other, cases, outcome, first, known)
+            second = slip and f"two things at once: {says}; and {slip}"
+    return second
+
+
+def _known_like(
+    exercise: Exercise,
+    fn: Answer,
+    cases: Sequence[Case],
+    outcome: Outcome,
+    first: int,
+    known: Sequence[tuple[str, Sequence[Outcome]]],
+) -> str | None:
+    """The known mistake that does the same as a function in every case."""
+    for says, wrong in known:
+        if says == RETURNS_ZERO or compare_outcomes(outcome, wrong[first]):
+            continue
+        pairs = zip(cases, wrong, strict=True)
+        if all(_agrees(exercise, fn, case, other, None) for case, other in pairs):
             return says
     return None
 
@@ -154,12 +186,18 @@ def _agrees(
     exercise: Exercise, fn: Answer, case: Case, outcome: Outcome, expected: Outcome | None
 ) -> bool:
     """Whether a mutant does the same on a case; where `expected` is given, and does not meet it."""
+    other = _outcome(exercise, fn, case)
+    if other is None or compare_outcomes(outcome, other):
+        return False
+    return expected is None or compare_outcomes(other, expected) is not None
+
+
+def _outcome(exercise: Exercise, fn: Answer, case: Case) -> Outcome | None:
+    """What a mutant does on a case; None for an error, or where it does not come back."""
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             other = observe(exercise, fn, case, SECONDS_PER_MUTANT)
     except (Stopped, NotImplementedError):
-        return False
-    if other.error or compare_outcomes(outcome, other):
-        return False
-    return expected is None or compare_outcomes(other, expected) is not None
+        return None
+    return None if other.error else other

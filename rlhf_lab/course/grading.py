@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_lab.course.borrowed import watched
-from rlhf_lab.course.containment import Stopped
-from rlhf_lab.course.exercise import Answer, Exercise
+from rlhf_lab.course.containment import Stopped, contained
+from rlhf_lab.course.exercise import Answer, Case, Exercise
 from rlhf_lab.course.explaining import explained
-from rlhf_lab.course.mutants import generic_mutants, mutant
+from rlhf_lab.course.idle_steps import idle_step
+from rlhf_lab.course.mutants import RETURNS_ZERO, known_mistakes
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
+from rlhf_lab.course.own_code import uses_its_arguments
 from rlhf_lab.course.places import places
 from rlhf_lab.course.readings import read_error, returned_wrong_shape
-from rlhf_lab.course.relations import relation, weak_relation
+from rlhf_lab.course.relations import changed_in_place, relation, shapes, weak_relation
+
+SECONDS_PER_READING = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,8 @@ class Judge:
 
     @functools.cached_property
     def known(self) -> list[tuple[str, list[Outcome]]]:
-        """What each known mistake does on each case, slips before generic mistakes.
-
-        A slip whose edit has gone stale is for the author's gate to tell, and must not stop a
-        learner's check.
-        """
-        wrong = []
-        for slip in self.exercise.slips:
-            with contextlib.suppress(ValueError):
-                wrong.append((slip.says, mutant(self.exercise, slip)))
-        wrong += generic_mutants(self.exercise).items()
-        return [(says, self._outcomes(fn)) for says, fn in wrong]
+        """What each known mistake does on each case, slips before generic mistakes."""
+        return [(says, self._outcomes(fn)) for says, fn in known_mistakes(self.exercise)]
 
     def _outcomes(self, fn: Answer) -> list[Outcome]:
         return [observe(self.exercise, fn, case) for case in self.cases]
@@ -109,15 +104,27 @@ class Judge:
             misses = [compare_outcomes(*each) for each in pairs]
         if not any(misses):  # only the type is not the promised one
             return read_error(self.exercise, error, self.cases[first])
-        found = self.exercise, self.cases, outcomes, self.expected, misses
+        given = self.exercise, fn, self.cases, outcomes
         return (
-            self._recognize(outcomes, misses)
+            idle_step(*given)
+            or self._recognize(fn, outcomes, misses)
+            or changed_in_place(misses)
+            or (not error and self._read(fn, self.cases[first]))
             or relation(self.exercise, outcomes, self.expected, misses)
-            or explained(self.exercise, fn, *found[1:])
+            or explained(*given, self.expected, misses, self.known)
+            or shapes(self.exercise, outcomes, self.expected, misses)
             or (error and read_error(self.exercise, error, self.cases[first]))
-            or places(*found[1:])
-            or weak_relation(self.exercise, outcomes, misses)
+            or places(self.cases, outcomes, self.expected, misses)
+            or weak_relation(self.exercise, outcomes, self.expected, misses)
         )
+
+    def _read(self, fn: Answer, case: Case) -> str | None:
+        """What the exercise itself makes of a wrong answer."""
+        if self.exercise.reads is None:
+            return None
+        with contextlib.suppress(Exception, Stopped), contained(SECONDS_PER_READING):
+            return self.exercise.reads(fn, case)
+        return None
 
     def _borrowed(self, fn: Answer) -> Verdict | None:
         """What is said of an answer that calls the package's; None where it does not."""
@@ -131,7 +138,9 @@ class Judge:
         slip = f"this hands the work to the package's own {name}: write what it does yourself"
         return Verdict("differs", len(self.cases), Miss("error", rows, case), slip)
 
-    def _recognize(self, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
+    def _recognize(
+        self, fn: Answer, outcomes: list[Outcome], misses: list[Miss | None]
+    ) -> str | None:
         """The known mistake that agrees with what was found in most cases.
 
         1. It must agree at the first miss.
@@ -139,12 +148,16 @@ class Judge:
            the first (an argument that comes later may be got wrong by itself), or be there whole:
            agree in every case that it would make miss by itself (others may come on top of it).
         3. Of several, the one that agrees in most cases overall.
+        4. Code that uses its arguments may give 0 everywhere, and does not return 0 as such.
         """
+        uses = uses_its_arguments(fn)
         missed = [i for i, miss in enumerate(misses) if miss]
         given = [case.arguments.keys() for case in self.cases]
         alike = [i for i in missed if given[i] == given[missed[0]]]
         best, most = None, 0
         for says, wrong in self.known:
+            if uses and says == RETURNS_ZERO:
+                continue
             pairs = zip(outcomes, wrong, strict=True)
             agrees = [compare_outcomes(outcome, other) is None for outcome, other in pairs]
             if not agrees[missed[0]]:

@@ -1,6 +1,7 @@
 """Mutants: wrong answers made from a reference by an exercise's slips or generic mistakes."""
 
 import ast
+import contextlib
 import inspect
 import re
 import sys
@@ -41,6 +42,29 @@ def mutant(exercise: Exercise, slip: Slip) -> Answer:
             )
     places = re.compile("|".join(re.escape(old) for old in slip.edits))
     return compiled_mutant(reference, places.sub(lambda place: slip.edits[place[0]], source), {})
+
+
+def known_mistakes(exercise: Exercise) -> list[tuple[str, Answer]]:
+    """The mistakes to know an answer by, each by what it is called.
+
+    1. The reference with each slip in it.
+    2. The generic mistakes.
+    3. Each slip in each other form of the reference that has room for it.
+
+    A slip whose edit has gone stale has none: that is for the author's gate to tell.
+    """
+    known = [*_slipped(exercise, {}), *generic_mutants(exercise).items()]
+    return known + [pair for form in exercise.forms for pair in _slipped(exercise, form)]
+
+
+def _slipped(exercise: Exercise, form: Mapping[str, str]) -> list[tuple[str, Answer]]:
+    found = []
+    for slip in exercise.slips:
+        if any(a in b or b in a for a in slip.edits for b in form):
+            continue
+        with contextlib.suppress(ValueError):
+            found.append((slip.says, mutant(exercise, Slip(slip.says, {**form, **slip.edits}))))
+    return found
 
 
 def compiled_mutant(reference: Answer, source: str, instead: Mapping[str, Any]) -> Answer:

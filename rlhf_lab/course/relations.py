@@ -28,7 +28,7 @@ def relation(
     """The first thing that holds in all missed cases, in words.
 
     1. An argument that is None, and is used as if it were there.
-    2. Results in another order; a shape that lacks an axis, or has one too many.
+    2. Results in another order.
     3. Numbers: a constant factor, its reciprocal, a constant difference, the exponential or the
        logarithm, one place too late or too early, backwards.
     """
@@ -39,23 +39,51 @@ def relation(
     answers = (
         _none_is_used(exercise, found[0], cases[0]),
         _swapped(found, wanted),
-        _of_shapes(exercise, found[0], wanted[0]),
-        _of_numbers(found, wanted),
+        _of_numbers(found, wanted, OF_ALL_NUMBERS),
+        _without_gradient([misses[i] for i in missed], found, wanted),
     )
     return next((answer for answer in answers if answer), None)
 
 
+def shapes(
+    exercise: Exercise,
+    outcomes: Sequence[Outcome],
+    expected: Sequence[Outcome],
+    misses: Sequence[Miss | None],
+) -> str | None:
+    """A shape of the first missed case that lacks an axis, has one too many, or has other sizes."""
+    first = next(i for i, miss in enumerate(misses) if miss)
+    return _of_shapes(exercise, outcomes[first], expected[first])
+
+
+def changed_in_place(misses: Sequence[Miss | None]) -> str | None:
+    """The arguments that an answer changes, where nothing else is wrong with it."""
+    missed = [miss for miss in misses if miss]
+    if {miss.kind for miss in missed} != {"in place"}:
+        return None
+    names = dict.fromkeys(row[0] for miss in missed for row in miss.rows)
+    return (
+        f"this changes {' and '.join(names)} in place, which belongs to the caller: make a new "
+        "tensor, or copy it first"
+    )
+
+
 def weak_relation(
-    exercise: Exercise, outcomes: Sequence[Outcome], misses: Sequence[Miss | None]
+    exercise: Exercise,
+    outcomes: Sequence[Outcome],
+    expected: Sequence[Outcome],
+    misses: Sequence[Miss | None],
 ) -> str | None:
     """What is said where nothing explains an answer: which part of it is wrong.
 
     1. A right value with a wrong gradient.
-    2. An argument without which everything is right.
+    2. Zeros everywhere.
+    3. An argument without which everything is right.
     """
     missed = [i for i, miss in enumerate(misses) if miss]
     alone = _gradient_alone([misses[i] for i in missed])
-    return alone or _argument_at_fault(exercise, missed, misses, outcomes)
+    zero = _of_numbers([outcomes[i] for i in missed], [expected[i] for i in missed], (ZERO,))
+    return alone or zero or _argument_at_fault(exercise, missed, misses, outcomes)
 
 
 def _none_is_used(exercise: Exercise, outcome: Outcome, case: Case | None) -> str | None:
@@ -129,8 +157,13 @@ def _axes(exercise: Exercise) -> str:
     return f"it is [{axes.strip()}]" if axes.strip() else "it is a single number"
 
 
-def _of_numbers(found: Sequence[Outcome], wanted: Sequence[Outcome]) -> str | None:
-    """A relation of all numbers that differ, in every case."""
+def _of_numbers(
+    found: Sequence[Outcome], wanted: Sequence[Outcome], relations: "Sequence[NumberRelation]"
+) -> str | None:
+    """A relation of all numbers that differ, in every case; with their names, if there are others.
+
+    A factor and a difference are looked for behind the relations of `OF_ALL_NUMBERS`.
+    """
     pairs = [
         pair
         for yours, theirs in zip(found, wanted, strict=True)
@@ -138,10 +171,26 @@ def _of_numbers(found: Sequence[Outcome], wanted: Sequence[Outcome]) -> str | No
     ]
     if 2 * len(pairs) < len(found) or sum(theirs.numel() for _, theirs in pairs) < 2:
         return None
-    for holds, words in OF_ALL_NUMBERS:
+    of = _names_of_differing(found, wanted)
+    for holds, words in relations:
         if all(_is_safe(holds, pair) for pair in pairs):
-            return words
-    return _factor(pairs) or _difference(pairs)
+            return of + words
+    if relations is not OF_ALL_NUMBERS:
+        return None
+    words = _factor(pairs) or _difference(pairs)
+    return words and of + words
+
+
+def _names_of_differing(found: Sequence[Outcome], wanted: Sequence[Outcome]) -> str:
+    """The names of the results that differ and a colon; nothing where all of them do."""
+    numeric = [name for name, value in wanted[0].results.items() if _is_numeric(value)]
+    pairs = list(zip(found, wanted, strict=True))
+    wrong = [
+        name
+        for name in numeric
+        if any(not _close(y.results.get(name), t.results.get(name)) for y, t in pairs)
+    ]
+    return "" if len(wrong) == len(numeric) else f"{' and '.join(wrong)}: "
 
 
 def _differing(outcome: Outcome, expected: Outcome) -> list[Pair]:
@@ -204,7 +253,9 @@ def _early(yours: Tensor, theirs: Tensor) -> bool:
     return _late(theirs, yours)
 
 
-OF_ALL_NUMBERS: tuple[tuple[Callable[[Tensor, Tensor], bool], str], ...] = (
+NumberRelation = tuple[Callable[[Tensor, Tensor], bool], str]
+ZERO: NumberRelation = (lambda yours, theirs: bool((yours == 0).all()), "everything is 0")
+OF_ALL_NUMBERS: tuple[NumberRelation, ...] = (
     (lambda yours, theirs: _close(-yours, theirs), "the sign is the other way round"),
     (_backwards, "the numbers are right, but stand in backward order"),
     (_late, "the numbers are right, but stand one place too late"),
@@ -217,7 +268,6 @@ OF_ALL_NUMBERS: tuple[tuple[Callable[[Tensor, Tensor], bool], str], ...] = (
         "this is the absolute value of what is due",
     ),
     (lambda yours, theirs: _close(yours, theirs.square()), "this is the square of what is due"),
-    (lambda yours, theirs: bool((yours == 0).all()), "everything is 0"),
 )
 
 
@@ -253,6 +303,22 @@ def _difference(pairs: Sequence[Pair]) -> str | None:
     if all(theirs.numel() == 1 for _, theirs in pairs):
         return None
     return "all numbers of a case are off by the same amount: what is added, or missing?"
+
+
+def _without_gradient(
+    misses: Sequence[Miss], found: Sequence[Outcome], wanted: Sequence[Outcome]
+) -> str | None:
+    """Whether right values have no gradient where one is due, or one where none is."""
+    if {miss.kind for miss in misses} != {"gradient"}:
+        return None
+    pairs = [(y.gradients, t.gradients) for y, t in zip(found, wanted, strict=True)]
+    for name in wanted[0].gradients:
+        there = [(bool(y[name].any()), bool(t[name].any())) for y, t in pairs if name in y]
+        if len(there) == len(pairs) and set(there) == {(False, True)}:
+            return f"no gradient reaches {name}, which is detached on the way"
+        if len(there) == len(pairs) and set(there) == {(True, False)}:
+            return f"a gradient flows into {name}, which has to be detached"
+    return None
 
 
 def _gradient_alone(misses: Sequence[Miss]) -> str | None:

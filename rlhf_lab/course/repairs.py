@@ -4,26 +4,17 @@ The words name the line and what is wrong there, and leave the change to the lea
 """
 
 import ast
-import contextlib
-import inspect
-import io
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from rlhf_lab.course.exercise import Answer, Exercise
+from rlhf_lab.course.own_code import own_code
 from rlhf_lab.course.rewrites import changed, changes, statements, written_nodes
 from rlhf_lab.course.wording import NOUNS, Wording
 
 Blamed = tuple[str, Answer]
 """What is wrong with a piece of code, and the code without that."""
 
-TOUCHES_THE_OUTSIDE = re.compile(
-    r"\b(open|exec|eval|input|os|sys|shutil|subprocess|Path|pathlib|requests|socket|save|write\w*|"
-    r"unlink|rmdir|remove|mkdir|to_csv|kill)\b"
-)
-"""Code that may reach beyond its arguments is run as it was written, and in no other form."""
 MISSING = {
     "cumsum": "(-1)",
     "exp": "()",
@@ -52,66 +43,62 @@ SAID_OTHERWISE = {
 
 def repairs(exercise: Exercise, fn: Answer) -> Iterator[Blamed]:
     """Every version of a learner's code with one change in it; none where it cannot be read."""
-    inner = inspect.unwrap(fn)
-    try:
-        source = textwrap.dedent(inspect.getsource(inner))
-        tree = ast.parse(source)
-        namespace = _namespace(inner)
-    except (OSError, TypeError, SyntaxError):
+    code = own_code(fn)
+    if code is None:
         return
-    if TOUCHES_THE_OUTSIDE.search(source) or not isinstance(
-        tree.body[0], ast.FunctionDef | ast.ClassDef
-    ):
-        return
-    wording = Wording(tree, own=True)
-    for path, node in written_nodes(tree, exercise.methods):
-        line = getattr(node, "lineno", None)
-        for says, new in _blamed(node, wording):
-            made = _made(changed(tree, path, new), namespace, exercise.name)
+    wording = Wording(code.tree, own=True)
+    for path, node in written_nodes(code.tree, exercise.methods):
+        for line, says, new in (*_moved(node), *_blamed(node, wording)):
+            made = code.made(changed(code.tree, path, new))
             if made is not None:
                 yield f"line {line} of your function: {says}", made
 
 
-def _namespace(inner: Any) -> dict[str, Any]:
-    if not inspect.isclass(inner):
-        return inner.__globals__
-    return next(part.__globals__ for part in vars(inner).values() if inspect.isfunction(part))
+def _moved(node: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
+    """Blocks with a step moved out of a loop, or into one."""
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return
+    for i, loop in enumerate(body):
+        if not isinstance(loop, ast.For | ast.While):
+            continue
+        for j, step in enumerate(loop.body):
+            rest = loop.body[:j] + loop.body[j + 1 :]
+            if isinstance(step, ast.Assign) and rest:
+                says = "this is done anew in each round of the loop, and belongs in front of it"
+                there = [*body[:i], step, _with_body(loop, rest), *body[i + 1 :]]
+                yield step.lineno, says, _with_body(node, there)
+            elif isinstance(step, ast.Return) and rest:
+                says = "this ends the loop in its first round, and belongs behind it"
+                there = [*body[:i], _with_body(loop, rest), step, *body[i + 1 :]]
+                yield step.lineno, says, _with_body(node, there)
+        for j, step in enumerate(body[:i]):
+            if isinstance(step, ast.Assign):
+                says = "this is done once, and belongs inside the loop, anew in each round"
+                inner = _with_body(loop, [step, *loop.body])
+                there = [*body[:j], *body[j + 1 : i], inner, *body[i + 1 :]]
+                yield step.lineno, says, _with_body(node, there)
 
 
-def _made(tree: ast.AST, namespace: dict[str, Any], name: str) -> Answer | None:
-    definition: Any = tree.body[0]
-    definition.decorator_list = []
-    _without_annotations(tree)
-    here = dict(namespace)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(ast.fix_missing_locations(tree), "<repair>", "exec"), here)
-    except Exception:  # not every change is Python
-        return None
-    return here.get(name)
+def _with_body(node: ast.AST, body: list[ast.stmt]) -> ast.AST:
+    block: Any = type(node)(**dict(ast.iter_fields(node)))
+    block.body = list(body)
+    return block
 
 
-def _without_annotations(tree: ast.AST) -> None:
-    """A type check of what comes back would hide what is wrong with it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-            for argument in (*node.args.args, *node.args.kwonlyargs):
-                argument.annotation = None
-
-
-def _blamed(node: ast.AST, wording: Wording) -> Iterator[tuple[str, ast.AST]]:
+def _blamed(node: ast.AST, wording: Wording) -> Iterator[tuple[int, str, ast.AST]]:
     """The changes of a node, with what is wrong with the node if that one makes it right."""
+    line = getattr(node, "lineno", 0)
     for _, new in changes(node, wording):
         says = _blame(node, new, wording)
         if says:
-            yield says, new
+            yield line, says, new
     for _, body in statements(node, wording):
-        block: Any = type(node)(**{field: value for field, value in ast.iter_fields(node)})
-        block.body = list(body)
         short = len(body) < len(node.body)
-        yield "a step is too much" if short else "two steps come in the wrong order", block
-    yield from _missing(node, wording)
+        says = "this step is too much" if short else "this step and the next are in the wrong order"
+        at = next((i for i, step in enumerate(body) if step is not node.body[i]), len(body))
+        yield node.body[at].lineno, says, _with_body(node, body)
+    yield from ((line, *missing) for missing in _missing(node, wording))
 
 
 def _blame(node: Any, new: Any, wording: Wording) -> str | None:

@@ -1,10 +1,14 @@
 """Lesson 06, PPO: an alarm of the learner's own, which is held to stored runs, not to numbers."""
 
-from collections.abc import Callable, Mapping
+import ast
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf_lab.course.dashboards import stored_dashboards
 from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.own_code import own_code
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -51,6 +55,102 @@ def _in_words(kind: str) -> str:
     return "nothing is wrong" if kind == "healthy" else kind
 
 
+class _Read(dict):
+    """A dashboard that notes which of its lines are read."""
+
+    def __init__(self, numbers: Mapping[str, Sequence[float]]) -> None:
+        super().__init__(numbers)
+        self.read: dict[str, None] = {}
+
+    def __getitem__(self, line: str) -> Any:
+        self.read[line] = None
+        return super().__getitem__(line)
+
+    def get(self, line: str, default: Any = None) -> Any:
+        """Note the line, as for square brackets."""
+        return self[line] if line in self else default
+
+    def values(self) -> Any:
+        """All lines, which are noted as read."""
+        return [self[line] for line in self]
+
+    def items(self) -> Any:
+        """All lines with their names, which are noted as read."""
+        return [(line, self[line]) for line in self]
+
+
+def _read_alarm(fn: Callable[..., Any], case: Case) -> str | None:
+    """What is wrong with an alarm: the lines that set it off at healthy runs, or the missing sign.
+
+    1. Note which lines it reads, and at which runs it goes off.
+    2. A line of a healthy run sets it off if it falls silent with that line of another run.
+    3. A broken kind that it stays silent at is named with the sign that tells it.
+    """
+    stored, fn = stored_dashboards(), inspect.unwrap(fn)
+    runs = [(kind, _Read(numbers)) for kind in stored for numbers in stored[kind]]
+    rung = [(kind, numbers, bool(fn(numbers))) for kind, numbers in runs]
+    read = list(dict.fromkeys(line for _, numbers in runs for line in numbers.read))
+    if not read:
+        return f"it {'always' if rung[0][2] else 'never'} goes off, whatever the dashboard shows"
+    false = [numbers for kind, numbers, rings in rung if kind == "healthy" and rings]
+    silent = dict.fromkeys(kind for kind, _, rings in rung if kind != "healthy" and not rings)
+    parts = [_false_alarm(fn, false, read)] if false else []
+    if silent:
+        missing = [f"{kind} ({TOLD_BY[kind]})" for kind in list(silent)[:2]]
+        alone = f"it looks at the {read[0]} alone, and so has " if len(read) == 1 else ""
+        parts.append(f"{alone}no sign of: {'; '.join(missing)}")
+        if _joins_by_all(fn):
+            parts.append("it asks for several signs at once: any one of them is enough")
+    return ". Besides, ".join(parts) or None
+
+
+def _false_alarm(fn: Callable[..., Any], runs: Sequence[_Read], lines: Sequence[str]) -> str:
+    others = [numbers for of_kind in stored_dashboards().values() for numbers in of_kind]
+    sets = [(line,) for line in lines] + list(itertools.combinations(lines, 2))
+    guilty = next((few for few in sets if _silenced(fn, runs[0], few, others)), tuple(lines))
+    shown = []
+    for line in guilty[:2]:
+        values = runs[0][line]
+        low, high = min(values), max(values)
+        shown.append(
+            f"the {line}, which in one of them begins at {values[0]:.7g}, ends at "
+            f"{values[-1]:.7g} and lies between {low:.7g} and {high:.7g}"
+        )
+    return f"it goes off at {len(runs)} of the healthy runs, for {' and '.join(shown)}"
+
+
+def _silenced(
+    fn: Callable[..., Any], run: Mapping[str, Any], lines: Sequence[str], others: Sequence[Any]
+) -> bool:
+    """Whether an alarm falls silent at a run that has these lines of another one."""
+    return any(not fn({**run, **{line: other[line] for line in lines}}) for other in others)
+
+
+def _joins_by_all(fn: Callable[..., Any]) -> bool:
+    """Whether an alarm ends in signs that all have to be there."""
+    code = own_code(fn)
+    if code is None:
+        return False
+    returned = [n.value for n in ast.walk(code.tree) if isinstance(n, ast.Return)]
+    return any(
+        (isinstance(value, ast.BoolOp) and isinstance(value.op, ast.And))
+        or (isinstance(value, ast.Call) and ast.unparse(value.func) == "all")
+        for value in returned
+    )
+
+
+TOLD_BY = {
+    "the learning rate is 0": "its KL is 0 in every phase",
+    "the log-probabilities are off by one token": "its first ratio is not 1",
+    "the advantages have the wrong sign": "its reward falls",
+    "the advantages stand one token late": "its value loss grows, and nothing else is unusual",
+    "each sequence is given the reward of another one": "its reward does not rise",
+    "the value loss has the wrong sign": "its value loss is below 0",
+    "the KL penalty has the wrong sign": "its KL penalty is below 0",
+    "the reference is not a copy: it learns along": "its KL is 0 in every phase",
+}
+"""By a broken kind: what tells it."""
+
 _exercise = exercise_from("alarm.toml")
 
-EXERCISES = (_exercise(alarm, cases=_runs, observe=_observe_alarm),)
+EXERCISES = (_exercise(alarm, cases=_runs, observe=_observe_alarm, reads=_read_alarm),)

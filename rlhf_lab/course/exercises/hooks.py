@@ -77,14 +77,15 @@ def _fraction_cases() -> tuple[Case, ...]:
         rows = {"clean": clean, "corrupted": corrupted, "patched": common + share * own + noise}
         return expecting(label, rows)
 
-    def expecting(label: str, rows: dict[str, torch.Tensor]) -> Case:
+    def expecting(label: str, rows: dict[str, torch.Tensor], **level: float) -> Case:
         """What a bootstrap over sequences gives stands beside the arguments."""
-        found = bootstrap_means(
-            rows["clean"], rows["corrupted"], rows["patched"], statistic=_share_of_means
-        )
-        return Case(label, rows | {"resamples": 200, "ends": (found.low, found.high)})
+        columns = rows["clean"], rows["corrupted"], rows["patched"]
+        found = bootstrap_means(*columns, statistic=_share_of_means, **level)
+        return Case(label, rows | level | {"resamples": 200, "ends": (found.low, found.high)})
 
     no_effect = torch.randn(3, 50, generator=generator)
+    plain = case("another level", 0.6).arguments
+    rows = {name: plain[name] for name in ("clean", "corrupted", "patched")}
     return (
         case("a part of it", 0.6),
         case("the effect is negative", 0.4, effect=-1.5),
@@ -95,6 +96,7 @@ def _fraction_cases() -> tuple[Case, ...]:
             "clean and corrupted differ by chance alone",
             dict(zip(("clean", "corrupted", "patched"), no_effect, strict=True)),
         ),
+        expecting("another level", rows, level=0.5),
     )
 
 

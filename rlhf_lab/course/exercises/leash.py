@@ -1,6 +1,8 @@
 """Lesson 04, the leash and the optimum: the best policy at a price per nat, and the other leash."""
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -100,22 +102,75 @@ def _budget_cases() -> tuple[Case, ...]:
         Case("a fair coin", {"solve": _two_outcomes(1.0), "kl": 0.1}),
         Case("nearly all that there is to spend", {"solve": _two_outcomes(1.0), "kl": 0.69}),
         Case("a small budget", {"solve": _two_outcomes(3.0), "kl": 1e-4}),
+        Case("a budget that no price spends", {"solve": _two_outcomes(1.0), "kl": 5.0}),
     )
 
 
 def _observe_budget(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The price, in nats as well, and what becomes of a budget that no price spends."""
-    try:
-        fn(arguments["solve"], 5.0)
-        refused = False
-    except ValueError:
-        refused = True
+    """The price, in nats as well, or whether a budget that no price spends is refused."""
+    if arguments["kl"] > 1:
+        try:
+            fn(**arguments)
+        except ValueError:
+            return {"a budget that no price spends raises ValueError": True}
+        return {"a budget that no price spends raises ValueError": False}
     price = fn(**arguments)
     return {
         "log of the price": torch.tensor(float(price)).log(),
         "nats spent at that price": torch.tensor(arguments["solve"](float(price))[1]),
-        "a budget that no price spends raises ValueError": refused,
     }
+
+
+def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
+    """What is wrong with a search, from the prices that it tries.
+
+    1. The logarithm of the last price came back, or what was spent or earned there.
+    2. The prices move the wrong way, or by the reward.
+    3. The right price lies outside of all that were tried.
+    4. It is near the right one, and stops too early.
+    """
+    tried: list[tuple[float, float, float]] = []
+
+    def solve(beta: float) -> tuple[float, float]:
+        reward, nats = case.arguments["solve"](beta)
+        tried.append((float(beta), reward, nats))
+        return reward, nats
+
+    found = float(fn(solve, case.arguments["kl"]))
+    right = best_at_budget(**case.arguments)
+    if not tried:
+        return "solve is never called: try prices, and see what each spends"
+    beta, reward, nats = tried[-1]
+    if beta > 0 and abs(math.log(beta) - found) < 0.02 * abs(found):
+        return "this is the logarithm of the price: take exp of it in the end"
+    if abs(reward - found) < 1e-3 * abs(found):
+        return "this is the reward at that price: return the price"
+    if abs(nats - found) < 1e-3 * abs(found):
+        return "these are the nats that are spent at that price: return the price"
+    moves = [
+        (b[0] > a[0], a[2] > case.arguments["kl"], a[1] > case.arguments["kl"])
+        for a, b in pairwise(tried)
+    ]
+    if len(moves) > 5 and sum(up != dear for up, dear, _ in moves) >= 0.9 * len(moves):
+        return (
+            "the search goes the wrong way: a price that spends too much is too low, since the "
+            "dearer a nat, the fewer are spent"
+        )
+    by_nats = sum(up == dear for up, dear, _ in moves)
+    if sum(up == earns for up, _, earns in moves) > max(by_nats, 0.9 * len(moves)):
+        return "the search goes by the reward; a budget is in nats, the second of the two numbers"
+    low, high = min(b for b, *_ in tried), max(b for b, *_ in tried)
+    if not low <= right <= high:
+        return (
+            f"only prices from {low:.3g} to {high:.3g} are tried, and the one that spends this "
+            "budget lies outside: search from 1e-4 to 1e4, by the logarithm"
+        )
+    if abs(math.log(found / right)) < 1.0:
+        return (
+            f"the search ends too early, after {len(tried)} prices: the last halves of a range in "
+            "the logarithm, some 60 of them, leave nothing to choose"
+        )
+    return None
 
 
 _exercise = exercise_from("leash.toml")
@@ -124,5 +179,5 @@ EXERCISES = (
     _exercise(tilt, cases=_tilt_cases),
     _exercise(soft_backup, cases=_backup_cases, observe=_observe_backup),
     _exercise(mean_backup, cases=lambda: _backup_cases(beta=0.4), observe=_observe_backup),
-    _exercise(best_at_budget, cases=_budget_cases, observe=_observe_budget),
+    _exercise(best_at_budget, cases=_budget_cases, observe=_observe_budget, reads=_read_budget),
 )

@@ -1,0 +1,150 @@
+"""What is said of a learner's own code: steps without effect, loops, zeros, an exercise's words."""
+
+import math
+
+import pytest
+import torch
+
+from rlhf_lab import functional as F
+from rlhf_lab.course.exercise import Slip
+from rlhf_lab.course.grading import verdict_on
+from rlhf_lab.course.mutants import known_mistakes, mutant
+from rlhf_lab.course.own_code import own_code, uses_its_arguments
+from rlhf_lab.course.registry import all_exercises, find_exercise
+
+WITH_FORMS = [exercise for exercise in all_exercises() if exercise.forms]
+
+
+def _constant(x, mask=None):
+    return torch.zeros(x.shape[0], dtype=x.dtype)
+
+
+def _thrown_away(x, mask=None):
+    if mask is not None:
+        x.masked_fill(~mask, 0.0)
+    return x.sum(-1)
+
+
+def _in_place(x, mask=None):
+    if mask is not None:
+        x[~mask] = 0.0
+    return x.sum(-1)
+
+
+def _written_into_a_copy(z, donor, heads, positions):
+    patched = z.clone()
+    patched[:, :, heads][:, positions] = donor[:, :, heads][:, positions]
+    return patched
+
+
+def _copied_in_each_round(z, donor, heads, positions):
+    for head in heads:
+        patched = z.clone()
+        patched[:, positions, head] = donor[:, positions, head]
+    return patched
+
+
+def _log_probabilities(logprobs, noise):
+    reached = logprobs.cumsum(-1)
+    return (reached > noise[:, None] * reached[:, -1:]).long().argmax(-1)
+
+
+def _own_detached(logprobs, advantages, mask=None):
+    logprobs = F.zero_masked(F.at_least_float32(logprobs), mask).detach()
+    return F.masked_mean(F.zero_masked(F.at_least_float32(advantages), mask) * logprobs, mask)
+
+
+def _log_of_price(solve, kl):
+    low, high = math.log(1e-4), math.log(1e4)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if solve(math.exp(middle))[1] > kl else (low, middle)
+    return low
+
+
+def _narrow(solve, kl):
+    low, high = 2.0, 3.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if solve(middle)[1] > kl else (low, middle)
+    return low
+
+
+def _wrong_way(solve, kl):
+    low, high = 1e-4, 1e4
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if solve(middle)[1] > kl else (middle, high)
+    return low
+
+
+def _hasty(solve, kl):
+    low, high = 1e-4, 1e4
+    for _ in range(7):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if solve(middle)[1] > kl else (low, middle)
+    return low
+
+
+def _zero_in_any_phase(numbers):
+    return min(numbers["KL per sequence"]) == 0 or max(numbers["first ratio"]) > 1.01
+
+
+def _all_together(numbers):
+    return all([numbers["KL penalty"][-1] < 0, numbers["reward"][-1] < 0.4])
+
+
+def _never(numbers):
+    return False
+
+
+def _equals_nan(numbers):
+    return any(x == math.nan for x in numbers["reward"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "written", "said"),
+    [
+        ("sequence_sum", _thrown_away, "masked_fill gives a new tensor, which is thrown away"),
+        ("sequence_sum", _in_place, "this changes x in place"),
+        ("patch_heads", _written_into_a_copy, "an index by a list or a tensor makes a copy"),
+        ("patch_heads", _copied_in_each_round, "anew in each round of the loop"),
+        ("draw_token", _log_probabilities, "log-probabilities are added up: take exp first"),
+        ("policy_gradient_objective", _own_detached, "no gradient reaches logprobs"),
+        ("best_at_budget", _log_of_price, "the logarithm of the price"),
+        ("best_at_budget", _narrow, "only prices from 2"),
+        ("best_at_budget", _wrong_way, "wrong half is kept"),
+        ("best_at_budget", _hasty, "ends too early, after 7 prices"),
+        ("alarm", _zero_in_any_phase, "healthy runs, for the KL per sequence"),
+        ("alarm", _all_together, "any one of them is enough"),
+        ("alarm", _never, "it never goes off, whatever the dashboard shows"),
+        ("alarm", _equals_nan, "compares with nan, which equals nothing"),
+    ],
+)
+def test_the_fault_of_an_answer_that_no_slip_foresees_is_named(name: str, written, said) -> None:
+    verdict = verdict_on(find_exercise(name), written)
+    assert verdict.state == "differs"
+    assert said in (verdict.slip or "")
+
+
+def test_code_uses_its_arguments_unless_for_their_shape_alone() -> None:
+    assert not uses_its_arguments(_constant) and not uses_its_arguments(_never)
+    assert uses_its_arguments(_in_place) and not uses_its_arguments(torch.Tensor.sum)
+
+
+def test_code_that_reaches_outside_is_not_run_changed() -> None:
+    def saves(x):
+        torch.save(x, "file")
+
+    assert own_code(saves) is None
+    code = own_code(_never)
+    assert code is not None and code.made(code.tree)({}) is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", WITH_FORMS, ids=lambda e: e.name)
+def test_each_form_of_a_reference_is_right_and_slips_are_tried_in_it(exercise) -> None:
+    for form in exercise.forms:
+        assert verdict_on(exercise, mutant(exercise, Slip("form", form))).state == "passed"
+    assert len(known_mistakes(exercise)) > len(exercise.slips) + 1
