@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, get_args, no_type_check
 
 import jaxtyping
 from beartype import beartype
@@ -47,19 +47,37 @@ _checkers: dict[tuple[object, ...], Callable[..., Any]] = {}
 
 
 def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`beartype`, which a function within another one is not compiled for at every definition.
+    """`beartype`, compiled at the first call, and once for all definitions of an inner function.
 
-    What jaxtyping hands in has the function's signature and no body, so that the checker of one
-    definition is that of all. Classes of the package are not asked for: a learner's own policy or
-    trainer may stand in their place.
+    What jaxtyping hands in has the function's signature and no body: first one that checks the
+    arguments, and then one that checks what is returned, whose arguments need no second check.
+    Classes of the package are not asked for: a learner's own policy or trainer may stand in their
+    place.
     """
-    fn.__annotations__ = {
+    compiled: list[Callable[..., Any]] = []
+
+    @no_type_check  # jaxtyping would give it axis sizes of its own
+    def check(*args: Any, **kwargs: Any) -> Any:
+        if not compiled:
+            compiled.append(_compiled(fn))
+        return compiled[0](*args, **kwargs)
+
+    return check
+
+
+def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The checker of a signature; that of an earlier definition if there is one."""
+    asked = {
         name: Any if _names_own_class(annotation) else annotation
         for name, annotation in fn.__annotations__.items()
     }
+    returned = asked.get("return", Any)
+    if returned is not Any:
+        asked = dict.fromkeys(asked, Any) | {"return": returned}
+    fn.__annotations__ = asked
     if "<locals>" not in fn.__qualname__:
         return beartype(fn)
-    key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(fn.__annotations__)
+    key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(asked)
     if key not in _checkers:
         _checkers[key] = beartype(fn)
     return _checkers[key]
