@@ -61,6 +61,8 @@ class Exercise:
         reads: from a wrong answer that no slip explains, and the case that it misses first, to what
             is wrong with it in words, or None. It calls the answer as it likes.
         gradients: the arguments whose gradient is compared.
+        errors_tried: whether the check tries arguments that are refused. The stub then says which
+            they are.
         methods: of a class, those that are the learner's to write; the others are given.
         observe: from a function and arguments to what is compared: a tensor, a number, or facts by
             name. It calls the function, once or more.
@@ -76,6 +78,7 @@ class Exercise:
     cases: Callable[[], tuple[Case, ...]]
     slips: tuple[Slip, ...]
     gradients: tuple[str, ...] = ()
+    errors_tried: bool = False
     methods: tuple[str, ...] = ()
     observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
     step_free: bool = False

@@ -36,12 +36,13 @@ def stub_source(exercise: Exercise, bound: set[str]) -> str:
     """Signature and docstring with nothing behind them, and the imports the solution would need.
 
     Of a class, only the exercise's methods are emptied. Private helpers are not imported, since
-    they would give the solution away. What the docstring says about errors is left out: the check
-    does not try them.
+    they would give the solution away. What the docstring says about errors is left out unless the
+    check tries them.
     """
     source = source_of(exercise.reference)
     helpers = {name for name in used_names(source) if not name.startswith("_")}
-    stub = without_misuse(emptied(source, exercise.methods, exercise.step_free))
+    stub = emptied(source, exercise.methods, exercise.step_free)
+    stub = stub if exercise.errors_tried else without_misuse(stub)
     return _with_imports(exercise.reference, stub, helpers - bound)
 
 

@@ -43,6 +43,7 @@ def _forward_cases() -> tuple[Case, ...]:
 def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Logits and values, whether the trunk learns from the values, and what happens to hooks."""
     model, heard = toy_transformer(), []
+    plain = model(arguments["input_ids"])
     policy = build(model, seed=1)
     torch.nn.init.ones_(policy.value_head[2].weight)
     if arguments.get("listen"):
@@ -53,8 +54,10 @@ def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) ->
     if values.shape != ids.shape:
         return {"values": values.detach()}
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    whole = mask is None and "cached" not in arguments
     facts = {
         "values": values.detach().masked_fill(~real, 0.0),
+        "logits are as without your hook": not whole or torch.allclose(logits, plain, atol=1e-5),
         "logits": logits.detach().masked_fill(~real[..., None], 0.0),
         "hooks left behind": _count_hooks(model) - hooks_before,
         "other hooks heard": heard,
