@@ -68,12 +68,16 @@ lock:
 
 # With PYTHON, in an environment of its own: the oldest packages that the ranges allow, which is what the lower bounds are
 # tested by, or the pinned ones, for another Python than that of .venv. On Linux, uv takes a torch that brings CUDA.
-lowest: VERSIONS := --resolution lowest-direct
-pinned: VERSIONS := --constraint requirements.lock
-lowest pinned: $(DEVELOPED)
-	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) .cache/$@
-	$(BIN)/uv pip install --quiet --python .cache/$@ $(VERSIONS) --editable ".[dev]"
+# `rm -r .cache/lowest` or `.cache/pinned` goes before another PYTHON.
+lowest pinned: %: .cache/%/installed
 	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --numprocesses 2 --dist loadfile --quiet -m "not slow" $(ELSEWHERE)
+
+.cache/lowest/installed: VERSIONS := --resolution lowest-direct
+.cache/pinned/installed: VERSIONS := --constraint requirements.lock
+.cache/lowest/installed .cache/pinned/installed: $(DEVELOPED) requirements.txt requirements.lock pyproject.toml
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(@D)
+	$(BIN)/uv pip install --quiet --python $(@D) $(VERSIONS) --editable ".[dev]"
+	touch $@
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .
