@@ -79,6 +79,7 @@ def half_a_run(place) -> Path:
     )
     trainer = RLHFTrainer(args, out=place / "half")
     trainer.run_phase()
+    trainer.recorder.break_off()  # behind the thread that writes its checkpoint
     return trainer.run.path
 
 
