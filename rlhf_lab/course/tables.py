@@ -28,6 +28,7 @@ def show_intervals(
 ) -> None:
     """Print estimates by row and column, each with the ends of its interval; below, their n.
 
+    Where columns differ in n, it is said of each column; of unequal rows, the least and the most.
     A row that a column lacks, and an estimate that is undefined, stand as a dash.
 
     Args:
@@ -39,10 +40,17 @@ def show_intervals(
     cell = lambda found: "-" if found is None else _bracketed(found, digits)
     rows = [[name, *(cell(column.get(name)) for column in columns.values())] for name in names]
     show_table([first, *columns], rows)
-    found = [each for column in columns.values() for each in column.values()]
-    counts = sorted({each.n for each in found})
-    n = " or ".join(map(str, counts))
+    of_column = {name: _counts(column.values()) for name, column in columns.items()}
+    counts = dict.fromkeys(of_column.values())
+    told = "; ".join(f"{n} ({name})" for name, n in of_column.items())
+    n = next(iter(counts)) if len(counts) == 1 else told
     print_line(f"95 % intervals, bootstrap over n = {n} {what}", style="dim")
+
+
+def _counts(found: Iterable[Interval]) -> str:
+    """How many each estimate is of: a number, or the least and the most."""
+    counts = sorted({each.n for each in found})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _bracketed(found: Interval, digits: int) -> str:

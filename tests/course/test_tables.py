@@ -23,4 +23,5 @@ def test_estimates_stand_with_their_ends_and_their_n(capsys) -> None:
     assert lines[2] == "L0 mlp 0.46 [0.40, 0.50] -".split()
     assert lines[3] == "L1H0 0.00 [0.00, 0.02] -".split()
     assert lines[4] == "embed - 0.50".split()
-    assert " ".join(lines[5]) == "95 % intervals, bootstrap over n = 1 or 8 reviews"
+    said = "95 % intervals, bootstrap over n = 8 (into); 1 to 8 (out) reviews"
+    assert " ".join(lines[5]) == said
