@@ -107,8 +107,12 @@ class BlindTuning:
         names = ["name", "kl_coef", "base_lr", "phases", "reward", "gold", "KL", "excess KL"]
         show_table(names, lines)
         print_line(
-            f"> this run; phases x batch, at most {REVIEWS:,}; 95 % intervals, bootstrap over "
-            f"n = {FRESH_REVIEWS} reviews; gold {GOLD_TO_REACH} or more first, then by excess KL",
+            f"> this run; phases x batch, at most {REVIEWS:,}; gold {GOLD_TO_REACH} or more first, "
+            "then by excess KL;",
+            style="dim",
+        )
+        print_line(
+            f"95 % intervals, bootstrap over n = {FRESH_REVIEWS} reviews that no run trained on",
             style="dim",
         )
 
