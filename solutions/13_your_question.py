@@ -32,9 +32,9 @@
 
 # %% [markdown]
 # About 75 minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
-# 60 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
+# 50 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
-# (4 s on one core)
+# (6 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -70,7 +70,7 @@ from rlhf_lab.training import PhaseReport
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
+    forward="auto",  # there are many runs: packed, wherever that gives the same numbers
     total_phases=6,
     warmup_steps=2,
     batch_size=32,
@@ -157,15 +157,20 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # %% [markdown]
 # Now the runs decide. What will they say of your claim?
 #
-# (20 s on one core)
+# (13 s on one core)
 
 # %%
 verdict_of_seed_claim = "holds"  # predict: "holds", "refuted" or "undecided"
 
 
 # %%
+def reports_of(seed: int, **changes: Any) -> list[PhaseReport]:
+    """The reports of a run of these settings, of which nothing is stored."""
+    return RLHFTrainer(RLHFArgs(**SETTINGS | changes | {"seed": seed})).train()
+
+
 def train(seed: int, probes: Sequence[Probe] = (), reward: Any = None, **changes: Any) -> tuple:
-    """The reports of a run of these settings, and the run itself."""
+    """The reports of a run of these settings, and the stored run with its checkpoints."""
     trainer = RLHFTrainer(
         RLHFArgs(**SETTINGS | changes | {"seed": seed}),
         out=new_run(f"seed {seed}"),
@@ -192,7 +197,7 @@ def decide(claim: Mapping[str, Any], found: Interval) -> str:
 
 claim = seed_claim()
 figures = {
-    side: [last(train(seed, **claim[side])[0], claim["measure"]) for seed in claim["seeds"]]
+    side: [last(reports_of(seed, **claim[side]), claim["measure"]) for seed in claim["seeds"]]
     for side in ("treated", "control")
 }
 found = seed_interval(torch.tensor(figures["treated"]), torch.tensor(figures["control"]))
@@ -253,7 +258,7 @@ print(report)
 # Each begins with what is known, and with a program that runs as it is, at a size that settles nothing. Change it until
 # it decides something. The first three share these runs:
 #
-# (15 s on one core)
+# (13 s on one core)
 
 # %%
 watched = {
@@ -339,7 +344,7 @@ show_intervals(
 # for the same *kind* of part and place, not for the same number of a head. *Refuted* if another kind leads. *Control*:
 # two seeds of one base model. (Again, the intervals are over reviews of one run.)
 #
-# (6 s on one core)
+# (4 s on one core)
 
 # %%
 bases = {
@@ -357,10 +362,10 @@ show_intervals(
 # *Refuted* if the interval over seeds holds 0 at a size where lesson 04 predicts a difference that you can name.
 # *Control*: the same seeds with the KL in the loss, which are the runs of above.
 #
-# (8 s on one core)
+# (6 s on one core)
 
 # %%
-in_reward = [train(seed, kl_in="reward", kl_estimator="k1")[0] for seed in SEEDS]
+in_reward = [reports_of(seed, kl_in="reward", kl_estimator="k1") for seed in SEEDS]
 for measure in ("mean_reward", "kl_per_sequence"):
     treated, control = (
         torch.tensor([last(reports, measure) for reports in side])
@@ -374,7 +379,7 @@ for measure in ("mean_reward", "kl_per_sequence"):
 # *Known*: praise words are said behind "wasn't", too (lesson 00). *Look in* `gold_reward` beside `mean_reward`, phase by
 # phase. *Refuted* if gold rises with the reward in every seed. *Control*: the classifier's reward.
 #
-# (8 s on one core)
+# (4 s on one core)
 
 
 # %%
@@ -408,7 +413,7 @@ print(
 # %% [markdown]
 # And here is one that stays within the words of these lessons, to compare yours with.
 #
-# (7 s on one core)
+# (5 s on one core)
 
 
 # %%

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 MASTERS = builder.masters(ROOT)
 WHOLE = bool(os.environ.get("RLHF_LAB_SLOW"))
 SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
+SMALL |= {"n": 16, "controls": 2, "stride": 4}
 
 RUN_CELLS = """
 import json, sys
@@ -45,9 +46,10 @@ def cells_of(master: Path) -> Cells:
 
 
 def smaller(source: str) -> str:
-    """A cell with two phases of 16 wherever it trains."""
+    """A cell with two phases of 16 wherever it trains, and with few texts."""
     for name, value in SMALL.items():
-        source = re.sub(rf"\b{name}=\d+", f"{name}={value}", source)
+        source = re.sub(rf"\b{name}=[1-9]\d*", f"{name}={value}", source)
+    source = re.sub(r"\b(?:96|128|192)\b", "32", source)  # texts that a cell writes or patches
     return re.sub(r"\b(?:256|512|768|1024|3000)\b", "64", source)  # texts to look at
 
 
