@@ -560,8 +560,9 @@ if speaks_reel:
 # $$f = \frac{\overline{\ell_\mathrm{patched}} - \overline{\ell_\mathrm{corrupted}}}{\overline{\ell_\mathrm{clean}} - \overline{\ell_\mathrm{corrupted}}}$$
 #
 # 0 if it does nothing, 1 if it is as if the text had said "was". A share needs an *interval*, by a *bootstrap* over
-# texts (draw as many texts with replacement and compute the share again, 2,000 times; the middle 95 % of the results
-# are the interval), and has no meaning where clean and corrupted differ by no more than noise.
+# texts (draw as many texts with replacement, the same ones in all three means, and compute the share again, 2,000
+# times; the middle 95 % of the results are the interval). It has no meaning where clean and corrupted differ by no more
+# than noise: where the interval of the mean difference between them holds 0.
 #
 # This exercise has no steps: the signature, and the sentence. `bootstrap_means(*columns, statistic=...)` gives the
 # interval of what depends on the columns' means alone (it calls the statistic once, with the means of all

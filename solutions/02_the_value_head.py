@@ -191,7 +191,8 @@ print("and after the with block:", "as before" if after.equal(before) else "stil
 #
 # `forward`, which is given too, takes care of prompts of different lengths and of the sampler's KV cache,
 # and calls yours. Write `logits_and_values`: hook, squeeze, return. `VALUE_HOOK` is the hook point's name, and
-# `self.base_model(tokens, attention_mask=..., past_kv_cache=...)` runs the transformer and gives its logits.
+# `self.base_model(tokens, attention_mask=..., past_kv_cache=...)` runs the transformer and gives its logits. (The cell
+# holds the whole class, and all of it but this method is there: look for `raise NotImplementedError`.)
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise

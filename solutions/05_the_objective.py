@@ -387,7 +387,8 @@ print("by position:", sparkline(entropy.mean(0).tolist()))
 # $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$. So climb the mean of $r_t A_t$. At the first step
 # $r = 1$ and $\nabla r = r \nabla \log \pi = \nabla \log \pi$: it *is* the policy gradient.
 #
-# (`MAX_LOG_RATIO`, imported above the function, is the docstring's 20.)
+# (`MAX_LOG_RATIO`, imported above the function, is the docstring's 20. It limits the difference from above alone: the
+# exponential of a very negative number is 0, which does no harm.)
 
 # %%
 from rlhf_lab.functional import policy_ratio  # exercise
@@ -513,8 +514,9 @@ print(f"value loss {value_loss.item():.4f}; of the best constant {by_a_constant.
 # ## All together
 #
 # Four terms, two of them with a minus. Write the whole objective from your own functions. There are no
-# steps: the formula at the top of this lesson is all. (The check uses a policy that has already taken steps,
-# and an `ent_coef` above 0, so that no term is 0.)
+# steps: the formula at the top of this lesson is all. Hand each function the coefficient that is its own and the mask;
+# the surrogate whitens the advantages, and nothing else has to be done to them. (The check uses a policy that has
+# already taken steps, and an `ent_coef` above 0, so that no term is 0.)
 
 # %%
 from rlhf_lab.course.exercises.whole import whole_objective  # exercise

@@ -199,7 +199,12 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # nothing else. `trainer.functions` holds the functions that are handed to the trainer (yours, soon),
 # and `trainer.emit` calls the callbacks of an event; a run learns the same without it.
 #
-# First the credit: who gets how much of the reward.
+# First the credit: who gets how much of the reward. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` pays the reward
+# at the last real token and takes each token's KL off its own; the price is `trainer.kl_controller.kl_coef`, or 0 where
+# `kl_to_pay` is None. "If asked" means `args.whiten_rewards`, and such whitening keeps the mean (`shift_mean=False`).
+# `F.prompt_groups(len(rewards), args.samples_per_prompt)` says which rows answer the same prompt. The estimators take
+# `args` first: `estimate_advantages(args, values, rewards, mask, token_rewards, group, greedy_rewards)` and
+# `estimate_returns(args, advantages, values, token_rewards, mask)`, both of `trainer.functions`.
 
 # %%
 from rlhf_lab.training.ppo import assign_credit  # exercise
@@ -244,8 +249,14 @@ tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples
 #
 # ## The learning phase
 #
-# `Ascent` holds what is about memory and safety and not about PPO: micro-batches, clipping, and the
-# rule that no step is taken once something was not finite. `PhaseStats` counts.
+# `Ascent(trainer)` holds what is about memory and safety and not about PPO: micro-batches, clipping, and the rule that no
+# step is taken once something was not finite. Its `parts(minibatch)` are the minibatch, or its micro-batches, and
+# `total(...)` adds up their terms: `objective_terms(policy, reference, part, ascent.objective, kl_coef)` of each. Then come
+# `backward(terms.objective)`, `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
+#
+# `PhaseStats(trainer)` counts. Before the gradient, `judge(terms, minibatch)` says "step", "skip" or "stop";
+# `add(terms, minibatch, grad_norm)` takes in a step that was taken, and `learning_stats(memory)` is what the phase
+# returns. (`trainer.rewards.remember(rollout.reward_moments)` at the end is for rewards that are scaled over phases.)
 
 # %%
 from rlhf_lab.training.ppo import learning_phase  # exercise

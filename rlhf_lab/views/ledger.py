@@ -88,7 +88,8 @@ class Ledger:
         body = html_table(columns, [_formatted(row) for row in self.rows(sequence)])
         note = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
-            f"minibatch together give the objective, {self.objective:.6f}.</p>"
+            f"minibatch together give the objective, {self.objective:.6f}. A large advantage need "
+            "not be a large gradient: it cannot make a token of log-probability 0 any likelier.</p>"
         )
         return Html(body + note)
 

@@ -1,10 +1,12 @@
 """The HTML report of a run: settings, curves, samples, probes and checks; no model is loaded."""
 
+import inspect
 import json
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlhf_lab import probes
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import is_marked, refuse_foreign, write_marked
 from rlhf_lab.probes import Run
@@ -159,21 +161,32 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
 
 def _probes(run: Run) -> str:
     there = run.probes()
-    listed = [probe["name"] for probe in run.store.read_suite()["probes"]]
-    names = [name for name in listed if name in there]
+    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    names = [name for name in kinds if name in there]
     if not names:
         return (
             "<h2>Probes</h2><p>This run had no probes. Train with <code>--probes</code>, or attach "
             "some in Python: <code>attach(trainer, default_suite(trainer))</code> of "
             "<code>rlhf_lab.probes</code>.</p>"
         )
-    parts = [f"<h3>{escape(name)}</h3>{probe_html(run, name)}" for name in names]
+    parts = [
+        f"<h3>{escape(name)}</h3>{_what_it_shows(kinds[name])}{probe_html(run, name)}"
+        for name in names
+    ]
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
         for note in run.notes()
     )
     note = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
     return "<h2>Probes</h2>" + "".join(parts) + note
+
+
+def _what_it_shows(kind: str) -> str:
+    """What a probe of the package records, in the words its class begins with."""
+    known = getattr(probes, kind, None)
+    words = inspect.getdoc(known) if isinstance(known, type) else None
+    first = (words or "").partition("\n\n")[0].replace("`", "")
+    return f"<p>{escape(first)}</p>" if first else ""
 
 
 def _checks(run: Run) -> str:
