@@ -34,10 +34,10 @@
 # first cell
 
 # %% [markdown]
-# About 120 minutes of work. All cells together run in about 80 seconds on one core, without a
+# About 120 minutes of work. All cells together run in about 55 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
-# (10 s on one core)
+# (6 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -90,7 +90,7 @@ from rlhf_lab.functional import (
     masked_mean,
     recovered_fraction,
 )
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import Forward, TransformerWithValueHead
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.organism import gold, grammatical, optimal_policy, state_values
 from rlhf_lab.organism.lexicon import ADJECTIVES, WORD_IDS, flat
@@ -132,7 +132,7 @@ over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)
 # and the last ones. What a text is worth is its **gold** reward, the exact probability that the review is
 # meant positively; the classifier that the run was paid by has no say in what follows.
 #
-# (12 s on one core)
+# (10 s on one core)
 
 # %%
 args = RLHFArgs(**SETTINGS)
@@ -149,13 +149,14 @@ worth = gold if on_reel else trainer.reward_fn
 words = ("loved", "hated") if on_reel else (" good", " bad")
 ids = tuple(single_token(tokenizer, word) for word in words)
 n_texts = 256 if on_reel else 16
+packed = Forward("auto")  # for the many texts to come: the same tokens, in half of the time
 
 
 def write(policy, n: int = n_texts, seed: int = 0):
     """Let a policy write n texts, with the same noise for each policy."""
     generator = torch.Generator().manual_seed(seed)
     prompts, spec = [trainer.prompt] * n, trainer.sampling_spec
-    return sample(policy, prompts, spec, generator, trainer.forward)
+    return sample(policy, prompts, spec, generator, packed)
 
 
 def worth_of(model: HookedTransformer, n: int = n_texts, seed: int = 1) -> Float[Tensor, " n"]:
@@ -246,7 +247,7 @@ bars(slots, series, "KL from the old model by slot", "nats per token")
 # V^\pi(\dots \text{wasn't})$, what the word itself costs this policy; the same openings and the
 # same noise stand on both sides. What will it be before training, and what after 8 of the phases?
 #
-# (5 s on one core)
+# (3 s on one core)
 
 # %%
 gap_at_start = "about 0"  # predict: "below -0.1", "about 0" or "above 0.1"
@@ -261,7 +262,7 @@ def forced(policy, word: str) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]
     prompts = [[*row, WORD_IDS[word]] for row in openings.tolist()]
     spec = replace(trainer.sampling_spec, gen_len=truth.grammar.seq_len - len(prompts[0]))
     generator = torch.Generator().manual_seed(2)
-    written = sample(policy, prompts, spec, generator, trainer.forward)
+    written = sample(policy, prompts, spec, generator, packed)
     nice = torch.isin(written.tokens[:, openings.shape[1] + 2].cpu(), nice_words)
     return worth(written.texts(tokenizer)), nice.float()
 
@@ -770,7 +771,7 @@ from rlhf_lab.diffing.weights import graft  # exercise
 # from every coalition of the parts. Look at the norms of the deltas above once more. Which kind of part earns
 # most when it is put in? And taken out one by one, how much of the gain do all parts together lose?
 #
-# (11 s on one core)
+# (6 s on one core)
 
 # %%
 best_graft = "an MLP"  # predict: "embed", "an attention", "an MLP" or "read-out"
@@ -785,9 +786,11 @@ for part, names in members.items():
 gain = at_tuned - at_base
 columns = {"put into the old": put_in, "taken out of the new": taken_out}
 if on_reel:
-    every = transplant(before, after, groups, worth, n=96, seed=1)
+    every = transplant(before, after, groups, worth, n=64, seed=1)
     shapley = every.shapley()
-    columns["Shapley, n = 96"] = {part: shapley[i] for i, part in enumerate(every.groups)}
+    columns[f"Shapley, n = {every.rewards.shape[1]}"] = {
+        part: shapley[i] for i, part in enumerate(every.groups)
+    }
 show_intervals("part of the change", columns)
 print(f"all of it: {bootstrap_means(gain)}")
 for how, found in columns.items():
@@ -915,7 +918,7 @@ curves(
 # At which kind of site will the vector do most? And at its best, how much of the way to the new
 # model does it go?
 #
-# (8 s on one core)
+# (7 s on one core)
 
 # %%
 best_layer = "in between"  # predict: "at the embeddings", "in between" or "behind the last block"
@@ -994,10 +997,10 @@ curves(
 # picture one would have called it a success.
 #
 # The best of all sites and strengths was *chosen* on these texts, so its height is flattered.
-# Measure it again on fresh noise, beside 20 random vectors of the same length, and also the other
+# Measure it again on fresh noise, beside 10 random vectors of the same length, and also the other
 # way: subtract it from the new model.
 #
-# (6 s on one core)
+# (4 s on one core)
 
 
 # %%
@@ -1010,16 +1013,16 @@ def gold_with(policy, alpha: float | int, controls: int = 0) -> list[Float[Tenso
 (at_start,), (at_end,) = gold_with(base, 0), gold_with(tuned, 0)
 rows, of_vector = [], {}
 for alpha in sorted({1, best_alpha}):
-    found = gold_with(base, alpha, controls=20 if alpha == best_alpha else 0)
+    found = gold_with(base, alpha, controls=10 if alpha == best_alpha else 0)
     of_added, *of_random = (recovered_fraction(at_end, at_start, worths) for worths in found)
     undoes = recovered_fraction(at_start, at_end, gold_with(tuned, -alpha)[0])
     random = sorted(value(share) for share in of_random)
     span = f"{random[0]:.2f} to {random[-1]:.2f}" if random else "not tried"
     rows.append([alpha, of_added, span, undoes])
     of_vector[alpha] = value(of_added)
-key = {"the vector": of_vector[best_alpha], "best of 20 random ones": random[-1]}
+key = {"the vector": of_vector[best_alpha], "best of 10 random ones": random[-1]}
 over_seeds.compare("share of the way", key | {"undone in the new": value(undoes)})
-headings = ["alpha", "share of the way", "20 random vectors", "share undone in the new model"]
+headings = ["alpha", "share of the way", "10 random vectors", "share undone in the new model"]
 show_table(headings, rows)
 predictions.compare("share of the way, at its best", how_far, third(of_vector[best_alpha]))
 
@@ -1042,12 +1045,13 @@ predictions.compare("share of the way, at its best", how_far, third(of_vector[be
 # is paid with the reward of another; the policy is paid for KL instead of charged. Then back your
 # answer with one intervention of this lesson, one that would come out otherwise if you were wrong.
 #
-# (10 s on one core)
+# (6 s on one core)
 
 # %%
 ticket = 1  # another number, another broken run
 letter = "ABC"[ticket % 3]
-odd = RLHFTrainer(args, out=new_run("odd"), **broken_parts(letter, args))
+odd_args = replace(args, forward="auto")  # packed: no module of this run is looked at
+odd = RLHFTrainer(odd_args, out=new_run("odd"), **broken_parts(letter, odd_args))
 odd_reports = odd.train()
 suspect = Run(odd.run.path).policy("last").to(trainer.device)
 logged = odd_reports[-1]
