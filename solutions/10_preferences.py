@@ -11,8 +11,10 @@
 # **Afterwards you can**
 # - derive the Bradley-Terry loss and its gradient, and say what noise in the labels does to both,
 # - say what accuracy, calibration and the slope of a reward model each tell, and which of them few pairs spoil first,
-# - find out which words a reward model reads, by changing one word at a time,
+# - find out which words a reward model reads, by changing one word at a time, and whether a word that is not read is overlooked by the head or
+#   never reaches it,
 # - over-optimize a learned reward, by best-of-n and by PPO, and see it in the gold reward,
+# - say what the disagreement of an ensemble can warn of, and what it cannot,
 # - derive DPO from $\pi^*$, and hold its implicit reward against the true one,
 # - write LoRA, and say why one of its two factors starts at 0.
 #
@@ -22,6 +24,8 @@
 # |---|---|---|
 # | accuracy near its ceiling, and PPO exploits the model | scores before and after one word is changed | pairs whose words agree hide a word that is not read |
 # | accuracy fine, loss above that of a coin | calibration, and the slope of score gaps | order is learned before probability |
+# | a word is readable in the activations | the score with the word erased | what can be read need not be used |
+# | members of an ensemble agree | what they were all fitted to | disagreement shows only errors that are not shared |
 # | gold falls while the learned reward rises | gold against KL, for several models | the error of the model is what is left to climb |
 # | DPO changes the likelihood of chosen texts, up or down | implicit reward of chosen and of rejected texts | the loss sees only their difference |
 
@@ -29,7 +33,7 @@
 # first cell
 
 # %% [markdown]
-# About 150 minutes of work. All cells together run in about 50 seconds on one core, without a network.
+# About 180 minutes of work. All cells together run in about 50 seconds on one core, without a network.
 # Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (5 s on one core)
@@ -71,8 +75,9 @@ from rlhf_lab.organism import (
     grammatical,
     optimal_policy,
 )
-from rlhf_lab.organism.edits import true_log_odds
+from rlhf_lab.organism.edits import replace_word, true_log_odds
 from rlhf_lab.organism.rewards import sentiment_logit
+from rlhf_lab.probes.erasure import Eraser, fit_leace, orthogonal_eraser
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel
 from rlhf_lab.rewards.judging import judge, reading_of
 from rlhf_lab.supervised import fit
@@ -262,9 +267,19 @@ def fitted(n: int, steps: int, seed: int) -> RewardModel:
     return model.requires_grad_(False)
 
 
+def states_of(model: RewardModel, texts: Sequence[str]) -> Float[Tensor, "text seq d_model"]:
+    """What the head is given at every token of each text; a score is what it makes of the last."""
+    kept = []
+    listener = model.head.register_forward_pre_hook(lambda head, given: kept.append(given[0]))
+    model.score(texts)
+    listener.remove()
+    return torch.cat(kept)
+
+
 few, many = fitted(64, steps=120, seed=SEED), fitted(1024, steps=120, seed=SEED)
 judges = {"64 pairs": few, "1,024 pairs": many}
-scored = {name: model.score(first + second) for name, model in judges.items()}
+states = {name: states_of(model, first + second)[:, -1] for name, model in judges.items()}
+scored = {name: states[name] @ model.head.weight[0] for name, model in judges.items()}
 said = {name: score[: len(first)] - score[len(first) :] for name, score in scored.items()}
 verdicts = {name: judge(found, gaps, wins) for name, found in said.items()}
 verdicts["the truth"] = judge(gaps, gaps, wins)
@@ -490,6 +505,106 @@ predictions.compare(
 # The large fall of the textbook figure (Gao et al. 2022) does not come about here. Best-of-n stays among texts that
 # the reference writes, where a model of Reel is not wrong by much.
 #
+# ## A direction inside the reward model
+#
+# The scores say that the verb is not read by the model of 64 pairs. Why not? Its score is one linear function of the state $x$ behind the
+# last token, $r = w \cdot x$. Either the verb stands in $x$ and $w$ pays no attention to it, or the verb is not in $x$.
+#
+# Take reviews, and the same reviews with one word replaced by its opposite, so that the two classes differ in that word alone. Let $a$ be
+# the difference of the class means of $x$, and $\rho$ the best linear reader of the class, with $\rho \cdot a = 1$ (LEACE, lesson 08).
+# *Readable* is the share of reviews whose class $\rho$ tells, on reviews that it was not fitted to; a coin tells half. To *erase* the word is to
+# move every state along $a$ until $\rho$ reads nothing:
+#
+# $$x' = x - \big(\rho \cdot (x - \mu)\big)\, a, \qquad r' - r = -\underbrace{\rho \cdot (x - \mu)}_{\text{what can be read}}\;\underbrace{(w \cdot a)}_{\text{what the head makes of it}}$$
+#
+# So a word can be readable while the score does not use it, if $w \cdot a$ is near 0. And $w \cdot a$ needs no further measurement: $w$ is linear,
+# hence $w \cdot a$ *is* the mean change of the score when the word is replaced. Reading is a property of the states, use one of states and
+# head together, and erasing is an intervention, which shows use.
+#
+# The reader of a word is fitted in three models: before any fitting (with its random head), and after 64 and 1,024 pairs. Where the head
+# reads, is the verb readable for more than three of four reviews, in the model of 64 pairs?
+#
+# (4 s on one core)
+
+# %%
+verb_inside = "readable, and not used"  # predict: "readable, and not used" or "hardly readable"
+
+# %%
+WORDS = {"adjective 1": ("ADJ", 0), "adjective 3": ("ADJ", 2), "verb": ("VERB", None)}
+inside = {"no pairs": RewardModel(load_model("reel-nano"), seed=SEED)} | judges
+fit_half = (torch.arange(len(probes)) < len(probes) // 2).repeat(2)
+
+
+def reading(
+    before: Float[Tensor, "n d_model"], after: Float[Tensor, "n d_model"], texts: list[str]
+) -> tuple[Eraser, float]:
+    """The eraser of a word, fitted to half of the reviews, and how it reads the other half."""
+    positive = torch.from_numpy(true_log_odds(probes) - true_log_odds(texts)) > 0
+    x, label = torch.cat([before, after]), torch.cat([positive, ~positive])
+    eraser = fit_leace(x[fit_half], label[fit_half])
+    said = (x.double() - eraser.mean) @ eraser.reader > 0
+    return eraser, (said == label)[~fit_half].double().mean().item()
+
+
+rows, erasers, readable, used = [], {}, {}, {}
+edited = {word: replace_word(probes, *place) for word, place in WORDS.items()}
+for name, model in inside.items():
+    before, head = states_of(model, probes).detach(), model.head.weight[0].detach().double()
+    for word, texts in edited.items():
+        after = states_of(model, texts).detach()
+        erasers[word, name], share = reading(before[:, -1], after[:, -1], texts)
+        at_word = grammar.slot(*WORDS[word])
+        own = reading(before[:, at_word], after[:, at_word], texts)[1]
+        readable[word, name], used[word, name] = share, (head @ erasers[word, name].axis).item()
+        rows.append([word, name, own, share, used[word, name]])
+show_table(["word", "model of", "readable at the word", "readable at the head", "w . a"], rows)
+print(f"readable: n = {len(probes)} texts, half as many reviews, to which nothing was fitted")
+
+# %%
+generator = torch.Generator().manual_seed(4000 + SEED)  # the head came from SEED itself
+noise = torch.randn(20, states["64 pairs"].shape[1], generator=generator)
+random = [orthogonal_eraser(direction / direction.norm()) for direction in noise]
+lost, rows = {}, []
+for name, model in judges.items():
+    head = model.head.weight[0].double()
+    for what, tried in (
+        {w: [erasers[w, name]] for w in WORDS} | {"a random direction": random}
+    ).items():
+        score = torch.stack([eraser.erase(states[name]) @ head for eraser in tried])
+        found = [judge(one[: len(first)] - one[len(first) :], gaps, wins).accuracy for one in score]
+        lost[what, name] = verdicts[name].accuracy - float(np.mean(found))
+        best_of_64 = best_of_n_weights(score, 64) * gold(first + second)
+        rows.append([what, name, np.mean(found), lost[what, name], best_of_64.sum(1).mean().item()])
+show_table(["erased", "model of", "accuracy", "lost", "gold of the best of 64"], rows)
+print(
+    f"n = {len(gaps)} pairs; a pool of {len(first + second)} reviews; means of {len(noise)} random directions"
+)
+over_seeds.compare(
+    "inside",
+    {f"readable: {word}, {name}": readable[word, name] for word, name in readable}
+    | {f"w . a: {word}, {name}": used[word, name] for word, name in used}
+    | {f"lost: {what}, {name}": lost[what, name] for what, name in lost},
+    largest=False,
+)
+predictions.compare(
+    "64 pairs: the verb is",
+    verb_inside,
+    "readable, and not used" if readable["verb", "64 pairs"] > 0.75 else "hardly readable",
+)
+
+# %% [markdown]
+# In each of three seeds, it is the second: where the head reads, the verb is hardly there. At its own place the word can be read without
+# error (in this run, in all three models), but little of it gets to the last state. The head is not to blame, and no other head would help much: with so
+# few pairs the transformer has not learned to fetch the verb. The model of 1,024 pairs has, and it uses what it fetched.
+#
+# The first adjective shows the other case. Before any pair was seen it is readable at the head in about nine of ten reviews, since
+# the language model carries it there, and a random head makes little of it: readable, and not used. After 64 pairs the score depends on it most, although
+# it is *less* readable than before. So what can be read says little about what is used, in either direction.
+#
+# Erasing tells the two apart. Without the verb, the model of 64 pairs loses a hundredth of accuracy at most; without the first adjective it
+# loses at least five times as much, and random directions cost nothing. In the model of 1,024 pairs, both cost accuracy. Erasing at the head shows what this
+# score uses, and no more: in earlier layers other paths are open.
+#
 # ## Over-optimize it: PPO
 #
 # Best-of-n stays within what the reference says. PPO does not have to: it can write texts that no pair ever had.
@@ -568,6 +683,122 @@ predictions.compare(
 # That is one phase of one run. The last row of texts shows another place where the two
 # rewards part: a verdict that the model does not read. Over-optimization is no law of nature: it needs a reward that is
 # wrong where the policy goes, and a policy that goes there. Lesson 07 is about rewards with a hole.
+#
+# ## An ensemble, and what its disagreement warns of
+#
+# Where the truth is not at hand, several reward models can be held against each other. Write the score of member $i$ as
+# $r_i = u + s + e_i$: what all members get wrong alike, $s$, and an error of its own, $e_i$, independent of the others'. With k members
+#
+# $$\bar r = u + s + \bar e, \qquad \mathrm{Var}(\bar r - u) = \mathrm{Var}(s) + \tfrac{1}{k}\, \mathrm{Var}(e), \qquad \mathbb{E}\, \mathrm{Var}_i(r_i) = \mathrm{Var}(e)$$
+#
+# The mean takes away errors that members do not share, and the spread among members, their *disagreement*, shows those errors and no
+# others. Whoever optimizes the mean climbs $s$, and no disagreement tells. So it matters what the members have in common. All are
+# fitted from one base model. Beyond that, here are two ensembles of four: members on *the same* 64 pairs, which differ in head and
+# batches, and members on 64 *pairs of their own*. One member belongs to both. The runs were made beforehand, with three seeds.
+#
+# Four times 64 pairs are 256 pairs. What would you rather maximize with PPO: the mean of four models of 64 pairs each, or one model of all
+# 256, fitted with as many steps as each of the four?
+
+# %%
+better_reward = "the mean of four"  # predict: "the mean of four", "one model of all the pairs" or "no order over seeds"
+
+# %%
+ensembles = stored["ensembles"]
+show_table(
+    ["chosen by", *(f"best of {n}" for n in (4, 16, 64))],
+    [
+        [
+            name,
+            *(
+                with_range([run["best of n"][name][n] for run in ensembles], 3)
+                for n in ("4", "16", "64")
+            ),
+        ]
+        for name in ensembles[0]["best of n"]
+        if not name.startswith("lowest")
+    ],
+)
+print(f"gold, in a pool of 3,000 reviews: mean and range of {len(ensembles)} seeds")
+by_seed = [f"seed {seed}" for seed in stored["seeds"]]
+gold_after = {
+    name: torch.tensor([run["PPO"][name]["gold"] for run in ensembles])
+    for name in ensembles[0]["PPO"]
+}
+show_table(
+    ["gold after PPO on", *by_seed], [[name, *found.tolist()] for name, found in gold_after.items()]
+)
+print("1,024 texts of each trained policy")
+apart = gold_after["one model of all the pairs"] - gold_after["mean of four"]
+predictions.compare(
+    "better to maximize",
+    better_reward,
+    "one model of all the pairs"
+    if (apart > 0).all()
+    else "the mean of four"
+    if (apart < 0).all()
+    else "no order over seeds",
+)
+
+# %% [markdown]
+# The mean of four helps where one model fails: with seed 2, PPO on one model of 64 pairs ends far below the other two seeds, and PPO on
+# the mean of the four does not. Where one model does well there is nothing to gain. But with the same 256 pairs, one model of all of
+# them is the better reward for PPO, in each of three seeds. (For best-of-n there is no order between the two.) And to subtract the
+# standard deviation over members, as is done for caution, gains nothing here: the best of 4 by it has less gold than by the mean alone, in five of the six
+# cases (two ensembles, three seeds).
+#
+# Does disagreement warn? Two ways to ask. Over a run: what becomes of the members' disagreement on the texts that the policy writes, while
+# it maximizes one of them? And text by text: among the texts that this member scores above its median, does disagreement tell the bad ones,
+# those with gold below one half, from the others?
+
+# %%
+KINDS = ("the same pairs", "pairs of their own")
+lines, rows = {}, []
+for seed, run in zip(stored["seeds"], ensembles, strict=True):
+    phases = run["phases"]
+    late = {what: float(np.mean([phase[what] for phase in phases[-3:]])) for what in phases[0]}
+    left = [late[f"disagreement, {kind}"] / phases[0][f"disagreement, {kind}"] for kind in KINDS]
+    rows.append([str(seed), run["PPO"]["one model"]["gold"], *left])
+    rows[-1] += [late["learned"], *(late[f"mean, {kind}"] for kind in KINDS)]
+    of_phase = [phase["disagreement, pairs of their own"] for phase in phases]
+    lines[f"seed {seed}"] = (list(range(len(phases))), of_phase)
+show_table(
+    [
+        "seed",
+        "gold after",
+        *(f"left of disagreement, {k}" for k in KINDS),
+        "learned reward",
+        *(f"mean, {k}" for k in KINDS),
+    ],
+    rows,
+    digits=2,
+)
+print("left of disagreement: mean of the last 3 phases over the first; n = 128 texts a phase")
+curves(
+    lines,
+    "PPO on one member: do the four members, fitted to pairs of their own, still agree?",
+    "phase",
+    "standard deviation over members",
+)
+show_table(
+    ["AUC of disagreement", *by_seed],
+    [[name, *(run["AUC"][name] for run in ensembles)] for name in ensembles[0]["AUC"]]
+    + [
+        [f"share of bad texts, {place}", *(run["misled"][place] for run in ensembles)]
+        for place in ("reference", "PPO")
+    ],
+)
+print("reference: 1,500 of 3,000 reviews; PPO: half of the texts of the last 6 phases")
+
+# %% [markdown]
+# Over a run it warns, in these three. In the two good runs the members that were fitted to pairs of their own come to agree on what the policy writes:
+# it writes texts that are plainly good. With seed 2, where PPO was misled, their disagreement is not lower in the end than at first. There,
+# too, the learned reward is far above what the four say on average. The members on the same pairs see much less of it: their
+# disagreement falls in all three runs, and their mean goes along with the learned reward. What they have in common, the 64 pairs, is what is wrong.
+# That is one misled run of three, and no threshold comes of it.
+#
+# Text by text it is a weak warning. On texts of the reference, members on pairs of their own tell bad texts better than members on the
+# same pairs, in each seed, and far from perfectly. On texts that PPO wrote, where one would need it, the two have no order over seeds,
+# and members on pairs of their own are clearly above a coin's 0.5 with seed 2 alone. (With the other two seeds few of those texts are bad.)
 #
 # ## DPO: without a reward model
 #
@@ -942,8 +1173,8 @@ predictions.show()
 # %% [markdown]
 # ## Try
 #
-# - Fit four reward models that differ in the seed, and choose by their mean less their standard deviation, or by the lowest
-#   of the four. Does best-of-n on few pairs get better? (Coste et al. 2023, [2310.02743](https://arxiv.org/abs/2310.02743))
+# - The ensembles here share a base model. Fit members that start from base models of different seeds: does their disagreement tell more?
+#   (Coste et al. 2023, [2310.02743](https://arxiv.org/abs/2310.02743))
 # - Put "popcorn" into half of the preferred positive reviews. Does the model pay for it? What does PPO write then?
 # - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
 #   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?

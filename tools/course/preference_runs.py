@@ -13,11 +13,14 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
 from rlhf_lab.rewards.judging import judge, reading_of
+from tools.course.preference_flaws import biased_run, ensemble_run
 from tools.course.preference_policies import ARMS, adapter_run, utility_run
 from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "preference_runs.json")
 SEEDS = (1, 2, 3)
+BIASES = ((0.5, 120), (0.5, 400), (0.0, 400), (0.1, 400))
+"""Shares of the preferred texts that end with popcorn, and steps."""
 FRESH_PAIRS, FRESH_TEXTS = 1500, 500
 Figures = dict[str, float]
 
@@ -77,11 +80,26 @@ def adapter_runs() -> dict[str, list[Figures]]:
     return {arm: [adapter_run(arm, seed) for seed in SEEDS] for arm in ARMS}
 
 
+def biased_runs() -> dict[str, list[Figures]]:
+    """Reward models of pairs whose preferred texts end with popcorn more often than others."""
+    return {
+        f"{share:.0%}, {steps} steps": [biased_run(share, steps, seed) for seed in SEEDS]
+        for share, steps in BIASES
+    }
+
+
+def ensemble_runs() -> list[dict[str, Any]]:
+    """Ensembles of four reward models."""
+    return [ensemble_run(seed) for seed in SEEDS]
+
+
 PARTS: dict[str, Callable[[], Any]] = {
     "reward models": reward_model_runs,
     "longer": long_runs,
     "PPO on the utility": utility_runs,
     "adapters": adapter_runs,
+    "biased": biased_runs,
+    "ensembles": ensemble_runs,
 }
 
 
