@@ -30,8 +30,10 @@ def _rollout_cases() -> tuple[Case, ...]:
 
 
 def _scoring_cases() -> tuple[Case, ...]:
+    handed_in = {"batch_size": 2, "normalize_reward": False, "raw_rewards": (3.0, -1.0)}
     return (
         *_rollout_cases(),
+        Case("rewards that are handed in", handed_in),
         Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
         Case("the KL is estimated", {"kl_estimator": "k3"}),
     )
@@ -40,7 +42,9 @@ def _scoring_cases() -> tuple[Case, ...]:
 def _credit_cases() -> tuple[Case, ...]:
     return (
         Case("ordinary", {}),
-        Case("one step ahead", {"advantages": "one_step"}),
+        Case(
+            "one step ahead, rewards whitened", {"advantages": "one_step", "whiten_rewards": True}
+        ),
         Case("texts that end early", {"prefix": WHOLE_REVIEW}),
         Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
         Case("answers are compared", {"advantages": "rloo", "samples_per_prompt": 2}),
@@ -60,8 +64,11 @@ def _observe_rollout(roll_out: Callable[..., Any], arguments: Mapping[str, Any])
 
 def _observe_scoring(score: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What a rollout made of finished samples holds."""
-    trainer = toy_trainer(**arguments)
-    return _facts(score(trainer, _samples_of(trainer)))
+    fields = {name: value for name, value in arguments.items() if name != "raw_rewards"}
+    trainer = toy_trainer(**fields)
+    given = arguments.get("raw_rewards")
+    raw = () if given is None else (torch.tensor(given),)
+    return _facts(score(trainer, _samples_of(trainer), *raw))
 
 
 def _facts(rollout: Any) -> dict[str, Any]:
@@ -80,8 +87,12 @@ def _facts(rollout: Any) -> dict[str, Any]:
 
 
 def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Advantages and returns of a batch with rewards 0, 1, 2, ... and a KL of 0.1 per token."""
+    """Advantages and returns of a batch with rewards 0, 1, 2, ... and a KL of 0.1 per token.
+
+    The controller has left the coefficient that the run began with.
+    """
     trainer = toy_trainer(**arguments)
+    trainer.kl_controller.kl_coef *= 1.5
     samples = _samples_of(trainer)
     rewards = torch.arange(len(samples.tokens), dtype=torch.float32)
     pays = trainer.args.kl_in == "reward"

@@ -62,22 +62,21 @@ def _direction_cases() -> tuple[Case, ...]:
         Case("lda where all are one vector", {**uneven, "x": 0 * uneven["x"] + 0.5} | by_lda),
         Case("large numbers", {**_clouds((2,), 12, 3, 6), "x": 1e6 * uneven["x"]} | by_mean),
         Case("lda, uneven classes", uneven | by_lda | {"labels": torch.arange(12) > 8}),
+        Case("labels of one class", uneven | by_mean | {"labels": torch.arange(12) >= 0}),
     )
 
 
 def _observe_fit(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Direction and threshold, in any precision, and whether labels of one class are refused."""
-    direction, threshold = fn(**arguments)
-    refused = []
-    for of_one_class in (torch.ones_like, torch.zeros_like):
+    """Direction and threshold, in any precision, or whether labels of one class are refused."""
+    labels, accepted = arguments["labels"], []
+    if not bool(labels.all()):
+        direction, threshold = fn(**arguments)
+        return {"direction": direction.float(), "threshold": threshold.float()}
+    for of_one_class in (labels, ~labels):
         with contextlib.suppress(ValueError):
-            fn(**{**arguments, "labels": of_one_class(arguments["labels"])})
-            refused.append(False)
-    return {
-        "direction": direction.float(),
-        "threshold": threshold.float(),
-        "refuses labels of one class": not refused,
-    }
+            fn(**{**arguments, "labels": of_one_class})
+            accepted.append(of_one_class)
+    return {"refuses labels of one class": not accepted}
 
 
 def _eraser_cases() -> tuple[Case, ...]:
