@@ -80,7 +80,11 @@ def _suspects(tree: ast.Module, exercise: Exercise) -> Iterator[tuple[Path, ast.
                     "writes into that copy: use one pair",
                 )
             else:
-                yield path, node, "it writes into a copy that nothing reads again"
+                yield (
+                    path,
+                    node,
+                    "what it writes stands there already, or goes into a copy that nothing reads",
+                )
 
 
 def _does_the_same(

@@ -166,7 +166,8 @@ READINGS: Mapping[str, Read] = {
     r"could not infer output dtype. Input dtype must be either a floating point.*Got: (\w+)": (
         lambda m, s: f"a mean or a standard deviation is taken of {m[1]}: make floats of it first"
     ),
-    r"expected (?:m1 and m2|scalar type|both|.*) to have the same dtype|expected scalar type (\w+) "
+    r"expected (?:m1 and m2|scalar type|both|.*) to have the same dtype|must have the same dtype, "
+    r"but got|expected scalar type (\w+) "
     r"but found (\w+)": lambda m, s: (
         "two tensors of different precision meet in a product: bring both to one, by .double() or "
         ".float()"

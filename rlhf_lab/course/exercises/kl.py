@@ -8,7 +8,8 @@ from rlhf_lab.functional import calc_kl_penalty, kl_estimate, kl_per_token
 def _estimate_cases() -> tuple[Case, ...]:
     cases = []
     for kind in ("k1", "k2", "k3"):
-        cases.extend(standard_cases(kl_estimate, large={"logprobs": 10.0}, kind=kind))
+        spoil = ("logprobs", "ref_logprobs")
+        cases.extend(standard_cases(kl_estimate, large={"logprobs": 10.0}, spoil=spoil, kind=kind))
     return (*cases, half_precision(kl_estimate, "logprobs", "ref_logprobs", kind="k1"))
 
 

@@ -127,7 +127,7 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
     1. The logarithm of the last price came back, or what was spent or earned there.
     2. The prices move the wrong way, or by the reward.
     3. The right price lies outside of all that were tried.
-    4. It is near the right one, and stops too early.
+    4. Few prices are tried, or it is near the right one, and stops too early.
     """
     tried: list[tuple[float, float, float]] = []
 
@@ -165,10 +165,10 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
             f"only prices from {low:.3g} to {high:.3g} are tried, and the one that spends this "
             "budget lies outside: search from 1e-4 to 1e4, by the logarithm"
         )
-    if abs(math.log(found / right)) < 1.0:
+    if len(tried) < 20 or abs(math.log(found / right)) < 1.0:
         return (
-            f"the search ends too early, after {len(tried)} prices: the last halves of a range in "
-            "the logarithm, some 60 of them, leave nothing to choose"
+            f"the search ends too early, after {len(tried)} prices: halve the range between "
+            "two prices about 60 times"
         )
     return None
 
