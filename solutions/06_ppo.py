@@ -366,7 +366,7 @@ def dashboard(found: Dashboard) -> None:
     show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 
-print({name: f"report.{field}" for name, field in COLUMNS.items()})
+show_table(["line", "field of a phase's report"], COLUMNS.items())
 dashboard(dashboard_of(runs["mine"]))
 
 # %%

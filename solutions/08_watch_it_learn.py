@@ -327,6 +327,8 @@ spelled = [word.strip() for word in spell_tokens(trainer.tokenizer, text[0])]
 heatmap(lenses["tuned"], layers, spelled, "the head's opinion, tuned lens, one review", "diverging")
 
 # %% [markdown]
+# *What to look for in the figure: from which row on a word has the color that it has in the last one.*
+#
 # The raw lens at an early layer measures two things at once: what is known there, and whether it is already
 # written the head's way. Read the raw rows with care, and the tuned ones as "what the head would say if it had
 # learned this layer's basis". (The first column is the start token, whose residual is like no other.)
@@ -378,6 +380,9 @@ heatmap(
 ) if truth else None
 
 # %% [markdown]
+# *What to look for in the figure: columns that change from one row to the next. What changes there, that
+# block has worked out.*
+#
 # The same number is legible to 0.75 at the adjective, to 0.79 at the full stop, and to 0.99 at "i".
 # The transformer does not read like a parser. Behind "i" comes the verdict, and of the three next
 # words only this one depends on the number.
@@ -604,6 +609,8 @@ bars(
 ) if truth else None
 
 # %% [markdown]
+# *What to look for in the figure: slots where one of the two bars is high and the other is missing.*
+#
 # The critic's values follow the exact ones, and its one-step credit hardly follows the exact credit: a value may
 # be right on average and jump at the wrong word, and one-step credit is made of the jumps. The first adjective,
 # which deserves most, gets little. Its credit comes later, at the "and" or "but" behind it and at "the", which
@@ -686,6 +693,9 @@ curves(
 ) if truth else None
 
 # %% [markdown]
+# *What to look for in the figure: where each curve has its top, and whether the bands of its neighbors
+# reach as high.*
+#
 # *Systematic error* is the mean error of all tokens in the same situation (slot, exact value before it, exact
 # advantage): more reviews do not take it away. *Scatter* is what varies around it, and averages out over a batch.
 # For the last critic both are smallest at lambdas between 0.5 and 0.8, and at 1 the scatter is about three times as large.
@@ -772,6 +782,8 @@ heatmap(
 )
 
 # %% [markdown]
+# *What to look for in the figure: each column from top to bottom, and how far it stays below Bayes' rule.*
+#
 # From top to bottom little changes at most slots: the policy learned to *say* other things, more than to *know*
 # other things. And the picture of the value comes back: in the first phase the decoder does at "i" what Bayes' rule
 # does, and falls behind it at the slots before. (Some of the gap is the decoder's own: it fits a number for each
@@ -1054,6 +1066,8 @@ bars(
 )
 
 # %% [markdown]
+# *What to look for in the figure: whether a bar lies outside the range of its own control.*
+#
 # Four findings, each beside its control.
 #
 # - lda's direction can be taken out without anybody noticing, the probe included, here as at the end.
@@ -1231,6 +1245,8 @@ curves(
 )
 
 # %% [markdown]
+# *What to look for in the figure: in which phases a curve is steep.*
+#
 # On average the heads of the last block, which read the clauses for the verdict, move more than those of
 # the first, in this run and in the stored ones, and they do most of it in the first eight phases.
 #
