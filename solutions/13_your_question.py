@@ -425,12 +425,13 @@ reviews, labels = ReelTruth().reviews(192, seed=0)
 reviews = reviews[:, : ReelTruth().grammar.slot("VERB")]
 settings = RLHFArgs(preset="reel", total_phases=6, batch_size=32, keep_checkpoints=None)
 trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
-direction, often = Direction("sentiment", "lda", every=3), Budget(time_frac=20)
-attach(trainer, direction, eval_tokens=reviews, labels=labels, budget=often)
+probes = [Direction("sentiment", "lda", every=3), NeuronRank("loved", "hated", every=3)]
+often = Budget(time_frac=20)  # otherwise they keep to a tenth of the run's time
+attach(trainer, probes, eval_tokens=reviews, labels=labels, budget=often)
 
 
 @trainer.capture(["blocks.*.attn.hook_pattern", "blocks.*.mlp.hook_post"], tokens=reviews)
-def look(ctx, acts):
+def look(ctx, acts):  # patterns are [batch head query key]: index the query, pos= cannot
     pattern, neurons = acts["blocks.0.attn.hook_pattern"], acts["blocks.1.mlp.hook_post"][:, -1]
     apart = (neurons[labels].mean(0) - neurons[~labels].mean(0)).abs()
     to_previous = pattern.diagonal(offset=-1, dim1=-2, dim2=-1).mean((0, 2))
@@ -445,10 +446,10 @@ looks = run.returned("look")
 shown = [name for name in looks[0] if name != "event"]
 show_table(shown, [[each[name] for name in shown] for each in looks], digits=2)
 print("AUC by layer:", [layer[-1] for layer in run.records("direction_sentiment")[-1]["auc"]])
+print("neurons:", *run.records("neuron_rank")[-1]["neurons"][:3])
 base, tuned = (Side(run.policy(which).base_model, reviews) for which in (0, "last"))
-words = tuple(trainer.tokenizer.encode("loved hated", add_special_tokens=False))
 place = {"L0 mlp": PatchPlace("blocks.0.hook_mlp_out")}
-print(patch_activations(base, tuned, place, -1, words).fractions()["L0 mlp"])
+print(patch_activations(base, tuned, place, -1, ("loved", "hated")).fractions()["L0 mlp"])
 
 # %% [markdown]
 # ## What surprised you
