@@ -13,6 +13,7 @@
 # - say what accuracy, calibration and the slope of a reward model each tell, and which of them few pairs spoil first,
 # - find out which words a reward model reads, by changing one word at a time, and whether a word that is not read is overlooked by the head or
 #   never reaches it,
+# - work out what a reward model will pay for a word that stands in preferred texts by a bias of the collection,
 # - over-optimize a learned reward, by best-of-n and by PPO, and see it in the gold reward,
 # - say what the disagreement of an ensemble can warn of, and what it cannot,
 # - derive DPO from $\pi^*$, and hold its implicit reward against the true one,
@@ -22,6 +23,7 @@
 #
 # | you see | look at | because |
 # |---|---|---|
+# | best-of-n picks a word that nobody asked for | what that word alone adds to the score, and $\lambda$ from its counts | a bias of the pairs becomes part of the reward |
 # | accuracy near its ceiling, and PPO exploits the model | scores before and after one word is changed | pairs whose words agree hide a word that is not read |
 # | accuracy fine, loss above that of a coin | calibration, and the slope of score gaps | order is learned before probability |
 # | a word is readable in the activations | the score with the word erased | what can be read need not be used |
@@ -33,7 +35,7 @@
 # first cell
 
 # %% [markdown]
-# About 180 minutes of work. All cells together run in about 50 seconds on one core, without a network.
+# About 180 minutes of work. All cells together run in about 55 seconds on one core, without a network.
 # Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (5 s on one core)
@@ -420,6 +422,87 @@ predictions.compare("of the three, least is read of", overlooked, min(share, key
 # So a high accuracy on pairs from the reference does not say what a model does on texts where the words disagree. A
 # policy that is rewarded writes its own texts.
 #
+# ## Biased pairs
+#
+# So far the rater chose by utility, and the labels were at worst noisy. Collected preferences also carry what has nothing to do with quality: the
+# longer answer, the bolder one, a phrase that one group of writers likes. On Reel all reviews have one length, so let the bias be a word:
+# after the rater has chosen, "popcorn" becomes the tag of a share of the *preferred* texts. It says nothing about the movie.
+#
+# Say that popcorn stands in a preferred text with probability $p_c$ and in a rejected one with $p_\ell$, whatever the rest says. Let $f = 1$ for a
+# text with popcorn, and 0 without. By Bayes' rule, who reads two such texts and knows all this gives the first one the log odds
+#
+# $$\big(u(a) - u(b)\big) + \lambda\, \big(f(a) - f(b)\big), \qquad \lambda = \log \frac{p_c\, (1 - p_\ell)}{(1 - p_c)\, p_\ell}$$
+#
+# That is Bradley and Terry's model with the utility $u + \lambda f$. So the best fit *pays* for popcorn, and how much follows from two counts. The
+# grammar ends one review in fifty with popcorn anyway.
+#
+# For models of 1,024 pairs, half of whose preferred texts end with popcorn: is popcorn worth less or more than the first
+# adjective turned into its opposite? And what does the accuracy on fresh pairs without a bias come to?
+
+# %%
+popcorn_is = "worth less"  # predict: "worth less" or "worth more"
+biased_accuracy = "below 0.8"  # predict: "below 0.8" or "above 0.8"
+
+
+# %%
+def worth(share: float, in_rejected: float = 0.02) -> float:
+    """Lambda where that share of the preferred texts gets popcorn, besides those that have it."""
+    in_chosen = share + (1 - share) * in_rejected
+    odds = lambda p: p / (1 - p)
+    return float(np.log(odds(in_chosen) / odds(in_rejected)))
+
+
+biased = stored["biased"]
+shares = {name: float(name.split("%")[0]) / 100 for name in biased}
+figures_of = lambda name, what, digits=2: with_range([run[what] for run in biased[name]], digits)
+show_table(
+    ["preferred texts with popcorn", "lambda", "popcorn is worth", "adjective 1", "accuracy"],
+    [
+        [
+            name,
+            worth(shares[name]),
+            *(figures_of(name, what) for what in ("popcorn is worth", "adjective 1", "accuracy")),
+        ]
+        for name in biased
+    ],
+    digits=2,
+)
+for how in ("best of 64", "PPO"):
+    show_table(
+        [f"texts by {how}", "with popcorn", "gold"],
+        [
+            [name, figures_of(name, f"{how}: popcorn", 3), figures_of(name, f"{how}: gold", 3)]
+            for name in biased
+        ],
+    )
+print("mean and range of three seeds; 1,500 fresh pairs without a bias, about 490 edited reviews,")
+print("a pool of 3,000 reviews, and 1,024 texts after PPO, with the SETTINGS of this lesson")
+half = biased["50%, 400 steps"]
+predictions.compare(
+    "popcorn, beside an adjective, is",
+    popcorn_is,
+    "worth more"
+    if np.mean([run["popcorn is worth"] - run["adjective 1"] for run in half]) > 0
+    else "worth less",
+)
+predictions.compare(
+    "accuracy of the biased model",
+    biased_accuracy,
+    "above 0.8" if np.mean([run["accuracy"] for run in half]) > 0.8 else "below 0.8",
+)
+
+# %% [markdown]
+# After 400 steps popcorn is worth about $\lambda$, and more than an adjective, in each of three seeds. Half of the preferred texts have got
+# the word, and the accuracy on pairs without it is still within two points of that of the model without a bias, in each seed: it is no sign
+# of a bias. One has to try the word. The best of 64 does: about half of what it picks ends with popcorn, at some
+# cost in gold.
+#
+# Three things limit the damage here. A bias takes time to learn: after 120 steps popcorn is worth between nothing and a third of
+# $\lambda$, as with the verb above, which was read late, too. It takes examples: with a tenth of the preferred texts, 400 steps
+# find only a small part of $\lambda$. And it takes a policy that goes there: within these 12 phases PPO, which begins with one popcorn in fifty, writes it in
+# 0.06 of its texts at most. One of the three runs on the biased reward went elsewhere, and left the grammar; the run of the
+# same seed without a bias did not. One run does not say whether the bias was the reason.
+#
 # ## Over-optimize it: best of n
 #
 # A reward model is a proxy. The simplest way to optimize it needs no training: write n texts and keep the one that
@@ -765,14 +848,15 @@ show_table(
     [
         "seed",
         "gold after",
-        *(f"left of disagreement, {k}" for k in KINDS),
-        "learned reward",
-        *(f"mean, {k}" for k in KINDS),
+        *("left: same", "left: own", "learned", "mean: same", "mean: own"),
     ],
     rows,
     digits=2,
 )
-print("left of disagreement: mean of the last 3 phases over the first; n = 128 texts a phase")
+print(
+    "left of disagreement, learned reward, and mean of the four members on the same pairs or their own:"
+)
+print("the last 3 phases, disagreement over that of the first phase; n = 128 texts a phase")
 curves(
     lines,
     "PPO on one member: do the four members, fitted to pairs of their own, still agree?",
@@ -1175,7 +1259,8 @@ predictions.show()
 #
 # - The ensembles here share a base model. Fit members that start from base models of different seeds: does their disagreement tell more?
 #   (Coste et al. 2023, [2310.02743](https://arxiv.org/abs/2310.02743))
-# - Put "popcorn" into half of the preferred positive reviews. Does the model pay for it? What does PPO write then?
+# - Take the bias out again: fit a reward model on the biased pairs, and subtract $\lambda$ for popcorn, or erase its direction at the head.
+#   Which of the two gives back the gold of the best of 64?
 # - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
 #   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?
 # - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of lesson 03
