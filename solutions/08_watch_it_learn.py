@@ -1296,6 +1296,9 @@ predictions.show()
 #   review by whether its first aspect is "plot". Where is that readable, and does training change it?
 # - Erase behind the attention of block 1 instead of behind block 0 (`middle`), or at the verdict alone. Which of the
 #   two do other positions repair?
+# - What does a phase's gradient push? Add `GradTerms(step="last", every=4)` from `rlhf_lab.probes` to the suite. It keeps
+#   the norm of each term's gradient in every part of the model, and the cosines between terms. Do the parts that are
+#   pulled hardest also move most? And where do the surrogate and the KL penalty pull against each other?
 # - `python -m rlhf_lab report` on the run's folder writes all of its records as one page of HTML.
 # - Train the critic with `advantages="one_step"`, and with ten times the phases. Does the credit move
 #   to the adjective?
