@@ -37,8 +37,8 @@ def _head_cases(*names: str) -> list[tuple[str, dict[str, Any]]]:
     """What both exercises try: activations of these names, heads and positions."""
     generator = torch.Generator().manual_seed(0)
     cuts = [
-        ("one head, one position", (4, 5, 3, 2), [1], slice(2, 3)),
         ("several heads and positions", (3, 6, 4, 2), [0, 2], slice(1, 4)),
+        ("one head, one position", (4, 5, 3, 2), [1], slice(2, 3)),
         ("up to the end", (3, 4, 2, 3), [1], slice(2, None)),
         ("the last position", (3, 4, 2, 3), [0], slice(-1, None)),
         ("batch of 1", (1, 4, 3, 2), [2], slice(0, 2)),
