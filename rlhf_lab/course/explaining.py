@@ -5,7 +5,6 @@ that a right answer, and a common wrong one, cost nothing.
 """
 
 import itertools
-import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from rlhf_lab.course.containment import Stopped
 from rlhf_lab.course.exercise import Answer, Case, Exercise, Slip
 from rlhf_lab.course.handling import handlings, ignored
-from rlhf_lab.course.mutants import RETURNS_ZERO, mutant
+from rlhf_lab.course.mutants import mutant
 from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
 from rlhf_lab.course.repairs import repairs
 from rlhf_lab.course.rewrites import rewrites
@@ -24,8 +23,6 @@ from rlhf_lab.course.rewrites import rewrites
 SECONDS = 5.0
 """How long to look for an explanation, in processor seconds."""
 SECONDS_PER_MUTANT = 2.0
-UNDOES = re.compile("too many|too much|missing|does not belong")
-"""Changes that leave something out or add it: one may undo what another mistake did."""
 
 
 def explained(
@@ -35,7 +32,6 @@ def explained(
     outcomes: Sequence[Outcome],
     expected: Sequence[Outcome],
     misses: Sequence[Miss | None],
-    known: Sequence[tuple[str, Sequence[Outcome]]] = (),
 ) -> str | None:
     """What was done, in words, from a mutant that agrees with an answer.
 
@@ -43,9 +39,8 @@ def explained(
        alone.
     2. Try mutants in the case that is missed first, and those that agree there in all others.
     3. Take the first that agrees everywhere. Or else take a change of the answer's own code that
-       makes it right in every case, or as wrong in every case as a known mistake; or the mutant
-       that agrees in most of the cases: in half of those that are missed and alike, and in two
-       that it misses itself.
+       makes it right in every case; or the mutant that agrees in most of the cases: in half of
+       those that are missed and alike, and in two that it misses itself.
     """
     missed = [i for i, miss in enumerate(misses) if miss]
     best, is_all = None, False
@@ -55,7 +50,7 @@ def explained(
         best, is_all = _mutant_like(exercise, cases, outcomes, expected, missed)
     if is_all:
         return best
-    repaired = _repaired(exercise, fn, cases, expected, missed, known)
+    repaired = _repaired(exercise, fn, cases, expected, missed)
     return repaired or (best and f"{best}; correct this first, and then see what is left")
 
 
@@ -91,50 +86,20 @@ def _repaired(
     cases: Sequence[Case],
     expected: Sequence[Outcome],
     missed: Sequence[int],
-    known: Sequence[tuple[str, Sequence[Outcome]]],
 ) -> str | None:
-    """What is wrong in the learner's own code, if one change makes it right, or a known mistake.
+    """What is wrong in the learner's own code, if one change makes it right.
 
     In every case: a change that helps in some cases alone may fit by coincidence, as a softmax over
     an axis of size 1 does.
     """
-    deadline, second, first = time.process_time() + SECONDS, None, missed[0]
-    for says, other in repairs(exercise, fn):
+    deadline = time.process_time() + SECONDS
+    for says, right in repairs(exercise, fn):
         if time.process_time() > deadline:
             break
-        outcome = _outcome(exercise, other, cases[first])
-        if outcome is None:
+        if not _agrees(exercise, right, cases[missed[0]], expected[missed[0]], None):
             continue
-        if compare_outcomes(outcome, expected[first]) is None:
-            pairs = zip(cases, expected, strict=True)
-            if all(_agrees(exercise, other, case, wanted, None) for case, wanted in pairs):
-                return says
-        elif second is None and _has_floats(outcome) and not UNDOES.search(says):
-            slip = _known_like(exercise, other, cases, outcome, first, known)
-            second = slip and f"two things at once: {says}; and {slip}"
-    return second
-
-
-def _has_floats(outcome: Outcome) -> bool:
-    """Whether agreement of two mistakes at once is no coincidence: not of a few whole numbers."""
-    tensors = [v for v in outcome.results.values() if isinstance(v, Tensor)]
-    return any(v.is_floating_point() and v.numel() > 2 for v in tensors)
-
-
-def _known_like(
-    exercise: Exercise,
-    fn: Answer,
-    cases: Sequence[Case],
-    outcome: Outcome,
-    first: int,
-    known: Sequence[tuple[str, Sequence[Outcome]]],
-) -> str | None:
-    """The known mistake that does the same as a function in every case."""
-    for says, wrong in known:
-        if says == RETURNS_ZERO or compare_outcomes(outcome, wrong[first]):
-            continue
-        pairs = zip(cases, wrong, strict=True)
-        if all(_agrees(exercise, fn, case, other, None) for case, other in pairs):
+        pairs = zip(cases, expected, strict=True)
+        if all(_agrees(exercise, right, case, wanted, None) for case, wanted in pairs):
             return says
     return None
 

@@ -111,7 +111,7 @@ class Judge:
             or changed_in_place(misses)
             or (not error and self._read(fn, self.cases[first]))
             or relation(self.exercise, outcomes, self.expected, misses)
-            or explained(*given, self.expected, misses, self.known)
+            or explained(*given, self.expected, misses)
             or shapes(self.exercise, outcomes, self.expected, misses)
             or (error and read_error(self.exercise, error, self.cases[first]))
             or places(self.cases, outcomes, self.expected, misses)

@@ -95,6 +95,14 @@ def _none_is_used(exercise: Exercise, outcome: Outcome, case: Case | None) -> st
     return f"{' or '.join(absent)} is None here, which is the default, and is used all the same"
 
 
+def _with_default(exercise: Exercise) -> list[str]:
+    """The names of the reference's arguments that may be left out."""
+    if inspect.isclass(exercise.reference):
+        return []
+    parameters = inspect.signature(inspect.unwrap(exercise.reference)).parameters
+    return [n for n, parameter in parameters.items() if parameter.default is not parameter.empty]
+
+
 def _optional(exercise: Exercise) -> list[str]:
     """The names of the arguments that are None by default."""
     if inspect.isclass(exercise.reference):
@@ -340,7 +348,7 @@ def _argument_at_fault(
     cases, wrong = exercise.cases(), set(missed)
     if len(wrong) == len(cases):
         return None
-    names = dict.fromkeys(name for case in cases for name in case.arguments)
+    names = _with_default(exercise)
     for name in names:
         given = {i for i, case in enumerate(cases) if case.arguments.get(name) is not None}
         if given == wrong:
