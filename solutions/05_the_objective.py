@@ -285,8 +285,7 @@ print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 # \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \log \pi(a_t \mid s_t) \sum_{t' > t} \mathrm{KL}_{t'}(s_{t'})\Big]$$
 #
 # The first part is what the penalty has. The second says: make words less likely that *lead* to states
-# with much KL. The penalty leaves it out. Write it, as something whose gradient it is: no steps this time,
-# the formula has all that is needed.
+# with much KL. The penalty leaves it out. Write it, as something whose gradient it is.
 
 # %%
 from rlhf_lab.functional import kl_of_later_states  # exercise
@@ -627,12 +626,13 @@ leashes = {
 }
 policies = {0.0: trained["no leash"], 0.3: trained["yours"], 3.0: trained["short leash"]}
 show_table(
-    ["kl_coef", "reward", "last", "KL per sequence", "last", "entropy"],
+    ["kl_coef", "reward", "last", "+-", "KL per sequence", "last", "entropy"],
     [
         [
             coef,
             sparkline([report.mean_reward for report in reports]),
             reports[-1].mean_reward,
+            1.96 * reports[-1].reward_std / args.batch_size**0.5,
             sparkline([report.kl_per_sequence for report in reports]),
             reports[-1].kl_per_sequence,
             reports[-1].entropy_per_token,
@@ -662,8 +662,9 @@ curves(
 )
 
 # %% [markdown]
-# How far can these differences be trusted? Each figure is a mean of 128 reviews of one seed; here they stand beside
-# other seeds.
+# How far can these differences be trusted? Each figure is a mean of 128 reviews of one seed, and "+-" makes a 95 %
+# interval of its reward: it says what other reviews of the same policy would give, not what another run would. That is
+# for the table below, where the figures stand beside other seeds.
 
 # %%
 for line, field in [("reward", "mean_reward"), ("KL per review", "kl_per_sequence")]:
