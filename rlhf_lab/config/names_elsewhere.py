@@ -25,6 +25,8 @@ FIELDS_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "max_epochs": "batches_per_learning_phase",
         "n_samples_per_prompt": "samples_per_prompt",
         "num_generations": "samples_per_prompt",
+        "group_size": "samples_per_prompt",
+        "n_phases": "total_phases",
         "max_new_tokens": "gen_len",
         "max_generated_tokens": "gen_len",
         "init_kl_coef": "kl_coef",

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.residual_parts import single_token
 from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
 from rlhf_lab.training.capture import SQUARE, resolve_sites
@@ -42,13 +43,19 @@ class Side(NamedTuple):
     """A model and the text that it reads, one of two whose activations are exchanged.
 
     Args:
+        model: a language model, or a policy, whose `base_model` is meant.
         tokens: rows of one length, padded on the left or not at all.
         mask: False on padding.
     """
 
-    model: HookedTransformer
+    model: HookedTransformer | TransformerWithValueHead
     tokens: Int[Tensor, "batch seq"]
     mask: Bool[Tensor, "batch seq"] | None = None
+
+
+def language_sides(*sides: Side) -> list[Side]:
+    """Sides with language models: a policy's value head has no part in what is patched."""
+    return [side._replace(model=getattr(side.model, "base_model", side.model)) for side in sides]
 
 
 def part_places(
@@ -95,11 +102,6 @@ def refuse_unlike_sides(
     if not masks[0][:, pos].all():
         raise ConfigError(f"pos={pos} is padding in some rows; choose a token of every row.")
     for side in (receiver, donor):
-        if hasattr(side.model, "base_model"):
-            raise ConfigError(
-                "a Side has a policy with its value head, which returns two things; give its "
-                "language model, policy.base_model."
-            )
         for place in places:
             _refuse_place(side.model, place)
 

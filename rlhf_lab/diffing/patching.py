@@ -11,6 +11,7 @@ from rlhf_lab.diffing.patch_places import (
     WRITTEN,
     PatchPlace,
     Side,
+    language_sides,
     places_by_name,
     refuse_unlike_sides,
     word_ids,
@@ -105,6 +106,7 @@ def patch_activations(
 
     (Vig et al. 2020; Meng et al. 2022; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """
+    receiver, donor = language_sides(receiver, donor)
     chosen = list(places_by_name(places).values())
     refuse_unlike_sides(receiver, donor, chosen, pos)
     words = word_ids(receiver.model, words)

@@ -10,6 +10,7 @@ from rlhf_lab.diffing.patch_places import (
     WRITTEN,
     PatchPlace,
     Side,
+    language_sides,
     refuse_unlike_sides,
     word_ids,
 )
@@ -49,6 +50,7 @@ def patch_path(
     """
     if not through:
         raise ConfigError("through is empty; give at least one place, such as the last residual.")
+    receiver, donor = language_sides(receiver, donor)
     refuse_unlike_sides(receiver, donor, [sender, *through], pos)
     words = word_ids(receiver.model, words)
     found = []

@@ -54,10 +54,11 @@ class Direction(Probe):
     by luck.
 
     Checks: after ablation nothing is left along the direction; LEACE leaves both classes one mean;
-    on Reel, Bayes' rule is not beaten by more than 4 standard errors; see also `bind_direction`.
+    on Reel, where the labels are the sentiment, Bayes' rule is not beaten by more than 4 standard
+    errors; see also `bind_direction`.
 
     Args:
-        label: what the eval labels mean.
+        label: what the eval labels mean; Bayes' rule is known for "sentiment" alone.
         method: "mean" or "lda".
         sites: hook names.
 
@@ -82,7 +83,7 @@ class Direction(Probe):
         super().__init__(every, name or f"direction_{label}")
         if method not in ("mean", "lda"):
             raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
-        self.method, self.sites = method, sites
+        self.label, self.method, self.sites = label, method, sites
 
     def settings(self) -> dict:
         """Also the method."""
@@ -124,7 +125,7 @@ class Direction(Probe):
             Check.at_most("nothing is left along an ablated direction", miss, 1e-6),
             Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6),
         ]
-        if seen.truth is not None:
+        if self.label == "sentiment" and seen.truth_fits_labels:
             bayes, check = _against_bayes(seen, ours, fitted, cut)
             values |= bayes
             checks.append(check)

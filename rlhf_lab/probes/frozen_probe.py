@@ -145,7 +145,7 @@ class FrozenProbe(Probe):
             "projection": projection,
             "control_labels": control_labels,
         }
-        if seen.truth is not None:
+        if seen.truth_fits_labels:
             bayes, check = _bayes(seen, x[:, cut:], refit, cut, values["position"])
             values |= bayes
             checks.append(check)

@@ -70,6 +70,11 @@ class Observation:
     prepared: Any = None
     shared: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def truth_fits_labels(self) -> bool:
+        """Whether the truth is known of the eval text's labels: they can be its sentiment."""
+        return self.truth is not None and self.truth.fits(self.text.tokens, self.text.labels)
+
     def allowed(self, whole: float, half: float) -> float:
         """How far rounding may take an identity of activations: in fp32, or with bf16 weights."""
         return whole if self.args.weight_precision == "fp32" else half

@@ -101,6 +101,22 @@ class ReelTruth:
         """P(sentiment is positive | prefix) behind every token, and where it is defined."""
         return self._look_up(self.state_beliefs, tokens)
 
+    def fits(self, tokens: Int[Tensor, "batch seq"], labels: Bool[Tensor, " batch"]) -> bool:
+        """Whether labels can be the sentiment of these texts.
+
+        They cannot where fewer agree with the posterior behind the last token than it expects, by
+        more than 4 standard errors.
+        """
+        belief, mask = (x.cpu() for x in self.beliefs(tokens))
+        if not mask.any(1).all():
+            return True  # a text that is no review: nothing is known of it
+        last = mask.long().cumsum(1).argmax(1, keepdim=True)
+        positive = belief.gather(1, last)[:, 0]
+        expected = torch.maximum(positive, 1 - positive)
+        agreeing = ((positive > 0.5) == labels.cpu()).double().mean()
+        error = (expected * (1 - expected)).sum().sqrt() / len(labels)
+        return bool(agreeing >= expected.mean() - 4 * error)
+
     def generated(
         self, tokens: Int[Tensor, "batch seq"], prefix_len: int
     ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:

@@ -190,9 +190,8 @@ def _check_eval_text(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None
             "give ids of its own tokenizer."
         )
     if labels is not None and (not isinstance(labels, Tensor) or labels.shape != tokens.shape[:1]):
-        given = (
-            f"of shape {list(labels.shape)}" if isinstance(labels, Tensor) else f"{labels!r:.80}"
-        )
+        kind = type(labels).__name__
+        given = f"of shape {list(labels.shape)}" if isinstance(labels, Tensor) else f"a {kind}"
         raise ConfigError(
             f"labels is {given}, but the eval text has {len(tokens)} sequences; give a tensor with "
             "one label for each."

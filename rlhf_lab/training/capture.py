@@ -200,7 +200,13 @@ def capturing(
             with undisturbed(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
                 acts = capture_activations(ctx.policy, text, names, pos, mask)
-                return function(ctx, acts[names[0]] if only_one else acts)
+                try:
+                    return function(ctx, acts[names[0]] if only_one else acts)
+                except (IndexError, TypeError) as error:
+                    if not only_one:
+                        raise
+                    said = f"{error}; acts is the tensor of {names[0]}, as one site is named."
+                    raise type(error)(said) from error
 
         listen.__name__ = getattr(function, "__name__", "capture")
         return listen

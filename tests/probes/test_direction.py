@@ -9,7 +9,8 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import auc, bootstrap_interval
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
-from rlhf_lab.probes import Direction
+from rlhf_lab.organism.lexicon import WORD_IDS
+from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, Run, attach
 from rlhf_lab.probes.direction import (
     ablate,
     accuracy,
@@ -205,3 +206,19 @@ def test_records_have_the_ends_and_pictures_the_best_of_how_many(finished, probe
     shown = probe_html(finished, probe)
     assert f"n = {n}" in shown
     assert f"<p>Best of the {len(cells)} compared: {max(x for x, *_ in cells):.2f} [" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", [Direction("plot", every=1), FrozenProbe(steered=0, every=1)])
+def test_labels_of_another_kind_raise_no_false_alarm(make_trainer, unlimited, probe):
+    """The noun of the first clause: a line reads it, and Bayes' rule for the sentiment does not."""
+    tokens, sentiment = ReelTruth().reviews(192, seed=3)
+    of_plot = tokens[:, ReelTruth().grammar.slot("ASP", 0)] == WORD_IDS["plot"]
+    assert 0.05 < of_plot.float().mean() < 0.3
+    assert ReelTruth().fits(tokens, sentiment) and not ReelTruth().fits(tokens, of_plot)
+    trainer = make_trainer(total_phases=1, warmup_steps=0)
+    attach(trainer, probe, eval_tokens=tokens, labels=of_plot, budget=unlimited)
+    trainer.train()
+    run = Run(trainer.run)
+    assert [check.name for check in run.checks() if not check.ok] == []
+    assert "bayes_accuracy" not in run.records(probe.name)[-1]

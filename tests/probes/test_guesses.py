@@ -146,11 +146,26 @@ def test_a_direction_needs_a_row_for_each_label(shape, labels):
         fit_direction(torch.randn(shape), torch.tensor(labels))
 
 
-def test_a_policy_with_its_value_head_is_told_from_its_language_model(reel_policy, text):
-    side = Side(reel_policy, text)
+def test_a_policy_stands_for_its_language_model(reel_policy, text):
+    models = reel_policy, reel_policy.base_model
     place = {"mlp": PatchPlace("blocks.0.hook_mlp_out")}
-    with pytest.raises(ConfigError, match=r"give its language model, policy\.base_model"):
-        patch_activations(side, side, place, -1, (5, 6))
+    found = []
+    for model in models:
+        sides = Side(model, text), Side(model, text.roll(1, 0))
+        found.append(patch_activations(*sides, place, -1, (5, 6)).patched)
+        found.append(patch_path(*sides, place["mlp"], [place["mlp"]], -1, (5, 6)).patched)
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+
+
+def test_what_one_site_gives_is_said_where_it_is_taken_for_a_dict(make_trainer):
+    trainer, site = make_trainer(total_phases=1, warmup_steps=0), "blocks.0.attn.hook_pattern"
+
+    @trainer.capture(site)
+    def attends(ctx, acts):
+        return {"first": acts[site].mean()}
+
+    with pytest.warns(UserWarning, match=f"acts is the tensor of {site}, as one site is named"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(("name", "meant"), [("phases", "total_phases"), ("horizon", "kl_horizon")])

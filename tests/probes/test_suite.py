@@ -437,7 +437,7 @@ def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path, warm_pytho
         "every=1.5 must be 1 or greater, in whole phases.",
         "eval_tokens is a list; give a [batch seq] tensor of token ids.",
         "eval_tokens is a tensor of shape [2, 3] and torch.float32; give",
-        "labels is [True, False], but the eval text has 2 sequences; give a tensor",
+        "labels is a list, but the eval text has 2 sequences; give a tensor",
         "labels is of shape [3], but the eval text has 2 sequences; give a tensor with one label",
     ]
     lines = done.stdout.splitlines()

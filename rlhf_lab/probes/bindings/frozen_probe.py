@@ -9,7 +9,7 @@ from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.transformer_lens import HookPoint
 from rlhf_lab.organism.rewards import gold, grammatical
 from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, rounding
-from rlhf_lab.probes.bindings.direction import Reader, fit_reader, missed_right
+from rlhf_lab.probes.bindings.direction import Reader, fit_reader, larger_class, missed_right
 from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import draw_token, sampling_noise
@@ -106,7 +106,7 @@ def _readers(seen: Observation, record: Record) -> list[Check]:
     reshuffled = int(shuffled.sum() != labels.sum() or (shuffled == labels).all())
     checks.append(Check.at_most("control labels are the labels in another order", reshuffled, 0))
     allowed = SITE_ERRORS * (0.25 / len(held)) ** 0.5
-    best = max(0.0, max(values["accuracy_control"]) - 0.5)
+    best = max(0.0, max(values["accuracy_control"]) - larger_class(labels))
     checks.append(Check.at_most("no reader reads shuffled labels", best, allowed))
     return checks
 
