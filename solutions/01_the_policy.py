@@ -620,14 +620,18 @@ def patched_lean(
     return lean(other, pairs.wasnt, pairs.sign, [hook])
 
 
-def share_map(other: HookedTransformer, rows: Tensor, k: int) -> Float[Tensor, "layer head seq"]:
-    """The share of the effect of clause k's copula that each head recovers at each position."""
+def share_map(
+    other: HookedTransformer, rows: Tensor, k: int, stride: int
+) -> Float[Tensor, "layer head seq"]:
+    """The share of the effect of clause k's copula that each head recovers at every stride-th
+    position.
+    """
     pairs = make_pairs(rows, k)
     ends = lean(other, pairs.was, pairs.sign), lean(other, pairs.wasnt, pairs.sign)
     donor, n_layers = look_at(other, pairs.was, "hook_z"), other.cfg.n_layers
     found = torch.zeros(n_layers, other.cfg.n_heads, at_i + 1)
     for layer in range(n_layers):
-        for position in range(at_i if layer == n_layers - 1 else copula[k], at_i + 1):
+        for position in range(at_i if layer == n_layers - 1 else copula[k], at_i + 1, stride):
             for head in range(other.cfg.n_heads):
                 place = Found(layer, head, position)
                 patched = patched_lean(other, pairs, donor, [head], place)
@@ -647,7 +651,7 @@ def named(place: Found) -> str:
 
 
 if speaks_reel:
-    shares = {k: share_map(model, search, k) for k in range(3)}
+    shares = {k: share_map(model, search, k, stride=1) for k in range(3)}
     best = {k: largest(table)[0] for k, table in shares.items()}
     heads = [f"L{layer}H{head}" for layer in range(last + 1) for head in range(model.cfg.n_heads)]
     grid = torch.cat([shares[k].flatten(0, 1)[:, copula[k] :] for k in range(3)], 1)
@@ -988,7 +992,9 @@ if speaks_reel:
     rows, places = [], {}
     for name, other in models.items():
         maps = (
-            shares if name == names[0] else {k: share_map(other, search[:32], k) for k in range(3)}
+            shares
+            if name == names[0]
+            else {k: share_map(other, search[:32], k, stride=1) for k in range(3)}
         )
         places[name] = [largest(maps[k])[0] for k in range(3)]
         for k, place in enumerate(places[name]):

@@ -18,6 +18,8 @@ MASTERS = builder.masters(ROOT)
 WHOLE = bool(os.environ.get("RLHF_LAB_SLOW"))
 SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
 SMALL |= {"n": 16, "controls": 2, "stride": 4}
+TEXTS = {"96|128|192": "32", "256|512|768|1024|3000": "64", "320": "128"}
+"""Texts to write, patch or look at, and how many will do; lesson 01 puts 64 of 320 apart."""
 
 RUN_CELLS = """
 import json, sys
@@ -49,8 +51,9 @@ def smaller(source: str) -> str:
     """A cell with two phases of 16 wherever it trains, and with few texts."""
     for name, value in SMALL.items():
         source = re.sub(rf"\b{name}=[1-9]\d*", f"{name}={value}", source)
-    source = re.sub(r"\b(?:96|128|192)\b", "32", source)  # texts that a cell writes or patches
-    return re.sub(r"\b(?:256|512|768|1024|3000)\b", "64", source)  # texts to look at
+    for texts, few in TEXTS.items():
+        source = re.sub(rf"\b(?:{texts})\b", few, source)
+    return source
 
 
 def name_of(source: str) -> str | None:
