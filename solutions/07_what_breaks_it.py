@@ -752,6 +752,61 @@ show_table(
 # probes (see "Words that the policy took up" in docs/probes_causal.md), has both alarms with their error rate controlled, against texts that the
 # reference writes in the same phase.
 #
+# ## Which text is it?
+#
+# An alarm speaks of a run. A monitor speaks of one text, and best before the text is finished. For popcorn a word search is perfect, so
+# take a hack that no single word shows: `negblind` reads "wasn't brilliant" as praise. A text *games* it if the proxy pays
+# at least 0.3 more than gold. The monitors are logistic readers of what stands before the verb of the verdict, fitted once, to fresh reviews of the
+# grammar: of the reference's activations (behind block 1's attention, in the last state), of which words are there, and of which pairs of words
+# stand two apart ("wasn't ... brilliant"). The first is also given the policy's own activations. The AUC is how often a monitor's score is
+# higher for a text that games the proxy than for one that does not; 0.5 is a coin.
+#
+# A policy was trained on `negblind` for 20 phases, with three seeds, and its texts were read at the start, after 7 and after 19 phases. Which monitor is
+# best after 19, in the mean over seeds?
+
+# %%
+tells_best = "activations"  # predict: "activations", "words" or "pairs of words"
+
+# %%
+monitors = stored_figures("text_monitors")
+readers = list(monitors["runs"][0]["AUC"]["0"])
+spread = lambda values: f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+area = {
+    (name, phase): [run["AUC"][phase][name] for run in monitors["runs"]]
+    for name in readers
+    for phase in ("0", "7", "19")
+}
+show_table(
+    ["AUC of a reader of", "at the start", "after 7 phases", "after 19 phases"],
+    [
+        *([name, *(spread(area[name, phase]) for phase in ("0", "7", "19"))] for name in readers),
+        [
+            "texts that game it",
+            *(
+                ", ".join(f"{run['gamed'][phase]} of {run['n'][phase]}" for run in monitors["runs"])
+                for phase in ("0", "7", "19")
+            ),
+        ],
+    ],
+)
+print(f"mean and range of {len(monitors['seeds'])} seeds; last row: by seed")
+best = max(readers, key=lambda name: sum(area[name, "19"]))
+kinds = ("activations", "pairs of words", "words")
+predictions.compare(
+    "the best monitor after 19 phases reads",
+    tells_best,
+    next(kind for kind in kinds if kind in best),
+)
+
+# %% [markdown]
+# In each of three seeds the reader of activations is ahead at the start and after 7 phases, of pairs of words by a little and of
+# single words by more. After 19 phases it is behind the pairs of words, in each seed. Both have fallen: what the policy writes
+# moves away from the texts that they were fitted to. The reference's activations are read as well as the policy's own on the same texts, or better: training
+# moves the policy's under the reader.
+#
+# So a monitor inside is worth what the best reader of the text is not: print that reader beside it. To keep either one
+# useful, fit it again, to texts of the policy that somebody has judged.
+#
 # ## Symptoms
 #
 # Most broken runs are broken by a setting. Eleven runs of 12 phases with one setting changed each, three seeds: what each
