@@ -413,7 +413,8 @@ print(
 #
 # $$R_i - \tfrac{1}{n-1} \sum_{j \ne i} R_j = \tfrac{n}{n-1} (R_i - \bar R)$$
 #
-# This is *RLOO* (REINFORCE leave-one-out), where a group is the answers to one prompt. Below, `group` holds a number for
+# This is *RLOO* (REINFORCE leave-one-out), where a group is the answers to one prompt; a run has it by
+# `advantages="rloo", samples_per_prompt=8`. Below, `group` holds a number for
 # each row, and rows of one number are a group, wherever they stand. `informative_groups(rewards, group)`, imported above
 # the function, is True for the rows of groups whose rewards are not all equal: in the others rounding must not leave
 # a remainder.
