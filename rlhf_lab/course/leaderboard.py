@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlhf_lab.course.progress_file import progress_path
-from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside
+from rlhf_lab.course.progress_file import progress_path, save_json
 
 LEADERBOARD_VERSION = 1
 
@@ -101,15 +99,6 @@ def add_to_leaderboard(row: TuningRow) -> str | None:
 
     The file is replaced in one step; a full or read-only disk costs the row, not the run.
     """
-    path = leaderboard_path()
     rows = [one for one in read_leaderboard() if one.key != row.key] + [row]
     content = {"version": LEADERBOARD_VERSION, "rows": [asdict(one) for one in rows]}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside(path) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"the row is not saved: {error.strerror or error}"
-    except RunError as error:
-        return f"the row is not saved: {error}"
-    return None
+    return save_json(leaderboard_path(), content, "the row")

@@ -106,15 +106,19 @@ def note_hint(name: str, number: int) -> str | None:
 
 def _write(name: str, record: ExerciseRecord) -> str | None:
     """Replace the file in one step; a full or read-only disk costs the note, not the check."""
-    path = progress_path()
     records = read_records() | {name: record}
     content = {"version": VERSION, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
+    return save_json(progress_path(), content, "progress")
+
+
+def save_json(path: Path, content: object, what: str) -> str | None:
+    """Replace a learner's file in one step. Returns what went wrong, with `what` is not saved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside(path) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        return f"progress is not saved: {error.strerror or error}"
+        return f"{what} is not saved: {error.strerror or error}"
     except RunError as error:
-        return f"progress is not saved: {error}"
+        return f"{what} is not saved: {error}"
     return None
