@@ -16,19 +16,14 @@ from rlhf_lab.functional import (
     compute_gae,
     token_rewards,
 )
+from tools.course.run_settings import RUN_SETTINGS
 from tools.course.stored_parts import in_rows, rounded
 
 RECORD = Path("rlhf_lab", "course", "records", "dashboards.json")
 BROKEN_SEEDS = (1, 2, 3)
-BROKEN_SETTINGS = {
-    "preset": "reel",
+BROKEN_SETTINGS: dict[str, Any] = {
+    **RUN_SETTINGS,
     "total_phases": 8,
-    "warmup_steps": 2,
-    "batch_size": 128,
-    "num_minibatches": 4,
-    "gen_len": 26,
-    "top_k": None,
-    "advantages": "gae",
     "kl_coef": 0.3,
 }
 BrokenParts = Callable[[RLHFArgs], dict[str, Any]]

@@ -20,17 +20,12 @@ from rlhf_lab.organism.rewards import sentiment_logit
 from rlhf_lab.rewards import reel_pairs
 from rlhf_lab.tuning.examples import encode_examples, text_logprobs
 from rlhf_lab.tuning.on_pairs import tune_on_pairs
+from tools.course.run_settings import RUN_SETTINGS
 
 BASE, BETA, JUDGED_TEXTS, PROBES = "reel-nano", 4.0, 1024, 256
 PPO_SETTINGS: dict[str, Any] = {
-    "preset": "reel",
+    **RUN_SETTINGS,
     "total_phases": 12,
-    "warmup_steps": 2,
-    "batch_size": 128,
-    "num_minibatches": 4,
-    "gen_len": 26,
-    "top_k": None,
-    "advantages": "gae",
     "normalize_reward": False,
     "kl_coef": 0.03,
     "kl_in": "reward",

@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from tools.course.run_settings import RUN_SETTINGS
 
 RECORD = Path("rlhf_lab", "course", "records", "symptoms.json")
 SYMPTOM_SEEDS = (1, 2, 3)
 SYMPTOM_SETTINGS: dict[str, Any] = {
-    "preset": "reel",
+    **RUN_SETTINGS,
     "total_phases": 12,
-    "warmup_steps": 2,
-    "batch_size": 128,
-    "num_minibatches": 4,
-    "gen_len": 26,
-    "top_k": None,
-    "advantages": "gae",
     "kl_coef": 0.3,
 }
 CAUSES: dict[str, dict[str, Any]] = {

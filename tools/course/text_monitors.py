@@ -16,20 +16,15 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import REWARDS, Grammar, gold
 from rlhf_lab.sampling import tokenize_prompts
+from tools.course.run_settings import RUN_SETTINGS
 from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "text_monitors.json")
 SEEDS, PHASES = (1, 2, 3), (0, 7, 19)
 SETTINGS: dict[str, Any] = {
-    "preset": "reel",
+    **RUN_SETTINGS,
     "reward_fn": "negblind",
     "total_phases": 20,
-    "warmup_steps": 2,
-    "batch_size": 128,
-    "num_minibatches": 4,
-    "gen_len": 26,
-    "top_k": None,
-    "advantages": "gae",
     "kl_coef": 0.1,
 }
 FITTED_ON, READ, GAMED, SITE = 3000, 1024, 0.3, "blocks.1.hook_resid_mid"
