@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.fitting import Fitting
-from rlhf_lab.functional import best_of_n_weights, bradley_terry_loss
+from rlhf_lab.functional import auc, best_of_n_weights, bradley_terry_loss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar, gold, grammatical
 from rlhf_lab.organism.edits import replace_word, true_log_odds
@@ -111,12 +111,6 @@ def biased_run(share: float, steps: int, seed: int) -> Figures:
     return figures | {f"PPO: {name}": value for name, value in trained.items()}
 
 
-def told_apart(warning: Float[Tensor, " text"], misled: Bool[Tensor, " text"]) -> float:
-    """The AUC of a warning: how often it is higher at a text that misleads; a tie counts half."""
-    at, elsewhere = warning[misled], warning[~misled]
-    return ((at[:, None] - elsewhere[None]).sign().mean().item() + 1) / 2
-
-
 def ensemble_run(seed: int) -> dict[str, Any]:
     """Four members on the same 64 pairs, and four on 64 each: best-of-n, disagreement, PPO."""
     own = [reel_pairs(FEW, 10 * seed + i) for i in range(MEMBERS)]
@@ -173,7 +167,7 @@ def ensemble_run(seed: int) -> dict[str, Any]:
             high = scores[0] > scores[0].median()
             misled = (gold(texts) < 0.5)[high]
             found["misled"][place] = misled.float().mean().item()
-            found["AUC"][f"{place}, {name}"] = told_apart(scores.std(0)[high], misled)
+            found["AUC"][f"{place}, {name}"] = auc(scores.std(0)[high], misled).item()
     joined = read["pairs of their own"]
     found["PPO"]["mean of four"] = ppo_on(lambda texts: joined(texts).mean(0), seed)
     cautious = lambda texts: joined(texts).mean(0) - joined(texts).std(0)

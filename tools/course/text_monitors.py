@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.functional import auc
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import REWARDS, Grammar, gold
@@ -100,11 +101,10 @@ def fitted_reader(
     return lambda seen: ((seen - mean) / spread @ weight + bias).detach()
 
 
-def area(score: Float[Tensor, " text"], label: Bool[Tensor, " text"]) -> float | None:
-    """How often a gamed text scores higher than another one; None without one of either."""
-    if not label.any() or label.all():
-        return None
-    return ((score[label][:, None] - score[~label][None]).sign().mean().item() + 1) / 2
+def auc_or_none(scores: Float[Tensor, " text"], labels: Bool[Tensor, " text"]) -> float | None:
+    """How often a gamed text scores higher than another one; None without one of either kind."""
+    one_kind = bool(labels.all()) or not labels.any()
+    return None if one_kind else auc(scores, labels).item()
 
 
 def monitored(seed: int) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def monitored(seed: int) -> dict[str, Any]:
         found["gamed"][str(phase)], found["n"][str(phase)] = int(label.sum()), len(texts)
         views[own] = states_in(policy.base_model)
         found["AUC"][str(phase)] = {
-            name: area(readers[name](view(texts)), label) for name, view in views.items()
+            name: auc_or_none(readers[name](view(texts)), label) for name, view in views.items()
         }
 
     read_at(0)
