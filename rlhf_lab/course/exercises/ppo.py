@@ -102,11 +102,14 @@ def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 
 def _learning_cases() -> tuple[Case, ...]:
+    eight = {"num_minibatches": 4, "batches_per_learning_phase": 2, "seed": 1}
     return (
         Case("ordinary", {}),
         Case("one pass", {"batches_per_learning_phase": 1}),
         Case("in the second phase", {"phase": 1}),
         Case("gradients cut short", {"max_grad_norm": 0.01}),
+        Case("the fourth minibatch is skipped", {**eight, "ratio_threshold": 1.003}),
+        Case("the phase ends after five steps", {**eight, "target_kl": 0.0005}),
     )
 
 
