@@ -46,17 +46,19 @@ def run(name, settings, parallel, watch):
         )
     return found
 def watching(trainer):
-    # weights, gradients and hooks as listeners of one process see them, at every moment of a step
+    # weights, gradients and hooks as listeners of one process see them, at every moment of a step;
+    # but for b_K, which moves no pattern: its gradient is rounding, of which Adam makes whole steps
     seen, acts = [], {{}}
+    of = lambda policy: [p for name, p in policy.named_parameters() if not name.endswith("b_K")]
     @trainer.on("before_minibatch")
     def before(ctx):
-        seen.append([p.detach().abs().sum().item() for p in ctx.policy.parameters()])
+        seen.append([p.detach().abs().sum().item() for p in of(ctx.policy)])
     @trainer.on("after_backward")
     def backward(ctx):
-        seen.append([p.grad.abs().sum().item() for p in ctx.policy.parameters()])
+        seen.append([p.grad.abs().sum().item() for p in of(ctx.policy)])
     @trainer.on("after_step")
     def step(ctx):
-        seen.append([p.detach().abs().sum().item() for p in ctx.policy.parameters()])
+        seen.append([p.detach().abs().sum().item() for p in of(ctx.policy)])
     for block in (0, 1):
         for point in PASSED:
             def hear(x, hook, name=f"{{block}}.{{point}}"):

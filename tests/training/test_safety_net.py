@@ -150,11 +150,15 @@ def compare(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_configuration_trains_to_what_is_stored(name: str, tmp_path: Path) -> None:
-    """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere, in bf16 1e-3."""
+    """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere, in bf16 1.6e-2.
+
+    That is twice bf16's distance between neighbours: processors with matrix units of their own for
+    it (AMX) add up in another order, and moved a gradient's norm by 1.1 %.
+    """
     stored = json.loads(STORED.read_text())
     found, before = measure(name, tmp_path / "run"), stored["configurations"][name]
     same_machine = machine() == stored["machine"]
-    tolerance = 1e-3 if "bf16" in name else 1e-4
+    tolerance = 2 * torch.finfo(torch.bfloat16).eps if "bf16" in name else 1e-4
     assert not list(compare(found["reports"], before["reports"], same_machine, tolerance))
     if same_machine:
         assert found["digest"] == before["digest"]
