@@ -18,6 +18,7 @@ from rlhf_lab.course.own_code import uses_its_arguments
 from rlhf_lab.course.places import places
 from rlhf_lab.course.readings import read_error, returned_wrong_shape
 from rlhf_lab.course.relations import changed_in_place, relation, shapes, weak_relation
+from rlhf_lab.course.repeated_calls import unrepeatable
 
 SECONDS_PER_READING = 5.0
 
@@ -109,6 +110,7 @@ class Judge:
             idle_step(*given)
             or self._recognize(fn, outcomes, misses)
             or changed_in_place(misses)
+            or unrepeatable(self.exercise, fn, self.cases[first], outcomes[first])
             or (not error and self._read(fn, self.cases[first]))
             or relation(self.exercise, outcomes, self.expected, misses)
             or explained(*given, self.expected, misses)
@@ -146,7 +148,8 @@ class Judge:
         1. It must agree at the first miss.
         2. It must explain at least half of the misses among the cases with the same arguments as
            the first (an argument that comes later may be got wrong by itself), or be there whole:
-           agree in every case that it would make miss by itself (others may come on top of it).
+           agree in every case that it would make miss by itself (others may come on top of it),
+           or in all that raise no error, which are two or more.
         3. Of several, the one that agrees in most cases overall.
         4. Code that uses its arguments may give 0 everywhere, and does not return 0 as such.
         """
@@ -154,6 +157,7 @@ class Judge:
         missed = [i for i, miss in enumerate(misses) if miss]
         given = [case.arguments.keys() for case in self.cases]
         alike = [i for i in missed if given[i] == given[missed[0]]]
+        finished = [i for i, outcome in enumerate(outcomes) if not outcome.error]
         best, most = None, 0
         for says, wrong in self.known:
             if uses and says == RETURNS_ZERO:
@@ -163,7 +167,9 @@ class Judge:
             if not agrees[missed[0]]:
                 continue
             half = 2 * sum(agrees[i] for i in alike) >= len(alike)
-            if (half or self._is_whole(wrong, agrees)) and sum(agrees) > most:
+            but_for_errors = len(finished) > 1 and all(agrees[i] for i in finished)
+            fits = half or but_for_errors or self._is_whole(wrong, agrees)
+            if fits and sum(agrees) > most:
                 best, most = says, sum(agrees)
         return best
 

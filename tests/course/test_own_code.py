@@ -86,6 +86,39 @@ def _hasty(solve, kl):
     return low
 
 
+def _price_list(solve, kl):
+    prices = torch.logspace(-4, 4, 200).tolist()
+    spent = [solve(price)[1] for price in prices]
+    if not min(spent) <= kl <= max(spent):
+        raise ValueError("no price spends this budget")
+    return min(zip(prices, spent, strict=True), key=lambda pair: abs(pair[1] - kl))[0]
+
+
+def _mean_of_zeros(z, heads, positions, to="zero"):
+    ablated = z.clone()
+    ablated[:, positions, heads] = 0.0
+    if to == "mean":
+        ablated[:, positions, heads] = ablated[:, positions, heads].mean(0)
+    return ablated
+
+
+def _impossible_paid(chances, rewards, beta):
+    possible = rewards.clone()
+    possible[chances == 0] = -torch.inf
+    weights = chances * ((rewards - possible.amax(-1, keepdim=True)) / beta).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _global_noise(logprobs, noise):
+    return torch.multinomial(logprobs.exp(), 1)[:, 0]
+
+
+def _rows_side_by_side(rewards, group):
+    table = rewards.reshape(-1, int((group == group[0]).sum()))
+    others = (table.sum(1, keepdim=True) - table) / max(table.shape[1] - 1, 1)
+    return (table - others).flatten()
+
+
 def _zero_in_any_phase(numbers):
     return min(numbers["KL per sequence"]) == 0 or max(numbers["first ratio"]) > 1.01
 
@@ -116,6 +149,11 @@ def _equals_nan(numbers):
         ("best_at_budget", _narrow, "only prices from 2"),
         ("best_at_budget", _wrong_way, "wrong half is kept"),
         ("best_at_budget", _hasty, "ends too early, after 7 prices"),
+        ("best_at_budget", _price_list, "those of a fixed list"),
+        ("ablate_heads", _mean_of_zeros, "what it writes stands there already"),
+        ("tilt", _impossible_paid, "an outcome of chance 0 turns the result into nan"),
+        ("draw_token", _global_noise, "called twice with the same arguments, it gives two results"),
+        ("rloo_advantages", _rows_side_by_side, "rows that stand side by side"),
         ("alarm", _zero_in_any_phase, "healthy runs, for the KL per sequence"),
         ("alarm", _all_together, "any one of them is enough"),
         ("alarm", _never, "it never goes off, whatever the dashboard shows"),

@@ -125,7 +125,7 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
     """What is wrong with a search, from the prices that it tries.
 
     1. The logarithm of the last price came back, or what was spent or earned there.
-    2. The prices move the wrong way, or by the reward.
+    2. The prices are those of a fixed list; or they move the wrong way, or by the reward.
     3. The right price lies outside of all that were tried.
     4. Few prices are tried, or it is near the right one, and stops too early.
     """
@@ -147,6 +147,12 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
         return "this is the reward at that price: return the price"
     if abs(nats - found) < 1e-3 * abs(found):
         return "these are the nats that are spent at that price: return the price"
+    steps_up = [b[0] > a[0] for a, b in pairwise(tried)]
+    if len(steps_up) > 8 and len(set(steps_up)) == 1:
+        return (
+            "the prices are those of a fixed list, and none of them spends just this budget: let "
+            "what one spends decide which to try next"
+        )
     moves = [
         (b[0] > a[0], a[2] > case.arguments["kl"], a[1] > case.arguments["kl"])
         for a, b in pairwise(tried)

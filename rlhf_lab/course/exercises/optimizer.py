@@ -42,6 +42,7 @@ def _settings(optimizer: Any, policy: TransformerWithValueHead) -> dict[str, Any
         used = [group for group in own if group is not None]
         facts[f"learning rate of the {name}"] = sorted({group["lr"] for group in used})
         facts[f"weight decay of the {name}"] = sorted({group["weight_decay"] for group in used})
+        facts[f"{name} is maximized"] = sorted({group["maximize"] for group in used})
     return facts
 
 

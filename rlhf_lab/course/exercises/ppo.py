@@ -30,12 +30,17 @@ def _rollout_cases() -> tuple[Case, ...]:
 
 
 def _scoring_cases() -> tuple[Case, ...]:
-    handed_in = {"batch_size": 2, "normalize_reward": False, "raw_rewards": (3.0, -1.0)}
+    as_they_are = {"normalize_reward": False}
     return (
         *_rollout_cases(),
-        Case("rewards that are handed in", handed_in),
+        Case(
+            "rewards that are handed in",
+            {"batch_size": 2, "raw_rewards": (3.0, -1.0), **as_they_are},
+        ),
         Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
         Case("the KL is estimated", {"kl_estimator": "k3"}),
+        Case("rewards pay for an estimated KL", {"kl_in": "reward", "kl_estimator": "k1"}),
+        Case("greedy answers are the baseline", {"advantages": "remax", **as_they_are}),
     )
 
 
@@ -116,6 +121,7 @@ def _learning_cases() -> tuple[Case, ...]:
 def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """How far each part of the policy went, in units of its learning rate, and what was noted."""
     trainer = toy_trainer(**arguments)
+    trainer.kl_controller.kl_coef *= 1.5  # no longer the one that the run began with
     rollout, steps = trainer.rollout_phase(), []
     trainer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     parts = {"the unembedding": trainer.policy.base_model.unembed.W_U}
