@@ -1,5 +1,6 @@
 """The learner's functions: check, hint and progress."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from rlhf_lab.console import print_line
 from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
-from rlhf_lab.course.grading import verdict_on
+from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
     note_attempt,
@@ -40,13 +41,19 @@ def check(fn: Callable[..., Any]) -> None:
     if not callable(fn):
         raise ValueError(f"{fn!r:.60} is no function; give check your own, named as the exercise.")
     exercise, console = find_exercise(fn), Console()
-    verdict = verdict_on(exercise, fn)
+    verdict = _judge_of(exercise.name).verdict(fn)
     console.print(verdict_panel(exercise, verdict))
     if fn is not exercise.reference:
         _tell(console, note_attempt(exercise.name, verdict.state))
     if verdict.state != "passed" and _in_notebook():
         state = "is not written yet" if verdict.state == "unwritten" else "differs"
         raise CheckNotPassed(f"{exercise.name} {state}: the run stops here until its check passes.")
+
+
+@functools.cache
+def _judge_of(name: str) -> Judge:
+    """One for all checks of an exercise: what it knows of known mistakes takes seconds."""
+    return Judge(find_exercise(name))
 
 
 def hint(fn: Callable[..., Any] | str) -> None:

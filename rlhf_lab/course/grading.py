@@ -40,6 +40,29 @@ class Verdict:
     slip: str | None = None
 
 
+class KnownMistake:
+    """A mistake by what it is called, and what it does on a case, worked out where it is asked."""
+
+    def __init__(self, judge: "Judge", says: str, fn: Answer) -> None:
+        self.says = says
+        self._judge, self._fn = judge, fn
+        self._outcomes: dict[int, Outcome] = {}
+
+    def agrees(self, i: int, outcome: Outcome) -> bool:
+        """Whether it does on case i what an answer did."""
+        return compare_outcomes(outcome, self._outcome(i)) is None
+
+    def misses(self, i: int) -> bool:
+        """Whether it goes wrong on case i."""
+        return compare_outcomes(self._outcome(i), self._judge.expected[i]) is not None
+
+    def _outcome(self, i: int) -> Outcome:
+        if i not in self._outcomes:
+            case = self._judge.cases[i]
+            self._outcomes[i] = observe(self._judge.exercise, self._fn, case)
+        return self._outcomes[i]
+
+
 class Judge:
     """Compares functions with the reference of an exercise; what it knows is worked out once."""
 
@@ -52,13 +75,13 @@ class Judge:
         """What the reference does on each case."""
         return self._outcomes(self.exercise.reference)
 
-    @functools.cached_property
-    def known(self) -> list[tuple[str, list[Outcome]]]:
-        """What each known mistake does on each case, slips before generic mistakes."""
-        return [(says, self._outcomes(fn)) for says, fn in known_mistakes(self.exercise)]
-
     def _outcomes(self, fn: Answer) -> list[Outcome]:
         return [observe(self.exercise, fn, case) for case in self.cases]
+
+    @functools.cached_property
+    def known(self) -> list[KnownMistake]:
+        """The known mistakes, slips before generic mistakes."""
+        return [KnownMistake(self, says, fn) for says, fn in known_mistakes(self.exercise)]
 
     def verdict(self, fn: Answer) -> Verdict:
         """Compare a function on all cases, and name the slip if it is a known one.
@@ -159,24 +182,18 @@ class Judge:
         alike = [i for i in missed if given[i] == given[missed[0]]]
         finished = [i for i, outcome in enumerate(outcomes) if not outcome.error]
         best, most = None, 0
-        for says, wrong in self.known:
-            if uses and says == RETURNS_ZERO:
+        for known in self.known:
+            if uses and known.says == RETURNS_ZERO:
                 continue
-            pairs = zip(outcomes, wrong, strict=True)
-            agrees = [compare_outcomes(outcome, other) is None for outcome, other in pairs]
-            if not agrees[missed[0]]:
+            if not known.agrees(missed[0], outcomes[missed[0]]):
                 continue
+            agrees = [known.agrees(i, outcome) for i, outcome in enumerate(outcomes)]
             half = 2 * sum(agrees[i] for i in alike) >= len(alike)
             but_for_errors = len(finished) > 1 and all(agrees[i] for i in finished)
-            fits = half or but_for_errors or self._is_whole(wrong, agrees)
-            if fits and sum(agrees) > most:
-                best, most = says, sum(agrees)
+            is_whole = all(agreed or not known.misses(i) for i, agreed in enumerate(agrees))
+            if (half or but_for_errors or is_whole) and sum(agrees) > most:
+                best, most = known.says, sum(agrees)
         return best
-
-    def _is_whole(self, wrong: list[Outcome], agrees: list[bool]) -> bool:
-        """Whether a mistake is agreed with in every case where it goes wrong."""
-        pairs = zip(wrong, self.expected, strict=True)
-        return all(agrees[i] for i, pair in enumerate(pairs) if compare_outcomes(*pair))
 
 
 def verdict_on(exercise: Exercise, fn: Answer) -> Verdict:

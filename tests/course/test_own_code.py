@@ -11,6 +11,8 @@ from rlhf_lab.course.grading import verdict_on
 from rlhf_lab.course.mutants import known_mistakes, mutant
 from rlhf_lab.course.own_code import own_code, uses_its_arguments
 from rlhf_lab.course.registry import all_exercises, find_exercise
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.value_head import VALUE_HOOK
 
 WITH_FORMS = [exercise for exercise in all_exercises() if exercise.forms]
 
@@ -119,6 +121,21 @@ def _rows_side_by_side(rewards, group):
     return (table - others).flatten()
 
 
+class _Detaching(TransformerWithValueHead):
+    """A hook that hands on what it is given, but without its gradient."""
+
+    def logits_and_values(self, tokens, attention_mask, past_kv_cache=None):
+        values = []
+
+        def read(activation, hook):
+            values.append(self.value_head(activation)[..., 0])
+            return activation.detach()
+
+        with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read)]):
+            given = {"attention_mask": attention_mask, "past_kv_cache": past_kv_cache}
+            return self.base_model(tokens, **given), values[0]
+
+
 def _zero_in_any_phase(numbers):
     return min(numbers["KL per sequence"]) == 0 or max(numbers["first ratio"]) > 1.01
 
@@ -154,6 +171,7 @@ def _equals_nan(numbers):
         ("tilt", _impossible_paid, "an outcome of chance 0 turns the result into nan"),
         ("draw_token", _global_noise, "called twice with the same arguments, it gives two results"),
         ("rloo_advantages", _rows_side_by_side, "rows that stand side by side"),
+        ("TransformerWithValueHead", _Detaching, "the hook returns something"),
         ("alarm", _zero_in_any_phase, "healthy runs, for the KL per sequence"),
         ("alarm", _all_together, "any one of them is enough"),
         ("alarm", _never, "it never goes off, whatever the dashboard shows"),

@@ -148,7 +148,8 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
     if abs(nats - found) < 1e-3 * abs(found):
         return "these are the nats that are spent at that price: return the price"
     steps_up = [b[0] > a[0] for a, b in pairwise(tried)]
-    if len(steps_up) > 8 and len(set(steps_up)) == 1:
+    low, high = min(b for b, *_ in tried), max(b for b, *_ in tried)
+    if low < right < high and len(steps_up) > 8 and len(set(steps_up)) == 1:
         return (
             "the prices are those of a fixed list, and none of them spends just this budget: let "
             "what one spends decide which to try next"
@@ -165,7 +166,6 @@ def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
     by_nats = sum(up == dear for up, dear, _ in moves)
     if sum(up == earns for up, _, earns in moves) > max(by_nats, 0.9 * len(moves)):
         return "the search goes by the reward; a budget is in nats, the second of the two numbers"
-    low, high = min(b for b, *_ in tried), max(b for b, *_ in tried)
     if not low <= right <= high:
         return (
             f"only prices from {low:.3g} to {high:.3g} are tried, and the one that spends this "

@@ -1,5 +1,6 @@
 """Lesson 02, the value head: hang it on a hook, read its values, and read values off any layer."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,9 +63,44 @@ def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) ->
         "hooks left behind": _count_hooks(model) - hooks_before,
         "other hooks heard": heard,
     }
-    values[real].sum().backward()
-    learns = [name for name, p in policy.named_parameters() if p.grad is not None]
-    return facts | {"parameters that the values train": sorted(learns)}
+    for name, trained in (("logits", logits.square()), ("values", values)):
+        policy.zero_grad(set_to_none=True)
+        trained[real].sum().backward(retain_graph=True)
+        learns = [name for name, p in policy.named_parameters() if p.grad is not None]
+        facts[f"parameters that the {name} train"] = sorted(learns)
+    return facts
+
+
+def _read_forward(build: Callable[..., Any], case: Case) -> str | None:
+    """Whether the answer's own hook returns something else than it was given."""
+    model, replaced = toy_transformer(), []
+    for point in model.hook_dict.values():
+        point.add_hook = functools.partial(_add_watched, point.add_hook, replaced)
+    build(model, seed=1)(case.arguments["input_ids"])
+    if replaced:
+        return (
+            "the hook returns something, which stands in the place of the activation from there "
+            "on: let it return nothing"
+        )
+    return None
+
+
+def _add_watched(
+    add_hook: Callable[..., Any],
+    replaced: list[Any],
+    hook: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Add a hook that also notes what it returns in place of the activation."""
+
+    def watched(activation: torch.Tensor, *about: Any, **more: Any) -> Any:
+        returned = hook(activation, *about, **more)
+        if returned is not None and returned is not activation:
+            replaced.append(returned)
+        return returned
+
+    add_hook(watched, *args, **kwargs)
 
 
 def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: int) -> Any:
@@ -111,7 +147,12 @@ def _ridge_cases() -> tuple[Case, ...]:
 _exercise = exercise_from("value_head.toml")
 
 EXERCISES = (
-    _exercise(TransformerWithValueHead, cases=_forward_cases, observe=_observe_forward),
+    _exercise(
+        TransformerWithValueHead,
+        cases=_forward_cases,
+        observe=_observe_forward,
+        reads=_read_forward,
+    ),
     _exercise(generated_values, cases=_value_cases),
     _exercise(fit_ridge, cases=_ridge_cases),
 )
