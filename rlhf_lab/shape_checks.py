@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, get_args, no_type_check
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 from rlhf_lab.errors import ConfigError
@@ -14,6 +14,8 @@ NEEDED_FIRST = {"rlhf_lab", "rlhf_lab.errors", "rlhf_lab.shape_checks"}
 """The modules that are there before any check can be: they take no tensor."""
 
 _hooks: list[Any] = []
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
+"""`beartype`, for which a whole number is a float, too, as for every other checker of Python."""
 
 
 def check_shapes() -> None:
@@ -76,10 +78,10 @@ def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
         asked = dict.fromkeys(asked, Any) | {"return": returned}
     fn.__annotations__ = asked
     if "<locals>" not in fn.__qualname__:
-        return beartype(fn)
+        return _beartype(fn)
     key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(asked)
     if key not in _checkers:
-        _checkers[key] = beartype(fn)
+        _checkers[key] = _beartype(fn)
     return _checkers[key]
 
 

@@ -85,3 +85,18 @@ print("taken:", type(trainer.policy).__name__)
 def test_a_class_of_the_learners_own_may_stand_in_the_packages_place(surroundings):
     first = "import rlhf_lab; rlhf_lab.check_shapes()"
     assert "taken: Mine" in run(first + OWN_POLICY, surroundings)
+
+
+def test_a_whole_number_is_taken_where_a_float_is_asked_for(surroundings):
+    """As by every checker of Python (PEP 484), a learner's `kl_coef = 0` among them."""
+    call = """
+import torch
+from rlhf_lab.functional import compute_gae
+print(compute_gae(torch.zeros(1, 2), torch.ones(1, 2), 1, 1).tolist())
+try:
+    compute_gae(torch.zeros(1, 2), torch.ones(1, 2), "1", 1)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    said = run("import rlhf_lab; rlhf_lab.check_shapes()" + call, surroundings)
+    assert said.splitlines() == ["[[2.0, 1.0]]", "TypeCheckError"]

@@ -36,7 +36,7 @@ def test_a_function_that_is_defined_again_is_checked_again_and_compiled_once():
 
 def test_the_users_checker_compiles_at_the_first_call_and_checks_each_thing_once(monkeypatch):
     compiled = []
-    monkeypatch.setattr(shape_checks, "beartype", lambda fn: compiled.append(fn) or beartype(fn))
+    monkeypatch.setattr(shape_checks, "_beartype", lambda fn: compiled.append(fn) or beartype(fn))
 
     @jaxtyped(typechecker=check_once)
     def first(x: Float[Tensor, " n"], given: Tensor) -> Float[Tensor, " n"]:

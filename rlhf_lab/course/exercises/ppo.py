@@ -53,6 +53,7 @@ def _credit_cases() -> tuple[Case, ...]:
         Case("texts that end early", {"prefix": WHOLE_REVIEW}),
         Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
         Case("answers are compared", {"advantages": "rloo", "samples_per_prompt": 2}),
+        Case("greedy answers are the baseline", {"advantages": "remax", "normalize_reward": False}),
     )
 
 
@@ -94,6 +95,8 @@ def _facts(rollout: Any) -> dict[str, Any]:
 def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Advantages and returns of a batch with rewards 0, 1, 2, ... and a KL of 0.1 per token.
 
+    Greedy answers earn 0.5.
+
     The controller has left the coefficient that the run began with.
     """
     trainer = toy_trainer(**arguments)
@@ -102,7 +105,9 @@ def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) ->
     rewards = torch.arange(len(samples.tokens), dtype=torch.float32)
     pays = trainer.args.kl_in == "reward"
     kl_to_pay = torch.full_like(samples.values, 0.1) if pays else None
-    advantages, returns = assign(trainer, samples, rewards, kl_to_pay)
+    is_remax = trainer.args.advantages == "remax"
+    greedy = (torch.full_like(rewards, 0.5),) if is_remax else ()
+    advantages, returns = assign(trainer, samples, rewards, kl_to_pay, *greedy)
     return {"advantages": advantages.detach(), "returns": returns.detach()}
 
 
