@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,6 +13,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
 from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, has_own_forward
+from rlhf_lab.samples import Samples
 from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
 from rlhf_lab.training.undisturbed import undisturbed
 
@@ -20,6 +21,7 @@ OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
 SQUARE = ("hook_pattern", "hook_attn_scores")  # a position of the query and one of the key
 ROWS_AT_ONCE = 64
+Position = int | Literal["last"] | Int[Tensor, " batch"] | None
 
 
 def resolve_sites(
@@ -50,7 +52,7 @@ def capture_activations(
     policy: TransformerWithValueHead | HookedTransformer,
     tokens: Int[Tensor, "batch seq"],
     hook_names: str | Sequence[str],
-    pos: int | None = None,
+    pos: int | Int[Tensor, " batch"] | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
 ) -> dict[str, Tensor]:
     """Activations of a model on finished sequences, from forwards made for nothing else.
@@ -62,18 +64,14 @@ def capture_activations(
 
     Args:
         policy: the policy, or a bare HookedTransformer (which has no "values").
-        pos: a position, counted from the end when negative.
+        pos: a position, or one for each sequence, counted from the end when negative.
         attention_mask: False on left padding.
 
     Raises:
         ConfigError: an unknown name, a position outside the sequences, or a site that did not fire.
     """
     sites = resolve_sites(policy, hook_names)
-    if pos is not None and not -tokens.shape[1] <= pos < tokens.shape[1]:
-        raise ConfigError(
-            f"pos={pos} lies outside sequences of {tokens.shape[1]} tokens; "
-            f"choose from {-tokens.shape[1]} to {tokens.shape[1] - 1}."
-        )
+    places = None if pos is None else _places(tokens, pos)
     mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
     square = _square_sites(sites, pos)
     device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
@@ -82,11 +80,38 @@ def capture_activations(
         found = run_left_padded(run, rows.to(device), row_mask.to(device))
         if square:
             found = _with_keys_turned(found, sites, row_mask.to(device))
-        parts.append(found if pos is None else [activation[:, pos] for activation in found])
+        parts.append(found)
+    if places is not None:
+        kept = zip(parts, places.to(device).split(ROWS_AT_ONCE), strict=True)
+        parts = [[x[torch.arange(len(x)), at] for x in found] for found, at in kept]
     return dict(zip(sites, map(torch.cat, zip(*parts, strict=True)), strict=True))
 
 
-def _square_sites(sites: Sequence[str], pos: int | None) -> list[str]:
+def _places(
+    tokens: Int[Tensor, "batch seq"], pos: int | Int[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
+    """The position of each sequence that is asked for.
+
+    Raises:
+        ConfigError: one lies outside the sequences, or there is not one for each.
+    """
+    places = torch.full((len(tokens),), pos) if isinstance(pos, int) else pos
+    if places.shape != (len(tokens),):
+        raise ConfigError(
+            f"pos has shape {tuple(places.shape)}; give one position, or one for each of the "
+            f"{len(tokens)} sequences."
+        )
+    length = tokens.shape[1]
+    outside = places[(places < -length) | (places >= length)].tolist()
+    if outside:
+        raise ConfigError(
+            f"pos={outside[0]} lies outside sequences of {length} tokens; "
+            f"choose from {-length} to {length - 1}."
+        )
+    return places
+
+
+def _square_sites(sites: Sequence[str], pos: object) -> list[str]:
     """The sites with a position of the query and one of the key, of which `pos` would be neither.
 
     Raises:
@@ -147,16 +172,41 @@ def _with_keys_turned(
     return tuple(turned)
 
 
+def samples_at(ctx: Context) -> Samples:
+    """What the policy wrote in the phase, at any event that has it."""
+    return ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
+
+
 def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """The sequences of the phase and their attention mask, at any event that has them."""
-    samples = ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
+    samples = samples_at(ctx)
     return samples.tokens, samples.attention_mask
+
+
+def last_token(written: Bool[Tensor, "batch seq"]) -> Int[Tensor, " batch"]:
+    """The position of the last real token of each sequence."""
+    return (torch.arange(written.shape[1], device=written.device) * written).amax(dim=1)
+
+
+def _refuse_no_position(pos: object, tokens: object) -> None:
+    """Refuse what says nowhere to look, or says it for sequences that are yet to be written."""
+    is_number = isinstance(pos, int) and not isinstance(pos, bool)
+    if isinstance(pos, Tensor) and tokens is None:
+        raise ConfigError(
+            "pos has a position for each sequence, and these are not written yet; give tokens=, or "
+            "pos='last' for the last token of each."
+        )
+    if not (pos is None or is_number or isinstance(pos, Tensor) or pos == "last"):
+        raise ConfigError(
+            f"pos={pos!r} is no position; give a whole number, or 'last' for the last token that "
+            "each sequence has."
+        )
 
 
 def capturing(
     policy: TransformerWithValueHead,
     hook_names: str | Sequence[str],
-    pos: int | None,
+    pos: Position,
     at: Event,
     tokens: Int[Tensor, "batch seq"] | None,
 ) -> Callable[[Callable[[Context, Any], Any]], Listener]:
@@ -169,6 +219,8 @@ def capturing(
     Args:
         hook_names: such as "blocks.1.hook_resid_post" or "blocks.*.hook_mlp_out", "logits" or
             "values".
+        pos: a position; one for each of `tokens`; or "last", the last token that each sequence has,
+            which stands before the end where a response ended early.
 
     Raises:
         ConfigError: an unknown site, a position that is no number or given for attention patterns,
@@ -181,10 +233,7 @@ def capturing(
             "hook_names is empty; name at least one site, such as blocks.0.hook_resid_post."
         )
     _square_sites(resolve_sites(policy, names), pos)
-    if pos is not None and (isinstance(pos, bool) or not isinstance(pos, int)):
-        raise ConfigError(
-            f"pos={pos!r} is no position; give a whole number, such as -1 for the last token."
-        )
+    _refuse_no_position(pos, tokens)
     if tokens is not None and not isinstance(tokens, Tensor):
         raise ConfigError(
             f"tokens={tokens!r:.60} is a {type(tokens).__name__}; give a tensor of token ids "
@@ -199,7 +248,10 @@ def capturing(
         def listen(ctx: Context) -> Any:
             with undisturbed(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
-                acts = capture_activations(ctx.policy, text, names, pos, mask)
+                there = pos
+                if pos == "last":
+                    there = -1 if tokens is not None else last_token(samples_at(ctx).written_mask)
+                acts = capture_activations(ctx.policy, text, names, there, mask)
                 try:
                     return function(ctx, acts[names[0]] if only_one else acts)
                 except (IndexError, TypeError) as error:

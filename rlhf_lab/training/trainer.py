@@ -19,7 +19,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import refuse_hooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
-from rlhf_lab.training.capture import capturing
+from rlhf_lab.training.capture import Position, capturing
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.loggers import attach_sinks
@@ -90,7 +90,7 @@ class RLHFTrainer(Stepwise):
     def capture(
         self,
         hook_names: str | Sequence[str],
-        pos: int | None = None,
+        pos: Position = None,
         at: Event = "after_phase",
         every: int = 1,
         tokens: Int[Tensor, "batch seq"] | None = None,

@@ -219,5 +219,43 @@ def test_a_position_that_is_no_number_and_a_function_of_one_argument_are_refused
     with pytest.raises(ConfigError, match=r"calls .*\(ctx, acts\), which is defined as"):
         trainer.capture(POST)(lambda ctx: None)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ConfigError, match="pos='last' is no position.*-1 for the last token"):
-        trainer.capture(POST, pos="last")
+    with pytest.raises(ConfigError, match="pos='verb' is no position.*'last' for the last token"):
+        trainer.capture(POST, pos="verb")
+    with pytest.raises(ConfigError, match="these are not written yet; give tokens="):
+        trainer.capture(POST, pos=torch.tensor([3, 4]))
+
+
+def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews, monkeypatch):
+    """Row 0 at 3, row 1 at the end, row 2 at 0: as cut out of all positions."""
+    tokens, at = reviews[0][:3], torch.tensor([3, -1, 0])
+    whole = capture_activations(reel_policy, tokens, [POST, "values"])
+    found = capture_activations(reel_policy, tokens, [POST, "values"], at)
+    for name, x in whole.items():
+        torch.testing.assert_close(found[name], torch.stack([x[0, 3], x[1, -1], x[2, 0]]))
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ConfigError, match=r"pos has shape \(2,\).*each of the 3 sequences"):
+        capture_activations(reel_policy, tokens, [POST], at[:2])
+    with pytest.raises(ConfigError, match="pos=99 lies outside"):
+        capture_activations(reel_policy, tokens, [POST], torch.tensor([3, 99, 0]))
+
+
+@pytest.mark.slow
+def test_the_last_token_is_the_last_that_a_response_has(make_trainer):
+    """Responses that end early are padded behind: what stands there is no token of theirs."""
+    fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "total_phases": 1}
+    trainer, seen = make_trainer(**fields, stop_at_eos=True, warmup_steps=0), []
+
+    @trainer.capture(POST, pos="last", at="after_score")
+    def look(ctx, acts):
+        seen.extend([ctx.rollout.samples, acts])
+
+    @trainer.capture(POST, at="after_score")
+    def whole(ctx, acts):
+        seen.append(acts)
+
+    trainer.train()
+    samples, acts, everywhere = seen
+    lengths = samples.mask.sum(1)
+    assert lengths.min() < lengths.max()
+    at = samples.prefix_len + lengths - 1
+    torch.testing.assert_close(acts, everywhere[torch.arange(len(at)), at])
