@@ -402,6 +402,25 @@ print(
 )
 
 # %% [markdown]
+# ## What there is to watch with
+#
+# | to watch | a probe of the package (`from rlhf_lab.probes import ...`) | by hand, with `trainer.capture` |
+# |---|---|---|
+# | attention patterns | `AttentionDrift(word, other)`: which heads moved away from the reference's | `blocks.*.attn.hook_pattern` |
+# | neurons | `NeuronRank(word, other)`: which neurons move two words apart | `blocks.*.mlp.hook_post` |
+# | a direction | `Direction(label, method)`, fitted anew each time; `FrozenProbe(pos)`, fitted once | `blocks.*.hook_resid_post` |
+# | what each part does to a word | `LogitShift(word, other)`, `KLAttribution()` | `logits` |
+# | the value head | `ValueLens()`, `ValueAttribution()` | `values` |
+# | one update | `GradTerms()`, `StepInfluence(word=..., other=...)` | gradients: `trainer.on("after_backward")` |
+# | the run | `RunHealth()`, `KLByPosition()`, `HackWatch()` | `trainer.on("after_phase")` |
+#
+# Three things to keep apart. A probe of the policy looks before the update of a phase, and once more after the last: six phases give its
+# phases 0 to 6, of which 0 is the policy before any training. Those of one update and of the run have six records, 0 to 5. So
+# has `capture`, which looks after the update unless `at=` says otherwise.
+# `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your own function returned,
+# and `run.metrics()` the rewards and the KL. And `Budget(time_frac=20)` lets probes take twenty times the run's own time; without it they
+# keep to a tenth of it, and look less often.
+#
 # ## From memory
 #
 # The last exercise has no check. Close the other notebooks, scroll so that the cell below this text is out of sight, and write in a new cell
