@@ -12,7 +12,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.budget import MEGABYTE, NOTE_BYTES, Budget, bytes_at_most
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
-from rlhf_lab.probes.reel_truth import ReelTruth
+from rlhf_lab.probes.reel_truth import truth_of
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import EVAL_TEXT, SUITE, ProbeStore, size_of
 from rlhf_lab.training import Context, RLHFTrainer
@@ -44,9 +44,10 @@ class Attachment:
         self.probes = {probe.name: probe for probe in probes}
         self.plan = {probe.name: probe.every for probe in probes}
         self.text, self.budget, self.phases = text, budget, trainer.args.total_phases
-        self.truth = (
-            ReelTruth.of_reward(trainer.args.reward_fn) if trainer.starts_as_grammar else None
-        )
+        own = trainer.reward_fn if "reward_fn" in trainer.own_parts else None
+        self.truth, self._of_gold = None, ""
+        if trainer.starts_as_grammar:
+            self.truth, self._of_gold = truth_of(trainer.args.reward_fn, own)
         self.prefix_len, self.own_parts = len(trainer.prompt), trainer.own_parts
         self.notes: list[str] = []
         self.seconds: Taken = defaultdict(Counter)
@@ -111,6 +112,10 @@ class Attachment:
             began = perf_counter()
             _ = self.truth.graph
             self._note_time(ctx, TRUTH, perf_counter() - began)
+        for probe in self.probes.values():
+            is_new = not self._store.stored_bytes(probe.name)
+            if probe.exact_reward and self._of_gold and is_new:
+                self._say(ctx, probe.name, self._of_gold)
 
     def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
         """Run the forwards that the due probes share, and call each of them."""

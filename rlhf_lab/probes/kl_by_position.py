@@ -91,6 +91,7 @@ class KLByPosition(Probe):
     """
 
     name = "kl_by_position"
+    exact_reward = True
     events = ("after_score",)
 
     def __init__(self, n: int = 32, every: int | None = None, name: str | None = None) -> None:

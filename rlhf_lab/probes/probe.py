@@ -101,6 +101,7 @@ class Probe:
         step: at events of a step, which step of the phase it is called at; all when None.
         every: called each `every`-th phase, and at run_end.
         needs_labels: whether it wants a label per eval sequence.
+        exact_reward: whether it compares with exact values of the reward, where there are any.
     """
 
     name: str = "probe"
@@ -112,6 +113,7 @@ class Probe:
     step: Literal["first", "last"] | None = None
     every: int = 1
     needs_labels: bool = False
+    exact_reward: bool = False
 
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
         self.every = type(self).every if every is None else every

@@ -176,3 +176,20 @@ class ReelTruth:
         found, mask = self.graph.look_up(table, tokens[:, :within])
         beyond = (0, tokens.shape[1] - within)
         return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)
+
+
+def truth_of(reward_fn: str, own: object = None) -> tuple[ReelTruth, str]:
+    """The exact values of a run's reward, and what to say where they are another reward's.
+
+    Args:
+        reward_fn: the reward's name in the settings.
+        own: the reward that was handed in instead, if one was.
+    """
+    if own is None:
+        return ReelTruth.of_reward(reward_fn), ""
+    if isinstance(own, Reward):
+        return ReelTruth(own), ""
+    return ReelTruth(), (
+        "this run pays a reward of its own, whose exact values are not known; what is called exact "
+        "here is of gold, the grammar's posterior that a review is positive."
+    )

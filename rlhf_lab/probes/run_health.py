@@ -93,6 +93,7 @@ class RunHealth(Probe):
     """
 
     name = "run_health"
+    exact_reward = True
     events = ("after_phase",)
 
     def observe(self, seen: Observation) -> Record:

@@ -78,6 +78,7 @@ class TextHeatmap(Probe):
     """
 
     name = "text_heatmap"
+    exact_reward = True
     events = ("after_score",)
 
     def __init__(

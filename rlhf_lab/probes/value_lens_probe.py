@@ -71,6 +71,7 @@ class ValueLens(TextProbe):
     """
 
     name = "value_lens"
+    exact_reward = True
     sites = (*RESIDUAL_SITES, "values")
     every = 5
 

@@ -1,10 +1,12 @@
 import json
+import warnings
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.organism import REWARDS
 from rlhf_lab.probes import (
     Check,
     KLByPosition,
@@ -14,6 +16,7 @@ from rlhf_lab.probes import (
     RunHealth,
     Suite,
     TextHeatmap,
+    WeightDelta,
     attach,
 )
 from rlhf_lab.probes.budget import Budget
@@ -493,3 +496,20 @@ def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(
     assert [(r["phase"], r["steps"]) for r in records] == [(0, [3, 3]), (1, [3, 3])]
     assert all(record["moved"] > 0 for record in records)
     assert torch.equal(next(plain.policy.parameters()), next(probed.policy.parameters()))
+
+
+@pytest.mark.slow
+def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_trainer, unlimited):
+    """An own function has none, and gold stands in; a reward of the grammar brings its own."""
+    count = lambda texts: torch.tensor([float(len(text)) for text in texts])
+    told = {}
+    for name, reward in (("own", count), ("soft", REWARDS["soft"]), ("settings", None)):
+        trainer = make_trainer(parts={"reward_fn": reward}, total_phases=1, warmup_steps=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attached = attach(trainer, [RunHealth(), WeightDelta()], budget=unlimited)
+            trainer.train()
+        told[name] = attached.notes, attached.truth.reward.name
+    assert [reward for _, reward in told.values()] == ["gold", "soft", "gold"]
+    (note,), *others = (notes for notes, _ in told.values())
+    assert note.startswith("run_health: this run pays a reward of its own") and others == [[], []]

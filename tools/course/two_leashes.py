@@ -1,12 +1,12 @@
-"""The maker of lesson 04's record: PPO with the KL in the loss and in the reward, over seeds."""
+"""The maker of lesson 04's record: PPO with the KL in loss or reward, and at other prices."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.probes import ReelTruth
+from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "two_leashes.json")
 LEASH_SEEDS = (1, 2, 3)
@@ -27,6 +27,8 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "loss": {"kl_in": "loss"},
     "reward": {"kl_in": "reward", "kl_estimator": "k1"},
 }
+PRICES = (0.03, 0.1, 1.0, 3.0)
+"""Of a nat, besides that of LEASH_SETTINGS."""
 FRESH = 2048
 """Reviews that the trained policy is judged on."""
 
@@ -49,26 +51,32 @@ def leash_figures(fields: dict[str, Any], seed: int) -> dict[str, float]:
     } | by_slot
 
 
-def make_leashes(path: Path) -> None:
-    """Train both placements once per seed, and write the figures, rounded to 5 digits."""
-    found = {
-        name: [leash_figures(fields, seed) for seed in LEASH_SEEDS]
-        for name, fields in PLACEMENTS.items()
-    }
-    runs = {
-        name: {key: [round(one[key], 5) for one in every] for key in every[0]}
-        for name, every in found.items()
-    }
-    record = {
+def over_seeds(fields: dict[str, Any]) -> dict[str, list[float]]:
+    """The figures of one run per seed, by name."""
+    every = [leash_figures(fields, seed) for seed in LEASH_SEEDS]
+    return {key: [one[key] for one in every] for key in every[0]}
+
+
+def placement_runs() -> dict[str, dict[str, list[float]]]:
+    """The KL in the loss and in the reward, at one price."""
+    return {name: over_seeds(fields) for name, fields in PLACEMENTS.items()}
+
+
+def price_runs() -> dict[str, dict[str, list[float]]]:
+    """The KL in the reward, at other prices."""
+    return {str(beta): over_seeds(PLACEMENTS["reward"] | {"kl_coef": beta}) for beta in PRICES}
+
+
+def make_leashes(path: Path, parts: list[str]) -> None:
+    """Make some parts of the record anew, as `write_parts` does, rounded to 5 digits."""
+    heading = {
         "made_by": "python -m tools.course.two_leashes",
         "settings": LEASH_SETTINGS,
         "seeds": LEASH_SEEDS,
         "fresh_reviews": FRESH,
-        "runs": runs,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_parts(path, heading, {"runs": placement_runs, "prices": price_runs}, parts, digits=5)
 
 
 if __name__ == "__main__":
-    sys.exit(make_leashes(RECORD))
+    sys.exit(make_leashes(RECORD, sys.argv[1:]))
