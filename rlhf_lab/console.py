@@ -7,6 +7,9 @@ from typing import Any
 INTERRUPTED = 130
 """As shells have it: 128 plus the number of the signal, SIGINT."""
 
+PAGE_COLUMNS = 100
+"""What fits on a notebook's page of 1,000 pixels."""
+
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters but tabs and line breaks, and those that change the direction of writing."""
 
@@ -35,3 +38,11 @@ def print_line(text: str, console: Any = None, style: str | None = None) -> None
 
     as_it_stands = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
     (console or Console()).print(visible(text), style=style, **as_it_stands)
+
+
+def page_console() -> Any:
+    """A console of rich, no wider than a notebook's page, where rich would take 115 columns."""
+    from rich.console import Console
+
+    console = Console()
+    return Console(width=min(PAGE_COLUMNS, console.width)) if console.is_jupyter else console

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_lab.console import print_line
+from rlhf_lab.console import page_console, print_line
 from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.progress_file import (
@@ -40,7 +40,7 @@ def check(fn: Callable[..., Any]) -> None:
     """
     if not callable(fn):
         raise ValueError(f"{fn!r:.60} is no function; give check your own, named as the exercise.")
-    exercise, console = find_exercise(fn), Console()
+    exercise, console = find_exercise(fn), page_console()
     verdict = _judge_of(exercise.name).verdict(fn)
     console.print(verdict_panel(exercise, verdict))
     if fn is not exercise.reference:
@@ -61,7 +61,7 @@ def hint(fn: Callable[..., Any] | str) -> None:
 
     Raises ValueError for a function that is no exercise.
     """
-    exercise, console = find_exercise(fn), Console()
+    exercise, console = find_exercise(fn), page_console()
     taken = read_records().get(exercise.name, ExerciseRecord()).hints
     number = min(taken + 1, len(exercise.hints))
     for shown in range(1 if taken >= len(exercise.hints) else number, number + 1):
@@ -71,7 +71,7 @@ def hint(fn: Callable[..., Any] | str) -> None:
 
 def progress() -> None:
     """Show every exercise with its state, the checks and the hints it took, and the file of it."""
-    console = Console()
+    console = page_console()
     console.print(progress_table(all_exercises(), read_records()))
     print_line(f"kept in {progress_path()}; delete this file to begin again", console, "dim")
 

@@ -4,10 +4,10 @@ from collections.abc import Collection
 from fractions import Fraction
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_lab.console import page_console
 from rlhf_lab.course.display import BAD, GOOD
 from rlhf_lab.errors import ConfigError
 
@@ -66,7 +66,7 @@ class Predictions:
         line = self._line(question)
         if not _same(predicted, first):
             line.append(" (your first prediction is kept)" if first is not None else _TOO_LATE)
-        Console().print(line)
+        page_console().print(line)
 
     def _line(self, question: str) -> Text:
         predicted, found = self._compared[question]
@@ -80,7 +80,7 @@ class Predictions:
     def recall(self, question: str, predicted: object) -> None:
         """Show again what was predicted in words, which the learner is the judge of."""
         words = "you wrote nothing down" if predicted in (None, ...) else f"you wrote: {predicted}"
-        Console().print(Text(f"{question}: {words}"))
+        page_console().print(Text(f"{question}: {words}"))
 
     def show(self) -> None:
         """List everything that was predicted in this lesson."""
@@ -90,7 +90,7 @@ class Predictions:
             hit = _same(predicted, found)
             mark = Text("✓" if hit else "surprise", style=GOOD if hit else BAD)
             table.add_row(question, expected, str(found), mark if predicted is not None else "")
-        Console().print(table)
+        page_console().print(table)
 
 
 _TOO_LATE = " (made after the result was shown, so it does not count)"

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_lab.console import print_line
+from rlhf_lab.console import page_console, print_line
 from rlhf_lab.functional import Interval
 
 
@@ -20,7 +19,7 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits
         table.add_column(heading, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(_shown(value, digits)) for value in row))
-    Console().print(table)
+    page_console().print(table)
 
 
 def show_intervals(
@@ -44,7 +43,8 @@ def show_intervals(
     counts = dict.fromkeys(of_column.values())
     told = "; ".join(f"{n} ({name})" for name, n in of_column.items())
     n = next(iter(counts)) if len(counts) == 1 else told
-    print_line(f"95 % intervals, bootstrap over n = {n} {what}", style="dim")
+    said = f"95 % intervals, bootstrap over n = {n} {what}"
+    print_line(said, page_console(), "dim")
 
 
 def _counts(found: Iterable[Interval]) -> str:

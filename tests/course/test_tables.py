@@ -2,6 +2,7 @@
 
 import torch
 
+from rlhf_lab.console import page_console
 from rlhf_lab.course import show_intervals
 from rlhf_lab.functional import Interval
 
@@ -25,3 +26,11 @@ def test_estimates_stand_with_their_ends_and_their_n(capsys) -> None:
     assert lines[4] == "embed - 0.50".split()
     said = "95 % intervals, bootstrap over n = 8 (into); 1 to 8 (out) reviews"
     assert " ".join(lines[5]) == said
+
+
+def test_in_a_notebook_tables_are_no_wider_than_its_page(monkeypatch) -> None:
+    """Rich would take 115 columns there, which a page of 1,000 pixels wraps or scrolls."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert page_console().width == 100
+    monkeypatch.setenv("JUPYTER_COLUMNS", "80")
+    assert page_console().width == 80

@@ -80,7 +80,6 @@ def _environment(place: str, real_models: bool) -> dict[str, str]:
         "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "JUPYTER_COLUMNS": "100",
         "TOKENIZERS_PARALLELISM": "false",
     }
     hidden = () if real_models else (REAL_MODELS,)
