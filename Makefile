@@ -26,7 +26,8 @@ train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
 
 test: $(DEVELOPED) lint
-	$(PYTEST) --numprocesses 2 --dist loadfile
+	# in the order of their names: the longest files would otherwise be the last, and run alone
+	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
 quick: $(DEVELOPED) lint

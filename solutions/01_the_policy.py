@@ -8,7 +8,7 @@
 # places where one can look, read the choice off every layer, and find the attention head that carries
 # one fact, the difference between "was" and "wasn't", by putting activations of one text into another.
 #
-# **You need** lesson 00 (policy, state, token), Python and PyTorch.
+# **Needs** lesson 00 (policy, state, token), Python and PyTorch.
 #
 # **Afterwards you can**
 # - draw a token from logits with one random number, and score a text that somebody else has written,
@@ -157,7 +157,7 @@ from rlhf_lab.sampling import draw_token  # exercise
 # %%
 noise = torch.tensor([0.2, 0.5, 0.9])
 drawn = draw_token(next_logits.log_softmax(-1).expand(3, -1).cpu(), noise)
-print({f"u = {u:.1f}": word(v) for u, v in zip(noise.tolist(), drawn, strict=True)})
+print(*(f"u = {u:.1f}: {word(v)}" for u, v in zip(noise.tolist(), drawn, strict=True)), sep="; ")
 numbers = torch.rand(5000, generator=torch.Generator().manual_seed(0))
 many = draw_token(next_logits.log_softmax(-1).expand(5000, -1).cpu(), numbers).to(warm.device)
 show_table(
@@ -820,7 +820,8 @@ if speaks_reel:
         means = [x[cell].mean().item() for cell in cells.values()]
         rows.append([label, chosen[label], auc(x, of_label), *means])
     show_table(["best for", "neuron", "AUC", *cells], rows, digits=2)
-    print({name: int(cell.sum()) for name, cell in cells.items()}, "texts, at", slots[position])
+    counted = ", ".join(f"{int(cell.sum())} {name!r}" for name, cell in cells.items())
+    print(f"texts, at {slots[position]}: {counted}")
     four = [neurons[cell, position, chosen["polarity"]].mean().item() for cell in cells.values()]
     middle = (max(four) + min(four)) / 2
     high = sum(mean > middle for mean in four)
@@ -828,8 +829,8 @@ if speaks_reel:
     predictions.compare("means of the polarity neuron", polarity_neuron, shape)
 
 # %% [markdown]
-# Read the means before you believe an AUC. It asks for order alone, and an AUC of 0 or 1 may rest on three cells that are
-# told apart by a hundredth, and one that stands out. Suppose that what reaches a neuron is a sum of one part for the
+# Read the means before you believe an AUC. It asks for order alone: an AUC of 0 or 1 may rest on one cell that stands out and on
+# two that differ by a hundredth. Suppose that what reaches a neuron is a sum of one part for the
 # sign, $a s$, one for the negation, $b n$, and a constant. In opposite cells the two sums add up to the same:
 # $(a + c) + (b + c) = (a + b + c) + c$. So both cells of one polarity cannot lie above a threshold that
 # both cells of the other lie below. One cell can: this is an "and" of two labels, and not the polarity.
@@ -941,7 +942,7 @@ def silence_a_copy(z: Tensor, hook: object) -> Tensor:
     return patch_heads(z, torch.zeros_like(z), [0], slice(None))
 
 
-for name, silence in {"a copy": silence_a_copy, "in place": silence_in_place}.items():
+for name, silence in {"on a copy": silence_a_copy, "in place": silence_in_place}.items():
     with torch.no_grad():
         donor = model.run_with_cache(texts[4:8], names_filter=[site])[1][site]
         before = donor.clone()
@@ -949,7 +950,7 @@ for name, silence in {"a copy": silence_a_copy, "in place": silence_in_place}.it
             few, fwd_hooks=[(site, lambda z, hook, donor=donor: donor), (site, silence)]
         )
     state = "as before" if donor.equal(before) else "changed"
-    print(f"silenced with {name}: the donor is {state}")
+    print(f"silenced {name}: the donor is {state}")
 predictions.compare("silenced in place, the donor is", donor_afterwards, state)
 
 with torch.no_grad():
@@ -958,7 +959,7 @@ with torch.no_grad():
     forgotten = model(few)
     model.reset_hooks()
     print("with a forgotten hook the logits are the same:", forgotten.equal(intact))
-    print("behind reset_hooks:", model(few).equal(intact))
+    print("and after reset_hooks:", model(few).equal(intact))
 
 held = []
 model.run_with_hooks(texts[4:8], fwd_hooks=[(site, lambda z, hook: held.append(z))])

@@ -7,13 +7,13 @@
 # review was truly worth, and derive the gradient that RLHF climbs. In the second half the truth is taken away: you
 # estimate the credit, and measure what each estimator gets wrong, against the truth of the first half.
 #
-# **You need** lessons 00 to 02 (policy, state, reward, value head).
+# **Needs** lessons 00 to 02 (policy, state, reward, value head).
 #
 # **Afterwards you can**
 # - take a reward from a classifier without its depending on the other texts of a batch,
 # - derive the policy gradient, and say what a baseline may depend on,
 # - compute exact values and advantages by backward recursion,
-# - derive GAE, which weighs estimates of one step and of many by a factor lambda, and choose lambda with a reason,
+# - derive GAE, which weights estimates of one step and of many by a factor lambda, and choose lambda with a reason,
 # - tell an advantage's error from a gradient's error.
 #
 # **What to inspect** when credit looks wrong:
@@ -328,9 +328,8 @@ show_table(
     ],
     4,
 )
-print(
-    f"sum {information.sum():.4f}, variance of R by the grammar {final @ (grammar_policy(graph).occupancy()[-1] * final) - tables[0][0] ** 2:.4f}"
-)
+of_grammar = final @ (grammar_policy(graph).occupancy()[-1] * final) - tables[0][0] ** 2
+print(f"sum {information.sum():.4f}, variance of R by the grammar {of_grammar:.4f}")
 bars(
     list(deciding), {"I": list(deciding.values())}, "Which words decide the reward", "E[A squared]"
 )
@@ -340,7 +339,7 @@ bars(
 # good if it finds that out. (In brackets: the interval over reviews. Where it leaves the exact number out, the policy
 # does not speak the grammar exactly.)
 #
-# ## Why one may climb R log pi
+# ## Why the gradient of R log pi is right
 #
 # What is to be climbed is the expected reward $J(\theta) = \sum_x \pi_\theta(x) R(x)$, over all texts $x$, with
 # $\theta$ for the policy's weights. Everything is finite, so the gradient may go inside the sum. And because $\nabla \log \pi = \nabla \pi / \pi$,
@@ -447,7 +446,7 @@ for right in (0, 1, 4, 7, 8):
     rows.append([f"{right} of 8", *(x[i].item() for i in (0, 7) for x in (by_rloo, by_grpo))])
     if right == 1:
         lonely = by_rloo[0].item(), by_grpo[0].item()
-show_table(["right", "first: RLOO", "first: GRPO", "last: RLOO", "last: GRPO"], rows)
+show_table(["right", "a right one: RLOO", "GRPO", "a wrong one: RLOO", "GRPO"], rows)
 predictions.compare("one of eight right, RLOO", rloo_of_one_in_eight, f"{lonely[0]:.2f}")
 predictions.compare("GRPO's is", grpo_is, "larger" if lonely[1] > lonely[0] else "smaller")
 
@@ -492,7 +491,7 @@ curves(
 
 # %% [markdown]
 # RLOO is at 1 for every prompt. The own reward in the mean costs an eighth of the gradient, the same for all. GRPO
-# weighs prompts by their difficulty: what is nearly always or nearly never right counts more than what is right half
+# weights prompts by their difficulty: what is nearly always or nearly never right counts more than what is right half
 # of the time. With one prompt, as in most of this course, that is a factor. With many prompts it is another
 # objective. (Dr. GRPO, Liu et al. 2025, leaves the division out.)
 #
@@ -678,8 +677,8 @@ show_table(["value head after", "R2 of its values, against V"], list(r2.items())
 
 # %% [markdown]
 # (An R2 below 0 is worse than saying the mean: a fresh head says 0 where the mean reward is near a half.) Which
-# $\lambda$ gives advantages that agree best with the exact ones? Predict the best of seven for the youngest head, for
-# the oldest, and for the exact values.
+# $\lambda$ gives advantages that agree best with the exact ones? Of 0, 0.5, 0.8, 0.9, 0.95, 0.98 and 1,
+# predict the best for the youngest head, for the oldest, and for the exact values.
 
 # %%
 best_lambda_of_the_youngest = "0.98 or 1"  # predict: "0", "0.5 to 0.95" or "0.98 or 1"
@@ -737,7 +736,7 @@ for name in ("0 steps", "64 steps", "1024 steps"):
 #
 # With the exact values even $\lambda = 1$ agrees with the truth to no more than about 0.3. That much is noise and
 # nothing else, and needs no sample: there $\hat A_t = R - V(s_t) = \sum_{k \ge t} A_k$, whose parts are uncorrelated, so
-# the correlation is $\sqrt{\sum_t I_t / \sum_t \sum_{k \ge t} I_k}$, the last line above the figure.
+# the correlation is $\sqrt{\sum_t I_t / \sum_t \sum_{k \ge t} I_k}$, which is printed before the figure.
 #
 #
 # ### Bias and variance, by resets
@@ -937,7 +936,7 @@ of_old = {f"lambda {lam}": cosine[f"GAE {lam}, old head"][2] for lam in ("0", "0
 over_seeds.compare("old head, cosine on 1,024 reviews", of_old)
 
 # %% [markdown]
-# Read the table by rows.
+# Read the table of the estimators by rows.
 #
 # - *Biased* is what keeps clearly less than the whole of $g$ (the interval lies below 0.9 altogether). These rows stop short of a cosine of 1 however large the
 #   batch is. GAE with $\lambda = 0$ and a young head hardly grows at all: in three seeds it keeps 3 to 4 % of the gradient.
@@ -997,7 +996,7 @@ progress()
 #   can still happen falls with every bad clause, and never rises.
 # - Estimate the values of the places above by the mean of their continuations, and use them in GAE. Which $\lambda$ does
 #   such a value function earn, and how many continuations does it need?
-# - The baseline with the least noise is not $V$: it weighs rewards with the squared length of $\nabla \log \pi$. Put it in
+# - The baseline with the least noise is not $V$: it weights rewards with the squared length of $\nabla \log \pi$. Put it in
 #   among the estimators. How much lower is its noise scale?
 # - Write a reward that can be paid at single tokens, and compare reward to go with the whole sum.
 #

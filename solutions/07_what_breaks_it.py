@@ -3,7 +3,7 @@
 #
 # The reward goes up. Is the policy getting better? And if it is not, which number says so, and how early? In
 # this lesson you let a policy find a hole in its reward, derive when optimizing a stand-in harms what it stands
-# for, measure what a run has spent too much, and compare three alarms.
+# for, measure how much KL a run has wasted, and compare three alarms.
 #
 # **Needs** lessons 04 (the tilted policy, the frontier) and 06 (a run, its dashboard).
 #
@@ -345,7 +345,7 @@ print(f"gold falls from {rows[peak][3]:.3f} to {min(row[3] for row in rows[peak:
 # cannot tell of it. They are descriptions of what was seen with learned rewards, not theorems: neither has a second
 # turn.
 #
-# ## What a run spent too much
+# ## How much KL a run has wasted
 #
 # Gold can be had cheaply: by the optimal policy *for gold*. So a run has a natural score: how many nats it spent
 # beyond what the cheapest policy of the same gold spends. A noisy run may come out below the frontier: its number is negative, so that a
@@ -809,7 +809,7 @@ predictions.compare(
 #
 # ## Symptoms
 #
-# Most broken runs are broken by a setting. Eleven runs of 12 phases with one setting changed each, three seeds: what each
+# Most broken runs are broken by a setting. Eleven runs of 12 phases, ten of them with one setting changed, three seeds: what each
 # ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden. *Clipped* is the share of tokens whose ratio
 # was outside of what `clip_coef` allows (lesson 05). Explained variance is a share of the variance of the returns: where all
 # returns are nearly equal it is a share of almost nothing, and may be any negative number.

@@ -7,7 +7,7 @@
 #
 # (Number 12 is kept for verifiable rewards, which are planned.)
 #
-# **You need** lesson 09, or 11 if your question is about a real model.
+# **Needs** lesson 09, or 11 if your question is about a real model.
 #
 # **Afterwards you can**
 # - turn a question into a claim that a pair of runs can refute,
@@ -281,7 +281,7 @@ for seed, (reports, run) in watched.items():
 # *Known*: an MLP's part in "loved against hated" grows in training (lesson 09). *Look in* `NeuronRank`, which charges each
 # neuron with its share of the shift, in nats of "loved" less "hated": a negative share works for "hated". *Refuted* if over seeds other neurons
 # lead, or at other phases. All three runs start from one base model, so that the same neuron over seeds is weak evidence: take another
-# base (starter 4). Records are made every four phases, and say no more than that about "since". *Control*, which the program
+# base (starter 4). Records are made every three phases, and say no more than that about "since". *Control*, which the program
 # does not have yet: a neuron of equal size that is not in the list.
 
 # %%
@@ -414,12 +414,13 @@ print(
 # | one update | `GradTerms()`, `StepInfluence(word=..., other=...)` | gradients: `trainer.on("after_backward")` |
 # | the run | `RunHealth()`, `KLByPosition()`, `HackWatch()` | `trainer.on("after_phase")` |
 #
-# Three things to keep apart. A probe of the policy looks before the update of a phase, and once more after the last: six phases give its
-# phases 0 to 6, of which 0 is the policy before any training. Those of one update and of the run have six records, 0 to 5. So
-# has `capture`, which looks after the update unless `at=` says otherwise.
-# `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your own function returned,
-# and `run.metrics()` the rewards and the KL. And `Budget(time_frac=20)` lets probes take twenty times the run's own time; without it they
-# keep to a tenth of it, and look less often.
+# - *When they look.* A probe of the policy looks before the update of a phase, and once more after the last: six phases give its phases 0 to
+#   6, of which 0 is the policy before any training. Those of one update and of the run have six records, 0 to 5. So has `capture`,
+#   which looks after the update unless `at=` says otherwise.
+# - *Where it is kept.* `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your
+#   own function returned, `run.metrics()` rewards and KL.
+# - *What it may cost.* `Budget(time_frac=20)` lets probes take twenty times the run's own time. Without it they keep to a tenth of it,
+#   and look less often.
 #
 # ## From memory
 #

@@ -33,7 +33,7 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     more = f'  not written yet; a hint: hint("{exercise.name}")'
     if verdict.state == "passed":
         title.stylize(color)
-        more = f"  {verdict.cases} cases"
+        more = f"  {verdict.cases} case" + "s" * (verdict.cases != 1)
         if exercise.gradients:
             more += f", gradient of {' and '.join(exercise.gradients)}"
     return title.append(more, style="not bold")
@@ -73,26 +73,35 @@ def hint_panel(exercise: Exercise, number: int) -> Panel:
 
 
 def progress_table(exercises: Sequence[Exercise], records: Mapping[str, ExerciseRecord]) -> Table:
-    """One row per exercise, lesson by lesson, and the sum below; fits into 80 columns."""
+    """One row per exercise of each lesson that was begun, one for each other lesson, and the sum.
+
+    Fits into 80 columns.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("exercise", "level", "min", "state", "checks", "hints"):
         table.add_column(heading, justify="right" if heading in ("min", "checks") else "left")
-    lesson = None
-    for exercise in exercises:
-        if exercise.lesson != lesson:
-            table.add_row(Text(exercise.lesson, style="bold"))
-            lesson = exercise.lesson
-        record = records.get(exercise.name, ExerciseRecord())
-        mark, color = STATE_MARKS[record.state]
-        table.add_row(
-            exercise.name,
-            dots(exercise.difficulty),
-            str(exercise.minutes),
-            Text(f"{mark} {record.state}", style=color),
-            str(record.attempts),
-            f"{record.hints}/{len(exercise.hints)}",
-        )
+    for lesson in dict.fromkeys(exercise.lesson for exercise in exercises):
+        within = [exercise for exercise in exercises if exercise.lesson == lesson]
+        heading, minutes = Text(lesson, style="bold"), sum(e.minutes for e in within)
+        if not any(e.name in records for e in within):
+            table.add_row(heading, "", str(minutes), Text(f"{len(within)} to write", style="dim"))
+            continue
+        table.add_row(heading)
+        for exercise in within:
+            table.add_row(*_progress_row(exercise, records.get(exercise.name, ExerciseRecord())))
     done = sum(records.get(e.name, ExerciseRecord()).state == "passed" for e in exercises)
     minutes = sum(e.minutes for e in exercises)
     table.caption = f"{done} of {len(exercises)} passed; {minutes} minutes in all"
     return table
+
+
+def _progress_row(exercise: Exercise, record: ExerciseRecord) -> tuple[RenderableType, ...]:
+    mark, color = STATE_MARKS[record.state]
+    return (
+        exercise.name,
+        dots(exercise.difficulty),
+        str(exercise.minutes),
+        Text(f"{mark} {record.state}", style=color),
+        str(record.attempts),
+        f"{record.hints}/{len(exercise.hints)}",
+    )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -26,6 +27,9 @@ LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_MARKS = 30
 """A curve through more points than this has no marks."""
 LINES = ("-", "--", "-.", ":")
+SHORT_NAME = 2
+TITLE_LETTERS = 12
+"""Of a title on an inch, at its size of 10 points."""
 Number = float | int
 Curve = tuple[Sequence[Number], Sequence[Number | None]]
 Ends = tuple[Sequence[Number | None], Sequence[Number | None]]
@@ -151,10 +155,11 @@ def bars(
         if label in whiskers:
             ends = [_numbers(end) for end in whiskers[label]]
             axes.vlines(places, *ends, color="black", linewidth=0.9)
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    _name_places(axes, names)
     _label(axes, title, "", y_label)
-    if len(series) > 1:
-        axes.legend(fontsize=8, frameon=False)
+    if len(series) > 1:  # below, since bars may stand anywhere
+        columns = min(len(series), 3)
+        figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return finish(figure, f"{title}: {', '.join(series)}")
 
 
@@ -181,7 +186,7 @@ def heatmap(
     figure, axes = blank(max(4.8, 0.3 * len(cols) + 2.2), max(2.2, 0.3 * len(rows) + 1.3))
     colors = "cividis" if kind == "sequential" else _diverging()
     image = axes.imshow(numbers, aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
-    axes.set_xticks(range(len(cols)), cols, rotation=60, ha="right", fontsize=7)
+    _name_places(axes, cols)
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     _label(axes, title, "", "", grid=False)
     figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
@@ -227,7 +232,7 @@ def heatmaps(
         axes.set_xticks(range(len(below)), below, rotation=90, fontsize=font)
         axes.set_yticks(range(len(left)), left, fontsize=font)
         axes.set_title(name, fontsize=max(7, font))
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(_wrapped(title, size[0]), fontsize=10)
     figure.colorbar(image, ax=every, fraction=0.03, pad=0.02).ax.tick_params(labelsize=7)
     return finish(figure, f"{title}: {', '.join(grids)}")
 
@@ -265,8 +270,20 @@ def _diverging() -> "Colormap":
     return LinearSegmentedColormap.from_list("orange_blue", ends)
 
 
+def _name_places(axes: "Axes", names: Sequence[str]) -> None:
+    """Names along x, turned where one is too long to stand upright."""
+    is_long = max(map(len, names), default=0) > SHORT_NAME
+    turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+    axes.set_xticks(range(len(names)), names, fontsize=7, **turned)
+
+
+def _wrapped(title: str, inches: float) -> str:
+    """A title in as many lines as it needs."""
+    return textwrap.fill(title, int(TITLE_LETTERS * inches))
+
+
 def _label(axes: "Axes", title: str, x_label: str, y_label: str, grid: bool = True) -> None:
-    axes.set_title(title, fontsize=10)
+    axes.set_title(_wrapped(title, axes.figure.get_figwidth()), fontsize=10)
     axes.set_xlabel(x_label, fontsize=8)
     axes.set_ylabel(y_label, fontsize=8)
     axes.tick_params(labelsize=7)

@@ -114,6 +114,26 @@ def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> 
 
 
 @pytest.mark.kernel
+def test_what_a_cell_prints_and_shows_stays_in_its_order(root: Path) -> None:
+    """A stored page is read like a live one: a line below the table that it speaks of."""
+    printed = """
+# %%
+from IPython.display import display
+
+print("one")
+print("two")
+display({"a": 1})
+print("three")
+"""
+    master = root / "solutions" / "99_toy.py"
+    master.write_text(PLAIN + printed, encoding="utf-8")
+    builder.build_lesson(master, root)
+    cells = nbformat.read(master.with_suffix(".ipynb"), as_version=4).cells
+    outputs = [o.get("text") or o.data["text/plain"] for o in cells[-1].outputs]
+    assert outputs == ["one\ntwo\n", "{'a': 1}", "three\n"]
+
+
+@pytest.mark.kernel
 def test_building_executes_once_and_building_again_changes_nothing(root: Path) -> None:
     master = root / "solutions" / "99_toy.py"
     master.write_text(PLAIN)

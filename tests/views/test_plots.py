@@ -129,3 +129,28 @@ def test_the_plotting_library_is_loaded_only_when_something_is_drawn():
             imported = getattr(node, "module", None) or ""
             names = [alias.name for alias in getattr(node, "names", [])]
             assert not any(name.startswith("matplotlib") for name in [imported, *names])
+
+
+@pytest.mark.slow
+def test_a_long_title_stays_on_the_drawing_and_a_legend_off_the_bars():
+    title = (
+        "Reward and gold of each run, as a share of the best there is (lines: lowest to highest)"
+    )
+    names = ["a name that is turned", "another"]
+    drawn = [
+        curves({"a": ([0, 1], [1.0, 2.0])}, title),
+        bars(names, {"one": [1.0, 2.0], "two": [2.0, 1.0]}, title),
+        heatmap([[0.0, 1.0]], ["a"], ["x", "y"], title),
+        heatmaps({"one": [[0.0, 1.0]]}, ["a"], ["x", "y"], title),
+    ]
+    for picture in drawn:
+        figure = picture._figure
+        texts = [axes.title for axes in figure.axes] + [figure._suptitle] * bool(figure._suptitle)
+        for text in texts:
+            box = text.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    axes, (legend,) = drawn[1]._figure.axes[0], drawn[1]._figure.legends
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
+    turned = [label.get_rotation() for label in axes.get_xticklabels()]
+    upright = [label.get_rotation() for label in drawn[2]._figure.axes[0].get_xticklabels()]
+    assert (turned, upright) == ([60.0] * 2, [0.0] * 2)

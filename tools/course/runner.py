@@ -66,7 +66,6 @@ def run_cells(
         timeout=_patience(real_models),
         kernel_name="python3",
         record_timing=False,
-        coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": place}},
         **listeners,
@@ -94,7 +93,7 @@ def _steady(notebook: NotebookNode, place: str) -> NotebookNode:
         if cell.cell_type != "code":
             continue
         cell.execution_count = None
-        cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+        cell.outputs = _joined([o for o in cell.outputs if o.get("name") != "stderr"])
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = None
@@ -105,6 +104,17 @@ def _steady(notebook: NotebookNode, place: str) -> NotebookNode:
                     output.data[kind] = _steady_text(content, place)
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     return notebook
+
+
+def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Printed pieces that follow each other as one; what is shown between them stays there."""
+    joined: list[NotebookNode] = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream":
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def _steady_text(text: str, place: str) -> str:
