@@ -620,9 +620,10 @@ found = {2: "both", 0: "neither"}.get(len(whole), f"{''.join(whole)} the penalty
 predictions.compare("still writes reviews", still_reviews, found)
 
 # %% [markdown]
-# A sum over the text is earned until the tokens run out: without the penalty 0.02 to 0.66 of the reviews still end, by stored seed, and gold is
+# A sum over the text is earned until the tokens run out: without the penalty hardly any to 0.96 of the reviews still end, by stored seed, and gold is
 # near 0 in all three. With it nearly all end. But the penalty prices the ending alone: between the seeds gold lies
-# anywhere from 0.02 to 0.93, since a text that repeats the word and then stops is paid in full. Read *lowest* and *highest*, not this run.
+# anywhere from 0.01 to 0.69, since a text that repeats the word and then stops is paid in full. Read *lowest* and *highest*, not this run.
+# (Such a run is as sensitive to rounding as to its seed: on another kind of processor the same three seeds gave gold from 0.02 to 0.93.)
 #
 # ## How early can one see it?
 #

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 FROM_ELSEWHERE = {
     "00_start": ["900"],  # comparisons, in the paper that the sentence cites
     "05_the_objective": ["10,000", "640"],  # the setting's default, and a suggestion to try
+    "07_what_breaks_it": ["0.02", "0.93"],  # on another kind of processor
     "08_watch_it_learn": ["87"],  # the volume of a journal
     "09_what_rlhf_changed": ["40"],  # a suggestion to try
 }
