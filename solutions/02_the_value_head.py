@@ -6,9 +6,9 @@
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
 #
-# A language model does not say that. But it may know it, and in this lesson you ask it: you hang a small
-# network on the inside of the transformer, train it to foresee the reward, and then look for the place
-# where the transformer knew it first.
+# A language model does not output this value, but its activations may contain it. In this lesson you attach a small
+# network to an activation inside the transformer, train it to predict the reward, and then look for the first place in
+# the transformer where the value can be read.
 #
 # **Afterwards you can**
 # - find a hook point by its name, and say what goes through it, when, and in what shape,
@@ -71,7 +71,7 @@ from rlhf_lab.organism import (
     state_values,
     token_information,
 )
-from rlhf_lab.views import bars, sparkline, tokens_html
+from rlhf_lab.views import sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -130,15 +130,14 @@ print(len({name for name, _ in fired}), "hook points fired, of", len(model.hook_
 #
 # The *residual stream* is what runs through all blocks: each attention layer reads it and adds to
 # it (`hook_resid_pre` is before that, `hook_resid_mid` after), then each MLP does (`hook_resid_post`
-# after). Behind the last block it is normalised and multiplied with the unembedding, and these are
-# the logits.
+# after). Behind the last block two modules make the logits of it: `ln_final`, a LayerNorm, and
+# `unembed`, a matrix.
 #
-# We want the value head to read the same thing that the logits are read from: everything the model
-# has worked out, normalised, but not yet squeezed into words. Which hook point is that? (On another
-# model it has the same name.)
+# The value head is to read the same activation that `unembed` reads, up to a scale and a shift of each dimension.
+# Which of these four hook points carries it?
 
 # %%
-hook_point = "ln_final.hook_normalized"  # predict: "hook_embed", "ln_final.hook_scale", "ln_final.hook_normalized" or "unembed.hook_out"
+hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "unembed.hook_out"
 
 # %%
 behind_the_blocks = fired[fired.index(in_last_block[-1]) + 1 :]
@@ -147,7 +146,9 @@ has_width = [name for name, shape in behind_the_blocks if shape[-1] == model.cfg
 predictions.compare("the value head belongs on", hook_point, has_width[0])
 
 # %% [markdown]
-# (`unembed.hook_in`, where the table has it, is the same activation after the norm's gain and bias.)
+# (The norm changes the stream, so the last `hook_resid_post` is not it. `hook_scale` holds what is divided by, one number
+# per position, and `unembed.hook_out` the logits. `unembed.hook_in`, where the table has it, is the same activation after
+# the norm's gain and bias. On another model the hook point has the same name.)
 #
 # Two ways to hang a hook on. `model.add_hook(name, function)` leaves it there until somebody calls
 # `model.reset_hooks()`, which removes the hooks of everybody else, too. `with
@@ -332,9 +333,9 @@ tokens_html(words[prefix_len:-1], after_each[worst], "value")
 # %% [markdown]
 # ## Where does the transformer know it?
 #
-# The value head reads the end of the transformer. Was it known earlier? In which layer, and after which word? To find
-# out, take the residual stream at one place, and fit the simplest *reader* there is: a linear one. If a linear map of
-# the activations gives the value, the value stands there in plain sight.
+# The value head reads the end of the transformer. Can the value be read earlier: in which layer, and after which word? To
+# find out, take the residual stream at one place, and fit the simplest *reader* there is, a linear one. If a linear map
+# of the activations gives the value, no further computation is needed to read it.
 #
 # ### The reader
 #
@@ -343,10 +344,10 @@ tokens_html(words[prefix_len:-1], after_each[worst], "value")
 # $$\sum_i (y_i - w \cdot x_i)^2 + n \rho v \, |w|^2, \qquad \text{so} \qquad (X^\top X + n \rho v I)\, w = X^\top y$$
 #
 # (set the gradient $-2 X^\top (y - Xw) + 2 n \rho v w$ to 0), with $x$ and $y$ centred, $v$ the mean variance of
-# the columns of $x$ and $\rho$ `ridge`. With no more reviews than dimensions it needs the penalty, or else it reads
-# noise; with some hundreds, a small one does. The function fits many places at once: `*site` in the shapes are
-# any number of axes in front, or none. Where $x$ never varies everything in front of $w$ is 0, so use
-# `(ridge * variance).clamp(min=1e-12)` in the penalty.
+# the columns of $x$ and $\rho$ `ridge`. With no more reviews than dimensions the fit needs the penalty, since without it
+# the slopes fit noise. With some hundreds of reviews a small penalty is enough. The function fits many places at once:
+# `*site` in the shapes stands for any number of leading axes, or none. Where $x$ never varies, the matrix that multiplies
+# $w$ is 0 and the equations cannot be solved, so use `(ridge * variance).clamp(min=1e-12)` in the penalty.
 
 # %%
 from rlhf_lab.probes.value_lens import fit_ridge  # exercise
@@ -409,8 +410,20 @@ show_table(
 # And all reviews are built alike. A clause is "the", a noun, "was" or "wasn't", an adverb, an
 # adjective; "and" or "but" joins three of them; then come ".", "i", the verb, "it", "." and a
 # "thanks" or "bye".
-# At which of six places does the last layer read the value *worst*, of what can be known there? (At some
-# places the word itself carries the value. At others the model must have carried it there.)
+# At which of six places is the value read *worst* off the last layer? (At some places the word itself carries the value.
+# At others the model must have carried it there.)
+#
+# The reader is scored on reviews that it was not fitted to, by the share of the variance that it explains. With $y_i$ for
+# the exact value in review $i$, and $\hat y_i$ for what the reader says,
+#
+# $$R^2 = 1 - \frac{\operatorname{mean}_i \, (y_i - \hat y_i)^2}{\operatorname{Var} y}$$
+#
+# 1 means that every value is read exactly. 0 means that the reader does no better than saying the mean of $y$ in every
+# review. A negative $R^2$ means that it does worse than that: its slopes fit something that new reviews do not have.
+#
+# Each $R^2$ has a 95 % interval over the scored reviews, and predictions about it are scored by this interval: "nothing" if
+# it reaches down to 0, "nearly all" if all of it lies above 0.9, and "some of it" otherwise. Places whose intervals
+# overlap are not ranked: each place whose interval overlaps that of the lowest $R^2$ is accepted as the worst.
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -440,26 +453,29 @@ show_intervals("R2 at", share, "reviews")
 
 
 # %%
-def in_words(r2: float) -> str:
-    """How much of the variance is read."""
-    return "nothing" if r2 < 0.1 else "some of it" if r2 < 0.9 else "nearly all"
+def in_words(r2: Interval) -> str:
+    """How much of the variance is read, as far as the interval tells."""
+    return "nothing" if r2.low <= 0 else "nearly all" if r2.low > 0.9 else "some of it"
+
+
+def read_worst(r2: dict[str, Interval]) -> tuple[str, ...]:
+    """The place with the lowest R2, and those whose intervals overlap that of the lowest."""
+    lowest = min(r2.values(), key=lambda found: found.value)
+    return tuple(name for name, found in r2.items() if found.low <= lowest.high)
 
 
 if speaks_reel:
     first, last = share["embedding"], share[list(sites)[-1]]
     six_places = ("adj 1", "conn 2", "adj 3", "stop", "i", "verb")
-    six = {name: last[name].value.item() for name in six_places}
+    six = {name: last[name] for name in six_places}
     for question, guess, found in [
-        ("embedding, adj 1", embedding_at_the_adjective, in_words(first["adj 1"].value.item())),
-        ("embedding, conn 2", embedding_at_the_connector, in_words(first["conn 2"].value.item())),
-        (
-            "of six, the last layer reads worst at",
-            last_layer_reads_worst_at,
-            min(six, key=six.get),
-        ),
+        ("embedding, adj 1", embedding_at_the_adjective, in_words(first["adj 1"])),
+        ("embedding, conn 2", embedding_at_the_connector, in_words(first["conn 2"])),
+        ("of six, the last layer reads worst at", last_layer_reads_worst_at, read_worst(six)),
     ]:
         predictions.compare(question, guess, found)
-    over_seeds.compare("the reader misses at", {name: 1 - r2 for name, r2 in six.items()})
+    missed = {name: 1 - r2.value.item() for name, r2 in six.items()}
+    over_seeds.compare("the reader misses at", missed)
 
 # %% [markdown]
 # Is it the *transformer* that knows, or would anything do that sees the words? As a control, take the same
@@ -467,7 +483,7 @@ if speaks_reel:
 # nothing learned. Attention still mixes words; which ones is chance. How much can be read off its last layer?
 
 # %%
-control_at_i = "some of it"  # predict: "nothing", "some of it" or "nearly all"
+control_at_i = "nothing"  # predict: "nothing", "some of it" or "nearly all"
 
 # %%
 shuffled_model = copy.deepcopy(model)
@@ -494,27 +510,24 @@ series = {
 }
 show_intervals("R2 at", series, "reviews")
 if speaks_reel:
-    predictions.compare("shuffled weights, at i", control_at_i, in_words(control["i"].value.item()))
-heights = {name: [r2.value.item() for r2 in row.values()] for name, row in series.items()}
-bars(list(columns), heights, "What a linear reader gets", "R2 of the value, on unseen reviews")
+    predictions.compare("shuffled weights, at i", control_at_i, in_words(control["i"]))
 
 # %% [markdown]
 # Read the table by columns (the brackets are intervals over the reviews that were scored):
 #
 # - The embedding knows nothing but the word. The verb alone explains much of the variance, an adjective
 #   some of it (the "wasn't" before it is not in its embedding), "and" next to nothing.
-# - The shuffled transformer shows what mixing alone is worth: at "i" so little that the interval includes 0. What the trained one has beyond that, it has
-#   learned.
+# - The shuffled transformer shows what mixing alone is worth. At "i" the interval includes 0: with these reviews it
+#   cannot be told from nothing. What the trained transformer has beyond the shuffled one, it has learned.
 # - Attention brings in the words before, "wasn't" among them. "wasn't dull" is not the sum of its words: one
 #   turns the other round. Attention can still combine them, because the query comes from the adjective: how
 #   much of "wasn't" is read depends on which adjective reads.
 #
-# And by rows. The reader misses most at "adj 3" in two of the three seeds of its table, and at "stop" in the
-# third: these two places cannot be ranked. At "adj 3", "stop" and "i" the value is the same number (look at the two
-# reviews above), and yet
-# the last layer has more of it at "i" than at the other two. Of the three only "i" stands before a word that
-# depends on how good the movie was. Does that hold for this one model only? The package has two more of
-# the same training, which differ in the seed alone. The same reviews, read by all three:
+# Now read it by rows. The reader misses most at "adj 3" in two of the three seeds of its table, and at "stop" in the
+# third. The intervals of these two places overlap, so they cannot be ranked. At "adj 3", "stop" and "i" the value is the
+# same number (look at the two reviews above), and yet more of it can be read at "i" than at the other two. Of the three
+# places only "i" stands before a word that depends on how good the movie was. Does this hold for this one model only? The
+# package has two more models of the same training, which differ in the seed alone. The same reviews, read by all three:
 
 # %%
 if speaks_reel:
@@ -523,21 +536,21 @@ if speaks_reel:
     show_intervals("R2 of the last layer at", of_model, "reviews")
 
 # %% [markdown]
-# In all three, more can be read at "i" than at "adj 3" or "stop", and the intervals do not overlap. But the next word does not settle what is
-# there: after the first adjective comes "and" or "but", which tells whether two clauses agree, not whether
-# they praise, and the value can be read there all the same, in all three. Other places differ from model to
-# model, such as "conn 3" (with so few reviews, small differences mean nothing). What a probe finds in one model need
-# not be in the next. (Lesson 08 looks at all places of a review.)
+# In all three models more can be read at "i" than at "adj 3" or "stop", and the intervals do not overlap. But the word
+# that comes next is not the whole explanation. After the first adjective comes "and" or "but", which tells whether two
+# clauses agree, not whether they praise, and the value can be read at "adj 1" all the same, in all three models. Other
+# places, such as "conn 3", differ from model to model (with so few reviews, small differences mean nothing). What a probe
+# finds in one model need not be there in the next. (Lesson 08 looks at all places of a review.)
 #
 # ### Fooling yourself
 #
-# The reader has 64 slopes, and was scored on reviews that it had not seen. What if not? Give it
-# something that cannot be read: the values of other reviews, dealt out at random. What R2 does it get
-# on the reviews it was fitted on, and what on new ones?
+# The reader has 64 slopes, and was scored on reviews that it had not seen. What would its score be on the reviews that it
+# was fitted to? Give it something that cannot be read: the values of the reviews in a random order. What R2 does it get
+# on the reviews that it was fitted to, and what on new ones? ("About 0" is an interval that includes 0.)
 
 # %%
-nonsense_on_seen = "above 0.1"  # predict: "below 0", "about 0" or "above 0.1"
-nonsense_on_new = "below 0"  # predict: "below 0", "about 0" or "above 0.1"
+nonsense_on_seen = "above 0"  # predict: "below 0", "about 0" or "above 0"
+nonsense_on_new = "below 0"  # predict: "below 0", "about 0" or "above 0"
 
 # %%
 shuffled = target[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
@@ -550,8 +563,8 @@ print("fitted to", n_fit, "reviews")
 for where, score in scores.items():
     print(f"R2 on {where} reviews: {score}")
 for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
-    score = scores[where].value.item()
-    kind = "below 0" if score < -0.05 else "about 0" if score <= 0.1 else "above 0.1"
+    score = scores[where]
+    kind = "below 0" if score.high < 0 else "above 0" if score.low > 0 else "about 0"
     predictions.compare(f"R2 of nonsense on {where} reviews", guess, kind)
 
 # %% [markdown]
@@ -585,11 +598,11 @@ if speaks_reel:
     )
 
 # %% [markdown]
-# (The ceiling is for all reviews of the grammar, and for a reader that knows it. 171 reviews can
-# come out above or below, and slopes fitted to 341 chance outcomes lose some of it.) So an explained
-# variance of 0.27 to 0.34 over all tokens, which is what three seeds gave, is not a bad value head: before the first
-# adjective the ceiling is 0, it gets to 1 only behind the verb, and its mean over the states before generated tokens,
-# the last line above, is 0.57.
+# (The ceiling is for all reviews of the grammar, and for a reader that knows the grammar. A sample of 171 reviews can
+# come out above it or below it, and slopes fitted to 341 chance outcomes lose some of the explained variance.) So an
+# explained variance of 0.27 to 0.34 over all tokens, which is what three seeds gave, does not mean a bad value head. Before
+# the first adjective the ceiling is 0, only behind the verb is it 1, and its mean over the states before generated
+# tokens, the last line above, is 0.57.
 #
 # ## Your value head against the reader
 #
@@ -598,10 +611,10 @@ if speaks_reel:
 # compare with the exact ones, and where is it worst? (Squared correlation, since its values are of
 # normalised rewards.)
 #
-# A second table helps to understand what comes out. At each place it takes the mean state of the
-# reviews whose value is above average there, minus that of the others. How long is this difference,
-# as a share of a state's length, and does it point the same way as the one at "i" (a cosine: 1 the
-# same way, 0 across)?
+# A second table helps to understand the result. At each place it takes the mean state of the reviews whose value is above
+# average there, minus the mean state of the others. How long is this difference, as a share of the mean length of a state,
+# and does it point in the same direction as the difference at "i"? (A cosine of 1 means the same direction, 0 a
+# perpendicular one.)
 
 # %%
 value_head_is_worst_at = "adj 1"  # predict: "adj 1", "conn 2", "adj 3", "stop", "i" or "verb"
@@ -637,9 +650,8 @@ show_table(
     digits=2,
 )
 if speaks_reel:
+    predictions.compare("your value head is worst at", value_head_is_worst_at, read_worst(head))
     missed = {name: 1 - r2.value.item() for name, r2 in head.items()}
-    worst_place = max(missed, key=missed.get)
-    predictions.compare("your value head is worst at", value_head_is_worst_at, worst_place)
     over_seeds.compare("the value head misses at", missed)
     distances = {name: apart[t].norm().item() for name, t in columns.items()}
     over_seeds.compare("distance of good from bad at", distances)
@@ -647,15 +659,14 @@ if speaks_reel:
 # %% [markdown]
 # Over three seeds the value head misses 0.10 to 0.13 of the variance at "i", 0.17 to 0.19 at the verb and 0.26 to
 # 0.40 at most other places. In each seed it misses more than half at "stop", more than two thirds at "adj 3", and
-# nearly everything at "adj 1", although a reader of just that position misses next to nothing there. The
-# second table says part of why. At "adj 1" the states of good and of bad differ by about a hundredth of their
-# length, in each seed less than anywhere else in the table. A reader of
-# one position, with hardly a penalty on large slopes, can amplify a small difference as much as it
-# likes. One head for all positions cannot, and settles for what serves most of them. (For what is
-# missing at "adj 3" and "stop" the table has no such reason.) Where good and bad states lie far apart the
-# head finds the difference even if it points in another direction than at "i", as at the verb. The head had no more than eight phases, and
-# a transformer that was not allowed to come to meet it. In PPO it is: the value loss moves the
-# transformer, too.
+# nearly everything at "adj 1", although a reader of just that position misses next to nothing there. The second table
+# gives part of the reason. At "adj 1" the mean states of good and of bad reviews differ by about a hundredth of a state's
+# length, in each seed less than anywhere else in the table. A reader of one position with hardly any penalty on large
+# slopes can multiply this small difference by any factor. The value head has the same weights at all positions, and a
+# factor that large would spoil the values at the others. (The table does not explain what is missing at "adj 3" and
+# "stop".) Where the mean states of good and bad reviews lie far apart, as at the verb, the head reads the difference even
+# though it points in another direction than at "i". The head had eight phases, and a transformer that did not change. In
+# PPO the transformer changes, too, since the value loss also trains the transformer.
 
 # %% [markdown]
 # ## What surprised you

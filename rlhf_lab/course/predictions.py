@@ -59,6 +59,12 @@ class Predictions:
         """Note and show one prediction; None (or ...) stands for no prediction.
 
         The prediction that was there the first time is kept, whatever it says by now.
+
+        Args:
+            question: what was asked.
+            predicted: a choice.
+            found: what came out; a tuple of several where the data cannot rank them, and then each
+                of them is right.
         """
         predicted = None if predicted is ... else predicted
         first = self._compared.get(question, (predicted,))[0]
@@ -70,12 +76,12 @@ class Predictions:
 
     def _line(self, question: str) -> Text:
         predicted, found = self._compared[question]
+        told = f"{question}: {_said(found)}"
         if predicted is None:
-            return Text(f"{question}: {found} (you made no prediction)")
-        if _same(predicted, found):
-            return Text.assemble(f"{question}: {found}, ", ("as you predicted", GOOD))
-        surprise = f"a surprise, you predicted {predicted}"
-        return Text.assemble(f"{question}: {found}, ", (surprise, BAD))
+            return Text(f"{told} (you made no prediction)")
+        if _hit(predicted, found):
+            return Text.assemble(f"{told}, ", ("as you predicted", GOOD))
+        return Text.assemble(f"{told}, ", (f"a surprise, you predicted {predicted}", BAD))
 
     def recall(self, question: str, predicted: object) -> None:
         """Show again what was predicted in words, which the learner is the judge of."""
@@ -87,13 +93,23 @@ class Predictions:
         table = Table("question", "predicted", "found", "", box=box.SIMPLE_HEAD, pad_edge=False)
         for question, (predicted, found) in self._compared.items():
             expected = "-" if predicted is None else str(predicted)
-            hit = _same(predicted, found)
+            hit = _hit(predicted, found)
             mark = Text("✓" if hit else "surprise", style=GOOD if hit else BAD)
-            table.add_row(question, expected, str(found), mark if predicted is not None else "")
+            table.add_row(question, expected, _said(found), mark if predicted is not None else "")
         page_console().print(table)
 
 
 _TOO_LATE = " (made after the result was shown, so it does not count)"
+
+
+def _hit(predicted: object, found: object) -> bool:
+    """Whether a prediction is what came out, or one of several that cannot be ranked."""
+    return any(_same(predicted, one) for one in (found if isinstance(found, tuple) else (found,)))
+
+
+def _said(found: object) -> str:
+    """What came out, in words."""
+    return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def _same(one: object, other: object) -> bool:

@@ -67,6 +67,17 @@ def test_numbers_and_words_are_compared_by_what_they_say(predicted, found, capsy
     assert "as you predicted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("predicted", "mark"), [("stop", "✓"), ("adj 3", "✓"), ("i", "surprise")])
+def test_each_of_several_that_cannot_be_ranked_is_right(predicted, mark, capsys) -> None:
+    predictions = Predictions()
+    predictions.compare("it reads worst at", predicted, ("adj 3", "stop"))
+    said = capsys.readouterr().out
+    assert "adj 3 or stop" in said and ("as you predicted" in said) == (mark == "✓")
+    predictions.show()
+    shown = capsys.readouterr().out
+    assert "adj 3 or stop" in shown and mark in shown
+
+
 def test_words_of_ones_own_are_shown_again(capsys: pytest.CaptureFixture) -> None:
     predictions = Predictions()
     predictions.recall("it will be cheated by", predictions.guess("saying quite thrice"))
