@@ -68,7 +68,7 @@ from rlhf_lab.organism import (
     token_information,
 )
 from rlhf_lab.probes import ReelTruth
-from rlhf_lab.views import bars, curves
+from rlhf_lab.views import Picture, bars, curves
 
 SETTINGS = dict(
     preset="reel",
@@ -228,31 +228,56 @@ can_be_negative = "k1"  # predict: "k1", "k2" or "k3"
 noise = torch.Generator().manual_seed(0)
 ref_words = torch.randn(1, 1, 1000, generator=noise)
 moved, n, less_spread, negative = torch.randn(1, 1, 1000, generator=noise), 100_000, {}, set()
-rows = []
-for distance, by in {"close": 0.3, "far": 2.0}.items():
+rows, drawn_values = [], {}
+for distance, by in {"close to": 0.3, "far from": 2.0}.items():
     policy_words = ref_words + by * moved
     exact_kl = kl_per_token(policy_words, ref_words).item()
     said = torch.multinomial(policy_words[0, 0].softmax(-1), n, True, generator=noise)
     ours, theirs = (x.log_softmax(-1)[0, :, said] for x in (policy_words, ref_words))
     spread = {}
-    for kind in ("k1", "k2", "k3"):
-        found = kl_estimate(ours, theirs, kind).double()
+    drawn_values[distance] = {k: kl_estimate(ours, theirs, k).double() for k in ("k1", "k2", "k3")}
+    for kind, found in drawn_values[distance].items():
         spread[kind] = found.std().item()
         error = 1.96 * spread[kind] / n**0.5
         mean = f"{found.mean().item():.4f} +- {error:.4f}"
-        rows.append([f"{distance}: {kind}", exact_kl, mean, spread[kind], found.min().item()])
+        rows.append([f"{distance} it: {kind}", exact_kl, mean, spread[kind], found.min().item()])
         negative |= {kind} if found.min() < -1e-6 else set()
     less_spread[distance] = min(("k1", "k3"), key=spread.get)
 headings = ["", "exact KL", "mean, 95 % interval", "standard deviation", "smallest"]
 show_table(headings, rows, digits=4)
-predictions.compare("smaller spread close to it", smaller_spread_close, less_spread["close"])
-predictions.compare("smaller spread far from it", smaller_spread_far, less_spread["far"])
+predictions.compare("smaller spread close to it", smaller_spread_close, less_spread["close to"])
+predictions.compare("smaller spread far from it", smaller_spread_far, less_spread["far from"])
 predictions.compare("negative on some token", can_be_negative, " and ".join(sorted(negative)))
 
 # %% [markdown]
-# Both k1 and k3 have the right mean, k2 has not, and far from the reference it is badly off. Close to it k3 scatters
-# far less than k1. Far from it $e^{-d}$ becomes enormous at the few words that the reference likes much better, and
-# k3 scatters more than k1.
+# The same draws as histograms: the share of the tokens whose estimate lies in each bin.
+
+
+# %%
+def histogram(distance: str, low: float, high: float, bins: int = 16) -> Picture:
+    """The share of tokens in each bin; what lies outside counts in the first or the last one."""
+    width = (high - low) / bins
+    heights = {
+        kind: (torch.histc(found.clamp(low, high), bins, low, high) / found.numel()).tolist()
+        for kind, found in drawn_values[distance].items()
+    }
+    edges = [f"{low + i * width:.3g}" for i in range(bins)]
+    names = [f"below {low + width:.3g}", *edges[1:-1], f"{edges[-1]} or more"]
+    title = f"Estimates from one token, {distance} the reference, by the lower edge of each bin"
+    return bars(names, heights, title, "share of the tokens")
+
+
+histogram("close to", -0.8, 0.8)
+
+# %%
+histogram("far from", -4.0, 12.0)
+
+# %% [markdown]
+# Both k1 and k3 have the right mean, k2 has not, and far from the reference the bias of k2 is large. Close to the
+# reference nearly all values of k3 lie in the first bins from 0 on, while those of k1 lie on both sides of 0: k3 has far
+# the smaller spread. Far from the reference most values of k3 lie closer together than those of k1. But $e^{-d}$ becomes
+# enormous at the few words that the reference likes much better. These few draws lie in the last bin, and because of
+# them k3 has the larger standard deviation.
 #
 # ## The best policy, for one choice
 #

@@ -123,7 +123,8 @@ def kl_estimate(
     1. Put 0 at masked tokens, and take d = log pi - log pi_ref.
     2. k1 = d: unbiased, high variance, may be negative.
     3. k2 = d^2 / 2: biased, low variance.
-    4. k3 = exp(-d) - 1 + d: unbiased and never negative; inf where the reference holds the token
+    4. k3 = exp(-d) - 1 + d: never negative, and unbiased if the policy can say all that the
+       reference can (with top-k sampling it is too small); inf where the reference holds the token
        e^88 times likelier than the policy, beyond float32.
 
     In nats per token, unbiased when the tokens were sampled from the policy that comes first: of
