@@ -30,7 +30,9 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
     3. Subtract the mean of the batch.
     4. Divide by the unbiased standard deviation plus `eps` (outside the root).
 
-    A single reward, or equal rewards, become 0.0 (not nan).
+    A single reward, or equal rewards, become 0.0. The textbook form, (r - r.mean()) / (r.std() +
+    eps), gives nan for a single reward, and for equal rewards it divides one rounding error
+    by another: 7 rewards of 1000.1 become -0.8.
 
     r' = (r - mean(r)) / (std(r) + eps)
     """
