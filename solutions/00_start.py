@@ -100,8 +100,8 @@ predictions = Predictions()
 loop_diagram()
 
 # %% [markdown]
-# Follow it once, with four reviews. Each line below is a box or an arrow of the drawing; the numbers
-# above the boxes are the lessons that take them apart.
+# Run the loop once, with four reviews. Each line below is a box or an arrow of the drawing. The numbers
+# above the boxes are the lessons that explain them.
 
 # %%
 trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(batch_size=4, num_minibatches=1)))
@@ -114,8 +114,7 @@ show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits
 
 # %% [markdown]
 # The reward here is a sentiment classifier: near 1 for a review that praises on the whole, near 0 for one
-# that does not. `learned`
-# says what the steps were like; lesson 06 reads it.
+# that does not. `learned` holds statistics of the gradient steps, which lesson 06 explains.
 #
 # ## The words, on one review
 #
@@ -192,8 +191,8 @@ show_table(
 # do. Write it in place of the last line, run the cell, and run the check behind it.
 #
 # `mask` may be left out, and is then `None`: every token counts. `zero_masked(x, mask)`, imported
-# in the first cell, knows both: it puts 0 where the mask is False, and gives `x` back if there is
-# no mask. The imports above a function are what the package's own version uses; you need not use
+# in the first cell, handles both cases: it puts 0 where the mask is False, and returns `x` if there
+# is no mask. The imports above a function are what the package's own version uses; you need not use
 # them. `at_least_float32` turns half precision into float32 and leaves everything else alone.
 #
 # Run the check once before you write anything, to see what that looks like. And if you get stuck,
@@ -212,9 +211,9 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 #
 # ## A mean
 #
-# A mean over real tokens is nearly the same thing, and the one thing that everybody gets wrong once.
-# Here are three fractions. One is the mean of the real scores, one also divides by the padding, and one adds it
-# up, too. Put the mean of the real scores in place of the dots before you go on; at the end you see what surprised you.
+# A mean over real tokens is this sum divided by a count, and a wrong count is a common mistake. Here are three fractions.
+# One is the mean of the real scores, one counts the padding in the denominator, and one counts the padding in the
+# numerator as well. Put the mean of the real scores in place of the dots before you go on; at the end you see what surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
@@ -231,8 +230,8 @@ nearest = min(candidates, key=lambda name: abs(candidates[name] - mean))
 predictions.compare("the mean of the real scores is", which_mean, nearest)
 
 # %% [markdown]
-# (Dividing by the padding, or counting it, are mistakes that no error message will ever tell you about.
-# The number is merely wrong, and the more so the more padding there is. `denominator` is for a minibatch that is cut
+# (No error is raised when padding counts in the numerator or in the denominator. The result is wrong, and the
+# more padding there is, the more it is wrong. `denominator` is for a minibatch that is cut
 # in pieces, *micro-batches*, to save memory; lesson 04 comes back to it.)
 #
 # ## A reward of yours
@@ -366,7 +365,7 @@ predictions.recall("how it will be cheated", cheated_by)
 # With the praise words as the reward, the policy says them wherever an adjective fits, behind "wasn't",
 # too: "the plot wasn't so brilliant" earns as much as "the plot was so brilliant". Before learning they are .18 of what
 # stands there, after it .51 on a leash and .72 without (means of three seeds). It was paid for
-# praise *words*, and that is what it learned. The reward was not wrong; it was not what was meant. This is
+# praise *words*, and that is what it learned. The reward was computed correctly, but it did not measure what was meant. This is
 # *reward hacking*, and collecting examples of it is a sport of the field (Krakovna et al. 2020,
 # "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
 #

@@ -103,9 +103,10 @@ def masked_mean(
     3. Divide by the number of real entries, or by `denominator` if one is given.
 
     With `denominator` = the number of real tokens of the whole minibatch, the results of its
-    micro-batches add up to the result of the minibatch. A mean over nothing is 0.0 with gradient 0.
-    Half-precision input gives a float32 result. Raises ValueError if the mask has another shape
-    than x, or if the denominator is negative.
+    micro-batches add up to the result of the minibatch. Where this count is 0, or the given
+    denominator is, divide by 1: a mean over nothing is 0.0 with gradient 0. Half-precision input
+    gives a float32 result. Raises ValueError if the mask has another shape than x, or if the
+    denominator is negative.
 
     mean = sum_i m_i x_i / sum_i m_i
     """

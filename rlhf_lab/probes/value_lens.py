@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional import Interval, bootstrap_means
+from rlhf_lab.functional import Interval, bootstrap_means, zero_masked
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
@@ -51,10 +51,11 @@ def fit_ridge(
 ) -> tuple[Float[Tensor, "*site d_model"], Float[Tensor, "*site"]]:
     """Ridge regression of y on x over the rows where the mask is True, each site by itself.
 
-    1. Centre x and y on their masked means.
-    2. Penalise by `ridge` times the mean variance of x, so that it has the same meaning at every
+    1. Put 0 in the rows where the mask is False, whatever stands there, nan included.
+    2. Centre x and y on their means over the other rows, and put 0 in those rows again.
+    3. Penalise by `ridge` times the mean variance of x, so that it has the same meaning at every
        site.
-    3. Solve the normal equations in float64, by Cholesky's factors; the intercept is not
+    4. Solve the normal equations in float64, by Cholesky's factors; the intercept is not
        penalised.
 
     Returns slope and intercept, in float64. Where x is the same in all rows there is nothing to
@@ -65,16 +66,15 @@ def fit_ridge(
     (X'X + n ridge v I) w = X'y, with n rows and v = trace(X'X) / (n d_model)
     (Hoerl and Kennard 1970)
     """
-    x, y, weight = x.double(), y.double(), mask.double()
-    count = weight.sum(-1, keepdim=True).clamp(min=1)
-    x_mean = (x * weight[..., None]).sum(-2) / count
-    y_mean = (y * weight).sum(-1, keepdim=True) / count
-    x_centered = (x - x_mean[..., None, :]) * weight[..., None]
+    x, y = zero_masked(x.double(), mask), zero_masked(y.double(), mask)
+    count = mask.sum(-1, keepdim=True).clamp(min=1)
+    x_mean, y_mean = x.sum(-2) / count, y.sum(-1, keepdim=True) / count
+    x_centered = zero_masked(x - x_mean[..., None, :], mask)
     gram = x_centered.mT @ x_centered
     variance = gram.diagonal(dim1=-2, dim2=-1).sum(-1) / x.shape[-1]
     penalty = (ridge * variance).clamp(min=1e-12)[..., None, None]
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    moment = x_centered.mT @ ((y - y_mean) * weight)[..., None]
+    moment = x_centered.mT @ zero_masked(y - y_mean, mask)[..., None]
     factor = torch.linalg.cholesky(gram + penalty * identity)
     slope = torch.cholesky_solve(moment, factor)[..., 0]
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)

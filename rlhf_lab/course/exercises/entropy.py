@@ -1,8 +1,17 @@
 """Lesson 05, the objective: entropy and the entropy bonus."""
 
+import torch
+
 from rlhf_lab.course.cases import filtered, half_precision, standard_cases
-from rlhf_lab.course.exercise import exercise_from
+from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.functional import calc_entropy_bonus, entropy_per_token
+
+
+def _many_words() -> Case:
+    """A vocabulary in which what is added to each probability counts a thousand times."""
+    generator = torch.Generator().manual_seed(11)
+    return Case("1,000 words", {"logits": torch.randn(2, 3, 1000, generator=generator)})
+
 
 _exercise = exercise_from("entropy.toml")
 
@@ -13,6 +22,7 @@ EXERCISES = (
             *standard_cases(entropy_per_token, large={"logits": 1e3}),
             filtered(entropy_per_token, "logits"),
             half_precision(entropy_per_token, "logits"),
+            _many_words(),
         ),
     ),
     _exercise(

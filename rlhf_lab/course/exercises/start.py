@@ -22,6 +22,7 @@ def _masked_mean_cases() -> tuple[Case, ...]:
         Case("no token is real", {"x": x, "mask": torch.zeros_like(mask)}),
         Case("with a denominator", masked | {"denominator": 7}),
         Case("with a denominator below 1", masked | {"denominator": 0.5}),
+        Case("with a denominator of 0", masked | {"denominator": 0}),
         Case("nan where the mask is False", {"x": x.masked_fill(~mask, torch.nan), "mask": mask}),
         Case("large numbers", {"x": x * 1e30}),
         Case("half precision", {"x": x.half()}),

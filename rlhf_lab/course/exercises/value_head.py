@@ -131,12 +131,15 @@ def _ridge_cases() -> tuple[Case, ...]:
 
     masked = draw(12, 3, seed=2)
     masked["mask"] = torch.arange(12) % 3 > 0
+    spoilt = {name: masked[name].clone() for name in ("x", "y")}
+    spoilt["x"][0, 1], spoilt["y"][3] = torch.nan, torch.nan
     constant = draw(12, 3, seed=6)
     constant["x"] = constant["x"][:1].expand(12, 3)
     return (
         Case("ordinary", draw(12, 3, seed=0)),
         Case("several sites at once", draw(2, 9, 4, seed=1)),
         Case("masked", masked),
+        Case("nan where the mask is False", masked | spoilt),
         Case("far from 0", draw(15, 3, seed=3, away=5.0)),
         Case("large activations", draw(12, 3, seed=4) | {"x": 20 * draw(12, 3, seed=4)["x"]}),
         Case("nearly no penalty", draw(12, 3, seed=5, ridge=1e-6)),
