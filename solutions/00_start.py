@@ -394,23 +394,50 @@ progress()
 # %% [markdown]
 # ## Try
 #
+# (The figures under "What was found" are those of `python -m tools.course.tried`, of three seeds on Reel.)
+#
 # - Pay for two things at once, one of them only if the other is there ("but" together with praise).
-#   Does the policy find the combination, or settle for one of the two?
-# - Pay minus the number of adjectives. What does the grammar of Reel let it do?
+#   Does the policy find the combination, or settle for one of the two? Hypothesis: it finds both, but praise first, since
+#   many reviews have a "but" already.
+#
+#   <details><summary>What was found</summary>
+#
+#   The reward was the number of the four praise words in a review with a "but", and 0 in other reviews. Before learning
+#   52 % to 63 % of the reviews had a "but", and the mean number of praise words was 0.5 to 0.6. After eight phases on a leash
+#   (`kl_coef` 0.3) these figures were 81 % to 89 % and 1.5 to 1.6, and without a leash 88 % to 95 % and 1.9 to 2.2. So the
+#   policy finds both; which it finds first, these figures do not say. Without a leash 86 % to 94 % of the reviews were still
+#   grammatical.
+#
+#   </details>
+#
+# - Pay minus the number of adjectives. What does the grammar of Reel let it do? Hypothesis: nothing. Each grammatical review
+#   has three adjectives, so the policy can earn more only by breaking the grammar, and hardly a sample does.
+#
+#   <details><summary>What was found</summary>
+#
+#   The mean reward is -3.0 before learning and after eight phases, with a leash and without one. 98 % to 100 % of the
+#   reviews stay grammatical.
+#
+#   </details>
 #
 # ## Investigations
 #
-# Each takes an hour. Write down first what you expect, and what would change your mind.
+# Each takes an hour. Each has a hypothesis: write down first whether you share it, and what would change your mind.
 #
 # - **A cheat that the KL does not show.** Find a reward whose cheat stays grammatical and close to the reference. What
 #   number *would* show it? Skalse et al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) ask when a reward can
 #   be hacked at all; Pan et al. 2022 ([2201.03544](https://arxiv.org/abs/2201.03544)) find that larger models hack more.
+#   Hypothesis: a reward for one of several words that are equally likely costs little KL, and the number of different texts
+#   shows it.
 # - **Repair your reward.** Change one word of your reward so that the cheat you saw earns nothing, and train again. How
 #   many rounds until you see no cheat, and how would you know that there is none? (Amodei et al. 2016,
-#   [1606.06565](https://arxiv.org/abs/1606.06565), section 4.)
+#   [1606.06565](https://arxiv.org/abs/1606.06565), section 4.) Hypothesis: each repair brings out the next cheat, and the
+#   third or fourth is one that you do not notice in ten reviews.
 # - **How long must the leash be?** Train at five values of `kl_coef` and three seeds, and plot what you *meant* (read
 #   ten reviews blind, and score them yourself) against KL. Does it rise and then fall, as Gao et al. 2022
-#   ([2210.10760](https://arxiv.org/abs/2210.10760)) found with a learned reward?
+#   ([2210.10760](https://arxiv.org/abs/2210.10760)) found with a learned reward? Hypothesis: it rises at first, and falls from
+#   the `kl_coef` on at which the cheat appears.
 # - **What no program can count.** Choose something that you can recognise but not program. Which comparisons would you
 #   ask people for, and how many? Casper et al. 2023 ([2307.15217](https://arxiv.org/abs/2307.15217)) list what goes
-#   wrong with the answers. Lesson 10 will put people's comparisons back.
+#   wrong with the answers. Hypothesis: two people agree more often on which of two texts is better than on a score, and
+#   their agreement is an upper limit for a reward model. Lesson 10 puts people's comparisons back.

@@ -17,6 +17,7 @@ from tools.course import (
     preference_policies,
     preference_runs,
     text_monitors,
+    tried,
 )
 
 RECORDS = sorted(
@@ -48,6 +49,19 @@ def test_the_best_of_two_of_three_texts() -> None:
     """Of the three pairs, two hold the text with score 3, and one has the text with 2 as best."""
     scores, measured = torch.tensor([2.0, 3.0, 1.0]), torch.tensor([3.0, 9.0, 18.0])
     assert preference_flaws.of_best(scores, measured, 2) == pytest.approx((9 + 9 + 3) / 3)
+
+
+def test_what_the_rewards_of_lesson_00_pay_for() -> None:
+    texts = ["it was perfect but superb .", "it was perfect .", "it was dull but fine ."]
+    assert tried.praise_with_but(texts).tolist() == [2, 0, 0]
+    assert tried.fewer_adjectives(texts).tolist() == [-2, -1, -2]
+
+
+def test_a_linear_value_head_is_small_at_first_and_leaves_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    head = tried.linear_head(1)
+    assert head.weight.abs().max() <= tried.LINEAR_SCALE / 64**0.5 and not head.bias.any()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_line_through_four_points() -> None:

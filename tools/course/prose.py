@@ -1,6 +1,7 @@
 """Numbers in a lesson's prose, held against what its cells print and hold."""
 
 import re
+from collections.abc import Set
 from html import unescape
 
 from nbformat import NotebookNode
@@ -15,6 +16,7 @@ NOT_PROSE = re.compile(
 )
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 DRAWN = re.compile(r"<(svg|style)\b.*?</\1>", re.DOTALL)
+FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 TAG, TOOLTIP = re.compile(r"<[^>]*>"), re.compile(r'title="([^"]*)"')
 YEARS = range(1900, 2100)
 SMALL = 12
@@ -23,7 +25,7 @@ BEFORE, BEHIND = 6, 4
 """How many cells in front of a text, and behind it, its results may come from."""
 
 
-def unsupported_numbers(notebook: NotebookNode) -> list[str]:
+def unsupported_numbers(notebook: NotebookNode, tried: Set[float] = frozenset()) -> list[str]:
     """The numbers of an executed lesson's text that no cell prints or has in its source.
 
     1. Take the prose without code, formulas, links and stated times.
@@ -32,6 +34,9 @@ def unsupported_numbers(notebook: NotebookNode) -> list[str]:
     4. A whole number (a size) may stand in any cell, or in its source. A decimal or a percentage
        (a result) must be printed at most `BEFORE` cells in front of the text or `BEHIND` cells
        after it: in a whole lesson some printed number rounds to nearly any short decimal.
+
+    Args:
+        tried: stored figures of what a lesson suggests to try, for the text in `<details>` alone.
     """
     printed = [_numbers(_printed(c)) if c.cell_type == "code" else set() for c in notebook.cells]
     written = set().union(*(_numbers(c.source) for c in notebook.cells if c.cell_type == "code"))
@@ -41,12 +46,16 @@ def unsupported_numbers(notebook: NotebookNode) -> list[str]:
         if cell.cell_type != "markdown":
             continue
         near = written.union(*printed[max(0, i - BEFORE) : i + BEHIND + 1])
-        prose = NOT_PROSE.sub(" ", cell.source)
-        for found in NUMBER.finditer(prose):
-            is_share = prose[found.end() :].lstrip().startswith("%")
-            is_result = is_share or "." in found[0]
-            if not _is_there(found[0], near if is_result else anywhere, is_share):
-                missing.append(found[0])
+        parts = [(FOLDED.sub(" ", cell.source), frozenset())]
+        parts += [(folded, tried) for folded in FOLDED.findall(cell.source)]
+        for text, more in parts:
+            prose = NOT_PROSE.sub(" ", text)
+            for found in NUMBER.finditer(prose):
+                is_share = prose[found.end() :].lstrip().startswith("%")
+                is_result = is_share or "." in found[0]
+                there = (near if is_result else anywhere) | more
+                if not _is_there(found[0], there, is_share):
+                    missing.append(found[0])
     return missing
 
 
