@@ -646,6 +646,52 @@ print(f"the smallest gap between two seeds: {first['reward'] - most_of_loss:.3f}
 # (One run of 24 phases of 128 reviews, such as the one above, would not have been enough to see that. What an algorithm
 # ends at, and what a short run of it shows, are two things.)
 #
+# ### At five prices
+#
+# The same runs, with the KL in the reward, at four other prices. The optimum knows what to spend at each. Where does PPO
+# spend more than that, by 0.05 nats or more in every seed: where a nat is dear (3 or 1), or where it is cheap (0.1 or 0.03)?
+
+# %%
+overspends = "cheap"  # predict: "dear" or "cheap"
+
+# %%
+at_price = {float(beta): runs for beta, runs in stored["prices"].items()}
+at_price[fixed["kl_coef"]] = stored["runs"]["reward"]
+most_reward, most_kl = solve(1e-4)
+best_for = lambda kl: most_reward if kl > most_kl else frontier_at(kl)
+to = lambda some: f"{min(some):.3f} to {max(some):.3f}"
+rows, over = [], {}
+for beta, runs in sorted(at_price.items(), reverse=True):
+    below = [best_for(kl) - r for r, kl in zip(runs["reward"], runs["KL"], strict=True)]
+    over[beta] = min(runs["KL"]) - solved[beta][1]
+    rows.append([f"{beta:g}", to(runs["KL"]), solved[beta][1], to(runs["reward"]), to(below)])
+headings = ["beta", "PPO's KL", "optimum's KL", "PPO's reward", "below the frontier"]
+show_table(headings, rows)
+print(f"{len(stored['seeds'])} seeds each; no policy can use more than {most_kl:.3f} nats")
+cheap, dear = (all(over[beta] > 0.05 for beta in pair) for pair in ((0.1, 0.03), (3.0, 1.0)))
+found = "cheap" if cheap and not dear else "dear" if dear and not cheap else "neither"
+predictions.compare("PPO spends more than the optimum where a nat is", overspends, found)
+
+# %%
+mean = lambda some: sum(some) / len(some)
+in_order = sorted(at_price.values(), key=lambda runs: mean(runs["KL"]))
+curves(
+    {
+        "frontier": ([x for x, _ in line], [y for _, y in line]),
+        "PPO at five prices, mean of three seeds": tuple(
+            [mean(runs[name]) for runs in in_order] for name in ("KL", "reward")
+        ),
+    },
+    "Reward bought for KL, after 40 phases",
+    "KL from the reference, nats per review",
+    "reward",
+)
+
+# %% [markdown]
+# Every seed at every price lies below the frontier. At the prices from 3 to 0.3 PPO spends about what the optimum spends, and buys less with it. Where a nat is cheap it
+# spends more than the optimum in every seed, and at 0.03 more than any policy could use: once the reward is nearly as high as it can be,
+# nothing but the small price pulls back what went astray.
+#
 # ## Best of n
 #
 # The simplest way to spend KL needs no training at all. *Best-of-n*: draw n reviews and keep the best. How far is
