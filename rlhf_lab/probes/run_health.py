@@ -35,6 +35,8 @@ COPIED = (
 )
 RATIO_GAP = MappingProxyType(LOGPROB_ROUNDING | {"fp32": 1e-4})
 """How far rounding may take the first ratio from 1: sampling and learning batch differently."""
+FREE_KL = 1e-3
+"""The price of a nat of KL, in raw reward, up to which no optimum is looked for."""
 
 
 def effective_beta(
@@ -120,7 +122,7 @@ class RunHealth(Probe):
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
     """The exact optimum at this price of KL; None where KL is free."""
-    if not beta > 1e-3 or not math.isfinite(beta):
+    if not beta > FREE_KL or not math.isfinite(beta):
         return {"optimal_reward": None, "optimal_kl_per_sequence": None}
     point = seen.truth.optimum(beta)
     return {"optimal_reward": point.reward, "optimal_kl_per_sequence": point.kl_per_sequence}

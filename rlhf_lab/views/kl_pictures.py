@@ -8,6 +8,11 @@ from rlhf_lab.views.plots import Ends, Picture, bars, heatmap
 
 SHOWN_TOKENS = 60
 ESTIMATORS = ("k1", "k2", "k3")
+INFORMATION_NOTE = (
+    "<p>I_t, the information of a position about the reward, is the mean square of the step that "
+    "its token makes in the exact value, in units of the reward squared. Over all positions it "
+    "sums to the variance of the reward.</p>"
+)
 
 
 def kl_by_position_parts(
@@ -42,8 +47,9 @@ def kl_by_position_parts(
     title = f"phase {last['phase']}: standard deviation of the estimators, nats per token"
     parts.append(bars(slots, spread, title))
     if "information" in last:
-        title = "exact information of each position about the reward"
-        parts.append(bars(slots, {"I_t": last["information"][:n]}, title))
+        title = "I_t: exact variance of the reward that each position explains"
+        parts.append(bars(slots, {"I_t": last["information"][:n]}, title, "reward^2"))
+        parts.append(INFORMATION_NOTE)
     return parts
 
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.run_health import FREE_KL
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
@@ -39,15 +40,17 @@ NO_BANDS: BandsByMetric = MappingProxyType({})
 SHOWN_RECORDS = 20
 SHOWN_DELTAS, SHOWN_SPECTRA = 16, 6
 OVERLAP_COLUMNS = ("overlap_unembedding", "energy_unembedding")
-HEALTH_CURVES = (
-    ("reward", ("mean_reward", "gold_reward", "optimal_reward")),
-    ("KL, nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
-    ("price of a nat of KL in raw reward: kl_coef times both spreads", ("beta_eff",)),
-    ("spread", ("reward_std", "advantage_std")),
-    ("learning", ("explained_variance", "clip_fraction")),
-    ("entropy, nats per token", ("entropy_per_token",)),
-    ("norm of the gradient", ("grad_norm",)),
-    ("ratio before the first step, furthest from 1", ("ratio_first_minibatch",)),
+Group = tuple[str, str, tuple[str, ...]]
+"""A figure of curves: its title, the unit of its y axis, and the fields that it draws."""
+HEALTH_CURVES: tuple[Group, ...] = (
+    ("reward", "reward", ("mean_reward", "gold_reward", "optimal_reward")),
+    ("KL from the reference", "nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
+    ("beta_eff: what a nat of KL costs", "raw reward per nat", ("beta_eff",)),
+    ("spread", "standard deviation", ("reward_std", "advantage_std")),
+    ("learning", "share", ("explained_variance", "clip_fraction")),
+    ("entropy", "nats per token", ("entropy_per_token",)),
+    ("norm of the gradient", "objective per unit of weight", ("grad_norm",)),
+    ("before the first step, furthest from 1", "ratio", ("ratio_first_minibatch",)),
 )
 
 
@@ -82,15 +85,14 @@ def bands_of(records: Records, names: Sequence[str], bands: BandsByMetric) -> di
 
 def curve_figures(
     records: Records,
-    groups: Sequence[tuple[str, Sequence[str]]],
+    groups: Sequence[Group],
     bands: BandsByMetric = NO_BANDS,
 ) -> PageParts:
-    """Side by side, a picture per title of the fields that any record has."""
-    shown = [(title, series_of(records, names), names) for title, names in groups]
+    """Side by side, a picture per group of the fields that any record has."""
     pictures = [
-        curves(series, title, bands=bands_of(records, names, bands))
-        for title, series, names in shown
-        if series
+        curves(series, title, y_label=unit, bands=bands_of(records, names, bands))
+        for title, unit, names in groups
+        if (series := series_of(records, names))
     ]
     return ['<div class="figures">', *pictures, "</div>"]
 
@@ -105,7 +107,27 @@ def run_health_parts(run: Run, name: str, records: Records) -> PageParts:
     """Reward, KL, the price of KL, and how far a phase may move."""
     bands, n = sample_bands(run)
     n = records[-1].get("sequences", n)
-    return [*curve_figures(records, HEALTH_CURVES, bands), band_note(n)]
+    figures = curve_figures(records, HEALTH_CURVES, bands)
+    return [*figures, band_note(n), *_optimum_note(records)]
+
+
+def _optimum_note(records: Records) -> PageParts:
+    """What the line of the exact optimum is, and in which phases there is none."""
+    if not any("optimal_reward" in record for record in records):
+        return []
+    without = [r["phase"] for r in records if r.get("optimal_reward") is None]
+    note = (
+        "The exact optimum is the best policy at that phase's beta_eff, which is kl_coef times the "
+        "standard deviations that advantages and rewards were divided by."
+    )
+    if without:
+        phases = ", ".join(map(str, without))
+        note += (
+            f" It has no point in phase {phases}: beta_eff was not above {FREE_KL:g} there (as "
+            "when nearly all rewards of a phase are the same), and KL that costs next to nothing "
+            "has no optimum to compare with."
+        )
+    return [f"<p>{note}</p>"]
 
 
 def direction_parts(run: Run, name: str, records: Records) -> PageParts:

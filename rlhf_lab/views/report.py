@@ -17,6 +17,7 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.probe_pictures import (
+    Group,
     any_records,
     as_html,
     band_note,
@@ -26,13 +27,17 @@ from rlhf_lab.views.probe_pictures import (
 from rlhf_lab.views.sample_intervals import final_bands, sample_bands
 from rlhf_lab.views.text import reward_color
 
-REPORT_CURVES = (
-    ("reward", ("mean_reward", "gold_reward")),
-    ("KL from the reference, nats per sequence", ("kl_per_sequence", "kl_to_start_per_sequence")),
-    ("entropy, nats per token", ("entropy_per_token",)),
-    ("variance of the returns that values explain", ("explained_variance",)),
-    ("share of samples that are grammatical", ("grammatical_fraction",)),
-    ("share of prompts whose answers all earn the same", ("uninformative_group_fraction",)),
+REPORT_CURVES: tuple[Group, ...] = (
+    ("reward", "reward", ("mean_reward", "gold_reward")),
+    ("KL from the reference", "nats per sequence", ("kl_per_sequence", "kl_to_start_per_sequence")),
+    ("entropy", "nats per token", ("entropy_per_token",)),
+    ("variance of the returns that values explain", "share", ("explained_variance",)),
+    ("samples that are grammatical", "share", ("grammatical_fraction",)),
+    (
+        "prompts whose answers all earn the same",
+        "share of prompts",
+        ("uninformative_group_fraction",),
+    ),
 )
 REPORT_SAMPLES = 6
 
@@ -105,7 +110,8 @@ def _curves(run: Run) -> str:
     if not metrics:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
     by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
-    several = [("several rewards, before they are weighted", by_name)] if by_name else []
+    title = "several rewards, before they are weighted"
+    several = [(title, "reward", tuple(by_name))] if by_name else []
     curves = [REPORT_CURVES[0], *several, *REPORT_CURVES[1:]]
     bands, n = sample_bands(run)
     figures = as_html(curve_figures(metrics, curves, bands))

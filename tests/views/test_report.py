@@ -10,10 +10,15 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import html, stored_ledger
-from rlhf_lab.views.kl_pictures import kl_by_position_parts
-from rlhf_lab.views.probe_pictures import any_records
-from rlhf_lab.views.report import samples_by_rank, write_report
+from rlhf_lab.views import html, probe_pictures, stored_ledger
+from rlhf_lab.views.kl_pictures import ESTIMATORS, kl_by_position_parts
+from rlhf_lab.views.probe_pictures import (
+    HEALTH_CURVES,
+    any_records,
+    curve_figures,
+    run_health_parts,
+)
+from rlhf_lab.views.report import REPORT_CURVES, samples_by_rank, write_report
 
 SMALL = {
     "preset": "reel",
@@ -154,6 +159,45 @@ def test_a_map_of_zeros_is_put_in_words(probed, page):
     run, zeros = Run(probed), {"phase": 0, "kl": [0.0, 0.0]}
     said = ["<p>The KL is 0 at every position of phase 0.</p>"]
     assert kl_by_position_parts(run, "kl", [zeros]) == said
+
+
+def test_the_information_of_a_position_has_a_unit(probed):
+    numbers = {"kl": [0.1, 0.2], "information": [0.0, 0.25], "phase": 1}
+    numbers |= {f"{kind}_{what}": [0.1, 0.2] for kind in ESTIMATORS for what in ("mean", "var")}
+    *_, picture, note = kl_by_position_parts(Run(probed), "kl", [numbers])
+    assert "variance of the reward" in picture.alt
+    assert "in units of the reward squared" in note
+
+
+@pytest.mark.parametrize(
+    ("optima", "said"),
+    [
+        ([0.9, None], "It has no point in phase 1: beta_eff was not above 0.001 there"),
+        ([0.9, 0.8], "divided by.</p>"),
+    ],
+)
+def test_a_line_of_the_optimum_that_ends_is_explained(probed, optima, said):
+    records = Run(probed).records("run_health")
+    changed = [r | {"optimal_reward": x} for r, x in zip(records, optima, strict=True)]
+    parts = run_health_parts(Run(probed), "run_health", changed)
+    note = next(part for part in parts if isinstance(part, str) and "exact optimum is" in part)
+    assert said in note and ("no point" in note) == (None in optima)
+    without = [{k: v for k, v in r.items() if "optimal" not in k} for r in records]
+    shown = run_health_parts(Run(probed), "run_health", without)
+    assert not any("exact optimum is" in part for part in shown if isinstance(part, str))
+
+
+def test_every_curve_of_the_report_has_its_unit(monkeypatch):
+    drawn, draw = [], probe_pictures.curves
+    monkeypatch.setattr(
+        probe_pictures,
+        "curves",
+        lambda series, title, **how: drawn.append(how["y_label"]) or draw(series, title, **how),
+    )
+    groups = [*HEALTH_CURVES, *REPORT_CURVES]
+    fields = {name: 0.5 for _, _, names in groups for name in names}
+    curve_figures([fields | {"phase": 0}], groups)
+    assert drawn == [unit for _, unit, _ in groups] and all(drawn)
 
 
 def test_no_table_has_an_empty_header(page):
