@@ -66,7 +66,6 @@ SETTINGS = dict(
     preset="reel",
     forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
-    warmup_steps=2,
     batch_size=128,
     num_minibatches=4,
     gen_len=26,
@@ -290,7 +289,8 @@ def my_advantages(
 
 
 # %% [markdown]
-# Two runs of eight phases from the same seed, yours and the package's. Are their rewards the same to
+# Two runs of eight phases from the same seed, yours and the package's. While yours trains, a callback prints the first
+# review of each phase: read what the policy writes before you look at any curve. Are their rewards the same to
 # the last digit? And does the explained variance (how much of the returns the value head foresees;
 # 1 is everything, 0 nothing) get near 1 within eight phases?
 #
@@ -302,6 +302,14 @@ variance_explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "abov
 
 # %%
 trained = MyTrainer(args, out=new_run("mine"), advantages=my_advantages)
+
+
+@trained.on("after_score")
+def read_one(ctx) -> None:
+    """Print the first review of each phase, with its reward."""
+    print(f"phase {ctx.phase}, reward {ctx.rollout.raw_rewards[0]:.2f}: {ctx.rollout.texts[0]}")
+
+
 runs = {
     "mine": trained.train(),
     "the package's": RLHFTrainer(args, out=new_run("package")).train(),
