@@ -13,6 +13,7 @@
 # - attach a suite of probes and a recorder of your own to a run, and read them back without it,
 # - read values out of every layer, and say where in the text the model knows how it will end,
 # - compare the credit that GAE hands out with the exact one, and say what lambda trades for what,
+# - say which terms and which tokens push a choice, and test it by leaving their push out,
 # - find a direction by layer and phase, erase it, and test whether the model *uses* what a probe can *read*,
 # - say which heads moved, and when.
 #
@@ -25,6 +26,7 @@
 # | where is value known? | R2 of a linear read-out, by layer and slot | fitted on some reviews, scored on others |
 # | who deserves the credit? | exact advantages | they sum to the reward minus the first value |
 # | who gets it? | what GAE makes of the critic's values, for several lambdas | compare with the exact ones |
+# | what does a step push? | gradients by term, pushes by token | the same training with the push left out |
 # | is there a sentiment direction? | held-out accuracy beside Bayes' rule | no probe beats Bayes' rule, but by luck |
 # | is it still the same one? | a reader that stays as it is, beside one that is fitted anew | the same reviews for both |
 # | is it used? | erase it in the middle, look at the verdict | erasing shuffled labels must change little |
@@ -33,7 +35,7 @@
 # first cell
 
 # %% [markdown]
-# About 160 minutes of work. All cells together run in about 60 seconds on one core, without a
+# About 175 minutes of work. All cells together run in about 68 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -58,6 +60,7 @@ from rlhf_lab.course import (
     hint,
     new_run,
     progress,
+    show_intervals,
     show_table,
 )
 from rlhf_lab.functional import (
@@ -71,9 +74,11 @@ from rlhf_lab.probes import (
     Budget,
     Direction,
     FrozenProbe,
+    GradTerms,
     ReelTruth,
     Run,
     RunHealth,
+    StepInfluence,
     Suite,
     TextHeatmap,
     ValueLens,
@@ -94,7 +99,6 @@ SETTINGS = dict(
     preset="reel",
     forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
-    warmup_steps=2,
     batch_size=128,
     num_minibatches=4,
     gen_len=26,
@@ -188,12 +192,16 @@ show_table(
 
 # %%
 trainer = RLHFTrainer(args, out=new_run("watched"))
+of_steps = [GradTerms(step="last", every=3)]
+if truth is not None:
+    of_steps.append(StepInfluence(pos=verdict, n=32, fine=False, every=3))
 suite = Suite(
     RunHealth(),
     TextHeatmap(every=4),
     ValueLens(text="eval" if truth else "rollout", ridge=1e-6, prefixes=0, every=4),
     Direction("sentiment", "lda", every=4),
     FrozenProbe(pos=verdict, steered=0, every=4),
+    *of_steps,
     eval_tokens=text,
     labels=positive,
     budget=Budget(time_frac=20),
@@ -208,7 +216,7 @@ def remember_parts(ctx, acts):
 
 
 # %% [markdown]
-# (7 s on one core)
+# (13 s on one core)
 
 # %%
 reports += trainer.train()  # run again, nothing is left to train
@@ -470,6 +478,12 @@ else:
     bend = value - line @ torch.linalg.lstsq(line, value[:, None]).solution[:, 0]
     print("values:", [round(level, 3) for level in levels.tolist()])
     print(f"the best line in the count gives {1 - bend.var() / value.var():.3f} of the value")
+
+# %% [markdown]
+# Now both are read, at the two slots and behind both parts, in all three models.
+
+# %%
+if truth is not None:
     read = {name: read_bend(model, count.double(), bend) for name, model in base_models.items()}
     show_table(
         ["R2", "count, reel-nano", *(f"bend, {name}" for name in read)],
@@ -571,7 +585,7 @@ critic_credits = "CONN 2"  # predict: "ADJ 1", "CONN 2" or "THE 2"
 if truth is None:
     print("no exact advantages here")
 else:
-    only_critic = dict(base_lr=0.0, head_lr=1e-2, batches_per_learning_phase=4)
+    only_critic = dict(base_lr=0.0, head_lr=1e-2, batches_per_learning_phase=4, forward="auto")
     critic = RLHFTrainer(RLHFArgs(**SETTINGS | only_critic), out=new_run("critic"))
     last_report = critic.train()[-1]  # the critic learns rewards that are standardized
     mean_reward, spread = last_report.mean_reward, last_report.reward_std
@@ -669,6 +683,25 @@ else:
             rows.append([age, lam, bracket(fitted), *parts_of_error(credit - exact, situation)])
     show_table(["critic of", "lam", "correlation", "systematic error", "scatter"], rows, digits=2)
     print(f"brackets: 95 % of resamples of {len(text)} reviews; errors in units of the reward")
+
+# %%
+curves(
+    {
+        f"{error}, {age}": (lams, [row[column] for row in rows if row[0] == age])
+        for age in ages
+        for error, column in {"systematic": 3, "scatter": 4}.items()
+    },
+    "errors of GAE's advantages, by the critic's age",
+    "lambda",
+    "units of the reward",
+) if truth else None
+
+# %% [markdown]
+# *What to look for in the figure: the lambda at which the two errors of a critic are least, and which of the two
+# grows towards lambda 1.*
+
+# %%
+if truth is not None:
     best_of = {age: max(lams, key=lambda lam: by_lambda[age, lam].value) for age in ages}
     predictions.compare("best lambda for the last critic", best_lambda, best_of["the end"])
     same = "yes" if best_of["phase 1"] == best_of["the end"] else "no"
@@ -705,6 +738,228 @@ curves(
 #
 # The credit of a single token stays a rough estimate at every lambda. PPO learns all the same since the
 # scatter of many reviews averages out, and the part that is right does not.
+#
+# ## What does a step push?
+#
+# Credit is not yet a change. A step climbs the gradient of the objective, which is a sum over the terms of the
+# objective and over the tokens of a minibatch, and two probes of the suite took it apart. `GradTerms` kept the
+# gradient of each term in the last step of every third phase: its norm, and the cosines between terms. Before the very
+# first step the KL has no gradient, since policy and reference are one and the same model. By phase 9, how long is its
+# gradient, beside that of the surrogate?
+
+# %%
+kl_pull = "10 to 50 %"  # predict: "less than 10 %", "10 to 50 %" or "more than 50 %"
+
+# %%
+records = run.records("grad_terms")
+tensors = [run.tensors("grad_terms", record["phase"]) for record in records]
+terms = [name for name in records[0]["terms"] if name != "entropy_bonus"]  # its price is 0 here
+row = {name: records[0]["terms"].index(name) for name in terms}
+length = {name: [x["norms"][row[name], -1].item() for x in tensors] for name in terms}
+opposed = [x["cosines"][row["clipped_surrogate"], row["kl_penalty"], -1].item() for x in tensors]
+at_phases = [record["phase"] for record in records]
+show_table(
+    ["phase", *(name.replace("_", " ") for name in terms), "cosine of surrogate and KL"],
+    list(zip(at_phases, *length.values(), opposed, strict=True)),
+)
+both = zip(length["kl_penalty"], length["clipped_surrogate"], strict=True)
+share = {phase: kl / gain for phase, (kl, gain) in zip(at_phases, both, strict=True)}
+over_seeds.compare(
+    "KL's gradient over the surrogate's",
+    {f"phase {phase}": x for phase, x in share.items()},
+    largest=False,
+)
+later = share[at_phases[-1]]
+said = "less than 10 %" if later < 0.1 else "10 to 50 %" if later <= 0.5 else None
+predictions.compare("the KL's gradient beside the surrogate's", kl_pull, said or "more than 50 %")
+curves(
+    {name.replace("_", " "): (at_phases, y) for name, y in length.items()},
+    "norm of each term's gradient, last step of a phase",
+    y_label="objective per unit of weight",
+)
+
+# %% [markdown]
+# *What to look for in the figure: which curve is level, and which begin near 0.*
+#
+# Early, the surrogate pushes alone: in the last step of the first phase the KL's gradient is a few hundredths of its length. Three
+# phases later it is a fifth to a third, in this run and in the stored ones, and there it stays, while the surrogate's is as
+# long late as early. The cosine of the two is below 0 at each of these phases: the KL pulls back along what the surrogate changes most. (A
+# gradient is not a step: Adam divides each weight's gradient by the size that it usually has.)
+#
+# ### Which tokens push?
+#
+# `StepInfluence` gives each token of a minibatch its share in what the step did to a target, term by term. The target is the
+# lean here, the logit of "loved" less that of "hated" behind "i", on text that stays the same. A verdict is chosen at one slot.
+# But weights are shared, and an adjective that is praised or blamed moves them, too. In the first half of the run, whose
+# surrogate pushes the lean up: that of the verdicts in the minibatch, of the adjectives, or of both alike?
+
+# %%
+pushed_by = "verdicts"  # predict: "verdicts", "adjectives" or "both alike"
+
+
+# %%
+def pushes(records: list[dict], term: str) -> dict[str, Interval]:
+    """What a step's tokens of each kind do to the lean, in thousandths of a nat, over reviews."""
+    found = [run.tensors("step_influence", record["phase"]) for record in records]
+    row = records[0]["term_names"].index(term)
+    by_slot = torch.cat([1000 * len(x["mask"]) * x["terms"][row].double() for x in found])
+    names = records[0]["slots"]
+    kind = ["verdicts" if n == "VERB" else "adjectives" if "ADJ" in n else "others" for n in names]
+    return {
+        name: bootstrap_means(by_slot[:, [k == name for k in kind]].sum(1))
+        for name in ("verdicts", "adjectives", "others")
+    }
+
+
+if truth is None:
+    print("no slots here")
+else:
+    records = run.records("step_influence")
+    half = (len(records) + 1) // 2
+    halves = {"first": records[:half], "second": records[half:] or records}
+    pushed = {
+        f"{name}, {which} half": pushes(some, term)
+        for which, some in halves.items()
+        for name, term in {"surrogate": "surrogate", "KL": "kl"}.items()
+    }
+    show_intervals("tokens", pushed, "reviews", digits=1)
+
+# %%
+if truth is not None:
+    whole = sum(record["linear"] for record in records)
+    carried = sum(run.tensors("step_influence", r["phase"])["momentum"].sum() for r in records)
+    print(
+        f"of these {len(records)} steps' push, {carried / whole:.2f} is momentum of earlier steps"
+    )
+    over_seeds.compare(
+        "push of the lean, nats / 1000 per step",
+        {
+            f"{column}: {name}": found.value.item()
+            for column, of_kind in pushed.items()
+            for name, found in of_kind.items()
+            if name != "others"
+        },
+        largest=False,
+    )
+    first_half = pushed["surrogate, first half"]
+    verdicts, adjectives = (first_half[name].value.item() for name in ("verdicts", "adjectives"))
+    said = "verdicts" if verdicts > 2 * adjectives else "adjectives"
+    said = said if max(verdicts, adjectives) > 2 * min(verdicts, adjectives) else "both alike"
+    predictions.compare("the lean is pushed up by", pushed_by, said)
+
+bars(
+    [*first_half],
+    {name: [x.value.item() for x in of_kind.values()] for name, of_kind in pushed.items()},
+    'what the tokens of a step do to the lean to "loved"',
+    "nats / 1000 per step",
+    {
+        name: tuple([getattr(x, end).item() for x in of_kind.values()] for end in ("low", "high"))
+        for name, of_kind in pushed.items()
+    },
+) if truth else None
+
+# %% [markdown]
+# *What to look for in the figure: intervals that do not reach 0.*
+#
+# The KL pulls the lean down, at verdicts and at adjectives, early and late, in every one of the seeds. What the surrogate does is larger
+# and less certain: it hangs on the few reviews of a minibatch whose verdict was a surprise, and two minibatches of 32 cannot tell whether
+# the adjectives push as well. In one stored run they push more than the verdicts, late in the run. And of the whole step most is
+# *momentum*, the gradients of earlier steps: so what a token pushes now counts for little, unless the tokens of other minibatches
+# push the same way.
+#
+# Here are the reviews of the second recorded step whose tokens moved the lean most, in either direction. Blue tokens pushed towards "loved".
+
+# %%
+if truth is not None:
+    record = records[min(1, len(records) - 1)]
+    by_token = 1000 * run.tensors("step_influence", record["phase"])["rows"].sum(0)
+    strongest = by_token.abs().sum(1).argsort(descending=True)[:4].tolist()
+    limit = by_token[strongest].abs().max().item()
+    lines = [color_key("push of the lean, nats / 1000", limit).fragment]
+    for row in strongest:
+        numbers = [0.0] * record["prefix_len"] + by_token[row].tolist()
+        counts = [False] * record["prefix_len"] + [True] * by_token.shape[1]
+        lines.append(tokens_html(record["tokens"][row], numbers, "push", counts, limit).fragment)
+
+Html("".join(lines)) if truth else None
+
+# %% [markdown]
+# It is the verdict, in each of these, and not its meaning that decides the direction: "hated" pushes towards "loved" where the policy is made
+# to say it less, and "enjoyed" behind bad clauses pushes away from it. Hardly any other word of these reviews pushes.
+#
+# ### Take the push away
+#
+# A row says what a token did in one step. To see what comes of it, leave it out: a callback that changes the rollout is no
+# probe any more but an intervention. It sets the advantages at some slots to 0 while a run trains for four
+# phases; the KL stays as it is. Without the verdicts' advantages, how much of the lean is learned? The control leaves out the adjectives', which
+# are three times as many.
+#
+# (5 s on one core)
+
+# %%
+without_verdicts = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
+without_adjectives = "all of it"  # predict: "all of it", "about half" or "next to nothing"
+
+
+# %%
+@torch.no_grad()
+def lean_of(policy) -> Interval:
+    """How far a policy leans to the first word at the verdict, over the reviews."""
+    logits = policy.base_model(text.to(policy.device))[:, verdict]
+    word, other = (single_token(trainer.tokenizer, name) for name in words)
+    return bootstrap_means((logits[:, word] - logits[:, other]).cpu())
+
+
+def trained_without(kind: str, phases: int) -> tuple[Interval, float]:
+    """The lean and the last reward of a run in which one kind of slot has no advantages."""
+    arm = RLHFTrainer(RLHFArgs(**SETTINGS | {"forward": "auto"}), out=new_run("without"))
+    kept = torch.tensor([not slot.startswith(kind) for slot in slots[len(trainer.prompt) :]])
+
+    @arm.on("after_score")
+    def leave_out(ctx) -> None:
+        ctx.rollout.advantages.mul_(kept.to(ctx.rollout.advantages.device))
+
+    last = [arm.run_phase() for _ in range(phases)][-1]
+    return lean_of(arm.policy), last.mean_reward
+
+
+# %%
+if truth is None:
+    print("no slots here")
+else:
+    phases = min(4, len(reports) - 1)
+    leans = {"before training": (lean_of(run.policy(0)), reports[0].mean_reward)}
+    leans["as it is"] = lean_of(run.policy(phases)), reports[phases - 1].mean_reward
+    for name, kind in {"without the verdicts": "VERB", "without the adjectives": "ADJ"}.items():
+        leans[name] = trained_without(kind, phases)
+    show_table(
+        ["advantages", "lean, nats", f"reward of phase {phases - 1}"],
+        [[name, bracket(lean), reward] for name, (lean, reward) in leans.items()],
+        digits=2,
+    )
+    print(f"brackets: 95 % of resamples of {len(text)} reviews; {phases} phases of training")
+    over_seeds.compare(
+        "lean after four phases, nats",
+        {name: lean.value.item() for name, (lean, _) in leans.items()},
+        largest=False,
+    )
+    start, end = (leans[name][0].value.item() for name in ("before training", "as it is"))
+    for name, guess in (
+        ("without the verdicts", without_verdicts),
+        ("without the adjectives", without_adjectives),
+    ):
+        part = (leans[name][0].value.item() - start) / (end - start)
+        said = "all of it" if part > 0.75 else "next to nothing" if part < 0.25 else "about half"
+        predictions.compare(f"of the lean, {name}, is learned", guess, said)
+
+# %% [markdown]
+# Now it is settled. Without the advantages of one slot, the verdict's, the lean does not rise at all, in any of the seeds. Without those of
+# three slots it rises as far as before, or further. So the adjectives' pushes above, of either sign, add up to nothing: they were the
+# noise of single minibatches. The rewards tell the other half, in this run: without the adjectives' advantages the policy says "loved" and earns
+# no more than before training, and without the verdict's it earns most of what it would.
+#
+# A row describes one step, from the weights that it began with. That a push adds up over steps is a claim about training, and needs the
+# training.
 #
 # ## A direction for sentiment
 #
@@ -975,7 +1230,7 @@ back_at_the_end = "some of it"  # predict: "none of it", "some of it" or "all of
 
 
 # %%
-middle = f"blocks.{(len(base.base_model.blocks) - 1) // 2}.hook_resid_post"
+middle = f"blocks.{(len(base.base_model.blocks) - 1) // 2}.hook_resid_post"  # behind block 0
 spare, spare_positive = truth.reviews(3000, seed=2) if truth else (text, positive)
 cut, pair = len(spare) // 2, (loved, hated)
 for_eraser, judged = spare_positive[:cut], (spare[cut:], spare_positive[cut:])
@@ -1009,6 +1264,10 @@ def in_two(accuracy: float, before: float) -> str:
     return "as before" if still > 0.9 else "near chance" if still < 0.35 else "in between"
 
 
+# %% [markdown]
+# Three erasers, and the two controls, each judged in the same way:
+
+# %%
 states, untouched = states_of(base), look(base)
 erasers = {
     "lda": orthogonal_eraser(fit_direction(states, for_eraser, "lda").direction),
@@ -1036,6 +1295,8 @@ show_table(
 print(
     f"{middle}; brackets: 95 % of resamples of {left['LEACE'].gap.n} reviews; controls: their range"
 )
+
+# %%
 leace, before = left["LEACE"], left["nothing"]
 predictions.compare(
     "left of the gap after LEACE", gap_after_leace, in_words(leace.gap.value.item())
@@ -1046,6 +1307,8 @@ back = leace.read_last.value - leace.read_there.value
 missing = before.read_last.value - leace.read_last.value
 said = "none of it" if back < 0.02 else "all of it" if missing < 0.02 else "some of it"
 predictions.compare("at the last layer comes back", back_at_the_end, said)
+
+# %%
 order = [name for name in left if name != "nothing"]
 bars(
     [*order, *ranges],
@@ -1148,6 +1411,8 @@ show_table(
 print(
     f"all read with LEACE behind block 0; n = {len(decided.lean)} reviews, rewards of {args.batch_size}"
 )
+
+# %%
 over_seeds.compare(
     "trained with the label erased",
     {
@@ -1219,6 +1484,8 @@ show_table(
     digits=2,
 )
 print(f"brackets: 95 % of resamples of {len(text)} reviews")
+
+# %%
 heads = [i for i, name in enumerate(names) if "H" in name]
 last_block = f"L{trainer.policy.base_model.cfg.n_layers - 1}H"
 mean_move = {
@@ -1296,9 +1563,8 @@ predictions.show()
 #   review by whether its first aspect is "plot". Where is that readable, and does training change it?
 # - Erase behind the attention of block 1 instead of behind block 0 (`middle`), or at the verdict alone. Which of the
 #   two do other positions repair?
-# - What does a phase's gradient push? Add `GradTerms(step="last", every=4)` from `rlhf_lab.probes` to the suite. It keeps
-#   the norm of each term's gradient in every part of the model, and the cosines between terms. Do the parts that are
-#   pulled hardest also move most? And where do the surrogate and the KL penalty pull against each other?
+# - `GradTerms` keeps the norms by part of the model, too (`run.tensors("grad_terms", phase)["norms"]`). Do the parts that are
+#   pulled hardest also move most? And in which parts does the KL pull as hard as the surrogate?
 # - `python -m rlhf_lab report` on the run's folder writes all of its records as one page of HTML.
 # - Train the critic with `advantages="one_step"`, and with ten times the phases. Does the credit move
 #   to the adjective?
