@@ -35,7 +35,7 @@
 # first cell
 
 # %% [markdown]
-# About 175 minutes of work. All cells together run in about 68 seconds on one core, without a
+# About 175 minutes of work. All cells together run in about 60 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -216,7 +216,7 @@ def remember_parts(ctx, acts):
 
 
 # %% [markdown]
-# (13 s on one core)
+# (9 s on one core)
 
 # %%
 reports += trainer.train()  # run again, nothing is left to train
@@ -575,7 +575,7 @@ Html("".join(lines)) if truth else None
 # *credit* with the exact credit, which of the two correlations is higher? And of the first adjective
 # and what follows it ("*dull but the* plot"), where does the critic hand out most?
 #
-# (7 s on one core)
+# (4 s on one core)
 
 # %%
 better_correlated = "values"  # predict: "values", "credit" or "about the same"
@@ -893,8 +893,6 @@ Html("".join(lines)) if truth else None
 # probe any more but an intervention. It sets the advantages at some slots to 0 while a run trains for four
 # phases; the KL stays as it is. Without the verdicts' advantages, how much of the lean is learned? The control leaves out the adjectives', which
 # are three times as many.
-#
-# (5 s on one core)
 
 # %%
 without_verdicts = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -1220,8 +1218,6 @@ from rlhf_lab.probes.erasure import fit_leace  # exercise
 #
 # Two controls take out something else in the same way, 20 draws of each: LEACE of shuffled labels, and for the
 # orthogonal ablations directions drawn with the covariance of the activations at each position.
-#
-# (10 s on one core)
 
 # %%
 gap_after_leace = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -1266,6 +1262,8 @@ def in_two(accuracy: float, before: float) -> str:
 
 # %% [markdown]
 # Three erasers, and the two controls, each judged in the same way:
+#
+# (10 s on one core)
 
 # %%
 states, untouched = states_of(base), look(base)
