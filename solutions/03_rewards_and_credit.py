@@ -757,7 +757,8 @@ least_variance = "all the same"  # predict: "0 steps", "1024 steps", "exact V" o
 # %%
 PLACES = [names.index(name) for name in ("ADJ 1", "ADJ 2", "ADJ 3", "VERB")]
 RESETS, EACH = 64, 16
-bias2 = {key: [] for key in product(critics, (0.0, 0.95, 1.0))}
+RESET_LAMBDAS = (0.0, 0.5, 0.8, 0.95, 1.0)
+bias2 = {key: [] for key in product(critics, RESET_LAMBDAS)}
 harmless, variance = copy.deepcopy(bias2), copy.deepcopy(bias2)
 for place in PLACES:
     prompts = tokens[:RESETS, : prefix_len + place + 1].repeat_interleave(EACH, 0)
@@ -785,6 +786,7 @@ show_table(
     [
         [name, f"{lam:g}", *(over_reviews(x[name, lam]) for x in (bias2, harmless, variance))]
         for name, lam in bias2
+        if lam in (0.0, 0.95, 1.0)
     ],
 )
 print(f"intervals over n = {RESETS} reviews, {EACH} continuations at each of {len(PLACES)} places")
@@ -797,8 +799,23 @@ predictions.compare(
 )
 at_95 = {name: torch.stack(bias2[name, 0.95]).mean().item() for name in critics}
 over_seeds.compare("squared bias at lambda 0.95", at_95, 4)
+curves(
+    {
+        f"{what}, {name}": (
+            RESET_LAMBDAS,
+            [torch.stack(of[name, lam]).mean().item() for lam in RESET_LAMBDAS],
+        )
+        for what, of in {"squared bias": bias2, "variance": variance}.items()
+        for name in ("0 steps", "1024 steps", "exact V")
+    },
+    "Squared bias and variance of GAE's advantages",
+    "lambda",
+    "reward^2",
+)
 
 # %% [markdown]
+# *What to look for in the figure: which curves fall and which rise with lambda, and where they meet.*
+#
 # At $\lambda = 1$ the variance is the same for every value head. There $\hat A_t = R - \hat V(s_t)$, and among
 # continuations of one state $\hat V(s_t)$ is a constant. At $\lambda = 0$ there is no variance at all: $\delta_t$ depends
 # on $s_t$ and $a_t$ alone. In between, both.

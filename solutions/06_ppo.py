@@ -217,6 +217,10 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 # `trainer.compare_with_reference(samples)` runs the reference over the reviews. The policy need not run again:
 # the sampler kept its last residual before each token, and the logits are read out of that. While both have the
 # same weights, one set of residuals serves for both, so that the KL before the first step is exactly 0.
+#
+# The others that you need: `trainer.objective.reference_logprobs(trainer.reference, samples, ref_residuals)` gives None where the
+# KL is exact, `trainer.objective.kl_in_reward(samples, kl, ref_logprobs)` None where the loss pays for it, and
+# `trainer.rewards.greedy_rewards(samples, scores.reward_moments)` None but for ReMax.
 
 # %%
 from rlhf_lab.training.ppo import score_samples  # exercise
@@ -384,7 +388,9 @@ curves(
         "reward": (phases, [report.mean_reward for report in runs["mine"]]),
         "KL per sequence": (phases, [report.kl_per_sequence for report in runs["mine"]]),
     },
-    "A healthy run: look for a KL that rises more slowly than the reward",
+    "Your run: reward and KL by phase",
+    "phase",
+    "reward; KL in nats per review",
 )
 
 # %% [markdown]

@@ -509,7 +509,7 @@ print(f"with them: off by {new.error:.0e} at most")
 # where each factor gets what its change adds, averaged over all orders in which the three can
 # change (its Shapley value). In one fixed order the sum would be exact as well, and the shares a
 # matter of taste. A part's own output changes for two reasons, too: its own weights, and what it
-# reads.
+# reads. What a `ModelEnd` and a `ShiftCauses` hold, `ModelEnd?` and `ShiftCauses?` tell in a cell of their own.
 
 # %%
 from rlhf_lab.diffing.logit_shift import split_shift  # exercise

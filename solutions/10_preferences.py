@@ -51,6 +51,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from IPython.display import display
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils import parametrize
@@ -229,7 +230,7 @@ show_table(["flipped", *(f"true gap {x:g}" for x in true_gap.tolist())], rows)
 # it says $0.7$, does the first text win in seven of ten? The second is *calibration*. Sort the pairs by what the judge
 # says, cut them into bins, and compare.
 #
-# The tables below have two more numbers on this. The *slope* is that of the judge's score gaps on the true gaps of
+# The tables below have four more numbers on this. The *slope* is that of the judge's score gaps on the true gaps of
 # utility (least squares through 0): 1 for a calibrated judge, below 1 for one whose gaps are too small. *nll* is minus the mean
 # log-probability that the judge gave to what the rater said, in nats. *Error of P* is the mean distance between the judge's
 # probability and the true one, and *ordered as the truth* the share of pairs in which the judge names the text of
@@ -906,11 +907,13 @@ print(
     "left of disagreement, learned reward, and mean of the four members on the same pairs or their own:"
 )
 print("the last 3 phases, disagreement over that of the first phase; n = 128 texts a phase")
-curves(
-    lines,
-    "PPO on one member: do the four members, fitted to pairs of their own, still agree?",
-    "phase",
-    "standard deviation over members",
+display(
+    curves(
+        lines,
+        "PPO on one member: do the four members, fitted to pairs of their own, still agree?",
+        "phase",
+        "standard deviation over members",
+    )
 )
 show_table(
     ["AUC of disagreement", *by_seed],

@@ -1,5 +1,7 @@
 """Numbers in the text of the lessons are those that their cells print or hold."""
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tools.course.prose import unsupported_numbers
 ROOT = Path(__file__).parents[2]
 FROM_ELSEWHERE = {
     "00_start": ["900"],  # comparisons, in the paper that the sentence cites
+    "02_the_value_head": ["20"],  # phases of a suggestion to try
     "05_the_objective": ["10,000", "640"],  # the setting's default, and a suggestion to try
     "07_what_breaks_it": ["0.02", "0.93"],  # on another kind of processor
     "08_watch_it_learn": ["87"],  # the volume of a journal
@@ -24,7 +27,7 @@ FROM_ELSEWHERE = {
 @pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
 def test_every_number_in_the_text_stands_in_a_cell(master: Path) -> None:
     notebook = nbformat.read(master.with_suffix(".ipynb"), as_version=4)
-    tried = set(numbers_in(stored_figures("tried")["runs"].get(master.stem, {})))
+    tried = set(numbers_in(stored_figures("tried").get(master.stem, {})))
     missing = set(unsupported_numbers(notebook, tried))
     assert missing <= set(FROM_ELSEWHERE.get(master.stem, []))
 
@@ -117,3 +120,31 @@ def test_a_result_is_printed_near_its_text_and_a_size_anywhere() -> None:
     assert unsupported_numbers(new_notebook(cells=[*far, *between[:5], text])) == []
     assert unsupported_numbers(new_notebook(cells=[text, *between[:3], *far])) == []
     assert unsupported_numbers(new_notebook(cells=[text, *between[:4], *far])) == ["0.52", "52"]
+
+
+SHOWN = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
+
+
+@pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
+def test_every_figure_of_a_cell_is_shown(master: Path) -> None:
+    """A notebook shows a cell's last value alone: a figure before it needs `display`."""
+    unseen = [
+        line
+        for cell in nbformat.read(master.with_suffix(".ipynb"), as_version=4).cells
+        if cell.cell_type == "code"
+        for line in unseen_figures(cell.source)
+    ]
+    assert unseen == []
+
+
+def unseen_figures(source: str) -> list[str]:
+    """The statements before a cell's last one that draw something and hand it to nobody."""
+    statements = ast.parse(re.sub(r"^( *)%.*$", r"\1pass", source, flags=re.MULTILINE)).body
+    alone = [s.value for s in statements[:-1] if isinstance(s, ast.Expr)]
+    calls = [value for value in alone if isinstance(value, ast.Call)]
+    return [ast.unparse(c)[:60] for c in calls if ast.unparse(c.func).split(".")[-1] in SHOWN]
+
+
+def test_a_figure_in_the_middle_of_a_cell_is_found() -> None:
+    assert unseen_figures("x = 1\ncurves(x)\nprint(x)") == ["curves(x)"]
+    assert unseen_figures("%magic\ndisplay(curves(x))\ncurves(x)") == []

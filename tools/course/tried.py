@@ -1,9 +1,9 @@
 """The maker of the figures under "What was found" in lessons 00, 02 and 05, over three seeds."""
 
 import copy
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE
 from rlhf_lab.probes.value_lens import fit_ridge, r_squared
 from rlhf_lab.training import AdaptiveKLController, PhaseReport
 from tools.course.run_settings import RUN_SETTINGS
+from tools.course.stored_parts import write_parts
 
 RECORD = Path("rlhf_lab", "course", "records", "tried.json")
 SEEDS = (1, 2, 3)
@@ -236,31 +237,24 @@ LESSONS = {"00_start": lesson_00, "02_the_value_head": lesson_02, "05_the_object
 
 
 def figures_over_seeds(lesson: str) -> dict[str, dict[str, list[float]]]:
-    """All figures of a lesson, a column per seed (one, for models as they are), to 5 digits."""
+    """All figures of a lesson, a column per seed (one, for models as they are)."""
     columns = [LESSONS[lesson](seed) for seed in SEEDS]
     found = {
-        name: {key: [round(column[name][key], 5) for column in columns] for key in figures}
+        name: {key: [column[name][key] for column in columns] for key in figures}
         for name, figures in columns[0].items()
     }
     if lesson == "02_the_value_head":
         for name, figures in three_models().items():
-            found[name] = {key: [round(value, 5)] for key, value in figures.items()}
+            found[name] = {key: [value] for key, value in figures.items()}
     return found
 
 
 def make_tried(path: Path, lessons: Sequence[str]) -> None:
-    """Make the figures of these lessons, and write each among those that are stored."""
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
-    for lesson in lessons:
-        runs[lesson] = figures_over_seeds(lesson)
-        record = {
-            "made_by": "python -m tools.course.tried",
-            "settings": SETTINGS,
-            "seeds": SEEDS,
-            "runs": {name: runs[name] for name in LESSONS if name in runs},
-        }
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    """Make the figures of some lessons anew, as `write_parts` does, rounded to 5 digits."""
+    heading = {"made_by": "python -m tools.course.tried", "settings": SETTINGS, "seeds": SEEDS}
+    parts = {lesson: partial(figures_over_seeds, lesson) for lesson in LESSONS}
+    write_parts(path, heading, parts, lessons, digits=5)
 
 
 if __name__ == "__main__":
-    make_tried(RECORD, sys.argv[1:] or list(LESSONS))
+    make_tried(RECORD, sys.argv[1:])
