@@ -65,7 +65,17 @@ from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations
 from rlhf_lab.functional import Interval
 from rlhf_lab.organism import gold
 from rlhf_lab.organism.lexicon import WORD_IDS
-from rlhf_lab.probes import Budget, Direction, NeuronRank, Probe, ReelTruth, Run, Suite, attach
+from rlhf_lab.probes import (
+    AttentionDrift,
+    Budget,
+    Direction,
+    NeuronRank,
+    Probe,
+    ReelTruth,
+    Run,
+    Suite,
+    attach,
+)
 from rlhf_lab.training import PhaseReport
 
 SETTINGS = dict(
@@ -404,15 +414,18 @@ print(
 # %% [markdown]
 # ## What there is to watch with
 #
-# | to watch | a probe of the package (`from rlhf_lab.probes import ...`) | by hand, with `trainer.capture` |
+# | to watch | a probe of the package, and what its record has, among others | by hand, with `trainer.capture` |
 # |---|---|---|
-# | attention patterns | `AttentionDrift(word, other)`: which heads moved away from the reference's | `blocks.*.attn.hook_pattern` |
-# | neurons | `NeuronRank(word, other)`: which neurons move two words apart | `blocks.*.mlp.hook_post` |
-# | a direction | `Direction(label, method)`, fitted anew each time; `FrozenProbe(pos)`, fitted once | `blocks.*.hook_resid_post` |
-# | what each part does to a word | `LogitShift(word, other)`, `KLAttribution()` | `logits` |
-# | the value head | `ValueLens()`, `ValueAttribution()` | `values` |
+# | attention patterns | `AttentionDrift(word, other)`: `heads`, and for each `tv_here`, how far its pattern moved from the reference's (0 to 1) | `blocks.*.attn.hook_pattern` |
+# | neurons | `NeuronRank(word, other)`: `neurons`, the leading ones of that phase, and the nats of each, `contribution` | `blocks.*.mlp.hook_post` |
+# | a direction | `Direction(label, method)`, fitted anew each time: `auc` by site and position; `FrozenProbe(pos)`, fitted once | `blocks.*.hook_resid_post` |
+# | what each part does to a word | `LogitShift(word, other)`: `components` and `shift`; `KLAttribution()` | `logits` |
+# | the value head | `ValueLens()`: `r2` by site and position; `ValueAttribution()` | `values` |
 # | one update | `GradTerms()`, `StepInfluence(word=..., other=...)` | gradients: `trainer.on("after_backward")` |
 # | the run | `RunHealth()`, `KLByPosition()`, `HackWatch()` | `trainer.on("after_phase")` |
+#
+# All of them come from `rlhf_lab.probes`. `list(record)` tells what else a record has.
+#
 #
 # - *When they look.* A probe of the policy looks before the update of a phase, and once more after the last: six phases give its phases 0 to
 #   6, of which 0 is the policy before any training. Those of one update and of the run have six records, 0 to 5. So has `capture`,
@@ -447,6 +460,7 @@ reviews = reviews[:, : ReelTruth().grammar.slot("VERB")]
 settings = RLHFArgs(preset="reel", total_phases=6, batch_size=32, keep_checkpoints=None)
 trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
 probes = [Direction("sentiment", "lda", every=3), NeuronRank("loved", "hated", every=3)]
+probes.append(AttentionDrift("loved", "hated", every=3))
 often = Budget(time_frac=20)  # otherwise they keep to a tenth of the run's time
 attach(trainer, probes, eval_tokens=reviews, labels=labels, budget=often)
 
@@ -468,6 +482,11 @@ shown = [name for name in looks[0] if name != "event"]
 show_table(shown, [[each[name] for name in shown] for each in looks], digits=2)
 print("AUC by layer:", [layer[-1] for layer in run.records("direction_sentiment")[-1]["auc"]])
 print("neurons:", *run.records("neuron_rank")[-1]["neurons"][:3])
+drift = run.records("attention_drift")[-1]
+print(
+    "patterns moved:",
+    *(f"{h} {x:.2f}" for h, x in zip(drift["heads"], drift["tv_here"], strict=True)),
+)
 base, tuned = (Side(run.policy(which).base_model, reviews) for which in (0, "last"))
 place = {"L0 mlp": PatchPlace("blocks.0.hook_mlp_out")}
 print(patch_activations(base, tuned, place, -1, ("loved", "hated")).fractions()["L0 mlp"])

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import RunError
+from rlhf_lab.errors import LabError, RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
@@ -37,6 +37,23 @@ CHECK: Fields = MappingProxyType(
     PHASE
     | {"probe": str, "name": str, "value": float | int | None, "tolerance": float | int, "ok": bool}
 )
+
+
+class UnknownField(LabError, KeyError):
+    """A field that a record has not."""
+
+    __str__ = Exception.__str__  # KeyError's would quote the sentence
+
+
+class StoredRecord(dict[str, Any]):
+    """A probe's record as it was stored, which says what it has where it is asked for more."""
+
+    def __init__(self, probe: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self._probe = probe
+
+    def __missing__(self, name: str) -> Any:
+        raise UnknownField(f"a record of {self._probe} has no {name!r}; it has {', '.join(self)}.")
 
 
 class Run:
@@ -88,14 +105,15 @@ class Run:
         """The records of a probe, in the order of phases.
 
         Raises:
-            RunError: no such probe recorded anything.
+            RunError: no such probe recorded anything. UnknownField (a KeyError), from a record, for
+                a field that it has not.
         """
         if probe not in self.probes():
             there = f"there are {', '.join(self.probes()) or 'none'}"
             if probe in self.functions():
                 there = f"what that function returned is in returned({probe!r})"
             raise RunError(f"{self.path} has no records of probe {probe!r}; {there}.")
-        return self.directory.read(records_file(probe))
+        return [StoredRecord(probe, fields) for fields in self.directory.read(records_file(probe))]
 
     def phases(self, probe: str) -> list[int]:
         """The phases in which a probe recorded something."""

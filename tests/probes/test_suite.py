@@ -1,3 +1,4 @@
+import copy
 import json
 import warnings
 
@@ -513,3 +514,17 @@ def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_traine
     assert [reward for _, reward in told.values()] == ["gold", "soft", "gold"]
     (note,), *others = (notes for notes, _ in told.values())
     assert note.startswith("run_health: this run pays a reward of its own") and others == [[], []]
+
+
+@pytest.mark.slow
+def test_a_field_that_a_record_has_not_is_answered_with_those_that_it_has(make_trainer, unlimited):
+    trainer = make_trainer(total_phases=1, warmup_steps=0)
+    attach(trainer, [RunHealth()], budget=unlimited)
+    trainer.train()
+    (record,) = Run(trainer.run.path).records("run_health")
+    said = "a record of run_health has no 'kl'; it has phase, mean_reward, reward_std,"
+    with pytest.raises(KeyError) as caught:
+        record["kl"]
+    assert str(caught.value).startswith(said)
+    assert record.get("kl") is None and record == dict(record)
+    assert copy.deepcopy(record) == record
