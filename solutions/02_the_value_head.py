@@ -453,15 +453,21 @@ show_intervals("R2 at", share, "reviews")
 
 
 # %%
+def ends(r2: Interval) -> tuple[float, float]:
+    """The ends of an interval; with too few reviews for one, everything is possible."""
+    return (-torch.inf, torch.inf) if r2.low is None else (r2.low.item(), r2.high.item())
+
+
 def in_words(r2: Interval) -> str:
     """How much of the variance is read, as far as the interval tells."""
-    return "nothing" if r2.low <= 0 else "nearly all" if r2.low > 0.9 else "some of it"
+    low, _ = ends(r2)
+    return "nothing" if low <= 0 else "nearly all" if low > 0.9 else "some of it"
 
 
 def read_worst(r2: dict[str, Interval]) -> tuple[str, ...]:
     """The place with the lowest R2, and those whose intervals overlap that of the lowest."""
     lowest = min(r2.values(), key=lambda found: found.value)
-    return tuple(name for name, found in r2.items() if found.low <= lowest.high)
+    return tuple(name for name, found in r2.items() if ends(found)[0] <= ends(lowest)[1])
 
 
 if speaks_reel:
@@ -564,7 +570,8 @@ for where, score in scores.items():
     print(f"R2 on {where} reviews: {score}")
 for where, guess in [("seen", nonsense_on_seen), ("new", nonsense_on_new)]:
     score = scores[where]
-    kind = "below 0" if score.high < 0 else "above 0" if score.low > 0 else "about 0"
+    low, high = ends(score)
+    kind = "below 0" if high < 0 else "above 0" if low > 0 else "about 0"
     predictions.compare(f"R2 of nonsense on {where} reviews", guess, kind)
 
 # %% [markdown]

@@ -489,7 +489,9 @@ print(
 )
 base, tuned = (Side(run.policy(which).base_model, reviews) for which in (0, "last"))
 place = {"L0 mlp": PatchPlace("blocks.0.hook_mlp_out")}
-print(patch_activations(base, tuned, place, -1, ("loved", "hated")).fractions()["L0 mlp"])
+patched = patch_activations(base, tuned, place, -1, ("loved", "hated"))
+shift = (patched.end - patched.start).mean()
+print(f"L0 mlp brings of {shift:.2f} nats this share:", patched.fractions()["L0 mlp"])
 
 # %% [markdown]
 # ## What surprised you

@@ -205,7 +205,7 @@ def _same_plain(value: Any, expected: Any) -> bool:
         return len(value) == len(expected) and all(_same_plain(v, e) for v, e in pairs)
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
-    return type(value) is type(expected) and value == expected
+    return type(value) is type(expected) and bool(value == expected)  # numpy has bools of its own
 
 
 def _plain_rows(name: str, value: Any, expected: Any) -> tuple[tuple[str, str, str], ...]:
