@@ -5,7 +5,8 @@ from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
-from rlhf_lab.views.plots import Picture, bars, curves
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, curves
 
 SHOWN_PIECES, SHOWN_ADAPTERS = 24, 8
 

@@ -5,7 +5,8 @@ from html import escape
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.plots import Picture, bars, heatmaps
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, heatmaps
 
 SHOWN_HEADS = 16
 CAUSES_OF_HEADS = {"qk": "pattern (QK)", "ov": "values (OV)", "wo": "W_O"}

@@ -3,7 +3,8 @@
 import torch
 
 from rlhf_lab.diffing import CrosscoderRecord
-from rlhf_lab.views.plots import Picture, bars
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars
 
 BINS = 20
 

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from rlhf_lab.views.plots import COLORS, Picture, blank, finish
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import COLORS, blank, finish
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

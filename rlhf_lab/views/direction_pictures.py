@@ -5,7 +5,8 @@ from html import escape
 from typing import Any
 
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.plots import Curve, Ends, Picture, curves
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Curve, Ends, curves
 
 DIRECTION_CURVES = (
     ("accuracy of readers", "fitted anew", "accuracy"),

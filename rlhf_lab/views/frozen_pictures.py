@@ -7,7 +7,8 @@ from typing import Any
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import HOW, bracketed
-from rlhf_lab.views.plots import Ends, Picture, curves
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Ends, curves
 
 CREDIBLE_FLOOR = 0.8
 """Of the cosine of two halves: below it a turn of the axis cannot be told from noise."""

@@ -5,7 +5,8 @@ from itertools import combinations
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.plots import Picture, bars, curves, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, curves, heatmap
 
 LEAST_PULL = 1e-6
 """Of the largest norm: below it a gradient is rounding, and its cosines are not drawn."""

@@ -6,7 +6,8 @@ from typing import Any
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.plots import Curve, Ends, Picture, curves
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Curve, Ends, curves
 
 MEASURES = {
     "distinct": "different n-grams, of all",

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.plots import Picture, bars, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, heatmap
 
 SHOWN_PARTS, SHOWN_PLACES = 24, 60
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.plots import Ends, Picture, bars, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Ends, bars, heatmap
 
 SHOWN_TOKENS = 60
 ESTIMATORS = ("k1", "k2", "k3")

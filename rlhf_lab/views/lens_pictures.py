@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.plots import Picture, curves, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import curves, heatmap
 
 LENS_NAMES = {"raw": "logit lens", "tuned": "tuned lens"}
 SHOWN_COLUMNS = 60

@@ -6,7 +6,8 @@ from typing import Any
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import HOW, bracketed
-from rlhf_lab.views.plots import Picture, bars
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars
 
 
 def neuron_rank_parts(

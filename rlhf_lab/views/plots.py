@@ -1,26 +1,21 @@
 """Plots: curves, bars and heatmaps as static pictures, drawn by matplotlib without a window."""
 
-import base64
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.files import write_marked
 from rlhf_lab.views.color import BLUE, NEUTRAL, ORANGE, Kind
+from rlhf_lab.views.picture import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_MARKS = ("o", "s", "^", "D", "v", "P", "X")
@@ -35,47 +30,6 @@ Curve = tuple[Sequence[Number], Sequence[Number | None]]
 Ends = tuple[Sequence[Number | None], Sequence[Number | None]]
 """The lower and the upper ends of intervals; None where there is none."""
 NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawing as SVG.
-
-    Args:
-        svg: the whole document.
-        alt: what it shows, in words.
-    """
-
-    svg: str
-    alt: str
-    _figure: "Figure | None" = field(default=None, repr=False, compare=False)
-
-    def image(self, dots_per_inch: int = 120) -> "Image":
-        """The drawing in pixels, as loggers take it.
-
-        Raises ValueError for a picture that was not drawn here.
-        """
-        from PIL import Image
-
-        if self._figure is None:
-            raise ValueError("this picture is SVG alone; draw it with curves, bars or heatmap.")
-        buffer = io.BytesIO()
-        self._figure.savefig(buffer, format="png", dpi=dots_per_inch)
-        return Image.open(buffer)
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def html(self) -> str:
-        """An image element that holds the drawing itself."""
-        data = base64.b64encode(self.svg.encode()).decode()
-        return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
-
-    def save(self, path: str | Path) -> Path:
-        """Write the SVG file; raises RunError where something that is no picture of ours is."""
-        path = Path(path)
-        write_marked(path, self.svg)
-        return path
 
 
 def curves(

@@ -22,7 +22,8 @@ from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
 from rlhf_lab.views.lens_pictures import lens_divergence_parts
 from rlhf_lab.views.neuron_pictures import neuron_rank_parts
-from rlhf_lab.views.plots import Curve, Ends, Picture, curves, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Curve, Ends, curves, heatmap
 from rlhf_lab.views.principal_pictures import off_principal_parts
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.selection import best_cell, held_out

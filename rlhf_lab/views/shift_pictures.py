@@ -10,7 +10,8 @@ from torch import Tensor
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import HOW, bracketed, mean_of_rows, whisker_ends
-from rlhf_lab.views.plots import Picture, bars, curves
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, curves
 
 CAUSES_BY_FIELD = {
     "own_weights": "own weights",

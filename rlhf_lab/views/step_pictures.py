@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views import html
-from rlhf_lab.views.plots import Picture, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import heatmap
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 MOST_SAMPLES = 3

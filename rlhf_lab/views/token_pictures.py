@@ -17,7 +17,7 @@ from rlhf_lab.views import html
 from rlhf_lab.views.color import Kind
 from rlhf_lab.views.intervals import HOW, bracketed
 from rlhf_lab.views.ledger import stored_ledger
-from rlhf_lab.views.plots import Picture
+from rlhf_lab.views.picture import Picture
 from rlhf_lab.views.tokens import color_key, largest, tokens_html
 
 SHOWN_SAMPLES = 3

@@ -6,7 +6,8 @@ from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.plots import Picture, bars, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, heatmap
 
 
 def value_attribution_parts(

@@ -12,7 +12,8 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.tuned_lens import PENALTIES
 from rlhf_lab.views import html
 from rlhf_lab.views.intervals import HOW, bracketed
-from rlhf_lab.views.plots import Ends, Picture, bars, curves, heatmap
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import Ends, bars, curves, heatmap
 from rlhf_lab.views.selection import best_cell, held_out
 
 _Parts = list[Picture | str]

@@ -12,7 +12,7 @@ from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import probe_pictures
-from rlhf_lab.views.plots import Picture
+from rlhf_lab.views.picture import Picture
 
 DEFAULT = ("RunHealth", "StepLedger", "TextHeatmap", "KLByPosition")
 DEFAULT += ("ValueLens", "Direction", "LogitShift", "WeightDelta")

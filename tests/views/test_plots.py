@@ -7,7 +7,8 @@ import torch
 
 from rlhf_lab.files import PAGE_MARK
 from rlhf_lab.views import plots
-from rlhf_lab.views.plots import Picture, bars, curves, heatmap, heatmaps
+from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.plots import bars, curves, heatmap, heatmaps
 
 HEAT = ([[0.0, None], [1.0, 2.0]], ["a", "b"], ["x", "y"], "grid")
 
