@@ -178,7 +178,7 @@ def test_the_pictures_of_probes_are_logged_after_1_2_4_phases_and_at_the_end(log
         assert picture.size == (row[f"{name}.width"], row[f"{name}.height"]) == (768, 384)
         assert len(set(picture.convert("L").tobytes())) > 20
         captions.append(row[f"{name}.caption"])
-    assert all(caption.startswith("KL, nats per sequence") for caption in captions)
+    assert all(caption.startswith("KL from the reference") for caption in captions)
     ends = [
         row["probe/weight_delta/picture_1.sha256"] for row in (file.history[0], file.history[2])
     ]
