@@ -35,7 +35,7 @@
 # first cell
 
 # %% [markdown]
-# About 175 minutes of work. All cells together run in about 60 seconds on one core, without a
+# About 175 minutes of work. All cells together run in about 110 seconds on one core, without a
 # network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
@@ -216,7 +216,7 @@ def remember_parts(ctx, acts):
 
 
 # %% [markdown]
-# (9 s on one core)
+# (19 s on one core)
 
 # %%
 reports += trainer.train()  # run again, nothing is left to train
@@ -575,7 +575,7 @@ Html("".join(lines)) if truth else None
 # *credit* with the exact credit, which of the two correlations is higher? And of the first adjective
 # and what follows it ("*dull but the* plot"), where does the critic hand out most?
 #
-# (4 s on one core)
+# (7 s on one core)
 
 # %%
 better_correlated = "values"  # predict: "values", "credit" or "about the same"
@@ -1263,7 +1263,7 @@ def in_two(accuracy: float, before: float) -> str:
 # %% [markdown]
 # Three erasers, and the two controls, each judged in the same way:
 #
-# (10 s on one core)
+# (29 s on one core)
 
 # %%
 states, untouched = states_of(base), look(base)
@@ -1373,7 +1373,7 @@ if rows:
 # fitted to the base model, and stays as it is.) A control trains with LEACE of shuffled labels. Does the policy
 # still learn to please? And can sentiment be read, at the end, behind the eraser?
 #
-# (12 s on one core)
+# (19 s on one core)
 
 # %%
 reward_if_erased = "as high"  # predict: "as high", "at least 0.1 lower" or "not learned"
