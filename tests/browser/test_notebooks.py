@@ -61,8 +61,8 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
         "masked_mean",
         "x = at_least_float32(x)\n"
         "counted = zero_masked(torch.ones_like(x), mask).sum(dim)\n"
-        "count = counted.clamp(min=1) if denominator is None else denominator\n"
-        "return zero_masked(x, mask).sum(dim) / count",
+        "count = torch.as_tensor(counted if denominator is None else denominator)\n"
+        "return zero_masked(x, mask).sum(dim) / count.masked_fill(count == 0, 1)",
     )
     solve(lesson, "my_reward", "return torch.tensor([1.0 * t.count('superb') for t in texts])")
     asked = lesson.source("which_mean = predictions")
