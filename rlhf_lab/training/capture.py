@@ -76,14 +76,17 @@ def capture_activations(
     square = _square_sites(sites, pos)
     device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
     parts = []
-    for rows, row_mask in zip(tokens.split(ROWS_AT_ONCE), mask.split(ROWS_AT_ONCE), strict=True):
+    for start in range(0, max(len(tokens), 1), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        rows, row_mask = tokens[some], mask[some]
         found = run_left_padded(run, rows.to(device), row_mask.to(device))
         if square:
             found = _with_keys_turned(found, sites, row_mask.to(device))
+        if places is not None:  # at once: all positions of all rows may be too many to keep
+            at = places[some].to(device)
+            each = torch.arange(len(at), device=device)
+            found = tuple(x[each, at] for x in found)
         parts.append(found)
-    if places is not None:
-        kept = zip(parts, places.to(device).split(ROWS_AT_ONCE), strict=True)
-        parts = [[x[torch.arange(len(x)), at] for x in found] for found, at in kept]
     return dict(zip(sites, map(torch.cat, zip(*parts, strict=True)), strict=True))
 
 
