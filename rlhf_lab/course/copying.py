@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_lab import __version__
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.extras import install_command
 
 LESSON_KINDS = ("notebooks", "solutions")
 """The lessons unsolved, and each lesson executed with its exercises solved."""
@@ -67,7 +68,7 @@ def open_lessons(directory: Path) -> int:
     """
     if find_spec("jupyterlab") is None:
         raise ConfigError(
-            'course open needs the package jupyterlab; pip install "rlhf_lab[course]", or open '
+            f"course open requires the package jupyterlab; {install_command('course')}, or open "
             "the notebooks in an editor."
         )
     if not sorted(directory.glob("[0-9][0-9]_*.ipynb")):

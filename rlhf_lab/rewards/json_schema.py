@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.extras import import_extra
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.verifiable import compiled, found_in
 
-HOW_TO_INSTALL = 'pip install "rlhf_lab[rewards]"'
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 MOST_JSON_CHARACTERS = 20_000
 MOST_LEVELS = 32
@@ -133,11 +133,9 @@ def _validator(schema: Any, where: str) -> Any:
     Raises:
         ConfigError: it is no schema of draft 2020-12, or cannot be used without risk.
     """
-    try:
-        import jsonschema
-        from referencing import Registry
-    except ImportError:
-        raise ConfigError(f"{where} needs the package jsonschema; {HOW_TO_INSTALL}.") from None
+    jsonschema = import_extra("jsonschema", where, "rewards")
+    from referencing import Registry  # a dependency of jsonschema
+
     base = jsonschema.Draft202012Validator
     if not isinstance(schema, dict | bool):
         raise ConfigError(f"{where} holds {type(schema).__name__}, not an object; correct it.")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim import AdamW, Optimizer
 
-from rlhf_lab.training.extras import import_extra
+from rlhf_lab.extras import import_extra
 
 
 def with_8bit_moments(optimizer: AdamW) -> Optimizer:

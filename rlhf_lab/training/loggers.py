@@ -2,8 +2,8 @@
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.extras import import_extra
 from rlhf_lab.training.callbacks import Callbacks
-from rlhf_lab.training.extras import import_extra
 from rlhf_lab.training.sinks import Sink
 from rlhf_lab.training.tensorboard_sink import TensorBoardSink
 from rlhf_lab.training.trackio_sink import TrackioSink

@@ -65,7 +65,7 @@ def test_open_copies_first_and_starts_jupyterlab_there(tmp_path, monkeypatch):
 def test_open_without_jupyterlab_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(copying, "find_spec", lambda name: None)
     assert main(["course", "open", str(tmp_path / "lessons")]) == 2
-    assert 'pip install "rlhf_lab[course]"' in capsys.readouterr().err
+    assert 'pip install -e ".[course]"' in capsys.readouterr().err
     assert not (tmp_path / "lessons").exists()
 
 

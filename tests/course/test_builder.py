@@ -91,7 +91,7 @@ def test_the_first_cell_is_that_of_all_lessons_with_the_packages_version(root: P
     master.write_text(MASTER.replace("# %%\nfrom", "# %%\n# first cell\n\n# %%\nfrom", 1))
     for notebook in (builder.learner_notebook(master), builder.solution_notebook(master)):
         assert [cell.cell_type for cell in notebook.cells[:3]] == ["markdown", "code", "code"]
-        assert f"rlhf_lab=={__version__}" in notebook.cells[1].source
+        assert f"rlhf_lab-{__version__}-py3-none-any.whl" in notebook.cells[1].source
         assert notebook.cells[0].source == "# A toy lesson"
 
 

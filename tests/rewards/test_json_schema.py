@@ -134,7 +134,7 @@ def test_no_file_is_refused(tmp_path):
 
 def test_without_the_package_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(ConfigError, match=r'pip install "rlhf_lab\[rewards\]"'):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[rewards\]"'):
         JsonSchemaReward(True)
 
 

@@ -211,7 +211,7 @@ def test_a_logger_that_is_not_installed_is_refused_at_construction(
     monkeypatch, reel_args, logger, module
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"loggers='{logger}'.*rlhf_lab\[loggers\]"):
+    with pytest.raises(ConfigError, match=rf"loggers='{logger}'.*-e .\.\[loggers\]"):
         RLHFTrainer(reel_args(loggers=logger))
 
 

@@ -44,7 +44,7 @@ def test_a_run_ends_with_the_weights_of_the_plain_run_without_clipping(
 
 @pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
-    reason="bitsandbytes is not installed (pip install 'rlhf_lab[eightbit]')",
+    reason="bitsandbytes comes with the extra eightbit",
 )
 def test_8_bit_moments_step_in_the_backward_pass_too(make_trainer, parameters_of):
     ends = []

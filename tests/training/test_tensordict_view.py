@@ -159,5 +159,5 @@ def test_a_real_rollout_can_be_changed_without_changing_it(make_trainer, tensord
 def test_without_the_package_it_says_how_to_get_it(make_trainer, monkeypatch):
     rollout = make_trainer().rollout_phase()
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match=r"rlhf_lab\[tensordict\]"):
+    with pytest.raises(ConfigError, match=r"-e .\.\[tensordict\]"):
         rollout.to_tensordict()

@@ -19,20 +19,22 @@ warnings.filterwarnings("ignore", message="Using a non-tuple sequence")  # how e
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small are not faster with more threads
 if Path("../rlhf_lab/__init__.py").is_file():
     sys.path.insert(0, str(Path("..").resolve()))  # a clone, installed or not
-elif importlib.util.find_spec("rlhf_lab") is None:  # Colab, Kaggle and other machines without it
-    %pip install --quiet rlhf_lab=={version}
-    importlib.invalidate_caches()
-    if importlib.util.find_spec("rlhf_lab") is None:
-        raise RuntimeError("rlhf_lab was not installed: on Kaggle, switch Internet on in Settings.")
+elif importlib.util.find_spec("rlhf_lab") is None:
+    raise ModuleNotFoundError(
+        "rlhf_lab is not installed. Run `pip install -e .` in a clone of rlhf_lab, or "
+        "`pip install path/to/rlhf_lab-{version}-py3-none-any.whl`. Then restart the kernel."
+    )
 """
 COLAB = "https://colab.research.google.com"
 KAGGLE = "https://kaggle.com"
 
 
 def first_cell() -> str:
-    """The first cell's source: one thread, and the package of the notebook's own version.
+    """Return the first cell's source: set one thread, and find the package.
 
-    It works unchanged in a clone, beside an installed package, and where there is none yet.
+    The cell works unchanged in a clone and with an installed package; without the package, the
+    error contains the two commands that install it. rlhf_lab is not registered on PyPI, so the
+    cell installs nothing by that name.
     """
     return SOURCE.format(version=__version__).strip()
 
