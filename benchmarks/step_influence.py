@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Budget, ReelTruth, Run, StepInfluence, attach
-from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.probe import Observation, Record
 from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner
 from rlhf_lab.probes.step_shares import shares_of
 from rlhf_lab.training import RLHFTrainer
@@ -65,10 +65,6 @@ class StepRedone(StepInfluence):
         return replace(
             record, values=record.values | {"beyond": beyond}, tensors=record.tensors | tensors
         )
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """As ever."""
-        return super().bind(seen, record)
 
 
 def _slopes(function: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[str, Tensor]:

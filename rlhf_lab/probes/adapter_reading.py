@@ -22,7 +22,6 @@ from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import adapters_off, effective_weights, lora_layers
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.adapter_reading import bind_adapter_reading
 from rlhf_lab.probes.own_writing import (
     refuse_hooks,
     refuse_own_parts,
@@ -53,13 +52,11 @@ class AdapterReading(Probe):
     raises or lowers most. All of it is of weights alone: a piece that reads a word does something
     only where that word stands.
 
-    What pieces earn is opt-in. The policy writes without each of the strongest pieces, with one
-    and the same noise, and is paid the gold reward on Reel, and else the run's own; beside it
-    stands the share of samples that come out otherwise. That takes `removed + 1` times `n` samples,
-    and 2 `n` for a check.
+    With `removed`, the policy also samples without each of the strongest pieces, always with the
+    same noise. The record then has the reward (on Reel the true reward, else the reward of the run)
+    and the fraction of samples that change. This takes `removed + 1` times `n` samples.
 
-    Checks: pieces sum to the effective weight less the frozen one; they are orthonormal; see also
-    `bind_adapter_reading`.
+    Checks: pieces sum to the effective weight minus the frozen weight; they are orthonormal.
 
     Args:
         words: how many words are named for each side of a piece.
@@ -119,14 +116,6 @@ class AdapterReading(Probe):
             written = self._written(seen, adapters, pieces)
             values, tensors = values | written.values, tensors | written.tensors
         return Record(values, tensors, _checks(seen, model, adapters))
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_adapter_reading`."""
-        how = None
-        if self.removed:
-            how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-            how |= {"reward": true_reward(seen), "n": self.n}
-        return bind_adapter_reading(seen, record, how)
 
     def _described(
         self, model: HookedTransformer, weight: str, found: AdapterPieces, index: int

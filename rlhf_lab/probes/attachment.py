@@ -5,7 +5,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import perf_counter
 
 from rlhf_lab.errors import ConfigError
@@ -59,7 +58,6 @@ class Attachment:
         self._remark = trainer.recorder.remark
         self._optimizer, self._objective = trainer.optimizer, trainer.objective
         self._prepared: dict[str, object] = {}
-        self._of_event: dict[str, object] = {}
         events = dict.fromkeys(("run_start", "after_phase", "run_end"))
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
@@ -128,7 +126,6 @@ class Attachment:
         reference_seconds = self.seconds[REFERENCE].total() - noted
         forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
-        self._of_event = {}
         for probe in due:
             began = perf_counter()
             try:
@@ -139,7 +136,6 @@ class Attachment:
                 self.plan.pop(probe.name)
             own_share = forward_seconds / len(looking) if probe in looking else 0.0
             self._note_time(ctx, probe.name, perf_counter() - began + own_share)
-        self._of_event = {}
 
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
@@ -167,17 +163,18 @@ class Attachment:
             optimizer=self._optimizer,
             objective=self._objective,
             prepared=self._prepared.pop(probe.name, None),
-            shared=self._of_event,
         )
         if ctx.event in probe.prepares:
             self._prepared[probe.name] = probe.prepare(seen)
         if probe.prepares and seen.prepared is None:  # also where it was attached in between
             return None
+        return self._observe(probe, seen)
+
+    def _observe(self, probe: Probe, seen: Observation) -> Record:
         record = probe.observe(seen)
-        checks = [*record.checks, *probe.bind(seen, record)]
-        if not checks:
+        if not record.checks:
             raise ConfigError(f"{probe.name} returned a record without a check; add one.")
-        return replace(record, checks=checks)
+        return record
 
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
         """Activations at all sites that these probes want: the policy's, and the reference's."""

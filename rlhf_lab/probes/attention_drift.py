@@ -22,7 +22,6 @@ from rlhf_lab.models.device import exact
 from rlhf_lab.models.residual_parts import refuse_sums, single_token
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
-from rlhf_lab.probes.bindings import bind_attention_drift
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -55,7 +54,7 @@ class AttentionDrift(TextProbe):
     three, and nothing is recomputed.
 
     Checks: pattern, values and W_O sum over keys to the head's own part; no attention to later
-    tokens; total variation is between 0 and 1; see also `bind_attention_drift`.
+    tokens; total variation is between 0 and 1.
 
     Args:
         word, other: single tokens of the tokenizer.
@@ -169,10 +168,6 @@ class AttentionDrift(TextProbe):
             values |= {name: decimals(found.value)} | interval_fields(name, found, 6)
         moved = bootstrap_means(here.T, resamples=RESAMPLES)
         return values | {"tv_here": decimals(moved.value)} | interval_fields("tv_here", moved, 6)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_attention_drift`."""
-        return bind_attention_drift(seen, record, (self.word, self.other), *self.rows(seen))
 
 
 def named_places(seen: Observation, rows: TextRows) -> Places:

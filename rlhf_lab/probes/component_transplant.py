@@ -5,8 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.diffing import Transplant, coarse_groups, transplant
-from rlhf_lab.diffing.transplant import MOST_EXACT, transplant_plan
-from rlhf_lab.diffing.transplant_checks import check_transplant
+from rlhf_lab.diffing.transplant import MOST_EXACT
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.own_writing import (
@@ -32,7 +31,7 @@ class ComponentTransplant(Probe):
     Opt-in: with two blocks 128 times `n` samples, 10 s of a core for n = 96. Groups above
     `MOST_EXACT` are refused.
 
-    Checks: see `check_transplant`, which builds stored coalitions again under their stored names.
+    Checks: the Shapley values sum to the gain.
 
     Args:
         n: samples of each coalition.
@@ -80,36 +79,6 @@ class ComponentTransplant(Probe):
         values = {"groups": found.groups, "n": self.n, "gain": found.gain.mean().item(), **means}
         summed = (tensors["shapley"][:, 0].sum() - found.gain.double().mean()).abs().item()
         return Record(values, tensors, [Check.at_most("parts sum to the gain", summed, 1e-6)])
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold what is stored to grafts that are made again under the stored names."""
-        model0, model1 = seen.ctx.reference, seen.ctx.policy.base_model
-        stored, groups = record.tensors, coarse_groups(model0)
-        shares = transplant_plan(len(record.values["groups"]), seen.args.seed)[1]
-        found = Transplant(
-            record.values["groups"],
-            stored["members"].bool(),
-            stored["rewards"],
-            stored.get("grammatical"),
-            stored["kl"],
-            shares,
-        )
-        misses = [
-            (stored[name] - _ends(found, name)).abs().max().item() for name in TRANSPLANT_EFFECTS
-        ]
-        misses += [
-            abs(a - b)
-            for name in TRANSPLANT_EFFECTS
-            for a, b in zip(record.values[name], stored[name][:, 0].tolist(), strict=True)
-        ]
-        gain = abs(record.values["gain"] - found.gain.mean().item())
-        how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-        return [
-            Check.at_most("stored effects are those of stored rewards", max(*misses, gain), 1e-6),
-            *check_transplant(
-                found, model0, model1, groups, true_reward(seen), seen.args.seed, **how
-            ),
-        ]
 
 
 def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:

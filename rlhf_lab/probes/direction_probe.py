@@ -9,7 +9,6 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, auc, bootstrap_means
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.probes.bindings import bind_direction
 from rlhf_lab.probes.direction import (
     Fitted,
     Method,
@@ -55,7 +54,7 @@ class Direction(Probe):
 
     Checks: after ablation nothing is left along the direction; LEACE leaves both classes one mean;
     on Reel, where the labels are the sentiment, Bayes' rule is not beaten by more than 4 standard
-    errors; see also `bind_direction`.
+    errors.
 
     Args:
         label: what the eval labels mean; Bayes' rule is known for "sentiment" alone.
@@ -132,10 +131,6 @@ class Direction(Probe):
         tensors = {"direction": fitted.direction, "reference_direction": first.direction}
         tensors = {name: x.float() for name, x in tensors.items()} | controlled_by
         return Record(values, tensors, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_direction`."""
-        return bind_direction(seen, record, self.method)
 
 
 class Split(NamedTuple):

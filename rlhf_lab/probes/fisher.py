@@ -10,7 +10,6 @@ from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import coarse_groups, restrict
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.functional import bootstrap_means, kl_per_token
-from rlhf_lab.probes.bindings.fisher import SMALL_STEP, bind_fisher, short_share
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -21,6 +20,8 @@ from rlhf_lab.probes.probe import (
 )
 from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
 
+SMALL_STEP = 0.03  # fraction of the change at which the quadratic form is accurate
+SMALL_KL = 1e-6  # nats per sequence; limits the step when the policy is nearly deterministic
 SHARES = (0.01, SMALL_STEP, 0.1, 0.3, 1.0)
 
 
@@ -34,7 +35,7 @@ class Fisher(TextProbe):
     models have no part in it.
 
     Checks: over both directions of a small step the KL is the quadratic form to 1 %; equal models
-    have none; see also `bind_fisher`.
+    have none.
 
     Args:
         n: sequences to look at.
@@ -83,9 +84,10 @@ class Fisher(TextProbe):
         tensors = {"quad": quad, "kl": kl, "quad_whole": whole, "kl_at": shares}
         return Record(values, {name: x.cpu().float() for name, x in tensors.items()}, checks)
 
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_fisher`."""
-        return bind_fisher(seen, record, text_rows(seen, self.text, self.n))
+
+def short_share(quad: float) -> float:
+    """Return a fraction of the change at which the KL matches its quadratic form to 1 %."""
+    return min(SMALL_STEP, (SMALL_KL / max(quad, 1e-30)) ** 0.5)
 
 
 def kl_of_step(

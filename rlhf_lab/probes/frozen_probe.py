@@ -8,8 +8,6 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.organism.rewards import gold, grammatical
-from rlhf_lab.probes.bindings import bind_frozen_probe
-from rlhf_lab.probes.bindings.frozen_probe import LEAST_SIZE
 from rlhf_lab.probes.direction import (
     Fitted,
     accuracy,
@@ -35,6 +33,7 @@ from rlhf_lab.training import RLHFTrainer
 
 ALPHAS = (-1.0, -0.5, -0.25, 0.25, 0.5, 1.0)
 _Tensors = dict[str, Tensor]
+LEAST_SIZE = 1e-3  # difference of means below which all tokens are equal up to rounding
 
 
 class FrozenProbe(Probe):
@@ -56,7 +55,7 @@ class FrozenProbe(Probe):
       random directions of the same length.
 
     Checks: before learning both readers are one; Bayes' rule is not beaten by more than 4 standard
-    errors; see also `bind_frozen_probe`. Cost: that of `Direction` at one position, and some
+    errors. Cost: that of `Direction` at one position, and some
     `randoms` x `steered` x 3 continuations.
 
     Args:
@@ -157,10 +156,6 @@ class FrozenProbe(Probe):
             values |= {"steered_at": site} | steered
             tensors |= arms
         return Record(values, {name: t.float() for name, t in tensors.items()}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_frozen_probe`."""
-        return bind_frozen_probe(seen, record)
 
     def _steer(
         self, seen: Observation, cut: int, pos: int, site: str, vector: Float[Tensor, " d_model"]

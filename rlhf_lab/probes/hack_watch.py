@@ -11,7 +11,6 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead, final_residuals, read_out
-from rlhf_lab.probes.bindings import bind_hack_watch
 from rlhf_lab.probes.hack_signs import (
     alarm_z,
     most_promoted,
@@ -56,7 +55,7 @@ class HackWatch(Probe):
     one chance of error for all words of the vocabulary together (5 %). The alarm says that a word
     was taken up, not that it should not be: honest learning promotes words, too.
 
-    Checks: promoted mass sums to 0; see also `bind_hack_watch`.
+    Checks: promoted mass sums to 0.
 
     Args:
         n: texts to look at.
@@ -127,10 +126,6 @@ class HackWatch(Probe):
         }
         sums = Check.at_most("promoted mass sums to 0", abs(mass.sum().item()), 1e-6)
         return Record(values, {name: x.cpu() for name, x in tensors.items()}, [sums])
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_hack_watch`."""
-        return bind_hack_watch(seen, record)
 
 
 def reference_texts(seen: Observation, n: int) -> Samples:

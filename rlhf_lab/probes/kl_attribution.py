@@ -18,7 +18,6 @@ from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact, same_weights
 from rlhf_lab.models.residual_parts import PART_SITES, refuse_sums, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings import bind_kl_attribution
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -48,8 +47,7 @@ class KLAttribution(TextProbe):
     the early one in the second. Both are in nats per sequence of the text; on text of others than
     the policy that KL is not the run's own. Hooks on the models have no part in either.
 
-    Checks: both sum to the KL; the KL is not negative; equal models have none; see also
-    `bind_kl_attribution`.
+    Checks: both sum to the KL; the KL is not negative; equal models have none.
 
     Args:
         n: sequences to look at.
@@ -116,10 +114,6 @@ class KLAttribution(TextProbe):
             slots = seen.truth.slot_names(rows.tokens.shape[1] + 1)
             values["slots"] = slots[1:]
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_kl_attribution`."""
-        return bind_kl_attribution(seen, record, text_rows(seen, self.text, self.n))
 
 
 def weight_groups(model: HookedTransformer) -> Groups:

@@ -9,7 +9,6 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import final_residuals, read_out
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.probes.bindings import bind_kl_by_position
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -131,10 +130,6 @@ class KLByPosition(Probe):
         ]
         checks.append(Check.at_most("positions sum to the KL per sequence", gap, 1e-4))
         return Record(values, checks=checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_kl_by_position`."""
-        return bind_kl_by_position(seen, record, self.n)
 
 
 def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from rlhf_lab.models import effective_weights, same_weights
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import rotate_padding
 from rlhf_lab.models.transformer_lens import HookedTransformer, has_own_forward
-from rlhf_lab.probes.bindings.lens_divergence import bind_lens_divergence
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -51,8 +50,8 @@ class LensDivergence(TextProbe):
     A read-out that is trained moves the lenses of all layers, those in front of every trained
     block too; where it is not, they are exactly 0 up to the first trained block.
 
-    Checks: the last layer has the KL of the models' logits; equal models have none; nothing in
-    front of what changed; see also `bind_lens_divergence`.
+    Checks: the last layer has the KL of the models' logits; equal models have none; layers
+    before the first changed layer have none.
 
     Args:
         n: sequences to look at.
@@ -139,10 +138,6 @@ class LensDivergence(TextProbe):
             largest = raw.abs().max().item()
             checks.append(Check.at_most("equal models do not diverge", largest, 0))
         return checks
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_lens_divergence`."""
-        return bind_lens_divergence(seen, record, text_rows(seen, self.text, self.n))
 
 
 def layer_names(model: HookedTransformer) -> list[str]:

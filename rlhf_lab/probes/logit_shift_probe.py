@@ -10,7 +10,6 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings import bind_logit_shift
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,
@@ -41,7 +40,7 @@ class LogitShift(WordPairProbe):
     the other parts, and nothing is split by cause.
 
     Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
-    measured shift; the causes sum to the rows; see also `bind_logit_shift`.
+    measured shift; the causes sum to the rows.
 
     Args:
         word, other: single tokens of the tokenizer.
@@ -103,10 +102,6 @@ class LogitShift(WordPairProbe):
             checks.append(Check.at_most("the causes sum to the rows of the shift", missed, allowed))
         tensors = {"shift": shift, "measured": measured, "reference": before.rows} | causes
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_logit_shift`."""
-        return bind_logit_shift(seen, record, (self.word, self.other), self.pos)
 
 
 def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import SITES, refuse_sums, single_token
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings import bind_neuron_rank
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
 from rlhf_lab.probes.probe import (
@@ -51,8 +50,7 @@ class NeuronRank(WordPairProbe):
     A neuron is charged with its own output alone, also with what earlier parts sent it; hooks on
     the models have no part in any of this.
 
-    Checks: the neurons of each layer sum to LogitShift's row, in both models; see also
-    `bind_neuron_rank`.
+    Checks: the neurons of each layer sum to LogitShift's row, in both models.
 
     Args:
         word, other: single tokens of the tokenizer.
@@ -129,10 +127,6 @@ class NeuronRank(WordPairProbe):
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
         checks = _sums(before, after, shift, mlp, seen.allowed(1e-4, half=0.2))
         return Record(values, tensors, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_neuron_rank`."""
-        return bind_neuron_rank(seen, record, (self.word, self.other), self.pos, self.n)
 
 
 def _sums(before: Any, after: Any, shift: NeuronShift, mlp: list[Tensor], allowed: float) -> list:

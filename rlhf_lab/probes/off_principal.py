@@ -22,7 +22,6 @@ from rlhf_lab.diffing.principal import (
 )
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
-from rlhf_lab.probes.bindings.off_principal import bind_off_principal
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.training.random_streams import phase_generator
 
@@ -38,8 +37,7 @@ class OffPrincipal(Probe):
 
     It reads weights alone, so that it costs no forward pass.
 
-    Checks: the four parts of each change's energy sum to 1; before learning there is none; see
-    also `bind_off_principal`.
+    Checks: the four parts of each change's energy sum to 1; no energy before learning.
 
     Args:
         k: singular vectors on each side; a matrix with a shorter side has as many as that.
@@ -93,10 +91,6 @@ class OffPrincipal(Probe):
             total = sum(row["norm"] for row in rows)
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({**whole, "rows": rows}, {"draws": torch.stack(drawn)}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_off_principal`."""
-        return bind_off_principal(seen, record)
 
     def _changes(self, seen: Observation) -> Iterator["_Change"]:
         """Every matrix of the model, then every product of a head's."""

@@ -53,7 +53,6 @@ class Observation:
         optimizer: the run's; a probe copies what it keeps of its state.
         objective: the terms of the objective as the run asks for them.
         prepared: what the probe's `prepare` returned earlier in the same step.
-        shared: what checks of this event have computed, for those of other probes to use.
     """
 
     ctx: Context
@@ -68,7 +67,6 @@ class Observation:
     optimizer: Optimizer | None = None
     objective: Objective | None = None
     prepared: Any = None
-    shared: dict[str, Any] = field(default_factory=dict)
 
     @property
     def truth_fits_labels(self) -> bool:
@@ -135,13 +133,6 @@ class Probe:
     def observe(self, seen: Observation) -> Record:
         """Look, and say what was found."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Checks that hold what is about to be stored to something computed another way.
-
-        They are stored with those of the record. None for a probe that has no more than those.
-        """
-        return []
 
     def settings(self) -> dict[str, Any]:
         """What describes the probe in the run's store."""

@@ -11,7 +11,6 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models.device import LOGPROB_ROUNDING, exact, where_exact
-from rlhf_lab.probes.bindings import bind_run_health
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -114,10 +113,6 @@ class RunHealth(Probe):
         if seen.truth is not None:
             values |= _optimum(beta, seen)
         return Record(values, checks=_checks(rollout, report, seen.args.rounding))
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_run_health`."""
-        return bind_run_health(seen, record)
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
-from rlhf_lab.probes.bindings.step_influence import bind_step_influence
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.policy_groups import transformer_groups
@@ -68,7 +67,7 @@ class StepInfluence(Probe):
     Between after_backward and after_step of the same step it keeps copies of weights, gradients and
     moments, four times the memory of what is trained.
 
-    Checks: the sum; the step's formula against the weights; see also `bind_step_influence`.
+    Checks: the sum; the step's formula against the weights.
 
     Args:
         target: "logit_difference" or "kl".
@@ -173,10 +172,6 @@ class StepInfluence(Probe):
             values["note"] = SCALE_FREE
         tensors = {name: x.float().cpu() for name, x in kept.items()} | {"mask": minibatch.mask}
         return Record(values, tensors, self._checks(seen, step, moved, values, tensors))
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_step_influence`."""
-        return bind_step_influence(seen, record, self.target_of(seen))
 
     def target_of(self, seen: Observation) -> Target:
         """The target as a function of the policy's weights, in float64."""

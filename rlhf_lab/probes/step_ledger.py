@@ -14,7 +14,6 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, PolicyOutputs, TransformerWithValueHead
 from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings import bind_step_ledger
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
@@ -160,10 +159,6 @@ class StepLedger(Probe):
         checks = [Check.at_most("the shares sum to the objective", miss, allowed)]
         tensors = {name: column.float() for name, column in entries.items()}
         return Record(values, tensors | {"mask": minibatch.mask}, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_step_ledger`."""
-        return bind_step_ledger(seen, record)
 
 
 def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:

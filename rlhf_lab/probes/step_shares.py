@@ -79,13 +79,6 @@ def exact_copy(model: HookedTransformer) -> HookedTransformer:
     return copied.to(torch.float64, print_details=False)
 
 
-def where_exact_policy(policy: TransformerWithValueHead) -> TransformerWithValueHead:
-    """A copy of the policy in float64; the policy itself where its device has no float64."""
-    if not has_float64(policy.device):
-        return policy
-    return copy.deepcopy(policy).to(torch.float64)
-
-
 def logit_difference_target(
     model: HookedTransformer, text: EvalText, pos: int, words: tuple[int, int]
 ) -> Target:

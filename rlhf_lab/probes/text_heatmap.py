@@ -9,7 +9,6 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import read_out
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.probes.bindings.text_heatmap import bind_text_heatmap, credited_by_values
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
@@ -63,6 +62,14 @@ def sampled_log_ratio(rollout: Rollout, rows: int, observation: Observation) -> 
     return samples.logprobs[:rows] - ref_logprobs.gather(-1, tokens)[..., 0]
 
 
+def credited_by_values(seen: Observation) -> bool:
+    """Return True if the advantages depend only on the values and the final reward."""
+    args = seen.args
+    by_values = args.advantages in ("one_step", "gae") and "advantages" not in seen.own_parts
+    last_token_alone = args.kl_in == "loss" and seen.ctx.rollout.token_rewards is None
+    return by_values and last_token_alone and not args.whiten_rewards
+
+
 class TextHeatmap(Probe):
     """Per-token numbers of the first `n` samples of a phase; on Reel, the exact ones beside them.
 
@@ -113,10 +120,6 @@ class TextHeatmap(Probe):
             "rewards": decimals(rollout.raw_rewards[:n]),
         }
         return Record(values, tensors, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_text_heatmap`."""
-        return bind_text_heatmap(seen, record)
 
     def _numbers(self, seen: Observation, n: int) -> dict[str, Tensor]:
         """The fields of the first n samples."""

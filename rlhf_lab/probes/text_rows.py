@@ -37,11 +37,6 @@ class TextRows(NamedTuple):
         """The same of some rows, by a mask or by their numbers."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
 
-    def text_of(self, row: int, until: int | None = None) -> Int[Tensor, " seq"]:
-        """One row without its padding, up to a column, or whole."""
-        end = None if until is None else until + 1
-        return self.tokens[row, :end][self.written[row, :end]]
-
 
 class TextProbe(Probe):
     """A probe that runs models on the eval text after a phase, or on the phase's own samples.

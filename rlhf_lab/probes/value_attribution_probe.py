@@ -14,7 +14,6 @@ from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import PART_SITES, refuse_sums, residual_components
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings import bind_value_attribution
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -37,8 +36,7 @@ class ValueAttribution(Probe):
     that adds the same everywhere has 0. Rows go with what ablating the part to its mean costs, but
     where two parts cancel: without one of them, the state is none that the model ever has.
 
-    Checks: the rows sum to the value's difference, and the value is the model's own; see also
-    `bind_value_attribution`.
+    Checks: the rows sum to the value's difference, and the value is the model's own.
 
     Args:
         slots: positions of the eval text; four of them, evenly far apart, when None.
@@ -111,10 +109,6 @@ class ValueAttribution(Probe):
             ),
         ]
         return Record(values, tensors, checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_value_attribution`."""
-        return bind_value_attribution(seen, record)
 
     def _slots(self, seen: Observation) -> list[int]:
         """The positions, counted from the start, where at least two texts have a token."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic
-from rlhf_lab.probes.bindings import bind_value_lens
 from rlhf_lab.probes.policy_value import (
     PolicyValues,
     TextReward,
@@ -52,7 +51,7 @@ class ValueLens(TextProbe):
     value is estimated by continuations that it samples with the run's settings, with their
     standard error, and the head, the lenses and the grammar's value are correlated with that.
 
-    Checks: the last layer's lens is the model's own value; see also `bind_value_lens`.
+    Checks: the last layer's lens is the model's own value.
 
     Args:
         text: "eval" for exact values on Reel, "rollout" for returns.
@@ -130,11 +129,6 @@ class ValueLens(TextProbe):
             found = self._against_the_policy(seen, states, translators, reward)
             record = _with(record, *found)
         return record
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_value_lens`."""
-        reward = seen.truth.reward if self.reward is None and seen.truth else self.reward
-        return bind_value_lens(seen, record, self._states(seen), self.text == "eval", reward)
 
     def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
         """The residuals of the model whose last one the value head reads."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from rlhf_lab.diffing.weights import as_matrix, spectrum
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.probes.bindings import bind_weight_delta
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
@@ -118,11 +117,3 @@ class WeightDelta(Probe):
         if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({"total_norm": total, "rows": rows}, checks=checks)
-
-    def bind(self, seen: Observation, record: Record) -> list[Check]:
-        """Hold the record to what is computed another way; see `bind_weight_delta`."""
-        ids = None
-        if self.words is not None:
-            tokenizer = seen.ctx.reference.tokenizer
-            ids = tuple(tokenizer.encode(word, add_special_tokens=False)[0] for word in self.words)
-        return bind_weight_delta(seen, record, ids)

@@ -7,10 +7,10 @@ import torch
 
 from rlhf_lab.diffing import coarse_groups, fine_groups
 from rlhf_lab.diffing.shift_matrix import shift_by_weights, shift_matrix
-from rlhf_lab.diffing.shift_matrix_checks import check_shift_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, load_model
 from tests.diffing.faults_shift_matrix import SHIFT_MATRIX_FAULTS
+from tests.diffing.shift_matrix_checks import check_shift_matrix
 from tests.probes.planting import planted
 from tests.tiny_families import random_tokens, tiny_of
 

@@ -8,11 +8,11 @@ import torch
 
 from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, transplant
 from rlhf_lab.diffing.transplant import transplant_plan
-from rlhf_lab.diffing.transplant_checks import check_transplant
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import gold
 from rlhf_lab.sampling_spec import SamplingSpec
 from tests.diffing.faults_transplant import TRANSPLANT_FAULTS
+from tests.diffing.transplant_checks import check_transplant
 from tests.probes.planting import planted
 
 N = 8

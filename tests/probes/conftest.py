@@ -15,6 +15,7 @@ from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
+from tests.probes import audit
 from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 
@@ -28,6 +29,16 @@ SMALL = {
     "gen_len": 6,
 }
 NO_LIMIT = Budget(mb=1000, time_frac=1000)
+AUDIT = pytest.MonkeyPatch()
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope record something
+def pytest_runtest_setup() -> None:
+    audit.install(AUDIT)
+
+
+def pytest_runtest_teardown() -> None:
+    AUDIT.undo()
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval, masked_mean
 from rlhf_lab.probes import KLByPosition
-from rlhf_lab.probes.bindings.intervals import check_widths
 from rlhf_lab.probes.kl_by_position import (
     enumeration_error,
     estimates_by_position,
     interval_by_position,
 )
 from rlhf_lab.probes.probe import RESAMPLES
+from tests.probes.audit.intervals import check_widths
 
 
 def test_means_by_position_leave_out_what_is_masked():

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import as_float64, gap, log_probs_by_hand, relative_gap
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.labels import check_slots
-from rlhf_lab.probes.bindings.tuned_lens import solved_translator
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
+from tests.probes.audit.anew import as_float64, gap, log_probs_by_hand, relative_gap, unpadded_row
+from tests.probes.audit.intervals import check_widths
+from tests.probes.audit.labels import check_slots
+from tests.probes.audit.tuned_lens import solved_translator
 
 TEXTS_STOPPED, LAYERS_STOPPED = 2, 4
 LEAST = 0.01
@@ -86,7 +86,7 @@ def _cell_gap(
     first: int = 0,
 ) -> float:
     """By how much one row of a layer misses what its text alone gives, as a share."""
-    text = rows.text_of(row)
+    text = unpadded_row(rows, row)
     logs = []
     for model in models:
         h = _stopped(model, text, layer)
@@ -111,7 +111,7 @@ def _tuned(
     layer = int(rng.integers(n_layers))
     text = cut + int(rng.integers(n - cut))
     fit = [
-        torch.cat([_stopped(models[1], rows.text_of(row), at) for row in range(cut)])
+        torch.cat([_stopped(models[1], unpadded_row(rows, row), at) for row in range(cut)])
         for at in (layer, n_layers)
     ]
     translator = solved_translator(*fit, values["tuned_ridge"])
@@ -140,7 +140,7 @@ def _left(
     inner, last = cut * 3 // 4, reference.cfg.n_layers
     at = int(rng.integers(len(values["tuned_layers"])))
     x, y = (
-        [_stopped(reference, rows.text_of(row), layer) for row in range(cut)]
+        [_stopped(reference, unpadded_row(rows, row), layer) for row in range(cut)]
         for layer in (values["tuned_layers"][at], last)
     )
     made = solved_translator(torch.cat(x[:inner]), torch.cat(y[:inner]), values["tuned_ridge"])

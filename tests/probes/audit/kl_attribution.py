@@ -13,15 +13,16 @@ from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.text_rows import TextRows
+from tests.probes.audit.anew import (
     as_float64,
     component_names,
     log_probs_by_hand,
     relative_gap,
+    unpadded_row,
 )
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.probes.text_rows import TextRows
+from tests.probes.audit.intervals import check_widths
 
 TEXTS_ALONE, HEADS_SILENT, ROWS_TOGETHER = 2, 8, 8
 STEP = 0.02
@@ -51,7 +52,7 @@ def bind_kl_attribution(seen: Observation, record: Record, rows: TextRows) -> li
         mask = np.ones(x.shape, dtype=bool)
         checks.append(check_widths("the KL by output", ends, x, mask))
     models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
-    texts = [rows.text_of(row) for row in range(min(TEXTS_ALONE, len(rows.tokens)))]
+    texts = [unpadded_row(rows, row) for row in range(min(TEXTS_ALONE, len(rows.tokens)))]
     at = [_states(rows, row) for row in range(len(texts))]
     checks.append(_positions(record, models, rows, seen.allowed(1e-3, half=0.1)))
     with without_hooks(*models):
@@ -229,7 +230,7 @@ def kl_at_states(
 ) -> Float[Tensor, "row place"]:
     """The KL at the states of some rows, each from its own first token on; 0 elsewhere."""
     device = next(model.parameters()).device
-    tokens, _ = pad_rows([rows.text_of(row).tolist() for row in some], device)
+    tokens, _ = pad_rows([unpadded_row(rows, row).tolist() for row in some], device)
     counts = torch.zeros(tokens.shape, dtype=torch.bool)
     for count, row in zip(counts, some, strict=True):
         count[_states(rows, row)] = True

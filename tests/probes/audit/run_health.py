@@ -5,8 +5,8 @@ import math
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from rlhf_lab.probes.bindings.anew import as_float64
 from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import as_float64
 
 RESAMPLED = 100
 """Batches drawn anew: enough to tell an interval's width within a fifth."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.transformer_lens import is_centered
-from rlhf_lab.probes.bindings.anew import ROWS_ANEW, gap, relative_gap, value_rounding
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.audit.anew import ROWS_ANEW, gap, relative_gap, value_rounding
 
 HALF_STEP = 1e-6
 """Of the central difference, in units of the part's deviation; the head is linear between kinks."""

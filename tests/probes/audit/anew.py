@@ -13,6 +13,7 @@ from rlhf_lab.models import TransformerWithValueHead, has_hooks
 from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.probe import Observation
+from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.samples import Rows
 
 ROWS_ANEW = 2
@@ -110,14 +111,19 @@ def states_anew(
 
 
 def rollout_anew(seen: Observation) -> tuple[States, States]:
-    """What policy and reference say of the first rows of the phase; run once for all probes."""
-    if "rollout_anew" not in seen.shared:
-        samples, gen_len = seen.ctx.rollout.samples, seen.ctx.rollout.kl.shape[1]
-        seen.shared["rollout_anew"] = tuple(
-            states_anew(model, samples, gen_len, seen.args.temperature)
-            for model in (seen.ctx.policy, seen.ctx.reference)
-        )
-    return seen.shared["rollout_anew"]
+    """Rerun policy and reference on the first rows of the phase."""
+    samples, gen_len = seen.ctx.rollout.samples, seen.ctx.rollout.kl.shape[1]
+    policy, reference = (
+        states_anew(model, samples, gen_len, seen.args.temperature)
+        for model in (seen.ctx.policy, seen.ctx.reference)
+    )
+    return policy, reference
+
+
+def unpadded_row(rows: TextRows, row: int, until: int | None = None) -> Int[Tensor, " seq"]:
+    """Return one row without padding, up to and including column `until`."""
+    end = None if until is None else until + 1
+    return rows.tokens[row, :end][rows.written[row, :end]]
 
 
 def misspelt(

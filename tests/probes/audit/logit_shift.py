@@ -10,15 +10,15 @@ from torch import Tensor
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import (
     as_float64,
     as_rows_say,
     component_names,
     gap,
     relative_gap,
 )
-from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.probe import Check, Observation, Record
 
 TEXTS = 8
 HEADS_ANEW = 8

@@ -14,13 +14,19 @@ from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import SITES
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.attention_places import FIRST, ITSELF, kind_of_token
-from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, component_names, relative_gap
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.labels import check_slots
-from rlhf_lab.probes.bindings.logit_shift import TWO_NODES
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.audit.anew import (
+    as_float64,
+    as_rows_say,
+    component_names,
+    relative_gap,
+    unpadded_row,
+)
+from tests.probes.audit.intervals import check_widths
+from tests.probes.audit.labels import check_slots
+from tests.probes.audit.logit_shift import TWO_NODES
 
 DRIFT_CAUSES = ("qk", "ov", "wo")
 ROWS_ALONE, LAYERS_ANEW = 3, 2
@@ -66,7 +72,7 @@ def bind_attention_drift(
     models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
     tokenizer = models[1].tokenizer
     ids = tuple(tokenizer.encode(word, add_special_tokens=False)[0] for word in words)
-    texts = [rows.text_of(row, end) for row, end in enumerate(at[:ROWS_ALONE].tolist())]
+    texts = [unpadded_row(rows, row, end) for row, end in enumerate(at[:ROWS_ALONE].tolist())]
     anew = [[_run_alone(model, text, ids) for model in models] for text in texts]
     rng = np.random.default_rng(seen.ctx.phase)
     allowed = seen.allowed(1e-4, half=0.3)
@@ -266,4 +272,4 @@ def _scores(
 def _query_name(seen: Observation, values: dict, rows: TextRows, row: int, own: int) -> str:
     if "slots" in values:
         return values["slots"][own]
-    return kind_of_token(int(rows.text_of(row)[own]), seen.ctx.policy.base_model.tokenizer)
+    return kind_of_token(int(unpadded_row(rows, row)[own]), seen.ctx.policy.base_model.tokenizer)

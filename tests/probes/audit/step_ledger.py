@@ -7,7 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.training import Functions
+from tests.probes.audit.anew import (
     as_float64,
     as_rows_say,
     gap,
@@ -17,9 +19,7 @@ from rlhf_lab.probes.bindings.anew import (
     states_anew,
     value_rounding,
 )
-from rlhf_lab.probes.bindings.labels import check_tokens
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.training import Functions
+from tests.probes.audit.labels import check_tokens
 
 Columns = dict[str, Float[Tensor, "minibatch gen"]]
 SMALL = 1e-9

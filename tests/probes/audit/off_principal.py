@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import as_float64
-from rlhf_lab.probes.bindings.weight_delta import flattened
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training.random_streams import phase_generator
+from tests.probes.audit.anew import as_float64
+from tests.probes.audit.weight_delta import flattened
 
 WORK = 4e9
 """Products that a record's decompositions may take: rows times columns times the shorter side."""

@@ -4,7 +4,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.text_heatmap import credited_by_values
+from tests.probes.audit.anew import (
     States,
     as_float64,
     as_rows_say,
@@ -15,8 +17,7 @@ from rlhf_lab.probes.bindings.anew import (
     rounding,
     value_rounding,
 )
-from rlhf_lab.probes.bindings.labels import check_tokens
-from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.labels import check_tokens
 
 TRUTH = ("true_value", "true_advantage")
 
@@ -54,14 +55,6 @@ def _credit(seen: Observation, stored: dict[str, Tensor], mask: Bool[Tensor, "n 
         miss = relative_gap(stored["advantage"], found, mask)
         checks.append(Check.at_most("advantages follow from the stored values", miss, 1e-4))
     return checks
-
-
-def credited_by_values(seen: Observation) -> bool:
-    """Whether the advantages are GAE's or the one-step ones of the values and the last reward."""
-    args = seen.args
-    by_values = args.advantages in ("one_step", "gae") and "advantages" not in seen.own_parts
-    last_token_alone = args.kl_in == "loss" and seen.ctx.rollout.token_rewards is None
-    return by_values and last_token_alone and not args.whiten_rewards
 
 
 def credit_backwards(

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from rlhf_lab.models.transformer_lens import is_centered
-from rlhf_lab.probes.bindings.anew import as_float64, relative_gap
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.tuned_lens import PENALTIES
+from tests.probes.audit.anew import as_float64, relative_gap
 
 Residuals = dict[str, Float[Tensor, "batch seq d_model"]]
 Translator = Callable[[Float[Tensor, "*rows d_model"]], Float[Tensor, "*rows d_model"]]

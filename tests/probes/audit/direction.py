@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.probes.bindings.anew import as_float64, gap
-from rlhf_lab.probes.bindings.labels import check_slots
 from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import as_float64, gap
+from tests.probes.audit.labels import check_slots
 
 CONTROL_ERRORS = 4.5
 """Standard errors by which the best of all cells may read labels that were shuffled."""

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from rlhf_lab.probes.bindings.anew import as_float64, gap
 from rlhf_lab.probes.policy_value import ROWS_TOGETHER, TextReward
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training.random_streams import phase_generator
+from tests.probes.audit.anew import as_float64, gap
 
 
 def bind_policy_values(seen: Observation, record: Record, reward: TextReward) -> list[Check]:

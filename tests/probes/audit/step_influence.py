@@ -1,5 +1,6 @@
 """Checks of StepInfluence's record: rows, labels and signs against interventions on weights."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -8,10 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, restrict
-from rlhf_lab.models.device import exact
-from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, off_mask, relative_gap
-from rlhf_lab.probes.bindings.labels import check_slots, check_tokens
-from rlhf_lab.probes.bindings.read_out_rows import check_read_out
+from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.probes.policy_groups import transformer_groups
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.step_influence import (
@@ -21,9 +19,12 @@ from rlhf_lab.probes.step_influence import (
     inner,
     row_direction,
 )
-from rlhf_lab.probes.step_shares import Target, exact_copy, shares_of, slope_of, where_exact_policy
+from rlhf_lab.probes.step_shares import Target, exact_copy, shares_of, slope_of
 from rlhf_lab.probes.step_taken import BeforeStep, moved_weights
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.audit.anew import as_float64, as_rows_say, gap, off_mask, relative_gap
+from tests.probes.audit.labels import check_slots, check_tokens
+from tests.probes.audit.read_out_rows import check_read_out
 
 MOVE = {torch.float64: 1e-6, torch.float32: 2e-3}
 """How far weights are moved for a central difference, as a share of their own norm."""
@@ -132,7 +133,9 @@ class _Redone:
     ) -> None:
         self.seen, self.before, self.target, self.groups = seen, before, target, groups
         ctx = seen.ctx
-        self.policy = where_exact_policy(ctx.policy)
+        self.policy = ctx.policy
+        if has_float64(ctx.policy.device):
+            self.policy = copy.deepcopy(ctx.policy).to(torch.float64)
         models = self.policy, ctx.reference
         self.shares = shares_of(*models, ctx.minibatch, seen.args, ctx.kl_coef)
         dtype = next(self.policy.parameters()).dtype

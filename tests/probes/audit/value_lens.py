@@ -6,7 +6,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.models import TransformerWithCritic
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.policy_value import TextReward
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.tuned_lens import PENALTIES, spread_over
+from rlhf_lab.training.capture import text_at
+from tests.probes.audit.anew import (
     ROWS_ANEW,
     as_float64,
     as_rows_say,
@@ -14,13 +18,9 @@ from rlhf_lab.probes.bindings.anew import (
     relative_gap,
     value_rounding,
 )
-from rlhf_lab.probes.bindings.labels import check_slots
-from rlhf_lab.probes.bindings.policy_value import bind_policy_values
-from rlhf_lab.probes.bindings.tuned_lens import Residuals, Translator, r2_of, refit_translator
-from rlhf_lab.probes.policy_value import TextReward
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.probes.tuned_lens import PENALTIES, spread_over
-from rlhf_lab.training.capture import text_at
+from tests.probes.audit.labels import check_slots
+from tests.probes.audit.policy_value import bind_policy_values
+from tests.probes.audit.tuned_lens import Residuals, Translator, r2_of, refit_translator
 
 LENSES = 4
 """Sites whose lens is read anew in each record."""

@@ -17,11 +17,11 @@ from rlhf_lab.models import (
     merged_copy,
 )
 from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
-from rlhf_lab.probes.bindings.anew import as_float64, gap, relative_gap
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.weight_delta import flattened, power_iteration
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import sample_in_parts
+from tests.probes.audit.anew import as_float64, gap, relative_gap
+from tests.probes.audit.intervals import check_widths
+from tests.probes.audit.weight_delta import flattened, power_iteration
 
 PIECES_ANEW = 6
 """Pieces whose words are found again in each record."""

@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.organism.rewards import gold
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.sampling_spec import SamplingSpec
+from tests.probes.audit.anew import (
     ROWS_ANEW,
     as_float64,
     as_rows_say,
@@ -20,9 +22,7 @@ from rlhf_lab.probes.bindings.anew import (
     rollout_anew,
     rounding,
 )
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.sampling_spec import SamplingSpec
+from tests.probes.audit.intervals import check_widths
 
 PRIOR_TOKENS = 100
 """Those of `word_log_odds`."""

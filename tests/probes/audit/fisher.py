@@ -10,21 +10,13 @@ from torch import Tensor
 from rlhf_lab.models import effective_weights, merged_copy
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import as_float64, relative_gap
-from rlhf_lab.probes.bindings.kl_attribution import kl_at_states, share_of_group
+from rlhf_lab.probes.fisher import short_share
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
+from tests.probes.audit.anew import as_float64, relative_gap
+from tests.probes.audit.kl_attribution import kl_at_states, share_of_group
 
-SMALL_STEP = 0.03
-"""A share of the change that is short enough for the quadratic form."""
-SMALL_KL = 1e-6
-"""Nats per sequence, of a step that is short enough where texts are all but certain."""
 ROWS_MOVED = 4
-
-
-def short_share(quad: float) -> float:
-    """A share of a change whose KL is its quadratic form to 1 %, which float64 still resolves."""
-    return min(SMALL_STEP, (SMALL_KL / max(quad, 1e-30)) ** 0.5)
 
 
 @torch.no_grad()

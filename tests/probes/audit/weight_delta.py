@@ -10,8 +10,8 @@ from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.lora import MARK
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import as_float64, gap
 from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import as_float64, gap
 
 MATRICES = 3
 """Matrices whose spectrum is computed anew in each record."""

@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.probes.bindings.anew import as_float64, relative_gap
-from rlhf_lab.probes.bindings.step_ledger import whitened
 from rlhf_lab.probes.probe import Check, Observation
 from rlhf_lab.probes.step_influence import ByWeight
 from rlhf_lab.probes.step_shares import with_weights
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.audit.anew import as_float64, relative_gap
+from tests.probes.audit.step_ledger import whitened
 
 ROW_ROUNDING = {"fp32": 1e-3, "tf32": 0.05, "bf16": 0.2}
 W_U, B_U = "base_model.unembed.W_U", "base_model.unembed.b_U"

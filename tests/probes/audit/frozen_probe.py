@@ -8,18 +8,17 @@ from torch import Tensor
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.transformer_lens import HookPoint
 from rlhf_lab.organism.rewards import gold, grammatical
-from rlhf_lab.probes.bindings.anew import as_float64, as_rows_say, gap, rounding
-from rlhf_lab.probes.bindings.direction import Reader, fit_reader, larger_class, missed_right
-from rlhf_lab.probes.bindings.intervals import check_widths
+from rlhf_lab.probes.frozen_probe import LEAST_SIZE
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import draw_token, sampling_noise
 from rlhf_lab.sampling_spec import SamplingSpec
+from tests.probes.audit.anew import as_float64, as_rows_say, gap, rounding
+from tests.probes.audit.direction import Reader, fit_reader, larger_class, missed_right
+from tests.probes.audit.intervals import check_widths
 
 SITE_ERRORS = 3.5
 FOUR_DECIMALS = 6e-5
 """What rounding to four decimals, as the intervals are stored, may change."""
-LEAST_SIZE = 1e-3
-"""Below this difference of means the token is always the same, and rounding is what differs."""
 SCORES = ("gold", "grammatical", "surprise")
 ANEW = 2
 """Texts that are written anew."""

@@ -5,7 +5,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.probes.bindings.anew import (
+from rlhf_lab.probes.probe import Check, Observation, Record
+from rlhf_lab.probes.reel_truth import ReelTruth
+from tests.probes.audit.anew import (
     as_float64,
     as_rows_say,
     gap,
@@ -13,10 +15,8 @@ from rlhf_lab.probes.bindings.anew import (
     rollout_anew,
     rounding,
 )
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.labels import check_slots
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.probes.reel_truth import ReelTruth
+from tests.probes.audit.intervals import check_widths
+from tests.probes.audit.labels import check_slots
 
 ESTIMATES = {
     "k1": lambda d: d,

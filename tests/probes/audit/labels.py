@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rlhf_lab.probes.bindings.anew import misspelt
 from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import misspelt
 
 
 def check_slots(seen: Observation, record: Record, first: int = 0) -> Check:

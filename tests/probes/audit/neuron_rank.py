@@ -12,9 +12,11 @@ from torch import Tensor
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.transformer_lens import HookedTransformer
-from rlhf_lab.probes.bindings.anew import as_float64, gap
-from rlhf_lab.probes.bindings.intervals import check_widths
-from rlhf_lab.probes.bindings.logit_shift import (
+from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.probe import Check, Observation, Record
+from tests.probes.audit.anew import as_float64, gap
+from tests.probes.audit.intervals import check_widths
+from tests.probes.audit.logit_shift import (
     End,
     Upto,
     logit_loss,
@@ -22,8 +24,6 @@ from rlhf_lab.probes.bindings.logit_shift import (
     run_upto,
     upto_position,
 )
-from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.probe import Check, Observation, Record
 
 LEAST_CONTRIBUTION = 0.01
 """Of a contribution: a logit difference is rounded to a thousandth of that."""
