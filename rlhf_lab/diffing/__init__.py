@@ -5,7 +5,6 @@ from rlhf_lab.diffing.adapter import AdapterPieces, adapter_pieces
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
-from rlhf_lab.diffing.crosscoder_checks import check_crosscoder
 from rlhf_lab.diffing.crosscoder_record import (
     CrosscoderRecord,
     latent_scaling,
@@ -64,7 +63,6 @@ __all__ = [
     "ablate_heads",
     "adapter_pieces",
     "attention_split",
-    "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "compare",

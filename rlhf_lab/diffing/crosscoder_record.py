@@ -1,4 +1,4 @@
-"""Crosscoder record: relative decoder norms, latent scaling and top tokens, with their checks."""
+"""Crosscoder record: relative decoder norms, latent scaling, top tokens and control checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -46,6 +46,9 @@ class CrosscoderRecord:
         spliced_kl, ablated_kl: of each model, in nats per text: with the reconstruction in place of
             the activation, and with the mean.
         control: relative norms of a crosscoder of the first model beside itself.
+        checks: of the fit and its control: the spliced KL is below 1 % of the KL of mean ablation,
+            the latents per token are within 25 % of k, and no control latent has a
+            relative norm above .7.
     """
 
     models: tuple[str, str]
@@ -143,7 +146,7 @@ def record_crosscoder(
     control: Crosscoder,
     by_tuned: Bool[Tensor, " text"] | None = None,
 ) -> CrosscoderRecord:
-    """Put together what a crosscoder found; `check_crosscoder` says what it is worth.
+    """Record the latents of a crosscoder, with checks of its fit and its control.
 
     Args:
         kl: of both models on some texts, from `spliced_kl`.
@@ -181,6 +184,8 @@ def record_crosscoder(
     missing = torch.where(values > 0, 0, 1).bool()
     look_up = lambda column: column[found].masked_fill(missing, -1)
     unknown = torch.full_like(fires, torch.nan)
+    per_token = (fires.sum() / n).item()
+    control_norms = relative_norms(control)[control_alive(control, store, 0)]
     return CrosscoderRecord(
         models=tuple(store.models),
         site=site,
@@ -197,11 +202,24 @@ def record_crosscoder(
         top_positions=look_up(places.positions),
         top_values=values.contiguous(),
         unexplained=(errors / variance).float(),
-        latents_per_token=(fires.sum() / n).item(),
+        latents_per_token=per_token,
         spliced_kl=kl.spliced,
         ablated_kl=kl.ablated,
-        control=relative_norms(control)[control_alive(control, store, 0)],
+        control=control_norms,
+        checks=_control_checks(k, per_token, kl, control_norms),
     )
+
+
+def _control_checks(
+    k: int, per_token: float, kl: SplicedKL, control: Float[Tensor, " control"]
+) -> list[Check]:
+    above = (control > TUNED_ONLY).sum().item() if len(control) else torch.nan
+    ratio = (kl.spliced / kl.ablated).max()
+    return [
+        Check.at_most("spliced KL relative to mean ablation", ratio, 0.01),
+        Check.at_most("latents per token differ from k", abs(per_token / k - 1), 0.25),
+        Check.at_most(f"control latents above {TUNED_ONLY}", above, 0),
+    ]
 
 
 def control_alive(

@@ -1,7 +1,6 @@
 """The crosscoder: a planted feature is found, its checks hold, and faults fail them."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +11,6 @@ from rlhf_lab.diffing import (
     ActivationStore,
     Crosscoder,
     CrosscoderRecord,
-    check_crosscoder,
     collect_activations,
     fit_crosscoder,
     latent_scaling,
@@ -25,6 +23,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import ReelTruth
+from tests.diffing.crosscoder_checks import check_crosscoder
 from tests.diffing.faults_crosscoder import FAULTS
 from tests.probes.planting import planted
 
@@ -155,22 +154,21 @@ def test_a_planted_fault_is_told_by_the_checks(
         made = fitted(40) if fault.run == "fit" else found
         record = fitted.recorded(made.store, made.coder, control)
     checks = check_crosscoder(record, made.coder, made.store, models, reviews, by_tuned)
-    told = {check.name for check in checks if not check.ok}
+    failed = {check.name for check in checks if not check.ok}
     if fault.run == "fit":  # forty steps leave the spliced KL as it is
-        told -= {"spliced KL over mean-ablation's"}
-    assert told
+        failed -= {"spliced KL relative to mean ablation"}
+    assert failed
 
 
 @pytest.mark.slow
-def test_a_record_is_saved_with_its_control_and_checks(found, models, reviews, tmp_path):
+def test_a_record_is_saved_with_its_control_and_checks(found, tmp_path):
     from rlhf_lab.training.checkpoint import load_checkpoint
 
-    checks = check_crosscoder(found.record, found.coder, found.store, models, reviews)
-    replace(found.record, checks=checks).save(tmp_path / "record.safetensors")
+    found.record.save(tmp_path / "record.safetensors")
     tensors, notes = load_checkpoint(tmp_path / "record.safetensors")
     assert torch.equal(tensors["control"], found.record.control)
     assert notes["crosscoder"]["models"] == ["base", "tuned"]
-    assert len(notes["crosscoder"]["checks"]) == 20
+    assert [check["ok"] for check in notes["crosscoder"]["checks"]] == [True] * 3
 
 
 def two_latents() -> Crosscoder:
