@@ -1,6 +1,5 @@
 """Mutants: wrong answers made from a reference by an exercise's slips or generic mistakes."""
 
-import ast
 import contextlib
 import inspect
 import re
@@ -13,9 +12,6 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.exercise import Answer, Exercise, Slip
-
-Rewrite = tuple[str, ast.AST]
-"""What a rewrite of a reference does wrong, and the node that stands there then."""
 
 RETURNS_ZERO = "this returns 0, whatever it is given"
 DETACHED = "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"

@@ -47,7 +47,7 @@ class Miss:
     case: Case | None = None
 
 
-def observe(exercise: Exercise, fn: Answer, case: Case, seconds: float | None = None) -> Outcome:
+def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     """Call a function on a case, and note everything that is compared.
 
     1. Give it copies of the tensors, so that a change in place shows and harms nothing.
@@ -64,7 +64,7 @@ def observe(exercise: Exercise, fn: Answer, case: Case, seconds: float | None = 
     }
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
-        with contained(seconds):
+        with contained():
             results = _named(exercise.observe(fn, {**case.arguments, **copies}))
             gradients, attached = _gradients(results, leaves)
     except Exception as error:
@@ -224,7 +224,7 @@ def _plain_rows(name: str, value: Any, expected: Any) -> tuple[tuple[str, str, s
 
 def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
     """Rows about the first entry that differs and how many do; none where all are close."""
-    differs = differing_entries(value, expected)
+    differs = _differing_entries(value, expected)
     if not differs.any():
         return ()
     index = tuple(differs.nonzero()[0].tolist())
@@ -235,7 +235,7 @@ def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, s
     return tuple(rows)
 
 
-def differing_entries(value: Tensor, expected: Tensor) -> Tensor:
+def _differing_entries(value: Tensor, expected: Tensor) -> Tensor:
     """Where two tensors of one shape differ by more than rounding."""
     if not expected.is_floating_point():
         return value != expected

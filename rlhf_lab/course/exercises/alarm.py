@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_lab.course.dashboards import stored_dashboards
 from rlhf_lab.course.exercise import Case, exercise_from
-from rlhf_lab.course.own_code import own_code
+from rlhf_lab.course.own_code import parse_answer
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -128,10 +128,10 @@ def _silenced(
 
 def _joins_by_all(fn: Callable[..., Any]) -> bool:
     """Whether an alarm ends in signs that all have to be there."""
-    code = own_code(fn)
-    if code is None:
+    definition = parse_answer(fn)
+    if definition is None:
         return False
-    returned = [n.value for n in ast.walk(code.tree) if isinstance(n, ast.Return)]
+    returned = [n.value for n in ast.walk(definition) if isinstance(n, ast.Return)]
     return any(
         (isinstance(value, ast.BoolOp) and isinstance(value.op, ast.And))
         or (isinstance(value, ast.Call) and ast.unparse(value.func) == "all")
