@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.functional import LOG_ZERO, token_logprobs
+
 SomeRows = TypeVar("SomeRows", bound="Rows")
 """A type variable: the same class with some of its rows."""
 
@@ -52,6 +54,20 @@ class Support(Rows):
         # from the state before the first generated token to that before the last
         removed[:, prefix_len - 1 : -1] = outside.scatter(-1, tokens, False)[..., :-1]
         return logits.masked_fill(removed, -torch.inf)
+
+    def token_logprobs(
+        self, logprobs: Float[Tensor, "batch gen d_vocab"], tokens: Int[Tensor, "batch gen"]
+    ) -> Float[Tensor, "batch gen"]:
+        """Compute the log-probability of each generated token, renormalized over the support.
+
+        1. Gather the log-probabilities of the support (`log_probs` computes `logprobs`).
+        2. Subtract their logsumexp from that of the token.
+        3. Set a token outside the support to -inf.
+        """
+        inside = logprobs.gather(-1, self.tokens).masked_fill(~self.kept, LOG_ZERO)
+        renormalized = token_logprobs(logprobs, tokens) - inside.logsumexp(dim=-1)
+        is_kept = ((self.tokens == tokens[..., None]) & self.kept).any(dim=-1)
+        return renormalized.masked_fill(~is_kept, -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import get_logprobs
+from rlhf_lab.functional import generated_logits, get_logprobs, log_probs, masked_mean
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.decode import State
 from rlhf_lab.models.transformer_lens import HookedTransformer
@@ -462,6 +465,9 @@ def test_scoring_on_the_kept_support_gives_the_logprobs_of_the_sampler(policy, s
     restricted = found.support.restrict(logits / spec.temperature, found.prefix_len)
     logprobs = get_logprobs(restricted, found.tokens, found.prefix_len)
     torch.testing.assert_close(logprobs, found.logprobs, atol=1e-5, rtol=0)
+    every = log_probs(generated_logits(logits, found.prefix_len), spec.temperature)
+    gathered = found.support.token_logprobs(every, found.tokens[:, found.prefix_len :])
+    torch.testing.assert_close(gathered, found.logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(values[:, 4:-1], found.values, atol=1e-5, rtol=0)
     assert (plain - found.logprobs).abs().max() > 0.1, "truncation has to matter here"
 
@@ -504,6 +510,51 @@ def test_restrict_lets_the_gradient_through_inside_the_support_only():
     restricted = support.restrict(logits, 2)
     restricted[:, 1].log_softmax(-1)[0, 1].backward()
     assert torch.equal(logits.grad[0, 1], torch.tensor([0.0, 0.5, 0.0, -0.5]))
+
+
+def test_support_token_logprobs_match_hand_computed():
+    # (1/2, 1/4, 1/4) within {2, 0}: token 2 has 1/3; token 1, kept in the second row only, has 1/4
+    logits = torch.tensor([[[math.log(2), 0, 0], [math.log(2), 0, 0]]], requires_grad=True)
+    tokens = torch.tensor([[[2, 0, 1], [0, 1, 2]]])
+    kept = torch.tensor([[[True, True, False], [True, True, True]]])
+    support = Support(tokens, kept)
+    logprobs = support.token_logprobs(log_probs(logits), torch.tensor([[2, 1]]))
+    assert logprobs[0].tolist() == pytest.approx([math.log(1 / 3), math.log(1 / 4)])
+    logprobs[0, 0].backward()
+    expected = torch.tensor([[-2 / 3, 0, 2 / 3], [0, 0, 0]])
+    torch.testing.assert_close(logits.grad[0], expected)
+    outside = support.token_logprobs(log_probs(logits), torch.tensor([[1, 1]]))
+    assert outside[0, 0] == -INF and outside[0, 1].isfinite()
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9), st.integers(0, 1000))
+@hypothesis_settings(max_examples=30, deadline=None)
+def test_support_token_logprobs_match_restricted_logits(batch, gen, d_vocab, seed):
+    """In value and gradient, as `get_logprobs` scores what `restrict` leaves."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch, gen + 1, d_vocab, generator=draw, dtype=torch.float64) * 5
+    tokens = torch.rand(batch, gen, d_vocab, generator=draw).argsort(-1)[..., :4]
+    kept = torch.rand(tokens.shape, generator=draw) < 0.6
+    kept[..., 0] = True
+    support, weight = Support(tokens, kept), torch.rand(batch, gen, generator=draw)
+    chosen = tokens[..., 0]
+    one, other = (logits.clone().requires_grad_() for _ in "ab")
+    got = support.token_logprobs(log_probs(one[:, :-1], 0.7), chosen)
+    shifted = torch.cat([chosen[:, :1], chosen], 1)
+    expected = get_logprobs(support.restrict(other, 1), shifted, 1, 0.7)
+    torch.testing.assert_close(got, expected)
+    (got * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_support_token_logprobs_stay_finite_when_nothing_is_kept():
+    logits = torch.tensor([[[0.0, -INF, 1.0]]], requires_grad=True)
+    support = Support(torch.tensor([[[0, 1]]]), torch.tensor([[[False, False]]]))
+    logprobs = support.token_logprobs(log_probs(logits), torch.tensor([[0]]))
+    assert logprobs.item() == -INF
+    masked_mean(logprobs, torch.tensor([[False]])).backward()
+    assert (logits.grad == 0).all()
 
 
 def test_rows_of_a_support_are_chosen_by_index():

@@ -129,7 +129,8 @@ def test_every_metric_names_a_function():
 
 
 READABLE = {
-    "get_logprobs",
+    "log_probs",
+    "token_logprobs",
     "kl_per_token",
     "calc_kl_penalty",
     "entropy_per_token",

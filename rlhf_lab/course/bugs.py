@@ -44,12 +44,11 @@ def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
 
 def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
     def kl_penalty(
-        logits: Float[Tensor, "batch gen d_vocab"],
-        ref_logits: Float[Tensor, "batch gen d_vocab"],
+        kl: Float[Tensor, "batch gen"],
         kl_coef: float,
         mask: Bool[Tensor, "batch gen"],
     ) -> Float[Tensor, ""]:
-        return calc_kl_penalty(logits, ref_logits, -kl_coef, mask)
+        return calc_kl_penalty(kl, -kl_coef, mask)
 
     return {"kl_penalty": kl_penalty}
 

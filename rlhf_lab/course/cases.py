@@ -1,13 +1,14 @@
 """Test cases of an exercise: seeded arguments, drawn from the shapes in its annotations."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from rlhf_lab.course.exercise import Case
+from rlhf_lab.functional import log_probs
 
 Sizes = Mapping[str, int]
 USUAL = {"batch": 3, "gen": 4, "d_vocab": 5}
@@ -133,7 +134,15 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) ->
 
 
 def filtered(fn, *names: str) -> Case:
-    """A case in which one word of the vocabulary cannot be said, as after top-k."""
+    """A case in which one token of the vocabulary has logit -inf, as after top-k."""
     arguments = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
     cut = {name: arguments[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
-    return Case("one word has logit -inf", arguments | cut)
+    return Case("one token has probability 0", arguments | cut)
+
+
+def with_log_probs(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Turn every argument, drawn as logits, into what `log_probs` returns for it."""
+    return tuple(
+        Case(case.label, {name: log_probs(x) for name, x in case.arguments.items()})
+        for case in cases
+    )

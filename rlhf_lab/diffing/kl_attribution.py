@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_lab.diffing.groups import Groups, check_partition
 from rlhf_lab.diffing.quadrature import NODES, quadrature
 from rlhf_lab.diffing.weight_line import WeightLine
-from rlhf_lab.functional import kl_per_token
+from rlhf_lab.functional import kl_per_token, log_probs
 
 ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]
 
@@ -73,9 +73,9 @@ def kl_by_output(
     """
     h0, change = parts0.sum(0), parts1 - parts0
     with torch.no_grad():
-        reference = read_out0(h0)
+        reference = log_probs(read_out0(h0)[None])
         of_read_out, whole = (
-            kl_per_token(read_out1(h)[None], reference[None])[0] for h in (h0, parts1.sum(0))
+            kl_per_token(log_probs(read_out1(h)[None]), reference)[0] for h in (h0, parts1.sum(0))
         )
     at, weights = quadrature(nodes)
     integrand = []
@@ -83,7 +83,7 @@ def kl_by_output(
         with torch.enable_grad():
             h = (h0 + node * change.sum(0)).requires_grad_()
             (gradient,) = torch.autograd.grad(
-                kl_per_token(read_out1(h)[None], reference[None]).sum(), h
+                kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h
             )
         integrand.append(torch.einsum("cnd,nd->cn", change, gradient))
     found = torch.stack(integrand)
@@ -125,7 +125,7 @@ def kl_by_weights(
     for rows in torch.arange(len(tokens)).split(rows_at_once):
         text = tokens[rows], mask[rows]
         with torch.no_grad():
-            reference = line.logits(line.before, *text)
+            reference = log_probs(line.logits(line.before, *text))
             ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
         found = []
         for j, node in enumerate(at):
@@ -140,11 +140,11 @@ def kl_by_weights(
 
 def _kl(
     logits: Float[Tensor, "batch seq d_vocab"],
-    reference: Float[Tensor, "batch seq d_vocab"],
+    ref_logprobs: Float[Tensor, "batch seq d_vocab"],
     states: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, " batch"]:
     """The KL of each sequence."""
-    return kl_per_token(logits, reference).masked_fill(~states, 0.0).sum(1)
+    return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
 
 
 def _moved(

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional import kl_per_token
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
 
@@ -47,7 +47,9 @@ def lens_divergence(
     """
     chosen = states.to(residuals.device).expand(residuals.shape[:-1])
     found = [
-        kl_per_token(logit_lens(model, own[None]), logit_lens(reference, other[None]))[0]
+        kl_per_token(
+            log_probs(logit_lens(model, own[None])), log_probs(logit_lens(reference, other[None]))
+        )[0]
         for own, other in zip(
             *(
                 h[chosen].split(max(1, NUMBERS_READ // model.cfg.d_vocab))

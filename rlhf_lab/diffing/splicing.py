@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.activation_store import ActivationStore, Model
 from rlhf_lab.diffing.crosscoder import Crosscoder
-from rlhf_lab.functional import kl_per_sequence, kl_per_token
+from rlhf_lab.functional import kl_per_sequence, kl_per_token, log_probs
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 
@@ -56,7 +56,8 @@ def spliced_kl(
                 (ablated, mean[i].expand_as(made[:, :, i])),
             ):
                 logits = with_activation(models[name], ids, site, instead, there)
-                kl = kl_per_token(acts[name]["logits"], logits.to(acts[name]["logits"].device))
+                logprobs = log_probs(acts[name]["logits"])
+                kl = kl_per_token(logprobs, log_probs(logits.to(logprobs.device)))
                 found.append(kl_per_sequence(kl).double().cpu())
     by_model = lambda found: torch.stack(
         [torch.cat(found[i :: len(store.models)]).mean() for i in range(len(store.models))]

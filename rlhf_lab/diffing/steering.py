@@ -16,6 +16,7 @@ from rlhf_lab.functional import (
     generated_logits,
     kl_per_sequence,
     kl_per_token,
+    log_probs,
 )
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead
@@ -188,19 +189,19 @@ def _written(
     generator = torch.Generator().manual_seed(seed)
     with policy.base_model.hooks(fwd_hooks=steering_hooks(site, added)):
         samples = sample(policy, prompts, spec, generator)
-        logits = _logits(policy, samples)
-    kl = kl_per_sequence(kl_per_token(logits, _logits(policy, samples)), samples.mask)
+        logprobs = _logprobs(policy, samples)
+    kl = kl_per_sequence(kl_per_token(logprobs, _logprobs(policy, samples)), samples.mask)
     texts = samples.texts(policy.base_model.tokenizer)
     found = {name: figure(texts).float().cpu() for name, figure in figures.items()}
     return found | {KL: kl.cpu()}, samples
 
 
-def _logits(
+def _logprobs(
     policy: TransformerWithValueHead, samples: Samples
 ) -> Float[Tensor, "batch gen d_vocab"]:
     ids, there = samples.tokens, samples.attention_mask
     logits = capture_activations(policy, ids, ["logits"], attention_mask=there)["logits"]
-    return generated_logits(logits, samples.prefix_len)
+    return log_probs(generated_logits(logits, samples.prefix_len))
 
 
 def _lengths(rows: Sequence[Steered], vectors: Mapping[str, Vector]) -> Check:

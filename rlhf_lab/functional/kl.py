@@ -33,27 +33,26 @@ __all__ = [
     "kl_straight_through",
 ]
 
+MAX_KL = 1e6  # nats; only a reference log-probability of LOG_ZERO gives more
+
 
 def kl_per_token(
-    logits: Float[Tensor, "batch gen d_vocab"], ref_logits: Float[Tensor, "batch gen d_vocab"]
+    logprobs: Float[Tensor, "batch gen d_vocab"], ref_logprobs: Float[Tensor, "batch gen d_vocab"]
 ) -> Float[Tensor, "batch gen"]:
     """Compute KL(policy || reference) at each generated token, exactly, over the whole vocabulary.
 
-    1. Take the log-softmax of both.
-    2. Keep the tokens with positive probability under the policy, since 0 * log 0 is 0.
-    3. Sum probability times difference of log-probabilities over the vocabulary.
+    1. Sum probability times difference of log-probabilities over the vocabulary.
+    2. Set a KL above `MAX_KL` to inf: the policy can produce a token that the reference cannot.
 
-    In nats per token; identical logits give exactly 0.0. Filtered tokens (logit -inf) are allowed
-    on either side; where the policy can say what the reference cannot, the KL is inf.
-    Half-precision input gives a float32 result.
+    `log_probs` computes both arguments. In nats per token; identical distributions give exactly
+    0.0. An infinite KL has gradient 0. (For a token that the reference cannot produce, a policy
+    probability below 1e-24 does not make the KL inf.) Raises ValueError for unequal shapes.
 
     KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
     """
-    logprobs = at_least_float32(logits).log_softmax(dim=-1)
-    ref_logprobs = at_least_float32(ref_logits).log_softmax(dim=-1)
-    possible = logprobs.exp() > 0
-    logprobs, ref_logprobs = zero_masked(logprobs, possible), zero_masked(ref_logprobs, possible)
-    return zero_masked(logprobs.exp() * (logprobs - ref_logprobs), possible).sum(dim=-1)
+    check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum(dim=-1)
+    return kl.masked_fill(kl > MAX_KL, torch.inf)
 
 
 def kl_per_sequence(
@@ -68,25 +67,21 @@ def kl_per_sequence(
 
 
 def calc_kl_penalty(
-    logits: Float[Tensor, "batch gen d_vocab"],
-    ref_logits: Float[Tensor, "batch gen d_vocab"],
+    kl: Float[Tensor, "batch gen"],
     kl_coef: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
     denominator: Denominator = None,
 ) -> Float[Tensor, ""]:
-    """Average the exact KL over the real generated tokens, times its coefficient.
+    """Average the KL over the real generated tokens, times its coefficient.
 
-    1. Blank the logits at masked tokens.
-    2. Take the exact KL at each generated token (prompt positions do not belong in the input, see
-       `generated_logits`).
-    3. Average over the real tokens, and multiply by `kl_coef`.
+    1. Average `kl` (see `kl_per_token`) over the real tokens.
+    2. Multiply by `kl_coef`.
 
     The penalty is subtracted from the objective. `denominator` as in `masked_mean`. Raises
     ValueError if the mask has another shape than `[batch gen]`.
 
     kl_coef * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))   (Ziegler et al. 2019, equation 2)
     """
-    kl = kl_per_token(zero_masked(logits, mask), zero_masked(ref_logits, mask))
     return kl_coef * masked_mean(kl, mask, denominator=denominator)
 
 
@@ -213,7 +208,7 @@ def calc_sampled_kl_penalty(
     1. Estimate the KL of each token (see `kl_estimate`).
     2. Aggregate, and multiply by `kl_coef`.
 
-    It needs one log-probability per token where `calc_kl_penalty` needs the logits of the whole
+    It needs one log-probability per token; the exact KL (`kl_per_token`) needs those of the whole
     vocabulary. The penalty is subtracted from the objective. Raises ValueError as `kl_estimate`
     and `aggregate` do.
     """

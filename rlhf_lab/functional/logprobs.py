@@ -6,9 +6,52 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlhf_lab.functional.masks import at_least_float32
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 
-__all__ = ["generated_logits", "generated_values", "get_logprobs", "get_max_logprobs"]
+__all__ = [
+    "LOG_ZERO",
+    "generated_logits",
+    "generated_values",
+    "get_logprobs",
+    "get_max_logprobs",
+    "log_probs",
+    "token_logprobs",
+]
+
+LOG_ZERO = -1e30  # stands for log 0: 0 * LOG_ZERO is 0, where 0 * -inf is nan
+
+
+def log_probs(
+    logits: Float[Tensor, "batch gen d_vocab"], temperature: float = 1.0
+) -> Float[Tensor, "batch gen d_vocab"]:
+    """Compute the log-probability of every token of the vocabulary.
+
+    1. Divide the logits by the temperature.
+    2. Clamp them to at least `LOG_ZERO` and at most -`LOG_ZERO`.
+    3. Take the log-softmax over the vocabulary.
+
+    A filtered token (logit -inf) gets `LOG_ZERO`, whose exponential is 0. All results and gradients
+    are finite unless a logit is nan. Half-precision logits give a float32 result. Raises ValueError
+    unless temperature > 0.
+
+    log pi(v | s) = z[v] / T - log sum_u exp(z[u] / T)
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be greater than 0, got {temperature!r}.")
+    logits = at_least_float32(logits)
+    scaled = logits if temperature == 1 else logits / temperature
+    return scaled.clamp(LOG_ZERO, -LOG_ZERO).log_softmax(dim=-1)
+
+
+def token_logprobs(
+    logprobs: Float[Tensor, "batch gen d_vocab"], tokens: Int[Tensor, "batch gen"]
+) -> Float[Tensor, "batch gen"]:
+    """Select the log-probability of each generated token from those of the whole vocabulary.
+
+    Raises ValueError unless `tokens` has the shape `[batch gen]` of `logprobs`.
+    """
+    check_same_shape(logprobs.shape[:-1], tokens=tokens)
+    return logprobs.gather(-1, tokens[..., None])[..., 0]
 
 
 def get_logprobs(

@@ -19,6 +19,8 @@ from rlhf_lab.functional import (
     generated_values,
     get_logprobs,
     kl_per_token,
+    log_probs,
+    token_logprobs,
 )
 from rlhf_lab.models.decode import HookedDecoder
 from rlhf_lab.models.device import autocast
@@ -41,10 +43,7 @@ PADDED = "while decoding, hooks are to see the padding of unequal prompts on the
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """What the objective needs to know of the generated tokens.
-
-    The hooked form gives logits, for the functions of `rlhf_lab.functional` to make entropy and KL
-    of; the packed form gives entropy and KL of each token, and makes no logits.
+    """Per-token numbers that the objective needs.
 
     Args:
         logprobs: of the sampled tokens, under the truncation that sampled them.
@@ -52,16 +51,12 @@ class PolicyOutputs:
         entropy: over the whole vocabulary, in nats per token.
         kl: KL(policy || reference) over the whole vocabulary, in nats per token, if a reference was
             given.
-        logits, ref_logits: at the run's temperature, over the whole vocabulary; the second if a
-            reference was given.
     """
 
     logprobs: Float[Tensor, "batch gen"]
     values: Float[Tensor, "batch gen"]
-    entropy: Float[Tensor, "batch gen"] | None = None
+    entropy: Float[Tensor, "batch gen"]
     kl: Float[Tensor, "batch gen"] | None = None
-    logits: Float[Tensor, "batch gen d_vocab"] | None = None
-    ref_logits: Float[Tensor, "batch gen d_vocab"] | None = None
 
 
 def run_policy(
@@ -76,12 +71,12 @@ def run_policy(
     ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
     forward: Forward | None = None,
     logprobs: Callable[..., Tensor] = get_logprobs,
-    want_logits: bool = False,
 ) -> PolicyOutputs:
     """Run the policy once over finished texts, with gradients.
 
-    1. Take logits and values at the states before the generated tokens.
-    2. Read the reference's logits out of its stored residuals, if there is one.
+    1. Take logits and values at the states before the generated tokens, and log-probabilities of
+       the whole vocabulary once, for all per-token numbers.
+    2. Compute the KL from the reference's stored residuals, if a reference is given.
     3. Score the sampled tokens with the same temperature and truncation that sampled them.
 
     Args:
@@ -90,14 +85,13 @@ def run_policy(
         attention_mask: False on padding to the left of a prompt; None where there is none.
         support: the tokens that truncated sampling left, if it was on.
         ref_residuals: of the reference, at the states before the generated tokens.
-        logprobs: `(logits, tokens, prefix_len, temperature)`.
-        want_logits: give logits even where the models run packed. They are given anyway to a
-            function of the caller's own for `logprobs`.
+        logprobs: `(logits, tokens, prefix_len, temperature)`. A custom function gets the logits of
+            the whole vocabulary, with -inf outside the support.
     """
     forward = forward or Forward()
-    own_logprobs = logprobs is not get_logprobs
+    is_custom = logprobs is not get_logprobs
     models = (policy,) if reference is None else (policy, reference)
-    if not (want_logits or own_logprobs) and forward.packs(*models):
+    if not is_custom and forward.packs(*models):
         stats, values = packed_token_stats(
             policy,
             tokens,
@@ -113,16 +107,23 @@ def run_policy(
         )
         return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
     logits, values = policy_outputs(policy, tokens, attention_mask, forward)
-    scored = logits if support is None else support.restrict(logits, prefix_len)
-    ref_logits = None
+    full_logprobs, kl = log_probs(generated_logits(logits, prefix_len), temperature), None
     if reference is not None:
-        ref_logits = read_out(reference, ref_residuals, forward) / temperature
-    return PolicyOutputs(
-        logprobs=logprobs(scored, tokens, prefix_len, temperature),
-        values=generated_values(values, prefix_len),
-        logits=generated_logits(logits, prefix_len) / temperature,
-        ref_logits=ref_logits,
-    )
+        ref_logits = read_out(reference, ref_residuals, forward)
+        kl = kl_per_token(full_logprobs, log_probs(ref_logits, temperature))
+    if is_custom:
+        scored = logits if support is None else support.restrict(logits, prefix_len)
+        sampled = logprobs(scored, tokens, prefix_len, temperature)
+    else:
+        sampled = _sampled_logprobs(full_logprobs, tokens[:, prefix_len:], support)
+    values = generated_values(values, prefix_len)
+    return PolicyOutputs(sampled, values, entropy_per_token(full_logprobs), kl)
+
+
+def _sampled_logprobs(full_logprobs: Tensor, tokens: Tensor, support: Support | None) -> Tensor:
+    if support is None:
+        return token_logprobs(full_logprobs, tokens)
+    return support.token_logprobs(full_logprobs, tokens)
 
 
 def policy_outputs(
@@ -206,14 +207,15 @@ def compare_with_reference(
         texts = samples.tokens[rows], samples.attention_mask[rows]
         settings = forward.dtype, samples.is_padded
         ref_residual = final_residuals(reference, *texts, *settings)[:, states]
-        ref_logits = read_out(reference, ref_residual, forward) / temperature
+        ref_logprobs = log_probs(read_out(reference, ref_residual, forward), temperature)
         if model is None:
-            logits = policy_outputs(policy, *texts, forward)[0][:, states] / temperature
+            logits = policy_outputs(policy, *texts, forward)[0][:, states]
         else:
             residual = final_residuals(model, *texts, *settings)[:, states]
-            logits = read_out(model, residual, forward) / temperature
-        kl = kl_per_token(logits, ref_logits)
-        found.append(ReferenceComparison(kl, entropy_per_token(logits), ref_residual))
+            logits = read_out(model, residual, forward)
+        logprobs = log_probs(logits, temperature)
+        kl, entropy = kl_per_token(logprobs, ref_logprobs), entropy_per_token(logprobs)
+        found.append(ReferenceComparison(kl, entropy, ref_residual))
     return ReferenceComparison(*map(torch.cat, zip(*found, strict=True)))
 
 
@@ -248,10 +250,8 @@ def reference_logprobs(
             )
             found.append(stats.logprobs)
             continue
-        logits = read_out(reference, residual, forward)
-        logits = torch.cat([logits, logits[:, -1:]], dim=1)
-        scored = logits if support is None else support.restrict(logits, 1)
-        found.append(get_logprobs(scored, torch.cat([tokens[:, :1], tokens], 1), 1, temperature))
+        full_logprobs = log_probs(read_out(reference, residual, forward), temperature)
+        found.append(_sampled_logprobs(full_logprobs, tokens, support))
     return torch.cat(found)
 
 

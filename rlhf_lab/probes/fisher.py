@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import coarse_groups, restrict
 from rlhf_lab.diffing.weight_line import WeightLine
-from rlhf_lab.functional import bootstrap_means, kl_per_token
+from rlhf_lab.functional import bootstrap_means, kl_per_token, log_probs
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -96,8 +96,8 @@ def kl_of_step(
     """The exact KL of each sequence from the first model, behind a share of a change."""
     text = rows.tokens.to(line.text_device), rows.attention_mask.to(line.text_device)
     moved = {name: line.before[name] + share * x for name, x in change.items()}
-    logits = line.logits(line.before | moved, *text)
-    kl = kl_per_token(logits, line.logits(line.before, *text))
+    logprobs = log_probs(line.logits(line.before | moved, *text))
+    kl = kl_per_token(logprobs, log_probs(line.logits(line.before, *text)))
     return kl.masked_fill(~rows.states.to(line.text_device), 0.0).sum(1)
 
 

@@ -63,7 +63,8 @@ def enumeration_error(
     """
     logprobs = exact(logits).log_softmax(-1)
     ref_logprobs = exact(ref_logits).log_softmax(-1)
-    kl, mask = exact(F.kl_per_token(logits, ref_logits)), where_exact(mask)
+    kl = exact(F.kl_per_token(F.log_probs(logits), F.log_probs(ref_logits)))
+    mask = where_exact(mask)
     log_ratio = logprobs - ref_logprobs
     per_token = {"k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}
     return {
@@ -105,9 +106,9 @@ class KLByPosition(Probe):
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         kl, mask = rollout.kl, samples.mask
         logits, ref_logits = _both_logits(rollout, n, seen)
-        tokens = samples.tokens[:n, samples.prefix_len :, None]
+        tokens = samples.tokens[:n, samples.prefix_len :]
         logprobs, ref_logprobs = (
-            x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (logits, ref_logits)
+            F.token_logprobs(F.log_probs(x), tokens) for x in (logits, ref_logits)
         )
         means, variances = estimates_by_position(logprobs, ref_logprobs, mask[:n])
         by_position = F.masked_mean(kl, mask, dim=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.lens import lens_divergence
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means, kl_per_token
+from rlhf_lab.functional import bootstrap_means, kl_per_token, log_probs
 from rlhf_lab.models import effective_weights, same_weights
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import rotate_padding
@@ -166,14 +166,14 @@ def both_streams(
     sites = ["blocks.*.hook_resid_pre", last, "logits"]
     streams, true = [[], []], []
     for some in torch.arange(len(rows.tokens), device=rows.tokens.device).split(ROWS_READ):
-        part, logits = rows.take(some), []
+        part, logprobs = rows.take(some), []
         for kept, model in zip(streams, models, strict=True):
             acts = capture_activations(
                 model, part.tokens, sites, attention_mask=part.attention_mask
             )
-            logits.append(acts.pop("logits"))
+            logprobs.append(log_probs(acts.pop("logits")))
             kept.append(torch.stack(list(acts.values())))
-        true.append(kl_per_token(*logits))
+        true.append(kl_per_token(*logprobs))
     return [torch.cat(kept, 1) for kept in streams], torch.cat(true)
 
 

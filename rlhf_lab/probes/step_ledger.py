@@ -64,7 +64,7 @@ def ledger_entries(
         "return": minibatch.returns,
         "value": out.values,
         "kl": _penalized_kl(out, minibatch, objective),
-        "entropy": F.entropy_per_token(out.logits),
+        "entropy": out.entropy,
         "value_loss": _value_losses(out.values, minibatch, args) / mask.sum(),
     }
     bonus = args.ent_coef * entries["entropy"] - kl_coef * entries["kl"]
@@ -96,7 +96,7 @@ def _penalized_kl(
 ) -> Float[Tensor, "minibatch gen"]:
     """The KL of each token that the loss pays for: exact, estimated, or 0 if the reward pays."""
     if objective.penalizes_exact_kl:
-        return F.kl_per_token(out.logits, out.ref_logits)
+        return out.kl
     if objective.args.kl_in == "reward":
         return torch.zeros_like(out.logprobs)
     kind = objective.args.kl_estimator

@@ -102,14 +102,14 @@ def kl_target(
     """The mean KL from the reference per token of a text, behind its prompt."""
     real = text.attention_mask[:, prefix_len:]
 
-    def logits_of(model: HookedTransformer) -> Float[Tensor, "rows gen d_vocab"]:
+    def full_logprobs(model: HookedTransformer) -> Float[Tensor, "rows gen d_vocab"]:
         logits = model(text.tokens, attention_mask=torch.ones_like(text.tokens))
-        return logits[:, prefix_len - 1 : -1] / temperature
+        return F.log_probs(logits[:, prefix_len - 1 : -1], temperature)
 
     with torch.no_grad():
-        known = logits_of(exact_copy(reference))
+        known = full_logprobs(exact_copy(reference))
     return _of_base_model(
-        model, lambda model: F.masked_mean(F.kl_per_token(logits_of(model), known), real)
+        model, lambda model: F.masked_mean(F.kl_per_token(full_logprobs(model), known), real)
     )
 
 

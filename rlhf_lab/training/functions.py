@@ -25,8 +25,8 @@ CALLED_WITH = {
     "logprobs": "logits tokens prefix_len temperature",
     "clipped_surrogate": "logprobs old_logprobs advantages clip_coef mask normalize",
     "value_loss": "values returns vf_coef mask old_values clip",
-    "entropy_bonus": "logits ent_coef mask",
-    "kl_penalty": "logits ref_logits kl_coef mask",
+    "entropy_bonus": "entropy ent_coef mask",
+    "kl_penalty": "kl kl_coef mask",
 }
 
 
@@ -62,8 +62,8 @@ class Functions:
             the names of its parameters (`*args`: logprobs, old_logprobs, advantages, clip_coef,
             mask); None takes the one that `args.policy_loss` names.
         value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
-        entropy_bonus: `(logits, ent_coef, mask)`.
-        kl_penalty: `(logits, ref_logits, kl_coef, mask)`, for the exact KL in the loss.
+        entropy_bonus: `(entropy, ent_coef, mask)`, of the entropy of each token.
+        kl_penalty: `(kl, kl_coef, mask)`, of the exact KL of each token, for `kl_in="loss"`.
         kl_estimator: the KL of each token from those of `logprobs`, `ref_logprobs` and `mask` that
             its parameters name (`*args`: the first two); None takes what `args.kl_estimator` names.
     """
@@ -201,12 +201,6 @@ class Functions:
     def _parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
         """What the estimator of the advantages takes."""
         return inspect.signature(self._estimator(args)).parameters
-
-    @property
-    def read_logits(self) -> bool:
-        """Whether one of the caller's functions wants to see the logits of the whole vocabulary."""
-        own = (self.logprobs, self.entropy_bonus, self.kl_penalty)
-        return own != (F.get_logprobs, F.calc_entropy_bonus, F.calc_kl_penalty)
 
 
 def refuse_other_than_numbers(**terms: Any) -> None:

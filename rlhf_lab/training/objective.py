@@ -72,9 +72,7 @@ class Objective:
 
     def entropy_bonus(self, out: PolicyOutputs, mask: Bool[Tensor, "minibatch gen"]) -> Any:
         """`ent_coef` times the mean entropy of the generated tokens."""
-        if out.logits is None:
-            return self.args.ent_coef * F.masked_mean(out.entropy, mask)
-        return self.functions.entropy_bonus(out.logits, self.args.ent_coef, mask)
+        return self.functions.entropy_bonus(out.entropy, self.args.ent_coef, mask)
 
     def kl_penalty(
         self, out: PolicyOutputs, minibatch: ReplayMinibatch, kl_coef: float | None = None
@@ -85,10 +83,8 @@ class Objective:
             ConfigError: the KL is to be estimated, and the rollout has no ref_logprobs.
         """
         kl_coef = self.args.kl_coef if kl_coef is None else kl_coef
-        if self.penalizes_exact_kl and out.logits is None:
-            return kl_coef * F.masked_mean(out.kl, minibatch.mask)
         if self.penalizes_exact_kl:
-            return self.functions.kl_penalty(out.logits, out.ref_logits, kl_coef, minibatch.mask)
+            return self.functions.kl_penalty(out.kl, kl_coef, minibatch.mask)
         if self.args.kl_in == "reward":
             return out.logprobs.new_zeros(())
         if minibatch.ref_logprobs is None:
@@ -144,7 +140,6 @@ def run_policy_on(
         ref_residuals=minibatch.ref_residuals,
         forward=objective.forward,
         logprobs=objective.functions.logprobs,
-        want_logits=objective.functions.read_logits,
     )
 
 

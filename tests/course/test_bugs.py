@@ -36,11 +36,9 @@ def test_run_b_gives_each_sequence_the_reward_of_the_one_before_it() -> None:
 
 
 def test_run_c_is_paid_for_its_distance_from_the_reference() -> None:
-    """KL((0.75, 0.25) || (0.5, 0.5)) = 0.75 log 1.5 + 0.25 log 0.5 = 0.304099 - 0.173287."""
-    logits = torch.tensor([[[0.75, 0.25]]]).log()
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    penalty = broken_parts("C", ARGS)["kl_penalty"](logits, torch.zeros(1, 1, 2), 2.0, mask)
-    assert penalty.item() == pytest.approx(-2 * 0.130812, abs=1e-5)
+    kl, mask = torch.tensor([[0.1, 0.4, 9.0]]), torch.tensor([[True, True, False]])
+    penalty = broken_parts("C", ARGS)["kl_penalty"](kl, 2.0, mask)
+    assert penalty.item() == pytest.approx(-2 * 0.25)
 
 
 def test_each_broken_run_has_a_culprit_of_its_own_among_the_suspects() -> None:

@@ -232,10 +232,8 @@ def test_private_helpers_are_imported_for_the_solution_only() -> None:
 
 def test_names_that_are_bound_already_are_not_imported_again() -> None:
     exercise = find_exercise("calc_kl_penalty")
-    assert "import" not in stub_source(
-        exercise,
-        {"Bool", "Float", "Tensor", "Denominator", "kl_per_token", "masked_mean", "zero_masked"},
-    )
+    bound = {"Bool", "Float", "Tensor", "Denominator", "masked_mean"}
+    assert "import" not in stub_source(exercise, bound)
 
 
 def test_of_a_class_only_the_learners_methods_are_emptied() -> None:

@@ -71,7 +71,7 @@ def test_minibatches_in_another_random_order_are_told_from_the_ones_of_the_steps
 
 
 def test_a_stub_is_reported_as_not_written_without_a_stack(capsys: pytest.CaptureFixture) -> None:
-    def kl_per_token(logits, ref_logits):
+    def kl_per_token(logprobs, ref_logprobs):
         raise NotImplementedError
 
     check(kl_per_token)
@@ -93,11 +93,11 @@ def test_a_stub_of_a_method_is_reported_as_not_written() -> None:
 
 
 def test_calling_another_stub_is_an_error_that_names_it() -> None:
-    def kl_per_token(logits, ref_logits):
+    def kl_per_token(logprobs, ref_logprobs):
         raise NotImplementedError
 
-    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
-        return kl_coef * kl_per_token(logits, ref_logits).mean()
+    def calc_kl_penalty(kl, kl_coef, mask=None, denominator=None):
+        return kl_coef * kl_per_token(kl[None], kl[None]).mean()
 
     verdict = verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty)
     assert verdict.state == "differs"
@@ -148,16 +148,16 @@ def test_lists_are_told_by_the_first_entry_that_differs_and_by_their_lengths() -
 
 
 def test_a_known_slip_is_named_in_plain_words(capsys: pytest.CaptureFixture) -> None:
-    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
-        return written(F.calc_kl_penalty)(logits, ref_logits, 1.0, mask, denominator)
+    def calc_kl_penalty(kl, kl_coef, mask=None, denominator=None):
+        return written(F.calc_kl_penalty)(kl, 1.0, mask, denominator)
 
     check(calc_kl_penalty)
     assert "likely: the coefficient is missing" in capsys.readouterr().out
 
 
 def test_two_slips_at_once_name_the_first_that_shows() -> None:
-    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
-        return F.kl_per_token(logits, ref_logits).mean()
+    def calc_kl_penalty(kl, kl_coef, mask=None, denominator=None):
+        return kl.mean()
 
     verdict = verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty)
     assert verdict.slip == "the coefficient is missing"
@@ -167,41 +167,38 @@ def test_two_slips_at_once_name_the_first_that_shows() -> None:
 def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_shown() -> None:
     """Each has two known slips or three, and the one that shows first is named."""
 
-    def kl(logits, ref_logits):
-        logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    def kl(logprobs, ref_logprobs):
         return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
 
-    def masked_after(logits, ref_logits):
-        logprobs, ref_logprobs = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-        product = logprobs.exp() * (logprobs - ref_logprobs)
-        return torch.where(logprobs.exp() > 0, product, 0.0).sum(-1)
+    def normalized_again(logprobs, ref_logprobs):
+        logprobs, ref_logprobs = logprobs.log_softmax(-1), ref_logprobs.log_softmax(-1)
+        return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
 
     def normalize(reward, eps=1e-5):
         return (reward - reward.mean()) / (reward.std() + eps)
 
-    def penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
-        return kl_coef * F.masked_mean(F.kl_per_token(logits, ref_logits), mask, None, denominator)
+    def penalty(kl, kl_coef, mask=None, denominator=None):
+        mask = torch.ones_like(kl) if mask is None else mask
+        return kl_coef * (kl * mask).sum() / (denominator or mask.sum())
 
     said = {
         fn: verdict_on(find_exercise(name), answer(name, fn)).slip
         for name, fn in [
             ("kl_per_token", kl),
-            ("kl_per_token", masked_after),
+            ("kl_per_token", normalized_again),
             ("normalize_reward", normalize),
             ("calc_kl_penalty", penalty),
         ]
     }
-    assert said[kl] == (
-        "a word that cannot be said gives 0 * inf, which is nan: put 0 there before multiplying"
-    )
-    assert "fixes the value, but not the gradient" in said[masked_after]
+    assert "the last step is missing" in said[kl]
+    assert said[normalized_again].startswith("the log-softmax is taken again")
     assert said[normalize] == "a batch of one reward gives nan: its standard deviation is 0 / 0"
-    assert said[penalty].startswith("nan or inf at padding gets into the gradient")
+    assert said[penalty].startswith("this multiplies by the mask")
 
 
 def test_an_unknown_mistake_gets_no_name() -> None:
-    def calc_kl_penalty(logits, ref_logits, kl_coef, mask=None, denominator=None):
-        penalty = written(F.calc_kl_penalty)(logits, ref_logits, kl_coef, mask, denominator)
+    def calc_kl_penalty(kl, kl_coef, mask=None, denominator=None):
+        penalty = written(F.calc_kl_penalty)(kl, kl_coef, mask, denominator)
         return penalty.sin() + penalty**1.5
 
     assert verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty).slip is None
@@ -219,7 +216,7 @@ def test_an_unknown_mistake_gets_no_name() -> None:
     ],
 )
 def test_shape_dtype_type_and_gradient_are_compared(change, kind: str, yours: str) -> None:
-    fn = answer("kl_per_token", lambda logits, ref_logits: change(kl(logits, ref_logits)))
+    fn = answer("kl_per_token", lambda logprobs, ref_logprobs: change(kl(logprobs, ref_logprobs)))
     kl = written(F.kl_per_token)
     miss = verdict_on(find_exercise("kl_per_token"), fn).miss
     assert miss.kind == kind
@@ -227,13 +224,13 @@ def test_shape_dtype_type_and_gradient_are_compared(change, kind: str, yours: st
 
 
 def test_right_values_with_a_wrong_gradient_are_rejected() -> None:
-    def kl_per_token(logits, ref_logits):
-        kl = written(F.kl_per_token)(logits, ref_logits)
+    def kl_per_token(logprobs, ref_logprobs):
+        kl = written(F.kl_per_token)(logprobs, ref_logprobs)
         return 2 * kl - kl.detach()
 
     miss = verdict_on(find_exercise("kl_per_token"), kl_per_token).miss
     assert miss.kind == "gradient"
-    assert miss.rows[0][0].startswith("gradient of logits at")
+    assert miss.rows[0][0].startswith("gradient of logprobs at")
 
 
 def test_an_argument_changed_in_place_is_reported() -> None:

@@ -26,12 +26,12 @@ FAULTS = (
     ),
     fault(
         "KL of the steered model from itself", "_written",
-        "kl_per_token(logits, _logits(policy, samples))", "kl_per_token(logits, logits)",
+        "kl_per_token(logprobs, _logprobs(policy, samples))", "kl_per_token(logprobs, logprobs)",
     ),
     fault(
         "KL the other way round", "_written",
-        "kl_per_token(logits, _logits(policy, samples))",
-        "kl_per_token(_logits(policy, samples), logits)",
+        "kl_per_token(logprobs, _logprobs(policy, samples))",
+        "kl_per_token(_logprobs(policy, samples), logprobs)",
     ),
     fault(
         "figures under each other's names", "_written",

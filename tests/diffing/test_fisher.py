@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.weight_line import WeightLine
-from rlhf_lab.functional import kl_per_token
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from tests.tiny_families import random_tokens, tiny_of
@@ -51,7 +51,8 @@ def test_it_is_the_kl_of_a_small_step_and_not_of_a_large_one(model, delta):
     ratio = {}
     for a in (1e-3, 1.0):
         weights = {name: line.before[name] + a * delta[name] for name in delta}
-        kl = kl_per_token(line.logits(line.before, tokens), line.logits(weights, tokens)).sum(1)
+        before, after = (log_probs(line.logits(w, tokens)) for w in (line.before, weights))
+        kl = kl_per_token(before, after).sum(1)
         ratio[a] = (kl.sum() / (a**2 * quadratic.sum())).item()
     assert ratio[1e-3] == pytest.approx(1, abs=5e-3) and abs(ratio[1.0] - 1) > 0.1
 

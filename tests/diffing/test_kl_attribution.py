@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlhf_lab.diffing.groups import coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
 from rlhf_lab.diffing.weight_line import WeightLine
-from rlhf_lab.functional import kl_per_token
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models import load_model
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from tests.tiny_families import random_tokens, tiny_of
@@ -43,7 +43,7 @@ def everywhere(tokens: Tensor) -> Tensor:
 
 
 def measured(base: HookedTransformer, tuned: HookedTransformer, tokens: Tensor) -> Tensor:
-    return kl_per_token(tuned(tokens).double(), base(tokens).double()).sum(1)
+    return kl_per_token(*(log_probs(model(tokens).double()) for model in (tuned, base))).sum(1)
 
 
 def test_one_state_by_hand():
@@ -98,10 +98,12 @@ def test_a_node_is_the_derivative_along_a_group_s_change(base, tuned):
         along = restrict(line.delta, groups, name)
         ends = [
             kl_per_token(
-                line.logits(
-                    middle | {n: middle[n] + sign * step * along[n] for n in along}, tokens
+                log_probs(
+                    line.logits(
+                        middle | {n: middle[n] + sign * step * along[n] for n in along}, tokens
+                    )
                 ),
-                reference,
+                log_probs(reference),
             ).sum()
             for sign in (1, -1)
         ]
@@ -120,5 +122,5 @@ def test_padding_on_the_left_and_states_that_do_not_count_change_nothing(base, t
     torch.testing.assert_close(padded.rows, plain.rows, atol=1e-4, rtol=1e-4)
     some = everywhere(tokens) & (torch.arange(8) == 2)
     at_two = kl_by_weights(line, groups, tokens, some)
-    expected = kl_per_token(tuned(tokens).double(), base(tokens).double())[:, 2]
+    expected = kl_per_token(*(log_probs(x(tokens).double()) for x in (tuned, base)))[:, 2]
     torch.testing.assert_close(at_two.kl, expected, atol=1e-5, rtol=1e-4)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
+from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab.functional import (
     calc_kl_penalty,
@@ -15,6 +16,7 @@ from rlhf_lab.functional import (
     kl_estimate,
     kl_per_sequence,
     kl_per_token,
+    log_probs,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -25,6 +27,11 @@ FORWARD = 0.5 * math.log(4 / 3)
 BACKWARD = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
 
 
+def exact_kl(logits, ref_logits):
+    """The KL of logits, through the log-probabilities of both."""
+    return kl_per_token(log_probs(logits), log_probs(ref_logits))
+
+
 def kl_by_loop(logits, ref_logits):
     """The definition in float64 numpy: softmax by hand, one sum per token."""
     p, q = (np.exp(z - z.max(-1, keepdims=True)) for z in (logits.numpy(), ref_logits.numpy()))
@@ -33,8 +40,8 @@ def kl_by_loop(logits, ref_logits):
 
 
 def test_exact_kl_by_hand_is_of_the_policy_from_the_reference():
-    assert kl_per_token(HALF, QUARTER).item() == pytest.approx(FORWARD)
-    assert kl_per_token(QUARTER, HALF).item() == pytest.approx(BACKWARD)
+    assert exact_kl(HALF, QUARTER).item() == pytest.approx(FORWARD)
+    assert exact_kl(QUARTER, HALF).item() == pytest.approx(BACKWARD)
     assert FORWARD != pytest.approx(BACKWARD)
 
 
@@ -43,16 +50,18 @@ def test_exact_kl_by_hand_is_of_the_policy_from_the_reference():
 def test_exact_kl_equals_the_definition_and_is_not_negative(seed, scale):
     generator = torch.Generator().manual_seed(seed)
     logits, ref = torch.randn(2, 2, 3, 5, generator=generator, dtype=torch.float64) * scale
-    got = kl_per_token(logits, ref)
+    got = exact_kl(logits, ref)
     np.testing.assert_allclose(got.numpy(), kl_by_loop(logits, ref), rtol=1e-9, atol=1e-12)
     assert (got >= -1e-12).all()
-    torch.testing.assert_close(kl_per_token(logits + 5, ref - 3), got)
+    torch.testing.assert_close(exact_kl(logits + 5, ref - 3), got)
+    expected = kl_divergence(Categorical(logits=logits), Categorical(logits=ref))
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_identical_logits_give_exactly_zero(dtype):
     logits = (torch.randn(2, 3, 50) * 10).to(dtype)
-    kl = kl_per_token(logits, logits.clone())
+    kl = exact_kl(logits, logits.clone())
     assert (kl == 0.0).all()
     assert kl.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
@@ -60,22 +69,32 @@ def test_identical_logits_give_exactly_zero(dtype):
 def test_filtered_tokens_count_as_zero_and_impossible_references_as_inf():
     filtered = tensor([[[0.0, 0.0, -INF]]], requires_grad=True)
     # the policy is (1/2, 1/2, 0), the reference (1/3, 1/3, 1/3): log(3/2)
-    kl = kl_per_token(filtered, torch.zeros(1, 1, 3))
+    kl = exact_kl(filtered, torch.zeros(1, 1, 3))
     assert kl.item() == pytest.approx(math.log(1.5))
     kl.sum().backward()
     assert filtered.grad.isfinite().all()
-    assert kl_per_token(filtered, filtered).item() == 0.0
-    assert kl_per_token(torch.zeros(1, 1, 3), filtered).item() == INF
+    assert exact_kl(filtered, filtered).item() == 0.0
+    assert exact_kl(torch.zeros(1, 1, 3), filtered).item() == INF
+
+
+@pytest.mark.parametrize("logit", [0.0, -20.0, -50.0])
+def test_kl_is_inf_with_gradient_zero_when_the_reference_cannot(logit):
+    """Token 1 has probability 1/2, 2e-9 and 2e-22; the second row is finite."""
+    logits = tensor([[[0.0, logit], [0.0, 1.0]]], requires_grad=True)
+    kl = exact_kl(logits, tensor([[[0.0, -INF], [0.0, 0.0]]]))
+    assert kl[0, 0] == INF and kl[0, 1].isfinite()
+    kl.sum().backward()
+    assert (logits.grad[0, 0] == 0).all() and (logits.grad[0, 1] != 0).all()
 
 
 def test_extreme_logits_stay_finite_in_value_and_gradient():
     logits = tensor([[[1e4, 0.0, -1e4]]], requires_grad=True)
-    kl = kl_per_token(logits, torch.zeros(1, 1, 3))
+    kl = exact_kl(logits, torch.zeros(1, 1, 3))
     assert kl.item() == pytest.approx(math.log(3))
     kl.sum().backward()
     assert logits.grad.isfinite().all()
     # probability exp(-1e4) underflows to 0, so a reference without that token costs nothing
-    assert kl_per_token(tensor([[[0.0, -1e4]]]), tensor([[[0.0, -INF]]])).item() == 0.0
+    assert exact_kl(tensor([[[0.0, -1e4]]]), tensor([[[0.0, -INF]]])).item() == 0.0
 
 
 def test_kl_per_sequence_sums_the_real_tokens():
@@ -85,15 +104,28 @@ def test_kl_per_sequence_sums_the_real_tokens():
 
 
 def test_penalty_by_hand_takes_the_mean_over_real_tokens():
-    logits = torch.cat([HALF, QUARTER, torch.full((1, 1, 2), NAN)], dim=1).requires_grad_()
-    ref = torch.cat([QUARTER, HALF, torch.full((1, 1, 2), INF)], dim=1)
-    mask = tensor([[True, True, False]])
-    penalty = calc_kl_penalty(logits, ref, 2.5, mask)
-    assert penalty.item() == pytest.approx(2.5 * (FORWARD + BACKWARD) / 2)
+    kl = tensor([[0.25, 0.75, NAN], [INF, NAN, INF]], requires_grad=True)
+    mask = tensor([[True, True, False], [False, False, False]])
+    penalty = calc_kl_penalty(kl, 2.5, mask)
+    assert penalty.item() == pytest.approx(2.5 * (0.25 + 0.75) / 2)
     penalty.backward()
-    assert logits.grad.isfinite().all() and (logits.grad[0, 2] == 0).all()
-    with_denominator = calc_kl_penalty(logits, ref, 2.5, mask, denominator=10)
-    assert with_denominator.item() == pytest.approx(2.5 * (FORWARD + BACKWARD) / 10)
+    assert kl.grad.tolist() == [[1.25, 1.25, 0.0], [0.0, 0.0, 0.0]]
+    assert calc_kl_penalty(kl, 2.5, mask, denominator=10).item() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("garbage", [3e38, -3e38, INF, -INF])
+def test_penalty_ignores_garbage_logits_at_masked_tokens(garbage):
+    """Value and gradient, with the garbage in one entry or in all of a row."""
+    padding = torch.full((1, 2, 2), garbage)
+    padding[0, 0, 1] = 0.0
+    logits = torch.cat([HALF, QUARTER, padding], dim=1).requires_grad_()
+    ref = torch.cat([QUARTER, HALF, padding.flip(1)], dim=1)
+    mask = tensor([[True, True, False, False]])
+    for first, second in ((logits, ref), (ref, logits)):
+        penalty = calc_kl_penalty(exact_kl(first, second), 2.5, mask)
+        assert penalty.item() == pytest.approx(2.5 * (FORWARD + BACKWARD) / 2)
+        (grad,) = torch.autograd.grad(penalty, logits)
+        assert grad.isfinite().all() and (grad[0, 2:] == 0).all() and (grad[0, :2] != 0).all()
 
 
 def test_penalty_does_not_average_over_prompt_positions():
@@ -102,16 +134,15 @@ def test_penalty_does_not_average_over_prompt_positions():
     zeros = torch.zeros(1, 5, 2)
     ref = zeros.clone()
     ref[0, 3] = QUARTER
-    prefix_len = 4
-    penalty = calc_kl_penalty(generated_logits(zeros, prefix_len), generated_logits(ref, 4), 1.0)
-    assert penalty.item() == pytest.approx(FORWARD)
+    kl = exact_kl(generated_logits(zeros, 4), generated_logits(ref, 4))
+    assert calc_kl_penalty(kl, 1.0).item() == pytest.approx(FORWARD)
 
 
 def test_all_masked_penalty_is_zero():
-    logits = torch.full((1, 2, 3), NAN, requires_grad=True)
-    penalty = calc_kl_penalty(logits, logits.detach(), 1.0, torch.zeros(1, 2).bool())
+    kl = torch.full((1, 2), NAN, requires_grad=True)
+    penalty = calc_kl_penalty(kl, 1.0, torch.zeros(1, 2).bool())
     penalty.backward()
-    assert penalty.item() == 0.0 and (logits.grad == 0).all()
+    assert penalty.item() == 0.0 and (kl.grad == 0).all()
 
 
 @given(st.integers(0, 10_000))
@@ -120,11 +151,8 @@ def test_penalties_of_micro_batches_add_up(seed):
     generator = torch.Generator().manual_seed(seed)
     logits, ref = torch.randn(2, 4, 3, 5, generator=generator, dtype=torch.float64)
     mask = torch.rand(4, 3, generator=generator) < 0.6
-    tokens = int(mask.sum())
-    parts = [
-        calc_kl_penalty(logits[i : i + 2], ref[i : i + 2], 0.3, mask[i : i + 2], tokens)
-        for i in (0, 2)
-    ]
+    tokens, kl = int(mask.sum()), exact_kl(logits, ref)
+    parts = [calc_kl_penalty(kl[i : i + 2], 0.3, mask[i : i + 2], tokens) for i in (0, 2)]
     real = kl_by_loop(logits, ref)[mask.numpy()]
     expected = 0.3 * real.mean() if tokens else 0.0
     assert sum(parts).item() == pytest.approx(expected, rel=1e-9)
@@ -135,11 +163,30 @@ def test_gradients_agree_with_finite_differences():
     logits, ref = (torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in "ab")
     mask = tensor([[1, 1, 0], [0, 0, 0]]).bool()
     check = torch.autograd.gradcheck
-    assert check(kl_per_token, (logits, ref))
-    assert check(lambda a, b: calc_kl_penalty(a, b, 0.7, mask), (logits, ref))
+    assert check(exact_kl, (logits, ref))
+    assert check(lambda a, b: calc_kl_penalty(exact_kl(a, b), 0.7, mask), (logits, ref))
+    assert check(lambda a: calc_kl_penalty(a, 0.7, mask), logits[..., 0])
     for kind in ("k1", "k2", "k3"):
         assert check(lambda a, b, k=kind: kl_estimate(a, b, k), (logits[..., 0], ref[..., 0]))
     assert check(lambda a: kl_per_sequence(a, mask), logits[..., 0])
+
+
+@pytest.mark.parametrize("policy_logit", [-INF, -800.0, -1e4])
+@pytest.mark.parametrize("ref_logit", [-INF, -800.0, 0.5])
+def test_gradients_match_differences_at_probability_zero(policy_logit, ref_logit):
+    """Token 1 has probability 0 under the policy (exp(-800) underflows), and 0 or more before."""
+    torch.manual_seed(1)
+    column = tensor([1])
+    logits, ref = (
+        torch.randn(2, 3, 4, dtype=torch.float64).index_fill(-1, column, logit).requires_grad_()
+        for logit in (policy_logit, ref_logit)
+    )
+    assert torch.autograd.gradcheck(exact_kl, (logits, ref))
+    kl = exact_kl(logits, ref)
+    # the same KL without the token, which the reference gives probability q
+    others = [x[..., [0, 2, 3]] for x in (logits, ref)]
+    q = ref.softmax(-1)[..., 1]
+    torch.testing.assert_close(kl, exact_kl(*others) - torch.log1p(-q))
 
 
 def test_estimates_by_hand():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_lab.functional import kl_of_later_states, kl_per_token
+from rlhf_lab.functional import kl_of_later_states, kl_per_token, log_probs
 
 
 def test_each_token_is_charged_with_the_kl_behind_it() -> None:
@@ -36,7 +36,8 @@ def test_with_it_the_penaltys_gradient_is_that_of_the_whole_sequences_kl(seed: i
     joint = p[:, None] * second.softmax(1)
     ref_joint = ref[0, 0].softmax(0)[:, None] * ref[:, 1].softmax(1)
     whole = (joint * (joint.log() - ref_joint.log())).sum()
-    kl = kl_per_token(torch.stack([first.expand(3, 3), second], 1), ref)
+    logits = torch.stack([first.expand(3, 3), second], 1)
+    kl = kl_per_token(log_probs(logits), log_probs(ref))
     assert torch.allclose((p * kl.sum(1)).sum(), whole)
     logprobs = torch.stack([first.log_softmax(0), torch.zeros(3, dtype=torch.float64)], 1)
     weights = p.detach()

@@ -9,14 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
+from torch.distributions import Categorical
 
 from rlhf_lab.functional import (
+    LOG_ZERO,
     generated_logits,
     generated_values,
     get_logprobs,
     get_max_logprobs,
+    log_probs,
+    token_logprobs,
 )
 
+INF, NAN = math.inf, math.nan
 LOG3 = math.log(3)
 
 
@@ -220,3 +225,68 @@ def test_values_and_logits_follow_the_position_rule(seq, data):
     assert generated_values(values, prefix_len)[0].tolist() == expected
     assert generated_logits(values[..., None], prefix_len)[0, :, 0].tolist() == expected
     assert torch.autograd.gradcheck(lambda v: generated_values(v, prefix_len), values)
+
+
+def test_log_probs_and_token_logprobs_match_hand_computed():
+    # (1/4, 3/4), and sqrt 3 / (1 + sqrt 3) for token 1 at temperature 2
+    logits, tokens = tensor([[[0.0, LOG3], [LOG3, 0.0]]]), tensor([[1, 1]])
+    logprobs = log_probs(logits)
+    expected = [math.log(1 / 4), math.log(3 / 4)]
+    assert logprobs[0].tolist() == [pytest.approx(expected), pytest.approx(expected[::-1])]
+    assert token_logprobs(logprobs, tokens)[0].tolist() == pytest.approx(expected[::-1])
+    warm = log_probs(logits, temperature=2.0)[0, 0, 1].item()
+    assert warm == pytest.approx(math.log(math.sqrt(3) / (1 + math.sqrt(3))))
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.integers(0, 1000), st.data())
+@settings(max_examples=30, deadline=None)
+def test_token_logprobs_match_torch_distributions(batch, gen, d_vocab, seed, data):
+    temperature = data.draw(st.sampled_from([0.5, 1.0, 1.7]))
+    torch.manual_seed(seed)
+    logits = torch.randn(batch, gen, d_vocab, dtype=torch.float64) * 3
+    tokens = torch.randint(0, d_vocab, (batch, gen))
+    logprobs = log_probs(logits, temperature)
+    torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(batch, gen).double())
+    got = token_logprobs(logprobs, tokens)
+    assert got.shape == (batch, gen)
+    torch.testing.assert_close(got, Categorical(logits=logits / temperature).log_prob(tokens))
+    one_more = torch.cat([logits, logits[:, :1]], 1), torch.cat([tokens[:, :1], tokens], 1)
+    torch.testing.assert_close(got, get_logprobs(*one_more, 1, temperature))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_log_probs_are_in_float32_at_least(dtype):
+    logits = torch.randn(2, 4, 50).to(dtype)
+    got = log_probs(logits, 0.7)
+    assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    expected = (logits.double() / 0.7).log_softmax(-1)
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_log_probs_are_finite_unless_a_logit_is_nan():
+    rows = [[0.0, 0.0, -INF], [-INF, -INF, -INF], [INF, 0.0, 1.0], [3e38, -3e38, 0.0]]
+    logits = tensor([rows], requires_grad=True)
+    logprobs = log_probs(logits)
+    assert logprobs.isfinite().all() and (logprobs.detach() <= 0).all()
+    assert logprobs[0, 0].tolist() == pytest.approx([math.log(1 / 2)] * 2 + [LOG_ZERO])
+    assert logprobs.exp()[0, 0, 2] == 0
+    (logprobs.exp() * torch.randn(1, 4, 3)).sum().backward()
+    assert logits.grad.isfinite().all() and logits.grad[0, 0, 2] == 0
+    assert log_probs(tensor([[[0.0, NAN]]])).isnan().all()
+
+
+def test_log_probs_gradients_agree_with_finite_differences():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 4, dtype=torch.float64)
+    tokens, check = torch.randint(0, 4, (2, 3)), torch.autograd.gradcheck
+    for filtered in (logits, logits.index_fill(-1, tensor([1]), -INF)):
+        leaf = filtered.clone().requires_grad_()
+        assert check(lambda z: log_probs(z, 0.7).exp(), leaf)
+        possible = tokens.masked_fill(tokens == 1, 0)
+        assert check(lambda z, t=possible: token_logprobs(log_probs(z, 0.7), t), leaf)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, NAN])
+def test_log_probs_raise_when_temperature_is_not_positive(temperature):
+    with pytest.raises(ValueError, match="temperature must be greater than 0"):
+        log_probs(torch.zeros(1, 2, 3), temperature)

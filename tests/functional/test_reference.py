@@ -144,11 +144,12 @@ def test_trl_statistics():
     close(F.whiten(x, mask)[mask], case["whitened"][mask])
     close(F.whiten(x, mask, shift_mean=False)[mask], case["scaled"][mask])
     close(F.whiten(x), case["whitened_without_mask"])
-    close(F.entropy_per_token(case["logits"]), case["entropy"])
+    close(F.entropy_per_token(F.log_probs(case["logits"])), case["entropy"])
     # TRL's rows have no prompt: logits and ids are already in step
     shifted = torch.cat([case["ids"][:, :1], case["ids"]], dim=1)
     logits = torch.cat([case["logits"], case["logits"][:, :1]], dim=1)
     close(F.get_logprobs(logits, shifted), case["logprobs"])
+    close(F.token_logprobs(F.log_probs(case["logits"]), case["ids"]), case["logprobs"])
 
 
 def test_trl_kl_penalties_and_rewards():
@@ -156,7 +157,9 @@ def test_trl_kl_penalties_and_rewards():
     logprobs, ref, mask = case["logprobs"], case["ref_logprobs"], case["mask"].bool()
     for ours, theirs in (("k1", "kl"), ("abs", "abs"), ("mse", "mse")):
         close(F.kl_estimate(logprobs, ref, ours), case[theirs])
-    close(F.kl_per_token(case["logits"], case["ref_logits"]), case["full"])
+    close(
+        F.kl_per_token(F.log_probs(case["logits"]), F.log_probs(case["ref_logits"])), case["full"]
+    )
     paid = F.token_rewards(case["scores"], mask, case["kl"], case["kl_coef"])
     close(paid[mask], case["token_rewards"][mask])
 
@@ -178,7 +181,8 @@ def test_trl_advantages_and_losses():
         *value_inputs, settings["vf_coef"], mask, zeroed, value_clip
     )
     close(value_loss, case["value_loss"])
-    close(F.calc_entropy_bonus(case["logits"], 1.0, mask), case["policy/entropy"])
+    entropy = F.entropy_per_token(F.log_probs(case["logits"]))
+    close(F.calc_entropy_bonus(entropy, 1.0, mask), case["policy/entropy"])
     close(F.masked_mean(F.kl_estimate(old, new, "k2", mask), mask), case["policy/approxkl"])
     close(F.masked_mean(F.kl_estimate(old, new, "k1", mask), mask), case["policy/policykl"])
     whitened = F.whiten(gae, mask)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token
+from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token, log_probs
 from rlhf_lab.models import (
     Forward,
     TransformerWithCritic,
@@ -156,12 +156,12 @@ def expect(policy, reference, tokens, mask, temperature):
         logits, values = policy(tokens, mask)
         ref_logits = TransformerWithValueHead(reference)(tokens, mask)[0]
     states = slice(PREFIX - 1, -1)
-    scaled = logits[:, states] / temperature
+    every = log_probs(logits[:, states], temperature)
     return {
         "logprobs": get_logprobs(logits, tokens, PREFIX, temperature),
         "values": values[:, states],
-        "kl": kl_per_token(scaled, ref_logits[:, states] / temperature),
-        "entropy": entropy_per_token(scaled),
+        "kl": kl_per_token(every, log_probs(ref_logits[:, states], temperature)),
+        "entropy": entropy_per_token(every),
     }
 
 
@@ -182,13 +182,11 @@ def check_every_door(policy, reference, forward, atol=2e-5):
         ref_residuals=compared.ref_residuals,
         forward=forward,
     )
-    entropy = entropy_per_token(out.logits) if out.entropy is None else out.entropy
-    kl = kl_per_token(out.logits, out.ref_logits) if out.kl is None else out.kl
     found = {
         "logprobs": (samples.logprobs, out.logprobs),
         "values": (samples.values, out.values),
-        "kl": (compared.kl, kl),
-        "entropy": (compared.entropy, entropy),
+        "kl": (compared.kl, out.kl),
+        "entropy": (compared.entropy, out.entropy),
     }
     for name, pair in found.items():
         for ours in pair:

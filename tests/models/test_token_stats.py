@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import tensor
 from torch.nn.functional import pad
 
-from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token
+from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token, log_probs
 from rlhf_lab.models.fast import Readout, token_stats_chunked
 
 INF, NAN = float("inf"), float("nan")
@@ -57,9 +57,10 @@ def readable(policy, tokens, reference, temperature=1.0, support=None):
         scored = logits.masked_fill(~pad(allowed, (0, 0, 0, 1), value=True), -INF)
     shifted = torch.cat([tokens[:1], tokens])[None]
     logprobs = get_logprobs(scored, shifted, 1, temperature)[0]
-    z = logits_of(policy) / temperature
-    kl = None if reference is None else kl_per_token(z, logits_of(reference) / temperature)[0]
-    return logprobs, entropy_per_token(z)[0], kl
+    every, kl = log_probs(logits_of(policy), temperature), None
+    if reference is not None:
+        kl = kl_per_token(every, log_probs(logits_of(reference), temperature))[0]
+    return logprobs, entropy_per_token(every)[0], kl
 
 
 def gradients(stats, policy, weights):

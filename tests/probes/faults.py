@@ -776,11 +776,11 @@ OTHERS = (
         '"old_logprob": logprobs,\n        "logprob": minibatch.logprobs',
     ),
     Fault(
-        "S13 KL of the wrong order",
+        "S13 entropy instead of KL",
         "StepLedger",
         "step_ledger:_penalized_kl",
-        "F.kl_per_token(out.logits, out.ref_logits)",
-        "F.kl_per_token(out.ref_logits, out.logits)",
+        "return out.kl",
+        "return out.entropy",
     ),
     Fault(
         "S14 mask inverted",

@@ -27,8 +27,8 @@ KL_FAULTS = (
         "B3 the path under the reference's read-out",
         "KLAttribution",
         BY_OUTPUT,
-        "kl_per_token(read_out1(h)[None], reference[None]).sum(), h",
-        "kl_per_token(read_out0(h)[None], reference[None]).sum(), h",
+        "kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h",
+        "kl_per_token(log_probs(read_out0(h)[None]), reference).sum(), h",
         "padded",
     ),
     Fault(

@@ -14,8 +14,8 @@ LENS_DIVERGENCE_FAULTS = (
         "D1 the KL of the other direction",
         KIND,
         LENS,
-        "kl_per_token(logit_lens(model, own[None]), logit_lens(reference, other[None]))",
-        "kl_per_token(logit_lens(reference, other[None]), logit_lens(model, own[None]))",
+        "log_probs(logit_lens(model, own[None])), log_probs(logit_lens(reference, other[None]))",
+        "log_probs(logit_lens(reference, other[None])), log_probs(logit_lens(model, own[None]))",
     ),
     Fault(
         "D2 one read-out for both",

@@ -152,8 +152,8 @@ STEP_INFLUENCE = (
     _fault(
         "I26 KL of the wrong order",
         "step_shares:kl_target",
-        "F.kl_per_token(logits_of(model), known)",
-        "F.kl_per_token(known, logits_of(model))",
+        "F.kl_per_token(full_logprobs(model), known)",
+        "F.kl_per_token(known, full_logprobs(model))",
         "kl",
     ),
     _fault(

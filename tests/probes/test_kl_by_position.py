@@ -79,7 +79,7 @@ def test_k1_and_k3_over_the_vocabulary_are_the_exact_kl():
 
 def test_enumeration_notices_a_kl_that_is_not_the_exact_one(monkeypatch):
     monkeypatch.setattr(
-        "rlhf_lab.functional.kl_per_token", lambda logits, ref_logits: torch.zeros(3, 4)
+        "rlhf_lab.functional.kl_per_token", lambda logprobs, ref_logprobs: torch.zeros(3, 4)
     )
     generator = torch.Generator().manual_seed(0)
     logits, ref_logits = torch.randn(2, 3, 4, 11, generator=generator)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import kl_per_token
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes import LensDivergence
 from rlhf_lab.probes.lens_divergence import unchanged_layers
@@ -47,9 +47,11 @@ def test_the_last_layer_is_the_kl_of_whole_logits(trained_runs):
     run = trained_runs("adapted")
     tokens, record = run.tokens[:12], look(run, probe_of("adapted"))
     with torch.no_grad():
-        logits = [model(tokens) for model in (run.ctx.policy.base_model, run.ctx.reference)]
+        logprobs = [
+            log_probs(model(tokens)) for model in (run.ctx.policy.base_model, run.ctx.reference)
+        ]
     states = record.tensors["states"]
-    expected = kl_per_token(*logits) * states
+    expected = kl_per_token(*logprobs) * states
     mean = (expected.sum() / states.sum()).item()
     torch.testing.assert_close(record.tensors["raw"][-1], expected, atol=1e-5, rtol=1e-5)
     assert record.values["raw"][-1] == pytest.approx(mean, abs=1e-6)

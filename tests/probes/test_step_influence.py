@@ -305,7 +305,7 @@ def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_t
     trainer.optimizer = torch.optim.SGD(trainer.policy.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="the optimizer is SGD"):
         attach(trainer, StepInfluence(), eval_tokens=tokens)
-    trainer = make_trainer({"kl_penalty": lambda logits, ref_logits, kl_coef, mask: logits.sum()})
+    trainer = make_trainer({"kl_penalty": lambda kl, kl_coef, mask: kl.sum()})
     with pytest.raises(ConfigError, match="kl_penalty is the caller's own"):
         attach(trainer, StepInfluence(), eval_tokens=tokens)
     for options, said in (({"target": "gold"}, "target='gold'"), ({"step": "mid"}, "step='mid'")):

@@ -164,12 +164,15 @@ class Spied(TransformerWithValueHead):
     """Keeps its outputs, so that their gradients can be read; adds noise where it is told to."""
 
     noise: Tensor | None = None
+    garbage: Tensor | None = None
 
     def forward(self, *args, **kwargs):
         logits, values = super().forward(*args, **kwargs)
         if self.noise is not None:
             logits = logits + self.noise[..., None] * torch.randn_like(logits)
             values = values + self.noise
+        if self.garbage is not None:
+            logits = torch.where(self.garbage == 0, logits, self.garbage)
         self.logits, self.values = logits, values
         logits.retain_grad()
         values.retain_grad()
@@ -228,6 +231,27 @@ def test_the_gradient_goes_to_policy_and_value_head_and_not_to_the_reference(mak
     terms_of(trainer, minibatch).objective.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trainer.policy.parameters())
     assert all(p.grad is None for p in trainer.reference.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize("garbage", [3e38, -3e38, math.inf, -math.inf])
+def test_garbage_logits_at_masked_tokens_change_nothing(make_trainer, garbage, top_k):
+    """In every entry of some masked rows, and in all entries but one of the others."""
+    trainer = make_trainer(ent_coef=0.3, top_k=top_k)
+    minibatch = prepare(trainer)
+    spied, counted = spy_on(trainer.policy), counted_states(minibatch)
+    expected = terms_of(trainer, minibatch, spied)
+    expected.objective.backward()
+    wanted = spied.logits.grad.clone()
+    spied.garbage = torch.zeros_like(spied.logits).masked_fill(~counted[..., None], garbage)
+    spied.garbage[::2, :, 3] = 0.0
+    found = terms_of(trainer, minibatch, spied)
+    found.objective.backward()
+    assert found.objective.item() == expected.objective.item()
+    assert spied.logits.grad.isfinite().all()
+    assert torch.equal(spied.logits.grad[counted], wanted[counted])
+    assert (spied.logits.grad[~counted] == 0).all()
 
 
 def test_logprobs_and_values_are_handed_on_without_a_graph(make_trainer):
@@ -297,11 +321,11 @@ def test_the_callers_own_function_is_called_and_drives_the_run(
 
 @pytest.mark.slow
 def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unchanged_weights):
-    """Those that read logits are left out: they lead another way round, see below."""
+    """`logprobs` is left out: a custom one runs the hooked modules, see below."""
     own = {
         name: lambda *given, default=default: default(*given)
         for name, default in DEFAULTS.items()
-        if name not in ("logprobs", "entropy_bonus", "kl_penalty", *ALSO_BY_NAME)
+        if name not in ("logprobs", *ALSO_BY_NAME)
     }
     trainer = make_trainer(own, **FUNCTION_RUN)
     trainer.train()
@@ -309,11 +333,9 @@ def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unc
     assert all(torch.equal(weights[key], unchanged_weights[key]) for key in weights)
 
 
-def own_kl(trainer):
-    """The default KL penalty as the caller's own function, which has to see logits."""
-    return dataclasses.replace(
-        trainer.functions, kl_penalty=lambda *given: F.calc_kl_penalty(*given)
-    )
+def custom_logprobs(trainer):
+    """The default log-probabilities as a custom function, which reads logits of hooked modules."""
+    return dataclasses.replace(trainer.functions, logprobs=lambda *given: F.get_logprobs(*given))
 
 
 def terms_and_gradients(trainer, minibatch, functions):
@@ -333,7 +355,7 @@ def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
     trainer = make_trainer(**settings)
     minibatch = prepare(trainer)
     terms, gradients = terms_and_gradients(trainer, minibatch, trainer.functions)
-    functions = trainer.functions if listens else own_kl(trainer)
+    functions = trainer.functions if listens else custom_logprobs(trainer)
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
     expected, by_logits = terms_and_gradients(trainer, minibatch, functions)

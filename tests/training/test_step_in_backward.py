@@ -101,8 +101,8 @@ def test_what_a_step_does_by_hand():
 def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_trainer):
     """A KL of 0 under a root is 0 with gradient 0 * inf = nan."""
 
-    def rooted(logits, ref_logits, kl_coef, mask):
-        return (0.0 * F.calc_kl_penalty(logits, ref_logits, kl_coef, mask)).sqrt()
+    def rooted(kl, kl_coef, mask):
+        return (0.0 * F.calc_kl_penalty(kl, kl_coef, mask)).sqrt()
 
     trainer = make_trainer({"kl_penalty": rooted}, **IN_BACKWARD)
     with pytest.raises(RunError, match="gradient norm became nan in phase 0"):
@@ -112,8 +112,8 @@ def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_
 
 @pytest.mark.slow
 def test_an_objective_that_is_not_finite_steps_nothing(make_trainer, parameters_of):
-    def spoiled(logits, ref_logits, kl_coef, mask):
-        return F.calc_kl_penalty(logits, ref_logits, kl_coef, mask) + math.inf
+    def spoiled(kl, kl_coef, mask):
+        return F.calc_kl_penalty(kl, kl_coef, mask) + math.inf
 
     trainer = make_trainer({"kl_penalty": spoiled}, **IN_BACKWARD)
     before = parameters_of(trainer.policy)
@@ -152,10 +152,10 @@ def test_steps_after_one_that_was_not_finite_are_not_taken(make_trainer, paramet
     """The second of 4 minibatches is spoiled: the weights are those after the first step."""
     calls = []
 
-    def spoiled(logits, ref_logits, kl_coef, mask):
+    def spoiled(kl, kl_coef, mask):
         calls.append(1)
         spoil = math.nan if len(calls) == 2 else 0.0
-        return F.calc_kl_penalty(logits, ref_logits, kl_coef, mask) + spoil
+        return F.calc_kl_penalty(kl, kl_coef, mask) + spoil
 
     trainer, ends = make_trainer({"kl_penalty": spoiled}), []
     trainer.on("after_step")(lambda ctx: ends.append(parameters_of(ctx.policy)))

@@ -355,9 +355,9 @@ def test_a_batch_of_one_trains(make_trainer, parameters_of):
 
 
 def infinite_in_phase_1(trainer_of: list[RLHFTrainer], value: float):
-    def kl_penalty(logits, ref_logits, kl_coef, mask):
+    def kl_penalty(kl, kl_coef, mask):
         spoil = value if trainer_of[0].phase == 1 else 0.0
-        return calc_kl_penalty(logits, ref_logits, kl_coef, mask) + spoil
+        return calc_kl_penalty(kl, kl_coef, mask) + spoil
 
     return kl_penalty
 
@@ -386,8 +386,8 @@ def test_an_objective_that_is_not_finite_stops_the_run_and_leaves_the_saved_weig
 def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_saved_weights(make_trainer):
     """A KL of 0 under a root is 0 with gradient 0 * inf = nan: the next save must not keep it."""
 
-    def rooted(logits, ref_logits, kl_coef, mask):
-        return (0.0 * calc_kl_penalty(logits, ref_logits, kl_coef, mask)).sqrt()
+    def rooted(kl, kl_coef, mask):
+        return (0.0 * calc_kl_penalty(kl, kl_coef, mask)).sqrt()
 
     trainer = make_trainer(
         {"kl_penalty": rooted}, total_phases=2, num_minibatches=1, batches_per_learning_phase=1

@@ -1,6 +1,6 @@
 """Lesson 04, the leash: KL divergence, the KL penalty, and estimates of it."""
 
-from rlhf_lab.course.cases import filtered, half_precision, standard_cases
+from rlhf_lab.course.cases import filtered, half_precision, standard_cases, with_log_probs
 from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.functional import calc_kl_penalty, kl_estimate, kl_per_token
 
@@ -18,21 +18,19 @@ _exercise = exercise_from("kl.toml")
 EXERCISES = (
     _exercise(
         kl_per_token,
-        cases=lambda: (
-            *standard_cases(kl_per_token, large={"logits": 1e3, "ref_logits": 1e3}),
-            filtered(kl_per_token, "logits"),
-            filtered(kl_per_token, "logits", "ref_logits"),
-            filtered(kl_per_token, "ref_logits"),
-            half_precision(kl_per_token, "logits", "ref_logits"),
+        cases=lambda: with_log_probs(
+            (
+                *standard_cases(kl_per_token, large={"logprobs": 1e3, "ref_logprobs": 1e3}),
+                filtered(kl_per_token, "logprobs"),
+                filtered(kl_per_token, "logprobs", "ref_logprobs"),
+                filtered(kl_per_token, "ref_logprobs"),
+            )
         ),
     ),
     _exercise(
         calc_kl_penalty,
         cases=lambda: standard_cases(
-            calc_kl_penalty,
-            large={"logits": 1e3, "ref_logits": 1e3},
-            spoil=("logits", "ref_logits"),
-            kl_coef=0.7,
+            calc_kl_penalty, large={"kl": 1e3}, spoil=("kl",), kl_coef=0.7
         ),
     ),
     _exercise(kl_estimate, cases=_estimate_cases),

@@ -15,20 +15,20 @@ from rlhf_lab.functional import (
 
 
 def whole_objective(
-    logits: Float[Tensor, "batch gen d_vocab"],
-    ref_logits: Float[Tensor, "batch gen d_vocab"],
     logprobs: Float[Tensor, "batch gen"],
     old_logprobs: Float[Tensor, "batch gen"],
     advantages: Float[Tensor, "batch gen"],
     values: Float[Tensor, "batch gen"],
     returns: Float[Tensor, "batch gen"],
+    entropy: Float[Tensor, "batch gen"],
+    kl: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
     clip_coef: float,
     vf_coef: float,
     ent_coef: float,
     kl_coef: float,
 ) -> Float[Tensor, ""]:
-    """The objective of a minibatch, to be maximised: four terms, each a mean over real tokens.
+    """The objective of a minibatch, to be maximized: four terms, each a mean over real tokens.
 
     J = L_clip - L_V + c_H H - beta KL
     """
@@ -36,8 +36,8 @@ def whole_objective(
         logprobs, old_logprobs, advantages, clip_coef, mask
     )
     value_loss = calc_value_function_loss(values, returns, vf_coef, mask)
-    entropy_bonus = calc_entropy_bonus(logits, ent_coef, mask)
-    kl_penalty = calc_kl_penalty(logits, ref_logits, kl_coef, mask)
+    entropy_bonus = calc_entropy_bonus(entropy, ent_coef, mask)
+    kl_penalty = calc_kl_penalty(kl, kl_coef, mask)
     return surrogate - value_loss + entropy_bonus - kl_penalty
 
 
