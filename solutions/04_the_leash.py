@@ -56,7 +56,7 @@ from rlhf_lab.course import (
     show_table,
 )
 from rlhf_lab.course.seed_figures import stored_figures
-from rlhf_lab.functional import best_of_n_kl_bound
+from rlhf_lab.functional import best_of_n_kl_bound, log_probs
 from rlhf_lab.organism import (
     Grammar,
     GraphPolicy,
@@ -122,9 +122,11 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 # the sum is at least $-\sum_a \pi(a) (u - 1) = -\sum_a (\mathrm{ref}(a) - \pi(a)) = 0$, and it is 0 only where the two
 # are equal.
 #
-# Write $\mathrm{KL}_t$ from the logits of both models. Mind the words that cannot be said: their log-probability is
-# -inf, and 0 times that is nan. A `torch.where` around the product makes the value right, but its gradient is still
-# nan. Replace the -inf *before* you multiply.
+# Write $\mathrm{KL}_t$ from the log-probabilities of both models. `log_probs(logits)` computes them for the whole
+# vocabulary: the log-softmax of the logits. One detail matters. A token with probability 0 has the log-probability
+# -inf, and 0 times -inf is nan; `log_probs` returns -1e30 instead, and 0 times -1e30 is 0, in the value and in the
+# gradient. If the policy can produce a token that the reference cannot, the KL is infinite; your sum is then a huge
+# number, far above `MAX_KL` (imported above the function).
 
 # %%
 from rlhf_lab.functional import kl_per_token  # exercise
@@ -158,12 +160,13 @@ two = torch.logaddexp(
 centers, widths = torch.meshgrid(torch.arange(5.0, 55.0), torch.arange(2.0, 25.0), indexing="ij")
 tried = bump(centers.flatten(), widths.flatten())[None]
 of_two = two.expand_as(tried)
-itself = kl_per_token(of_two, of_two)
+log_tried, log_two = log_probs(tried), log_probs(of_two)
+itself = kl_per_token(log_two, log_two)
 sign = "zero" if not itself.any() else "positive" if itself.min() >= 0 else "negative"
 predictions.compare("the KL of a policy from itself is", kl_with_itself, sign)
 closest = {
-    "KL(policy || reference) is least": tried[0, kl_per_token(tried, of_two)[0].argmin()],
-    "KL(reference || policy) is least": tried[0, kl_per_token(of_two, tried)[0].argmin()],
+    "KL(policy || reference) is least": tried[0, kl_per_token(log_tried, log_two)[0].argmin()],
+    "KL(reference || policy) is least": tried[0, kl_per_token(log_two, log_tried)[0].argmin()],
 }
 drawn = {
     name: (places.tolist(), logits.softmax(-1).tolist())
@@ -231,7 +234,7 @@ moved, n, less_spread, negative = torch.randn(1, 1, 1000, generator=noise), 100_
 rows, drawn_values = [], {}
 for distance, by in {"close to": 0.3, "far from": 2.0}.items():
     policy_words = ref_words + by * moved
-    exact_kl = kl_per_token(policy_words, ref_words).item()
+    exact_kl = kl_per_token(log_probs(policy_words), log_probs(ref_words)).item()
     said = torch.multinomial(policy_words[0, 0].softmax(-1), n, True, generator=noise)
     ours, theirs = (x.log_softmax(-1)[0, :, said] for x in (policy_words, ref_words))
     spread = {}
@@ -507,10 +510,9 @@ from rlhf_lab.organism import mean_backup  # exercise
 
 # %% [markdown]
 # What the trainer takes off the objective is one number for a minibatch: the mean of your `kl_per_token` over the real
-# tokens, times the coefficient. To *blank* masked tokens, in this docstring and in later ones, is to put 0 there with
-# `zero_masked`. `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut in pieces to save
-# memory: each piece then divides by the number of tokens of the whole minibatch, so that the pieces add up. Hand it
-# on, and you are done with it.
+# tokens, times the coefficient. `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut into
+# pieces to save memory: each piece then divides by the number of tokens of the whole minibatch, so the pieces add up.
+# Pass it on.
 
 # %%
 from rlhf_lab.functional import calc_kl_penalty  # exercise

@@ -60,6 +60,7 @@ from rlhf_lab.functional import (
     generated_values,
     get_logprobs,
     kl_per_token,
+    log_probs,
     masked_mean,
     normalize_reward,
 )
@@ -138,10 +139,10 @@ prefix_len, mask = minibatch.prefix_len, minibatch.mask
 
 with torch.no_grad():
     all_logits, all_values = trainer.policy(minibatch.tokens, minibatch.attention_mask)
-    logits = generated_logits(all_logits, prefix_len) / args.temperature
+    logits = generated_logits(all_logits, prefix_len)
     values = generated_values(all_values, prefix_len)
     # the rollout keeps the reference's last residual stream; `read_out` makes logits of it
-    ref_logits = read_out(trainer.reference, minibatch.ref_residuals) / args.temperature
+    ref_logits = read_out(trainer.reference, minibatch.ref_residuals)
 
 scored_logits = all_logits
 if minibatch.support is not None:
@@ -211,8 +212,10 @@ predictions.compare(
 # token, by how many nats the policy finds its own words likelier than the reference does, on average.
 
 # %%
-kl = kl_per_token(logits, ref_logits)
-swapped = kl_per_token(ref_logits, logits)
+policy_logprobs = log_probs(logits, args.temperature)  # of the whole vocabulary
+reference_logprobs = log_probs(ref_logits, args.temperature)
+kl = kl_per_token(policy_logprobs, reference_logprobs)
+swapped = kl_per_token(reference_logprobs, policy_logprobs)
 mean_kl, mean_swapped = masked_mean(kl, mask).item(), masked_mean(swapped, mask).item()
 print(
     f"KL(policy || reference) {mean_kl:.5f}, KL(reference || policy) {mean_swapped:.5f} per token"
@@ -263,13 +266,12 @@ for row in range(2):
 # The objective needs a single number: the mean over the real tokens, times a coefficient. That is `calc_kl_penalty`.
 
 # %%
-penalty = calc_kl_penalty(logits, ref_logits, args.kl_coef, mask)
+penalty = calc_kl_penalty(kl, args.kl_coef, mask)
 print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 
 # %% [markdown]
 # The functions of this lesson are of the same kind. To *blank* masked tokens is to put 0 there with
-# `zero_masked(x, mask)` (on logits, too: a mask `[batch gen]` blanks whole rows of the vocabulary), and a `denominator`
-# is handed on to `masked_mean`.
+# `zero_masked(x, mask)`, and a `denominator` is passed on to `masked_mean`.
 #
 # ### Whose gradient?
 #
@@ -311,7 +313,7 @@ def toy_gradients(seed: int) -> tuple[float, float]:
     leaves = first.requires_grad_(), second.requires_grad_()
     logits = torch.cat([first.expand(3, 1, 3), second], dim=1)  # row a: the first word is a
     ref_logits = torch.cat([ref_first.expand(3, 1, 3), ref_second], dim=1)
-    kl = kl_per_token(logits, ref_logits)
+    kl = kl_per_token(log_probs(logits), log_probs(ref_logits))
     p = first.softmax(-1)[0, 0]  # how often each row comes about
     logprobs = torch.stack([first.log_softmax(-1)[0, 0], torch.zeros(3)], dim=1)
     exact = (p * kl.sum(1)).sum()
@@ -353,6 +355,8 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 # has probability 1. The upper bound is Jensen's inequality for the logarithm, which is concave:
 # $H = \sum_v \pi(v) \log \frac{1}{\pi(v)} \le \log \sum_v \pi(v) \frac{1}{\pi(v)} = \log n$; it is reached where all words are
 # equally likely. A small bonus for entropy keeps a policy from settling too early.
+#
+# The input is again what `log_probs` returns, so the entropy and the KL share one log-softmax.
 
 # %%
 from rlhf_lab.functional import entropy_per_token  # exercise
@@ -368,7 +372,7 @@ from rlhf_lab.functional import calc_entropy_bonus  # exercise
 entropy_now = "lower"  # predict: "lower" or "higher"
 
 # %%
-entropy, ref_entropy = entropy_per_token(logits), entropy_per_token(ref_logits)
+entropy, ref_entropy = (entropy_per_token(x) for x in (policy_logprobs, reference_logprobs))
 now, then = masked_mean(entropy, mask).item(), masked_mean(ref_entropy, mask).item()
 show_table(
     ["", "nats per token", "words it hesitates between"],
@@ -547,14 +551,15 @@ with torch.no_grad():
     scored = now_logits
     if minibatch.support is not None:
         scored = minibatch.support.restrict(now_logits, prefix_len)
+    now_logprobs = log_probs(generated_logits(now_logits, prefix_len), changed.temperature)
     mine_now = whole_objective(
-        generated_logits(now_logits, prefix_len) / changed.temperature,
-        ref_logits,
         get_logprobs(scored, minibatch.tokens, prefix_len, changed.temperature),
         minibatch.logprobs,
         minibatch.advantages,
         generated_values(now_values, prefix_len),
         minibatch.returns,
+        entropy_per_token(now_logprobs),
+        kl_per_token(now_logprobs, reference_logprobs),
         mask,
         changed.clip_coef,
         changed.vf_coef,
@@ -612,11 +617,10 @@ predictions.compare(
 )
 
 # %% [markdown]
-# (The two runs compute their terms in different ways. Your functions are handed the logits of the whole vocabulary.
-# The package computes its own log-probabilities, entropy and KL a few rows at a time, so that the logits of a
-# minibatch are never in memory all at once. The results are equal up to rounding, and the trained weights nearly
-# equal. The reviews, and with them the rewards, would differ only where two words are so close to a tie that
-# rounding decides which of them is drawn.)
+# (The two runs compute log-probabilities in different ways: your `get_logprobs` gets the logits of the whole
+# vocabulary, and the package computes its own a few rows at a time. The results are equal up to rounding, and the
+# trained weights nearly equal. The reviews, and with them the rewards, would differ only where two words are so close
+# to a tie that rounding decides which of them is drawn.)
 #
 # Now change the leash. `kl_coef` is 0.3 in this run. With 3 instead, or with none at all: where is
 # the final reward highest, and where the KL?
@@ -878,30 +882,21 @@ predictions.show()
 # Each takes an hour or two. Each has a hypothesis: write down first whether you share it, and what would change your mind.
 # Train with at least three seeds wherever you compare two runs.
 #
-# - **Does the KL's direction matter?** Hand in `kl_penalty=lambda logits, ref_logits, kl_coef, mask: ...` with the KL
-#   the other way round. Hypothesis, from the two bumps of lesson 04: it keeps more variety at the same reward. Measure the number of
-#   different texts, the entropy, and both KLs, at several `kl_coef`, and compare at equal *reward*. (Wang et al. 2023,
-#   [2309.16240](https://arxiv.org/abs/2309.16240), do this for DPO with several divergences.)
-#
-#   <details><summary>What was found</summary>
-#
-#   A first look, `kl_coef` 0.3 alone and eight phases: with the other KL the entropy is higher in each of three seeds, by
-#   0.006 to 0.010 nats per token, and the reward lower, by 0.003 to 0.005. All 128 texts of a rollout are different in both.
-#   That is too little to tell the two apart, so take longer runs.
-#
-#   </details>
-#
-# - **k3 as a loss.** As a value k3 is unbiased, as long as the policy can say every word that the reference can (with
-#   top-k sampling it is too small, lesson 04). As a loss on sampled tokens its gradient is that of the *other* KL.
-#   Derive it (two lines), check it in the toy of `toy_gradients`, and then train with
+# - **Does the KL's direction matter?** As a value k3 is unbiased, if the policy can produce every token that the
+#   reference can (with top-k sampling it is too small, lesson 04). As a loss on sampled tokens it has the gradient of
+#   the *other* KL. Derive it (two lines), check it in the toy of `toy_gradients`, and then train with
 #   `kl_estimator="k3"`. (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477); GRPO, Shao et al. 2024,
-#   [2402.03300](https://arxiv.org/abs/2402.03300), uses k3 as a loss.) Hypothesis: it behaves as the other KL does, with
-#   more noise, since each state has one sampled token instead of the whole distribution.
+#   [2402.03300](https://arxiv.org/abs/2402.03300), uses k3 as a loss; Wang et al. 2023,
+#   [2309.16240](https://arxiv.org/abs/2309.16240), compare several divergences for DPO.) Hypothesis, from the two bumps
+#   of lesson 04: it keeps more variety at the same reward. Measure the number of different texts and the entropy at
+#   several `kl_coef`, and compare at equal *reward*.
 #
 #   <details><summary>What was found</summary>
 #
-#   After eight phases at `kl_coef` 0.3: reward 0.89 to 0.91 and KL 0.98 to 1.15 nats per review; with the exact KL, reward
-#   0.90 to 0.92 and KL 0.84 to 1.05. The reward is lower in each seed, the KL higher in two of three.
+#   After eight phases at `kl_coef` 0.3, in three seeds: entropy 0.997 to 1.009 nats per token, reward 0.88 to 0.91 and KL
+#   0.98 to 1.15 nats per review. With the exact KL: entropy 0.991 to 1.002, reward 0.90 to 0.92 and KL 0.84 to 1.05. The
+#   entropy is higher and the reward lower in each seed, the KL is higher in two of three. All 128 texts of a rollout are
+#   different in both. That is too little to tell the two directions apart, so train longer.
 #
 #   </details>
 #

@@ -87,6 +87,7 @@ from rlhf_lab.functional import (
     generated_logits,
     kl_per_sequence,
     kl_per_token,
+    log_probs,
     masked_mean,
     recovered_fraction,
 )
@@ -192,7 +193,7 @@ most_kl_at = "ADJ"  # predict: "ADJ", "CONN", "COP" or "VERB"
 kl_at_copula = "some"  # predict: "some" or "none"
 
 # %%
-kl = kl_per_token(logits_of(tuned, own.tokens), logits_of(base, own.tokens))
+kl = kl_per_token(*(log_probs(logits_of(model, own.tokens)) for model in (tuned, base)))
 by_slot = masked_mean(kl, own.mask, dim=0)
 gen_len = kl.shape[1]
 slots = truth.slot_names(prefix_len + gen_len) if truth else [str(i) for i in range(gen_len)]
@@ -1150,7 +1151,7 @@ print(culprit(letter), reveal(letter), sep="\n\n")
 
 # %%
 odd_text = write(suspect)
-odd_kl = kl_per_token(logits_of(suspect, odd_text.tokens), logits_of(base, odd_text.tokens))
+odd_kl = kl_per_token(*(log_probs(logits_of(m, odd_text.tokens)) for m in (suspect, base)))
 print(f"KL from the old model: {bootstrap_means(kl_per_sequence(odd_kl, odd_text.mask))}")
 odd_line = {
     f"alpha {alpha:g}": bootstrap_means(worth_of(model))

@@ -81,6 +81,7 @@ from rlhf_lab.functional import (
     generated_logits,
     kl_per_sequence,
     kl_per_token,
+    log_probs,
     masked_mean,
     promoted_mass,
     recovered_fraction,
@@ -387,7 +388,7 @@ for rater in raters:
 kl = {}
 for name in ("tuned", "placebo"):
     own = written[name]
-    found = kl_per_token(logits_of(models[name], own.tokens), logits_of(base, own.tokens))
+    found = kl_per_token(*(log_probs(logits_of(m, own.tokens)) for m in (models[name], base)))
     kl[name] = (found, own.mask)
 spent = {name: bootstrap_means(kl_per_sequence(*found)) for name, found in kl.items()}
 show_intervals("KL from the base, nats per sequence", {"fresh texts": spent})
