@@ -1,0 +1,588 @@
+"""The transformer: every operation it computes, and a hook point at every activation.
+
+Read it from the end: `HookedTransformer.forward` runs the blocks, a block runs `Attention` and
+`MLP`. Weights, hook points and configuration have the names of TransformerLens, whose `HookPoint`
+and `HookedRootModule` are used: `self.hook_q` in the attention of block 0 is
+`model.hook_dict["blocks.0.attn.hook_q"]`. The shape of each activation is next to its hook point.
+
+A hook can read an activation or replace it. Where torch has one operation for several lines and no
+hook is registered between them, an `if ... is_hooked` uses that operation: the same numbers up to
+rounding, in less time.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens import ActivationCache, HookedRootModule, hook_points
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.models.kv_cache import KVCache, LayerCache
+from rlhf_lab.models.model_config import ModelConfig
+from rlhf_lab.models.tokenization import Tokenization
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+}
+
+
+class HookPoint(hook_points.HookPoint):
+    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks."""
+
+    @property
+    def is_hooked(self) -> bool:
+        """True if a forward or backward hook is registered."""
+        return bool(
+            self._forward_hooks
+            or self._backward_hooks
+            or self._forward_pre_hooks
+            or self._backward_pre_hooks
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) if self.is_hooked else x
+
+
+class AttentionContext(NamedTuple):
+    """What all layers of one type (global or local) share: the mask and the rotary angles.
+
+    `mask` is True where a query may attend to a key; None stands for the causal mask. `cos` and
+    `sin` are those of the new tokens; None without rotary embedding.
+    """
+
+    mask: Bool[Tensor, "*batch query key"] | None
+    cos: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
+    sin: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm, which does not subtract the mean."""
+
+    def __init__(self, cfg: ModelConfig, size: int | None = None) -> None:
+        super().__init__()
+        self.eps, self.size = cfg.eps, size or cfg.d_model
+        self.is_centered = cfg.normalization_type.startswith("LN")
+        has_weights = not cfg.normalization_type.endswith("Pre")
+        ones = torch.ones(self.size, dtype=cfg.dtype)
+        self.w = nn.Parameter(ones) if has_weights else None
+        has_bias = has_weights and self.is_centered
+        self.b = nn.Parameter(torch.zeros_like(ones)) if has_bias else None
+        self.hook_scale = HookPoint()  # [batch pos 1]
+        self.hook_normalized = HookPoint()  # [batch pos d_model]
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        if not (self.hook_scale.is_hooked or self.hook_normalized.is_hooked):
+            return self.fused(x, self.w, self.b)
+        normalized = self.hook_normalized(self.normalize(x))
+        scaled = normalized if self.w is None else normalized * self.w
+        return scaled if self.b is None else scaled + self.b
+
+    def normalize(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        if not self.hook_scale.is_hooked:
+            return self.fused(x)
+        exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if self.is_centered:
+            exact = exact - exact.mean(-1, keepdim=True)
+        scale = self.hook_scale((exact.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        return (exact / scale).to(x.dtype)
+
+    def fused(self, x: Tensor, w: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        if self.is_centered:
+            return F.layer_norm(x, (self.size,), w, b, self.eps)
+        return F.rms_norm(x, (self.size,), w, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    shared_prefix = ""
+
+    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.n_kv_heads = cfg, cfg.n_key_value_heads or cfg.n_heads
+        self.W_Q = weight(cfg, cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.b_Q = bias(cfg, cfg.n_heads, cfg.d_head)
+        for name in "KV":
+            W, b = (
+                weight(cfg, self.n_kv_heads, cfg.d_model, cfg.d_head),
+                bias(cfg, self.n_kv_heads, cfg.d_head),
+            )
+            self.register_parameter(f"{self.shared_prefix}W_{name}", W)
+            self.register_parameter(f"{self.shared_prefix}b_{name}", b)
+        self.W_O, self.b_O = (
+            weight(cfg, cfg.n_heads, cfg.d_head, cfg.d_model),
+            bias(cfg, cfg.d_model),
+        )
+        if cfg.qk_norm is not None:
+            together = cfg.qk_norm == "all"
+            self.q_norm = Norm(cfg, cfg.d_head * (cfg.n_heads if together else 1))
+            self.k_norm = Norm(cfg, cfg.d_head * (self.n_kv_heads if together else 1))
+        self.scale = cfg.attn_scale
+        if cfg.scale_attn_by_inverse_layer_idx:
+            self.scale *= layer + 1
+        self.hook_q = HookPoint()  # [batch query head d_head]
+        self.hook_k = HookPoint()  # [batch query kv_head d_head]
+        self.hook_v = HookPoint()  # [batch query kv_head d_head]
+        if cfg.positional_embedding_type == "rotary":
+            self.hook_rot_q = HookPoint()  # [batch query head d_head]
+            self.hook_rot_k = HookPoint()  # [batch query kv_head d_head]
+        self.hook_attn_scores = HookPoint()  # [batch head query key]
+        self.hook_pattern = HookPoint()  # [batch head query key]
+        self.hook_z = HookPoint()  # [batch query head d_head]
+        self.hook_result = HookPoint()  # [batch query head d_model]
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch query d_model"],
+        context: AttentionContext,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "batch query d_model"]:
+        q, k, v = self.compute_qkv(x, cache)
+        q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
+        if self.cfg.qk_norm is not None:
+            q, k = normalize_heads(q, self.q_norm), normalize_heads(k, self.k_norm)
+        if context.cos is not None:
+            q, k = self.hook_rot_q(rotate(q, context)), self.hook_rot_k(rotate(k, context))
+        if cache is not None:
+            k, v = cache.append(k, v)
+        z = self.hook_z(self.attend(q, k, v, context.mask))
+        if self.hook_result.is_hooked:
+            result = self.hook_result(torch.einsum("bqhd,hdm->bqhm", z, self.W_O))
+            return result.sum(2) + self.b_O
+        return linear(z.flatten(2), self.W_O.flatten(0, 1), self.b_O)
+
+    def compute_qkv(
+        self, x: Float[Tensor, "batch pos d_model"], cache: LayerCache | None
+    ) -> tuple[Float[Tensor, "batch pos heads d_head"], ...]:
+        """Compute x W_Q + b_Q, x W_K + b_K and x W_V + b_V as one product."""
+        W, b = (cache and cache.qkv_projection) or self.qkv_projection()
+        if cache is not None and not torch.is_grad_enabled():
+            cache.qkv_projection = W, b
+        qkv = linear(x, W, b).unflatten(-1, (-1, self.cfg.d_head))
+        return qkv.split((self.cfg.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
+
+    def qkv_projection(self) -> tuple[Float[Tensor, "d_model qkv"], Float[Tensor, " qkv"]]:
+        """Return W_Q, W_K and W_V side by side, and their biases."""
+        shared = [getattr(self, self.shared_prefix + name) for name in ("W_K", "W_V", "b_K", "b_V")]
+        W = torch.cat([self.W_Q, *shared[:2]]).transpose(0, 1).flatten(1)
+        return W, torch.cat([self.b_Q, *shared[2:]]).flatten()
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch query head d_head"],
+        k: Float[Tensor, "batch key kv_head d_head"],
+        v: Float[Tensor, "batch key kv_head d_head"],
+        mask: Bool[Tensor, "*batch query key"] | None,
+    ) -> Float[Tensor, "batch query head d_head"]:
+        """Compute softmax(q k / scale) v (Vaswani et al. 2017)."""
+        cap = self.cfg.attn_scores_soft_cap
+        if not (cap > 0 or self.hook_attn_scores.is_hooked or self.hook_pattern.is_hooked):
+            return attend_fused(q, k, v, mask, self.scale)
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+        scores = soft_cap(torch.einsum("bqhd,bkhd->bhqk", q, k) / self.scale, cap)
+        mask = causal_mask(q.shape[1], k.shape[1], q.device) if mask is None else mask
+        scores = self.hook_attn_scores(scores.masked_fill(~mask, -torch.inf))
+        pattern = self.hook_pattern(scores.softmax(-1).to(v.dtype))
+        return torch.einsum("bhqk,bkhd->bqhd", pattern, v)
+
+
+class GroupedQueryAttention(Attention):
+    """Attention in which groups of query heads share a key and a value head (Ainslie et al. 2023).
+
+    As in TransformerLens, the parameters are `_W_K`, `_W_V`, `_b_K` and `_b_V`, and `W_K` etc.
+    repeat them for each query head.
+    """
+
+    shared_prefix = "_"
+    W_K = property(lambda self: self.repeat(self._W_K))  # [head d_model d_head]
+    W_V = property(lambda self: self.repeat(self._W_V))  # [head d_model d_head]
+    b_K = property(lambda self: self.repeat(self._b_K))  # [head d_head]
+    b_V = property(lambda self: self.repeat(self._b_V))  # [head d_head]
+
+    def repeat(self, shared: Tensor) -> Tensor:
+        return shared.repeat_interleave(self.cfg.n_heads // self.n_kv_heads, dim=0)
+
+
+class MLP(nn.Module):
+    """Two matrices with an activation function between them, or three with a gate."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.act_fn = ACTIVATION_FUNCTIONS[cfg.act_fn]
+        self.W_in, self.b_in = weight(cfg, cfg.d_model, cfg.d_mlp), bias(cfg, cfg.d_mlp)
+        self.W_gate = weight(cfg, cfg.d_model, cfg.d_mlp) if cfg.gated_mlp else None
+        self.W_out, self.b_out = weight(cfg, cfg.d_mlp, cfg.d_model), bias(cfg, cfg.d_model)
+        self.hook_pre = HookPoint()  # [batch pos d_mlp]
+        if cfg.gated_mlp:
+            self.hook_pre_linear = HookPoint()  # [batch pos d_mlp]
+        self.hook_post = HookPoint()  # [batch pos d_mlp]
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        if self.W_gate is None:
+            post = self.act_fn(self.hook_pre(linear(x, self.W_in, self.b_in)))
+        else:
+            gate = self.act_fn(self.hook_pre(linear(x, self.W_gate)))
+            post = gate * self.hook_pre_linear(linear(x, self.W_in)) + self.b_in
+        return linear(self.hook_post(post), self.W_out, self.b_out)
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then the MLP; each reads the residual stream and adds to it."""
+
+    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        attention = GroupedQueryAttention if cfg.n_key_value_heads else Attention
+        self.ln1, self.attn = make_norm(cfg), attention(cfg, layer)
+        self.ln2, self.mlp = make_norm(cfg), MLP(cfg)
+        if cfg.use_normalization_before_and_after:
+            self.ln1_post, self.ln2_post = Norm(cfg), Norm(cfg)
+        self.hook_resid_pre = HookPoint()  # [batch pos d_model], as the others
+        self.hook_attn_out = HookPoint()
+        if not cfg.parallel_attn_mlp:
+            self.hook_resid_mid = HookPoint()
+        self.hook_mlp_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    def forward(
+        self,
+        resid_pre: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        resid_pre = self.hook_resid_pre(resid_pre)
+        attn_out = self.attn(self.norm_input(self.ln1, resid_pre), context, cache)
+        attn_out = self.hook_attn_out(self.norm_output("ln1", attn_out))
+        if self.cfg.parallel_attn_mlp:
+            mlp_out = self.hook_mlp_out(self.mlp(self.ln2(resid_pre)))
+            return self.hook_resid_post(resid_pre + attn_out + mlp_out)
+        resid_mid = self.hook_resid_mid(resid_pre + attn_out)
+        mlp_out = self.mlp(self.norm_input(self.ln2, resid_mid))
+        mlp_out = self.hook_mlp_out(self.norm_output("ln2", mlp_out))
+        return self.hook_resid_post(resid_mid + mlp_out)
+
+    def norm_input(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return x if self.cfg.norms_after else norm(x)
+
+    def norm_output(self, name: str, x: Tensor) -> Tensor:
+        if self.cfg.norms_after:  # OLMo 2
+            return getattr(self, name)(x)
+        if self.cfg.use_normalization_before_and_after:  # Gemma
+            return getattr(self, f"{name}_post")(x)
+        return x
+
+
+class Embed(nn.Module):
+    """Token embedding."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.W_E = weight(cfg, cfg.d_vocab, cfg.d_model)
+
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        return F.embedding(tokens, self.W_E)
+
+
+class PosEmbed(nn.Module):
+    """Learned position embedding."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.W_pos = weight(cfg, cfg.n_ctx, cfg.d_model)
+
+    def forward(self, positions: Int[Tensor, "rows pos"]) -> Float[Tensor, "rows pos d_model"]:
+        return F.embedding(positions, self.W_pos)
+
+
+class Unembed(nn.Module):
+    """Map from the final normalized residual stream to a logit for each token."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.W_U, self.b_U = weight(cfg, cfg.d_model, cfg.d_vocab), bias(cfg, cfg.d_vocab)
+        self.soft_cap = cfg.output_logits_soft_cap
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        return soft_cap(linear(x, self.W_U, self.b_U), self.soft_cap)
+
+
+class HookedTransformer(Tokenization, HookedRootModule):
+    """A decoder-only transformer with a hook point at every activation.
+
+    Args:
+        cfg: sizes and architecture.
+        tokenizer: used by `to_tokens` and `to_string`, and for sampling.
+    """
+
+    def __init__(self, cfg: ModelConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        super().__init__()
+        self.cfg, self.tokenizer = cfg, tokenizer
+        self.embed = Embed(cfg)
+        self.hook_embed = HookPoint()  # [batch pos d_model]
+        if cfg.positional_embedding_type == "standard":
+            self.pos_embed = PosEmbed(cfg)
+            self.hook_pos_embed = HookPoint()  # [batch pos d_model]
+        self.blocks = nn.ModuleList(TransformerBlock(cfg, layer) for layer in range(cfg.n_layers))
+        self.ln_final, self.unembed = make_norm(cfg), Unembed(cfg)
+        self.rotary = cfg.rotary_by_layer_type()
+        if cfg.init_weights:
+            self.init_weights()
+        self.setup()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"] | str | list[str],
+        return_type: str | None = "logits",
+        *,
+        attention_mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
+        past_kv_cache: KVCache | None = None,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+    ) -> Float[Tensor, "batch pos out"] | Float[Tensor, ""] | None:
+        """Compute the logits of the next token at every position.
+
+        Args:
+            tokens: token ids or texts; with `start_at_layer`, the residual stream before that
+                layer.
+            return_type: "logits", "loss" (mean cross-entropy in nats), or None.
+            attention_mask: False or 0 on padding; None without padding.
+            past_kv_cache: earlier tokens; the keys and values of `tokens` are appended.
+            start_at_layer, stop_at_layer: run layers from the first up to, excluding, the second;
+                with `stop_at_layer`, return the residual stream instead of logits.
+        """
+        if not isinstance(tokens, Tensor):
+            tokens = self.to_tokens(tokens)
+        past = 0 if past_kv_cache is None else past_kv_cache.n_tokens
+        mask = padding_mask(tokens, attention_mask, past_kv_cache)
+        positions = token_positions(tokens, mask, past)
+        contexts = self.attention_contexts(positions, mask, past)
+        residual = tokens if start_at_layer is not None else self.embed_tokens(tokens, positions)
+        for layer in range(self.cfg.n_layers)[start_at_layer:stop_at_layer]:
+            cache = None if past_kv_cache is None else past_kv_cache.entries[layer]
+            residual = self.blocks[layer](residual, contexts[self.cfg.layer_type(layer)], cache)
+        if stop_at_layer is not None:
+            return residual
+        normalized = self.ln_final(residual)
+        if return_type is None:
+            return None
+        logits = self.unembed(normalized)
+        if return_type == "loss":
+            return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        return logits
+
+    def embed_tokens(
+        self, tokens: Int[Tensor, "batch pos"], positions: Int[Tensor, "rows pos"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Compute the residual stream before the first block."""
+        residual = self.hook_embed(self.embed(tokens))
+        if self.cfg.positional_embedding_type == "standard":
+            pos_embed = self.pos_embed(positions).expand_as(residual)
+            residual = residual + self.hook_pos_embed(pos_embed)
+        return residual
+
+    def attention_contexts(
+        self,
+        positions: Int[Tensor, "rows query"],
+        padding: Bool[Tensor, "batch key"] | None,
+        past: int,
+    ) -> dict[str, AttentionContext]:
+        """Compute the mask and the rotary angles of the global and the local layers.
+
+        Args:
+            padding: False on padding, for earlier and new tokens; None without padding.
+            past: number of earlier tokens.
+        """
+        contexts, n_query = {}, positions.shape[1]
+        for layer_type in dict.fromkeys(self.cfg.attn_types or ["global"]):
+            window = self.cfg.window_size if layer_type == "local" else None
+            mask = attention_mask(n_query, past, padding, window, positions.device)
+            angles = self.rotary_angles(positions, layer_type)
+            contexts[layer_type] = AttentionContext(mask, *angles)
+        return contexts
+
+    def rotary_angles(
+        self, positions: Int[Tensor, "rows query"], layer_type: str
+    ) -> tuple[Float[Tensor, "rows query 1 rotary_dim"], ...]:
+        """Compute cosine and sine of every angle, in float32; nothing without rotary embedding."""
+        if self.cfg.positional_embedding_type != "rotary":
+            return ()
+        frequencies, scale = self.rotary[layer_type]
+        angles = (positions[..., None, None] * frequencies).repeat(1, 1, 1, 2)
+        return angles.cos() * scale, angles.sin() * scale
+
+    def run_with_cache(
+        self,
+        *inputs: Any,
+        names_filter: Any = None,
+        return_cache_object: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Return the output and the activations at hook points (see `HookedRootModule`).
+
+        Args:
+            names_filter: hook points to cache; all but `hook_result`, the largest, by default.
+        """
+        if names_filter is None:
+            names_filter = lambda name: not name.endswith("hook_result")
+        output, activations = super().run_with_cache(*inputs, names_filter=names_filter, **options)
+        return output, ActivationCache(activations, self) if return_cache_object else activations
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, " d_model"]:
+        """Sum the output biases of attention and MLP before a layer, or before its MLP."""
+        biases = [block.attn.b_O for block in self.blocks[: layer + mlp_input]]
+        if include_mlp_biases:
+            biases += [block.mlp.b_out for block in self.blocks[:layer]]
+        return sum(biases, torch.zeros_like(self.blocks[0].attn.b_O))
+
+    def init_weights(self) -> None:
+        """Draw all matrices from a normal distribution. Norm weights are 1 and biases 0."""
+        if self.cfg.seed is not None:
+            torch.manual_seed(self.cfg.seed)
+        for name, parameter in self.named_parameters():
+            if "W_" in name:
+                nn.init.normal_(parameter, std=self.cfg.initializer_range)
+
+    def to(self, *args: Any, print_details: bool = False, **kwargs: Any) -> "HookedTransformer":
+        """Move or cast the model. `print_details` is accepted for TransformerLens and ignored."""
+        return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "HookedTransformer":
+        super()._apply(fn, recurse)
+        device, dtype = self.unembed.W_U.device, self.unembed.W_U.dtype
+        self.cfg.device, self.cfg.dtype = str(device), dtype
+        self.rotary = {kind: (f.to(device), scale) for kind, (f, scale) in self.rotary.items()}
+        return self
+
+    W_E = property(lambda self: self.embed.W_E)  # [d_vocab d_model]
+    W_pos = property(lambda self: self.pos_embed.W_pos)  # [n_ctx d_model]
+    W_U = property(lambda self: self.unembed.W_U)  # [d_model d_vocab]
+    b_U = property(lambda self: self.unembed.b_U)  # [d_vocab]
+    W_Q = property(lambda self: torch.stack([b.attn.W_Q for b in self.blocks]))  # [layer head ...]
+    W_K = property(lambda self: torch.stack([b.attn.W_K for b in self.blocks]))
+    W_V = property(lambda self: torch.stack([b.attn.W_V for b in self.blocks]))
+    W_O = property(lambda self: torch.stack([b.attn.W_O for b in self.blocks]))
+    b_Q = property(lambda self: torch.stack([b.attn.b_Q for b in self.blocks]))
+    b_K = property(lambda self: torch.stack([b.attn.b_K for b in self.blocks]))
+    b_V = property(lambda self: torch.stack([b.attn.b_V for b in self.blocks]))
+    b_O = property(lambda self: torch.stack([b.attn.b_O for b in self.blocks]))
+    W_in = property(lambda self: torch.stack([b.mlp.W_in for b in self.blocks]))  # [layer ...]
+    W_out = property(lambda self: torch.stack([b.mlp.W_out for b in self.blocks]))
+    b_in = property(lambda self: torch.stack([b.mlp.b_in for b in self.blocks]))
+    b_out = property(lambda self: torch.stack([b.mlp.b_out for b in self.blocks]))
+
+
+def linear(
+    x: Float[Tensor, "*batch d_in"], W: Float[Tensor, "d_in d_out"], b: Tensor | None = None
+) -> Float[Tensor, "*batch d_out"]:
+    """Compute x W + b as one operation."""
+    return F.linear(x, W.T, b)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Limit x smoothly to (-cap, cap) if cap is positive (Gemma 2)."""
+    return cap * (x / cap).tanh() if cap > 0 else x
+
+
+def attend_fused(
+    q: Float[Tensor, "batch query head d_head"],
+    k: Float[Tensor, "batch key kv_head d_head"],
+    v: Float[Tensor, "batch key kv_head d_head"],
+    mask: Bool[Tensor, "*batch query key"] | None,
+    scale: float,
+) -> Float[Tensor, "batch query head d_head"]:
+    """Compute `Attention.attend` as one operation of torch, which does not keep the pattern."""
+    return F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None and q.shape[1] > 1,
+        scale=1 / scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    ).transpose(1, 2)
+
+
+def normalize_heads(x: Float[Tensor, "batch pos head d_head"], norm: Norm) -> Tensor:
+    """Normalize queries or keys, each head by itself or all heads together."""
+    return norm(x) if norm.size == x.shape[-1] else norm(x.flatten(2)).view_as(x)
+
+
+def rotate(
+    x: Float[Tensor, "batch pos head d_head"], context: AttentionContext
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Rotate pairs of dimensions by their angles at each position (Su et al. 2021, RoPE)."""
+    rotary_dim = context.cos.shape[-1]
+    rotary, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    first, second = rotary.chunk(2, dim=-1)
+    rotated = rotary * context.cos + torch.cat([-second, first], -1) * context.sin
+    rotated = rotated.to(x.dtype)
+    return torch.cat([rotated, rest], -1) if rest.shape[-1] else rotated
+
+
+def padding_mask(
+    tokens: Tensor, mask: Tensor | None, cache: KVCache | None
+) -> Bool[Tensor, "batch key"] | None:
+    """Return the mask of earlier and new tokens, False on padding; None without padding."""
+    if mask is not None:
+        mask = None if bool(mask.all()) else mask.bool()
+    return mask if cache is None else cache.append_mask(mask, tokens)
+
+
+def token_positions(
+    tokens: Tensor, mask: Bool[Tensor, "batch key"] | None, past: int
+) -> Int[Tensor, "rows query"]:
+    """Return the position of each new token, counted from the first that is not padding."""
+    if mask is None:
+        return torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
+    return (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
+
+
+def causal_mask(n_query: int, n_key: int, device: torch.device) -> Bool[Tensor, "query key"]:
+    """Return True where one of the last `n_query` positions may attend: to itself and earlier."""
+    return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril(n_key - n_query)
+
+
+def attention_mask(
+    n_query: int,
+    past: int,
+    padding: Bool[Tensor, "batch key"] | None,
+    window: int | None,
+    device: torch.device,
+) -> Bool[Tensor, "*batch query key"] | None:
+    """Return True where a query may attend: to itself and earlier tokens in the window.
+
+    Padding attends to itself only, because the softmax over nothing is nan. None stands for the
+    causal mask (or, with one query, for all keys), which needs no tensor.
+    """
+    is_short = window is None or past + n_query <= window
+    if padding is None and is_short and (past == 0 or n_query == 1):
+        return None
+    mask = causal_mask(n_query, past + n_query, device)
+    if not is_short:
+        mask = mask.triu(past - window + 1)
+    if padding is not None:
+        itself = torch.eye(past + n_query, dtype=torch.bool, device=device)[past:]
+        mask = mask & (padding[:, None, None] | itself)
+    return mask
+
+
+def make_norm(cfg: ModelConfig) -> nn.Module:
+    return nn.Identity() if cfg.normalization_type is None else Norm(cfg)
+
+
+def weight(cfg: ModelConfig, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=cfg.dtype))
+
+
+def bias(cfg: ModelConfig, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*shape, dtype=cfg.dtype))

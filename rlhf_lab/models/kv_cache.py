@@ -1,0 +1,87 @@
+"""KV cache: the keys and values of earlier tokens, one entry per layer."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Keys = Float[Tensor, "batch key kv_head d_head"]
+
+
+class LayerCache:
+    """Keys and values of the earlier tokens in one layer.
+
+    Attributes:
+        n_tokens: number of tokens whose keys and values are stored.
+        past_keys, past_values: the stored tensors; None while the cache is empty. They have room
+            for more tokens than `n_tokens`.
+        qkv_projection: W_Q, W_K and W_V as one matrix, with the biases; built once per cache.
+    """
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+        self.past_keys: Keys | None = None
+        self.past_values: Keys | None = None
+        self.qkv_projection: tuple[Tensor, Tensor] | None = None
+
+    def append(self, keys: Keys, values: Keys) -> tuple[Keys, Keys]:
+        """Store the keys and values of new tokens and return those of all tokens."""
+        start, self.n_tokens = self.n_tokens, self.n_tokens + keys.shape[1]
+        if self.past_keys is None:
+            self.past_keys, self.past_values = keys, values
+            return keys, values
+        if self.past_keys.shape[1] < self.n_tokens:
+            room = (0, 0, 0, 0, 0, self.n_tokens)
+            self.past_keys, self.past_values = (
+                F.pad(x, room) for x in (self.past_keys, self.past_values)
+            )
+        self.past_keys[:, start : self.n_tokens] = keys
+        self.past_values[:, start : self.n_tokens] = values
+        return self.past_keys[:, : self.n_tokens], self.past_values[:, : self.n_tokens]
+
+
+@dataclass
+class KVCache:
+    """The earlier tokens of a model: one `LayerCache` per layer, and which tokens are padding.
+
+    Args:
+        entries: the layers' caches.
+        previous_attention_mask: False on padding; None while no padding has been seen.
+    """
+
+    entries: list[LayerCache]
+    previous_attention_mask: Bool[Tensor, "batch pos"] | None = None
+
+    @classmethod
+    def empty(cls, n_layers: int) -> "KVCache":
+        """Return a cache without tokens."""
+        return cls([LayerCache() for _ in range(n_layers)])
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens that are stored."""
+        return self.entries[0].n_tokens
+
+    def append_mask(
+        self, mask: Bool[Tensor, "batch new"] | None, tokens: Int[Tensor, "batch new"]
+    ) -> Bool[Tensor, "batch pos"] | None:
+        """Store the mask of new tokens and return that of all tokens, None without padding."""
+        before = self.previous_attention_mask
+        if mask is None and before is None:
+            return None
+        batch, n_new = tokens.shape[:2]
+        if before is None:
+            before = torch.ones(batch, self.n_tokens, dtype=torch.bool, device=tokens.device)
+        if mask is None:
+            mask = torch.ones(batch, n_new, dtype=torch.bool, device=tokens.device)
+        self.previous_attention_mask = torch.cat([before, mask], 1)
+        return self.previous_attention_mask
+
+    def select_rows(self, rows: Int[Tensor, " batch"]) -> None:
+        """Replace row i of the cache by row `rows[i]`, in place."""
+        for entry in self.entries:
+            entry.past_keys, entry.past_values = entry.past_keys[rows], entry.past_values[rows]
+        if self.previous_attention_mask is not None:
+            self.previous_attention_mask = self.previous_attention_mask[rows]

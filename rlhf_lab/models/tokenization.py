@@ -1,0 +1,72 @@
+"""Text to tokens and back, with the method names of TransformerLens."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_lab.models.model_config import ModelConfig
+
+
+class Tokenization:
+    """Methods of `HookedTransformer` that need its tokenizer."""
+
+    cfg: ModelConfig
+    tokenizer: PreTrainedTokenizerBase | None
+
+    def to_tokens(
+        self, text: str | list[str], prepend_bos: bool = True, truncate: bool = True
+    ) -> Int[Tensor, "batch pos"]:
+        """Return the token ids of one or several texts, padded on the right.
+
+        Args:
+            prepend_bos: put the BOS token first if the tokenizer has one.
+            truncate: keep at most `n_ctx` tokens.
+
+        Raises:
+            ValueError: If the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ValueError("The model has no tokenizer. Set one with set_tokenizer.")
+        bos = self.tokenizer.bos_token_id if prepend_bos else None
+        start = [] if bos is None else [bos]
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [start + self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+        longest, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0
+        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+        return tokens[:, : self.cfg.n_ctx if truncate else None].to(self.cfg.device)
+
+    def to_string(self, tokens: Int[Tensor, "*batch pos"] | list[int]) -> str | list[str]:
+        """Return the text of token ids, or one text per row of a batch."""
+        if isinstance(tokens, Tensor) and tokens.ndim == 2:
+            return [self.to_string(row) for row in tokens]
+        return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+    def to_str_tokens(self, text: str | Int[Tensor, "..."], prepend_bos: bool = True) -> list[str]:
+        """Return the text of each token."""
+        tokens = self.to_tokens(text, prepend_bos) if isinstance(text, str) else text
+        return [self.tokenizer.decode([token]) for token in tokens.flatten().tolist()]
+
+    def to_single_token(self, text: str) -> int:
+        """Return the id of a text that is one token.
+
+        Raises:
+            ValueError: If the text has another number of tokens.
+        """
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        if len(tokens) != 1:
+            raise ValueError(f"{text!r} is {len(tokens)} tokens, expected 1.")
+        return tokens[0]
+
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Int[Tensor, "*pos"]
+    ) -> Float[Tensor, "*pos d_model"]:
+        """Return the column of W_U for each token, the direction that its logit reads."""
+        token = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
+        return self.W_U[:, token].movedim(0, -1)
+
+    def set_tokenizer(
+        self, tokenizer: PreTrainedTokenizerBase, default_padding_side: str = "right"
+    ) -> None:
+        """Set the tokenizer. `default_padding_side` is accepted and ignored."""
+        self.tokenizer = tokenizer
