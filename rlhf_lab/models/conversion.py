@@ -1,0 +1,267 @@
+"""Conversion of Hugging Face models to ours and back, by the tables in families.py."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import Any, NoReturn
+
+import einops
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rlhf_lab.errors import LoadError
+from rlhf_lab.models.hooked_transformer import ACTIVATION_FUNCTIONS, HookedTransformer
+from rlhf_lab.models.model_config import ModelConfig
+
+ACTIVATIONS = {name: name for name in ACTIVATION_FUNCTIONS}
+ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+LAYER_TYPES = {"full_attention": "global", "sliding_attention": "local"}
+IN_EVERY_FAMILY = frozenset(
+    "rope_parameters original_max_position_embeddings sliding_window layer_types "
+    "use_sliding_window max_window_layers attention_bias tie_word_embeddings".split()
+)  # converted by the functions below; the last two are visible in the weights
+WITHOUT_EFFECT = frozenset(
+    "use_cache pad_token_id bos_token_id eos_token_id initializer_range is_decoder pretraining_tp "
+    "attention_dropout hidden_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop "
+    "reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
+    "summary_proj_to_labels summary_first_dropout".split()
+)  # on the logits in eval mode
+IN_EVERY_CONFIG = frozenset(signature(PreTrainedConfig.__init__).parameters)
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """One tensor of a Hugging Face model and the parameters of ours that it contains.
+
+    The tensor is rearranged by `pattern`, then split along its first axis.
+
+    Args:
+        theirs: name of the tensor.
+        ours: names of the parameters.
+        pattern: of einops, from theirs to ours; "" if the axes are the same. The length of the
+            axis `part` is the number of parameters.
+        lengths: of each parameter along the first axis; equal by default. Further rows of the
+            tensor are not converted.
+        scale, shift: ours = theirs * scale + shift.
+        d_head: length of the axis `d_head`.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    pattern: str = ""
+    lengths: tuple[int, ...] = ()
+    scale: float = 1.0
+    shift: float = 0.0
+    d_head: int = 0
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """Return the part of each parameter, then the rows that are not converted."""
+        tensor = self._rearrange(tensor, self.pattern)
+        lengths = self.lengths or (len(tensor) // len(self.ours),) * len(self.ours)
+        return list(tensor.split((*lengths, len(tensor) - sum(lengths))))
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """Undo `split`."""
+        return self._rearrange(torch.cat(parts), " -> ".join(self.pattern.split(" -> ")[::-1]))
+
+    def to_ours(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return the parameters by name."""
+        return dict(zip(self.ours, map(self._rescale, self.split(tensor)), strict=False))
+
+    def to_theirs(self, parameters: Mapping[str, Tensor], original: Tensor) -> Tensor:
+        """Return the tensor in float32; what scale and shift would round is from `original`."""
+        parts = self.split(original.detach().cpu().float())
+        for i, name in enumerate(self.ours):
+            ours, theirs = parameters[name].detach().cpu(), parts[i]
+            parts[i] = (ours.float() - self.shift) / self.scale
+            if self.scale != 1 or self.shift != 0:
+                is_same = self._rescale(theirs.to(ours.dtype)) == ours
+                parts[i] = torch.where(is_same, theirs, parts[i])
+        return self.join(parts)
+
+    def _rearrange(self, tensor: Tensor, pattern: str) -> Tensor:
+        lengths = {"d_head": self.d_head, "part": len(self.ours)}
+        lengths = {axis: length for axis, length in lengths.items() if axis in pattern}
+        return einops.rearrange(tensor, pattern, **lengths) if pattern else tensor
+
+    def _rescale(self, x: Tensor) -> Tensor:
+        if self.scale == 1 and self.shift == 0:
+            return x
+        return x * torch.tensor(self.scale, dtype=x.dtype) + self.shift  # transformers rounds scale
+
+
+@dataclass(frozen=True)
+class Family:
+    """The tables of one architecture.
+
+    Args:
+        architecture: name of the class in transformers.
+        fields: field of the configuration -> field of `ModelConfig`, with a function if the values
+            differ. Without a value in the configuration, `ModelConfig`'s default is used.
+        weights: function that yields the tensors. `*` stands for the number of a layer, whose
+            parameters are in the block with that number.
+        settings: further fields of `ModelConfig`.
+        has_partial_rotary: the rotary embedding may rotate only some dimensions of a head.
+        folds_unembedding_bias: the unembedding bias, which the architecture lacks, is trainable
+            because export can fold it into the final LayerNorm.
+    """
+
+    architecture: str
+    fields: Mapping[str, str | tuple[str, Callable[[Any], Any]]]
+    weights: Callable[[ModelConfig], Iterator[TensorMap]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    has_partial_rotary: bool = False
+    folds_unembedding_bias: bool = False
+
+    def validate(self, config: PreTrainedConfig) -> None:
+        """Raise LoadError if a field is not in a table and not at its default value."""
+        if getattr(config, "quantization_config", None) is not None:
+            reject(config, "quantization_config", "weights of full precision")
+        known = self.fields.keys() | IN_EVERY_FAMILY | WITHOUT_EFFECT | IN_EVERY_CONFIG
+        for name, parameter in signature(type(config).__init__).parameters.items():
+            default = parameter.default or None  # None and False both mean off
+            if name not in known and (getattr(config, name, default) or None) != default:
+                reject(config, name, f"{name}={parameter.default!r}")
+
+    def model_config(self, config: PreTrainedConfig, **options: Any) -> ModelConfig:
+        """Convert a configuration, with `options` for further fields of `ModelConfig`."""
+        self.validate(config)
+        names = dict.fromkeys(("original_architecture", "model_name"), self.architecture)
+        cfg: dict[str, Any] = {"d_head": None, "n_key_value_heads": None, **names, **self.settings}
+        for theirs, ours in self.fields.items():
+            value = getattr(config, theirs, None)
+            ours, convert = (ours, None) if isinstance(ours, str) else ours
+            if ours == "act_fn" and value not in ACTIVATIONS:
+                reject(config, theirs, f"one of {', '.join(ACTIVATIONS)}")
+            if value is not None:
+                cfg[ours] = convert(value) if convert else value
+        n_heads, n_kv_heads = cfg["n_heads"], cfg["n_key_value_heads"] or cfg["n_heads"]
+        if n_heads % n_kv_heads:
+            reject(config, "num_key_value_heads", f"a divisor of its {n_heads} heads")
+        cfg["n_key_value_heads"] = None if n_kv_heads == n_heads else n_kv_heads
+        cfg["d_head"] = cfg["d_head"] or cfg["d_model"] // n_heads
+        cfg["act_fn"] = ACTIVATIONS[cfg["act_fn"]]
+        if getattr(config, "head_dim", None) not in (None, cfg["d_head"]):
+            reject(config, "head_dim", f"head_dim={cfg['d_head']}")
+        if hasattr(config, "rope_parameters"):
+            cfg |= window_settings(config)
+            cfg |= rotary_settings(config, cfg, self.has_partial_rotary)
+        return ModelConfig(**cfg | options)
+
+    def tensor_maps(self, cfg: ModelConfig) -> Iterator[TensorMap]:
+        """Yield all tensors, including those that a model may lack."""
+        for row in self.weights(cfg):
+            for layer in range(cfg.n_layers if "*" in row.theirs else 1):
+                theirs, block = row.theirs.replace("*", str(layer)), f"blocks.{layer}."
+                ours = tuple(block * ("*" in row.theirs) + name for name in row.ours)
+                yield replace(row, theirs=theirs, ours=ours, d_head=cfg.d_head)
+
+
+def reject(config: PreTrainedConfig, name: str, alternative: str) -> NoReturn:
+    """Raise LoadError for a field of a configuration."""
+    raise LoadError(
+        f"{name}={getattr(config, name, None)!r:.80} of a {config.model_type} model is not "
+        f"supported. Choose a model with {alternative}."
+    )
+
+
+def window_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the type of each layer and the size of the window; {} if all layers are global."""
+    window, n_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
+    default = ["full_attention" if window is None else "sliding_attention"] * n_layers
+    types = getattr(config, "layer_types", None) or default
+    if set(types) - LAYER_TYPES.keys() or len(types) != n_layers:
+        reject(config, "layer_types", f"{' or '.join(LAYER_TYPES)} for each layer")
+    if "sliding_attention" not in types:
+        return {}
+    if not window or window < 1:
+        reject(config, "sliding_window", "a number of tokens, which sliding_attention needs")
+    return {"window_size": window, "attn_types": [LAYER_TYPES[name] for name in types]}
+
+
+def rotary_settings(
+    config: PreTrainedConfig, cfg: Mapping[str, Any], has_partial_rotary: bool
+) -> dict[str, Any]:
+    """Return the frequencies of global and local layers, and the `n_ctx` in which they hold."""
+    ropes, rotary = config.rope_parameters, {"n_ctx": cfg["n_ctx"], "rotary_frequencies": {}}
+    by_layer_type = not LAYER_TYPES.keys().isdisjoint(ropes)
+    for theirs, ours in LAYER_TYPES.items():
+        rope = (ropes.get(theirs) if by_layer_type else ropes) or {"rope_theta": 1e4}
+        rope_type = rope.get("rope_type", "default")
+        fraction = rope.get("partial_rotary_factor") or 1.0
+        rotary["rotary_dim"] = n = int(cfg["d_head"] * fraction)
+        if fraction != 1 and not has_partial_rotary:
+            reject(config, "rope_parameters", "partial_rotary_factor=1.0")
+        if n % 2 or n == 0:
+            reject(config, "rope_parameters", f"an even rotary dimension instead of {n}")
+        if rope_type == "linear" and "attn_types" in cfg and not by_layer_type:
+            reject(config, "rope_parameters", "rope_type='default' with sliding windows")
+        if rope_type == "longrope":
+            if set(rope["short_factor"]) != {1}:
+                reject(config, "rope_parameters", "short_factor=1 for rope_type='longrope'")
+            rotary["n_ctx"] = min(rotary["n_ctx"], rope["original_max_position_embeddings"])
+        frequencies = 1 / rope["rope_theta"] ** (torch.arange(0, n, 2) / n), 1.0
+        if rope_type != "default":
+            layer_type = {"layer_type": theirs} if by_layer_type else {}
+            frequencies = ROPE_INIT_FUNCTIONS[rope_type](config, None, **layer_type)
+        rotary["rotary_frequencies"][ours] = frequencies
+    return rotary | {"positional_embedding_type": "rotary"}
+
+
+def family_for(architecture: str) -> Family:
+    """Return the tables of an architecture, the name of its class in transformers."""
+    from rlhf_lab.models.families import FAMILIES  # imports this module
+
+    if architecture not in FAMILIES:
+        raise LoadError(f"{architecture} is not supported. Choose one of {', '.join(FAMILIES)}.")
+    return FAMILIES[architecture]
+
+
+def tensor_maps(config: PreTrainedConfig) -> list[TensorMap]:
+    """Return which tensors of a model with this configuration contain which parameters of ours."""
+    family = family_for(next(iter(config.architectures or ()), type(config).__name__))
+    return list(family.tensor_maps(family.model_config(config)))
+
+
+def from_hugging_face(
+    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> HookedTransformer:
+    """Convert a causal language model without folding or centering weights.
+
+    Biases that the architecture lacks are frozen at 0, so a trained model can be converted back.
+    """
+    family = family_for(type(hf_model).__name__)
+    cfg = family.model_config(hf_model.config, dtype=dtype, init_weights=False)
+    model = HookedTransformer(cfg, tokenizer)
+    parameters, tensors = {}, hf_model.state_dict()
+    for row in family.tensor_maps(cfg):
+        if row.theirs in tensors:
+            parameters |= row.to_ours(tensors.pop(row.theirs).detach())
+    if tensors:
+        raise LoadError(f"The tensor {min(tensors)} is not supported. Choose a model without it.")
+    missing, unexpected = model.load_state_dict(parameters, strict=False)
+    for name in unexpected + missing:
+        if not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_"):
+            raise LoadError(f"The tables of {family.architecture} are wrong for {name}.")
+        if not (family.folds_unembedding_bias and name == "unembed.b_U"):
+            model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def to_hugging_face_weights(
+    hf_model: PreTrainedModel, parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Convert parameters back to the tensors of `hf_model`, in float32.
+
+    Unchanged parameters become bitwise identical tensors.
+    """
+    family, tensors = family_for(type(hf_model).__name__), hf_model.state_dict()
+    maps = family.tensor_maps(family.model_config(hf_model.config))
+    maps = [row for row in maps if row.theirs in tensors]
+    converted = {name for row in maps for name in row.ours}
+    for name, parameter in parameters.items():
+        if name not in converted and parameter.any():
+            raise LoadError(f"{name} is not 0, and {family.architecture} has no tensor for it.")
+    return {row.theirs: row.to_theirs(parameters, tensors[row.theirs]) for row in maps}

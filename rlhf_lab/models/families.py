@@ -1,0 +1,184 @@
+"""The supported architectures: one `Family` each, whose tables are read in both directions.
+
+To add one, write the table of its configuration fields and the list of its modules. Other fields
+and tensors are rejected by name. Modules and biases that a model lacks are skipped.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch.torch_version import TorchVersion
+from transformers import GPTNeoXForCausalLM, __version__
+
+from rlhf_lab.errors import LoadError
+from rlhf_lab.models.conversion import Family, TensorMap
+from rlhf_lab.models.model_config import ModelConfig
+
+TRANSPOSED = "d_out d_in -> d_in d_out"
+HEADS_IN = "(head d_head) d_model -> head d_model d_head"
+HEADS_BIAS = "(head d_head) -> head d_head"
+HEADS_OUT = "d_model (head d_head) -> head d_head d_model"
+GPT2_IN = "d_model (head d_head) -> head d_model d_head"
+GPT2_OUT = "(head d_head) d_model -> head d_head d_model"
+NEOX_IN = "(head part d_head) d_model -> (part head) d_model d_head"
+NEOX_BIAS = "(head part d_head) -> (part head) d_head"
+PHI3_MLP = "(part d_mlp) d_model -> (part d_model) d_mlp"
+QKV = ("attn.W_Q", "attn.W_K", "attn.W_V")
+GATE_AND_IN = ("mlp.W_gate", "mlp.W_in")
+
+
+def module(
+    theirs: str, *ours: str, pattern: str = "", bias_pattern: str = "", **options: Any
+) -> Iterator[TensorMap]:
+    """Yield the maps of a module's weight (ours: `W_*` or `w`) and bias (ours: `b_*` or `b`)."""
+    biases = (name.replace("W_", "b_") if "W_" in name else f"{name[:-1]}b" for name in ours)
+    yield TensorMap(f"{theirs}.weight", ours, pattern, **options)
+    yield TensorMap(f"{theirs}.bias", tuple(biases), bias_pattern)
+
+
+GPT2_FIELDS = {
+    "n_layer": "n_layers",
+    "n_embd": "d_model",
+    "n_head": "n_heads",
+    "n_inner": "d_mlp",
+    "n_positions": "n_ctx",
+    "n_ctx": "n_ctx",  # less than n_positions in some models
+    "vocab_size": "d_vocab",
+    "activation_function": "act_fn",
+    "layer_norm_epsilon": "eps",
+    "scale_attn_weights": ("attn_scale", lambda is_scaled: -1.0 if is_scaled else 1.0),
+    "scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx",
+}
+
+
+def gpt2(cfg: ModelConfig) -> Iterator[TensorMap]:
+    """Learned positions; Q, K and V in one tensor; matrices as [d_in, d_out]."""
+    yield from module("transformer.wte", "embed.W_E")
+    yield from module("transformer.wpe", "pos_embed.W_pos", lengths=(cfg.n_ctx,))
+    yield from module("transformer.h.*.ln_1", "ln1.w")
+    yield from module("transformer.h.*.attn.c_attn", *QKV, pattern=GPT2_IN, bias_pattern=HEADS_BIAS)
+    yield from module("transformer.h.*.attn.c_proj", "attn.W_O", pattern=GPT2_OUT)
+    yield from module("transformer.h.*.ln_2", "ln2.w")
+    yield from module("transformer.h.*.mlp.c_fc", "mlp.W_in")
+    yield from module("transformer.h.*.mlp.c_proj", "mlp.W_out")
+    yield from module("transformer.ln_f", "ln_final.w")
+    yield from module("lm_head", "unembed.W_U", pattern=TRANSPOSED)
+
+
+ROTARY_FIELDS = {
+    "num_hidden_layers": "n_layers",
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "d_mlp",
+    "max_position_embeddings": "n_ctx",
+    "vocab_size": "d_vocab",
+}
+NEOX_FIELDS = ROTARY_FIELDS | {
+    "hidden_act": "act_fn",
+    "layer_norm_eps": "eps",
+    "use_parallel_residual": "parallel_attn_mlp",
+}
+
+
+def neox(cfg: ModelConfig) -> Iterator[TensorMap]:
+    """Attention and MLP in parallel; in one tensor, each head has its Q, K and V."""
+    yield from module("gpt_neox.embed_in", "embed.W_E")
+    yield from module("gpt_neox.layers.*.input_layernorm", "ln1.w")
+    heads = {"pattern": NEOX_IN, "bias_pattern": NEOX_BIAS}
+    yield from module("gpt_neox.layers.*.attention.query_key_value", *QKV, **heads)
+    yield from module("gpt_neox.layers.*.attention.dense", "attn.W_O", pattern=HEADS_OUT)
+    yield from module("gpt_neox.layers.*.post_attention_layernorm", "ln2.w")
+    yield from module("gpt_neox.layers.*.mlp.dense_h_to_4h", "mlp.W_in", pattern=TRANSPOSED)
+    yield from module("gpt_neox.layers.*.mlp.dense_4h_to_h", "mlp.W_out", pattern=TRANSPOSED)
+    yield from module("gpt_neox.final_layer_norm", "ln_final.w")
+    lm_head = next(iter(GPTNeoXForCausalLM._tied_weights_keys))  # renamed in transformers 5.10
+    yield from module(lm_head.removesuffix(".weight"), "unembed.W_U", pattern=TRANSPOSED)
+
+
+RMS_FIELDS = ROTARY_FIELDS | {
+    "num_key_value_heads": "n_key_value_heads",
+    "head_dim": "d_head",
+    "rms_norm_eps": "eps",
+}
+LLAMA_FIELDS = RMS_FIELDS | {"hidden_act": "act_fn"}
+LLAMA = {"normalization_type": "RMS", "gated_mlp": True}
+PRE_NORMS = {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}
+POST_NORMS = {"post_attention_layernorm": "ln1", "post_feedforward_layernorm": "ln2"}
+GEMMA_NORMS = {"input_layernorm": "ln1", "post_attention_layernorm": "ln1_post"}
+GEMMA_NORMS |= {"pre_feedforward_layernorm": "ln2", "post_feedforward_layernorm": "ln2_post"}
+
+
+def llama(
+    cfg: ModelConfig, norms: Mapping[str, str] = PRE_NORMS, shift: float = 0.0, scale: float = 1.0
+) -> Iterator[TensorMap]:
+    """RMSNorm, grouped-query attention, gated MLP."""
+    yield from module("model.embed_tokens", "embed.W_E", scale=scale)
+    heads = {"pattern": HEADS_IN, "bias_pattern": HEADS_BIAS}
+    for name, ours in zip(("q_proj", "k_proj", "v_proj"), qkv_names(cfg), strict=True):
+        yield from module(f"model.layers.*.self_attn.{name}", ours, **heads)
+    yield from module("model.layers.*.self_attn.q_norm", "attn.q_norm.w", shift=shift)
+    yield from module("model.layers.*.self_attn.k_norm", "attn.k_norm.w", shift=shift)
+    yield from module("model.layers.*.self_attn.o_proj", "attn.W_O", pattern=HEADS_OUT)
+    yield from module("model.layers.*.mlp.gate_proj", "mlp.W_gate", pattern=TRANSPOSED)
+    yield from module("model.layers.*.mlp.up_proj", "mlp.W_in", pattern=TRANSPOSED)
+    yield from module("model.layers.*.mlp.down_proj", "mlp.W_out", pattern=TRANSPOSED)
+    for name, ours in norms.items():
+        yield from module(f"model.layers.*.{name}", f"{ours}.w", shift=shift)
+    yield from module("model.norm", "ln_final.w", shift=shift)
+    yield from module("lm_head", "unembed.W_U", pattern=TRANSPOSED)
+
+
+def qkv_names(cfg: ModelConfig) -> tuple[str, ...]:
+    """Return the names of W_Q, W_K and W_V."""
+    return QKV if cfg.n_key_value_heads is None else ("attn.W_Q", "attn._W_K", "attn._W_V")
+
+
+def phi3(cfg: ModelConfig) -> Iterator[TensorMap]:
+    """Llama with Q, K and V in one tensor, and the gate and the input of the MLP in another."""
+    n_kv_heads, separate = cfg.n_key_value_heads or cfg.n_heads, {*qkv_names(cfg), *GATE_AND_IN}
+    yield from (row for row in llama(cfg) if separate.isdisjoint(row.ours))
+    heads = {"pattern": HEADS_IN, "lengths": (cfg.n_heads, n_kv_heads, n_kv_heads)}
+    yield from module("model.layers.*.self_attn.qkv_proj", *qkv_names(cfg), **heads)
+    yield from module("model.layers.*.mlp.gate_up_proj", *GATE_AND_IN, pattern=PHI3_MLP)
+
+
+def gemma(cfg: ModelConfig) -> Iterator[TensorMap]:
+    """Llama with norms before and after attention and MLP, and norm weights stored as w - 1."""
+    return llama(cfg, GEMMA_NORMS, shift=1.0, scale=cfg.d_model**0.5)
+
+
+CAPS_ATTENTION = "5.21"  # first transformers whose default attention applies Gemma 2's soft cap
+
+
+def check_cap(cap: float) -> float:
+    """Raise LoadError if transformers would ignore the soft cap."""
+    if cap and TorchVersion(__version__) < CAPS_ATTENTION:
+        raise LoadError(f"attn_logit_softcapping={cap} requires transformers>={CAPS_ATTENTION}.")
+    return cap
+
+
+GEMMA = LLAMA | {"use_normalization_before_and_after": True}
+GEMMA3_FIELDS = RMS_FIELDS | {
+    "hidden_activation": "act_fn",
+    "query_pre_attn_scalar": ("attn_scale", math.sqrt),
+    "final_logit_softcapping": "output_logits_soft_cap",
+}
+GEMMA2_FIELDS = GEMMA3_FIELDS | {"attn_logit_softcapping": ("attn_scores_soft_cap", check_cap)}
+OLMO2 = LLAMA | {"qk_norm": "all", "norms_after": True}
+FAMILIES = {
+    family.architecture: family
+    for family in (
+        Family("GPT2LMHeadModel", GPT2_FIELDS, gpt2, folds_unembedding_bias=True),
+        Family("GPTNeoXForCausalLM", NEOX_FIELDS, neox, has_partial_rotary=True),
+        Family("LlamaForCausalLM", LLAMA_FIELDS, llama, LLAMA),
+        Family("MistralForCausalLM", LLAMA_FIELDS, llama, LLAMA),
+        Family("Qwen2ForCausalLM", LLAMA_FIELDS, llama, LLAMA),
+        Family("Qwen3ForCausalLM", LLAMA_FIELDS, llama, LLAMA | {"qk_norm": "head"}),
+        Family("Phi3ForCausalLM", LLAMA_FIELDS, phi3, LLAMA, has_partial_rotary=True),
+        Family("Gemma2ForCausalLM", GEMMA2_FIELDS, gemma, GEMMA),
+        Family("Gemma3ForCausalLM", GEMMA3_FIELDS, gemma, GEMMA | {"qk_norm": "head"}),
+        Family("Olmo2ForCausalLM", LLAMA_FIELDS, partial(llama, norms=POST_NORMS), OLMO2),
+    )
+}
