@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Keys = Float[Tensor, "batch key kv_head d_head"]
+NewKeys = Float[Tensor, "batch new kv_head d_head"]
 
 
 class LayerCache:
@@ -26,7 +27,7 @@ class LayerCache:
         self.past_values: Keys | None = None
         self.qkv_projection: tuple[Tensor, Tensor] | None = None
 
-    def append(self, keys: Keys, values: Keys) -> tuple[Keys, Keys]:
+    def append(self, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
         """Store the keys and values of new tokens and return those of all tokens."""
         start, self.n_tokens = self.n_tokens, self.n_tokens + keys.shape[1]
         if self.past_keys is None:
