@@ -54,9 +54,9 @@ class FrozenProbe(Probe):
       the share that is grammatical, and how improbable what it writes is to it, beside those of
       random directions of the same length.
 
-    Checks: before learning both readers are one; Bayes' rule is not beaten by more than 4 standard
-    errors. Cost: that of `Direction` at one position, and some
-    `randoms` x `steered` x 3 continuations.
+    Checks: the shift is the change of the mean projection; before learning both readers are one;
+    Bayes' rule is not beaten by more than 4 standard errors. Cost: that of `Direction` at one
+    position, and some `randoms` x `steered` x 3 continuations.
 
     Args:
         pos: the position of the slot; the last when -1, in texts of one length.
@@ -132,7 +132,9 @@ class FrozenProbe(Probe):
             "accuracy_control": control,
         }
         same = (frozen.direction * refit.direction).sum(-1)
-        checks = []
+        change = projection.mean(1) - project(first[:, cut:], frozen.direction).mean(1)
+        gap = (torch.tensor(values["shift"]) - change.cpu()).abs().max()
+        checks = [Check.at_most("the shift is the change of the mean projection", gap, 1e-4)]
         starts_apart = {"reference", "interventions"} & set(seen.own_parts)
         if seen.ctx.phase == 0 and not starts_apart:
             there = torch.tensor(values["size"]) > LEAST_SIZE

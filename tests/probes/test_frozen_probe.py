@@ -160,3 +160,16 @@ def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, no_type_che
         told = any(not check.ok for check in run.checks()) or not attached.plan
         missed += [] if told else [fault.name]
     assert missed == []
+
+
+def test_every_record_has_a_check_without_the_audit(elsewhere, monkeypatch, unlimited):
+    monkeypatch.setattr(FrozenProbe, "bind", lambda self, seen, record: [])
+    labels = torch.arange(12) % 2 == 0
+    tokens = torch.randint(3, 20, (12, 8), generator=torch.Generator().manual_seed(0))
+    suite = Suite(FrozenProbe(every=1, pos=3), eval_tokens=tokens, labels=labels, budget=unlimited)
+    attached = attach(elsewhere, suite)
+    elsewhere.train()
+    assert attached.notes == []
+    run = Run(elsewhere.run.path)
+    assert len(run.records("frozen_probe")) == 3
+    assert all(check.ok for check in run.checks())
