@@ -20,7 +20,11 @@ REFERENCE_verl := verl==0.9.1
 ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
 ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 
-.PHONY: train test lock lowest pinned quick site test-browser test-reference reference lint course lessons reel reel-check bench bench-peers clean
+# What shows in a minute that the package works with a version of TransformerLens.
+SMOKE := tests/test_smoke.py tests/test_requirements.py tests/functional tests/models/test_equality.py
+SMOKE += -m "not slow and not process" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
+
+.PHONY: train test lock lowest pinned newest smoke quick site test-browser test-reference reference lint course lessons reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -32,6 +36,9 @@ test: $(DEVELOPED) lint
 # The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
 quick: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
+
+smoke: $(DEVELOPED)
+	$(PYTEST) --quiet $(SMOKE)
 
 # README, docs/, lessons and API as pages in build/site/html; what Sphinx warns of and dead links are errors.
 site: $(DEVELOPED)
@@ -73,9 +80,14 @@ lock:
 lowest pinned: %: .cache/%/installed
 	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --numprocesses 2 --dist loadfile --quiet -m "not slow" $(ELSEWHERE)
 
+# The same list as `smoke`, in an environment with the newest TransformerLens 4.
+newest: .cache/newest/installed
+	$(subst $(BIN),.cache/newest/bin,$(PYTEST)) --quiet $(SMOKE)
+
 .cache/lowest/installed: VERSIONS := --resolution lowest-direct
 .cache/pinned/installed: VERSIONS := --constraint requirements.lock
-.cache/lowest/installed .cache/pinned/installed: $(DEVELOPED) requirements.txt requirements.lock pyproject.toml
+.cache/newest/installed: VERSIONS := "$$(grep '^torch==' requirements.lock)" "transformer_lens>=4"
+.cache/lowest/installed .cache/pinned/installed .cache/newest/installed: $(DEVELOPED) requirements.txt requirements.lock pyproject.toml
 	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(@D)
 	$(BIN)/uv pip install --quiet --python $(@D) $(VERSIONS) --editable ".[dev]"
 	touch $@

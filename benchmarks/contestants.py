@@ -19,12 +19,11 @@ from rlhf_lab.errors import ConfigError
 PEERS: MappingProxyType[str, str] = MappingProxyType(
     {"trl-0.11.4": "benchmarks.trl_step", "trl-1.12": "benchmarks.trl_experimental"}
 )
-OTHERS = ("ours-hooked", "ours-listened", "ours-modules", "naive", *PEERS)
+HOOKED = ("ours-residual", "ours-pattern", "ours-all")
+OTHERS = (*HOOKED, "naive", *PEERS)
 OWN = (
     "ours",
-    "ours-hooked",
-    "ours-listened",
-    "ours-modules",
+    *HOOKED,
     "ours-sampling",
     "hf-generate",
     "ours-run",

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.work import Shape, Work
 from benchmarks.worker import synchronize
-from rlhf_lab.models.fast.cpu_tuning import current_route, set_route, tune_cpu
+from rlhf_lab.models.cpu_tuning import current_route, set_route, tune_cpu
 
 MEASUREMENTS = 3
 

@@ -15,8 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from benchmarks.worker import Clock, Setup, serve
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
+from rlhf_lab.models import HookedTransformer, HookPoint, KVCache, load_model
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,14 @@ def get_samples(
     base_model: HookedTransformer, args: NaiveArgs
 ) -> tuple[Int[Tensor, "batch seq"], list[str]]:
     """Continue the prefix `batch_size` times; also returns the texts, without BOS."""
-    prompt = base_model.to_tokens(args.prefix, prepend_bos=True)
-    tokens = base_model.generate(
-        prompt.repeat(args.batch_size, 1),
-        max_new_tokens=args.gen_len,
-        stop_at_eos=False,
-        top_k=args.top_k,
-        verbose=False,
-    ).clone()
+    tokens = base_model.to_tokens(args.prefix, prepend_bos=True).repeat(args.batch_size, 1)
+    cache, unread = KVCache.empty(base_model.cfg.n_layers), tokens
+    with torch.no_grad():
+        for _ in range(args.gen_len):
+            logits = base_model(unread, past_kv_cache=cache)[:, -1]
+            top, ids = logits.topk(args.top_k or logits.shape[-1])
+            unread = ids.gather(-1, torch.multinomial(top.softmax(-1), 1))
+            tokens = torch.cat([tokens, unread], 1)
     return tokens, base_model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 

@@ -13,7 +13,7 @@ class Bench:
 
     shape: Literal["nano", "tiny", "small", "medium"] = "tiny"
     """The model: nano as the bundled one, tiny 4 layers, small and medium as GPT-2's."""
-    against: tuple[str, ...] = ("ours-hooked", "ours-listened", "naive", "trl-0.11.4", "trl-1.12")
+    against: tuple[str, ...] = ("ours-residual", "ours-pattern", "naive", "trl-0.11.4", "trl-1.12")
     """Who else does the work; a peer that is not built (`make bench-peers`) is left out."""
     against_commit: tuple[str, ...] = ()
     """Commits of this repository that do the work, too, each from its own files."""

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.fast import tune_for
+from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from rlhf_lab.training import Context, Event, RLHFTrainer
@@ -48,18 +49,17 @@ def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
     return RLHFArgs(**(fields | changes))
 
 
-def load_phase(
-    setup: Setup, site: str | None = None, forward: str = "auto"
-) -> Callable[[Clock], None]:
+def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]:
     """One rollout phase and one learning phase of a trainer, and nothing else.
 
     Args:
-        site: where a hook listens to every forward of the policy, if one does.
+        site: hook point, or pattern of several, at which a hook reads in every forward pass.
     """
-    trainer = RLHFTrainer(bench_args(setup, forward=forward))
+    trainer = RLHFTrainer(bench_args(setup))
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if site is not None:
-        trainer.policy.base_model.add_hook(site, lambda activation, hook: None)
+        is_read = lambda name: fnmatch(name, site)
+        trainer.policy.base_model.add_hook(is_read, lambda activation, hook: None)
     clocks: list[Clock] = []
 
     def lap(stage: str) -> Callable[[Context], None]:
@@ -139,9 +139,9 @@ def load_hf_generate(setup: Setup) -> Callable[[Clock], None]:
 LOADERS: MappingProxyType[str, Callable[[Setup], Callable[[Clock], None]]] = MappingProxyType(
     {
         "ours": load_phase,
-        "ours-hooked": partial(load_phase, forward="hooked"),
-        "ours-listened": partial(load_phase, site="blocks.0.hook_resid_post"),
-        "ours-modules": partial(load_phase, site="blocks.0.attn.hook_pattern"),
+        "ours-residual": partial(load_phase, site="blocks.0.hook_resid_post"),
+        "ours-pattern": partial(load_phase, site="blocks.0.attn.hook_pattern"),
+        "ours-all": partial(load_phase, site="*"),
         "ours-sampling": load_sampling,
         "hf-generate": load_hf_generate,
         "ours-run": partial(load_run, False),

@@ -28,7 +28,7 @@ from rlhf_lab.training import RLHFTrainer
 
 Kind = Literal["ddp", "fsdp"]
 Table = tuple[list[str], list[list[Any]]]
-OF_A_PROCESS = ("cost", "packed_gap")
+OF_A_PROCESS = ("cost",)
 """What a report says of a process, and not of the run."""
 SPEEDS = ("rollout_tokens_per_second", "learning_tokens_per_second")
 

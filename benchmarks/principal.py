@@ -13,13 +13,13 @@ from rlhf_lab.diffing.principal import (
     random_factor_shares,
     random_shares,
 )
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 K, DRAWS = 8, 20
 
 
 def principal_shares(
-    base: HookedTransformer, tuned: HookedTransformer, seed: int
+    base: HookedModel, tuned: HookedModel, seed: int
 ) -> dict[str, dict[str, float]]:
     """Of every matrix and head's product: share, share of chance, and the most of 20 draws."""
     before, after = weights_of_both(base, tuned)

@@ -25,7 +25,7 @@ from rlhf_lab import probes as library
 from rlhf_lab.console import print_line
 from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.fast import tune_for
+from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.probes import Attachment, Budget, Probe, attach
 from rlhf_lab.training import Context, Event, RLHFTrainer
 

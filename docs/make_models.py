@@ -7,6 +7,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +15,10 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
+from rlhf_lab.models.conversion import IN_EVERY_CONFIG, IN_EVERY_FAMILY, WITHOUT_EFFECT
 from rlhf_lab.models.export import export_policy
-from rlhf_lab.models.fast import why_unknown
-from rlhf_lab.models.transformer_lens import FAMILIES, why_not_additive
+from rlhf_lab.models.families import FAMILIES
+from rlhf_lab.models.hooked_model import reason_not_additive
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import LLAMA3, LONGROPE, VARIANTS, YARN, random_tokens, tiny_of
 from tests.tiny_models import llama_tokenizer, save
@@ -25,33 +27,75 @@ HEAD = """\
 # Models
 
 The architectures that `models.load_model` reads and `python -m rlhf_lab export` writes, from a hub,
-a directory or a loaded model. Each goes through one table of its own, both ways
-(`rlhf_lab/models/transformer_lens/families/`), and what was loaded is written again bit for bit.
-This page is written by `python -m docs.make_models`. Its figures are of tiny random models with
-unusual values in every setting, on texts of 40 tokens where a window has 5:
+a directory or a loaded model. One table for each, read in both directions
+(`rlhf_lab/models/families.py`), converts them to this package's `HookedTransformer`. A model that
+was loaded is exported bitwise identical. `python -m docs.make_models` writes this page. Its numbers
+are of tiny random models with unusual values in every setting, on texts of 40 tokens with a window
+of 5:
 
 - **gap**: the largest distance of any logit from that of plain transformers, in all of the variants
   of `tests/tiny_families.py`; the tests allow 1e-4.
 - **trained**: after one phase of PPO, how far the log-probs that plain transformers reads of the
   exported policy are from the policy's, weighed by probability, in nats; 1e-4 is allowed.
-- **forward**: "packed" where the packed form runs, but for the settings named; else the modules.
 - **heads add up**: whether `LogitShift` can split a logit over heads and MLPs; else it declines.
 
-| architecture | such as | gap | trained | forward | heads add up |
-|---|---|---|---|---|---|
+| architecture | such as | gap | trained | heads add up |
+|---|---|---|---|---|
 """
 SETTINGS = """
 ## Settings
 
-A setting of `config.json` is converted, is without effect on a logit, or is refused by its name, in
-one sentence; `python -m pytest tests/models/test_family_refusals.py` goes through them. Rotary
-embeddings of a type that is not here are refused, too; `dynamic` ones are those within the context,
-and `longrope` ones are read where each short factor is 1, with the context that these are for.
+A setting of `config.json` is converted, has no effect on the logits, or is rejected by name. Rotary
+embeddings of other types are also rejected; `dynamic` is supported within the context, and
+`longrope` if each short factor is 1, with the context that these factors are for.
 A mixture of experts, quantized weights and image towers are not converted.
 
 | architecture | converted | for these values only | rotary types | with a window |
 |---|---|---|---|---|
 """
+COMPARED = """
+## Compared with TransformerLens
+
+`HookedTransformer` is a class of this package, in `rlhf_lab/models/hooked_transformer.py`. Weights,
+hook points and fields of `cfg` have the names of TransformerLens, and hooks, `run_with_cache`,
+`ActivationCache`, `to_tokens` and stacked weights (`W_Q` ...) work in the same way, with
+TransformerLens 3.9 and 4. A `HookedTransformer` of TransformerLens 3.9 also runs as a policy,
+unchanged: `TransformerWithValueHead(model)`.
+
+These features of TransformerLens's class are missing or different:
+
+| in TransformerLens | here |
+|---|---|
+"""
+DIFFERENCES = {
+    "`HookedTransformer.from_pretrained(name)`": "`models.load_model(name)`",
+    "`fold_ln`, `center_writing_weights`, `center_unembed`": (
+        "weights stay as they were trained, as with `from_pretrained_no_processing`. So "
+        "`ActivationCache.logit_attrs` and `apply_ln=True` leave out the weight and the bias of "
+        "the final norm"
+    ),
+    "`generate`": "`sampling.sample(policy, prompts, SamplingSpec(...))`",
+    "`loss_per_token=True` of the forward pass": "`functional.get_logprobs` of the logits",
+    "`prepend_bos=` of the forward pass": "`model(model.to_tokens(text, prepend_bos=False))`",
+    "`OV`, `QK`": (
+        "`FactoredMatrix(model.W_V, model.W_O)`, "
+        "`FactoredMatrix(model.W_Q, model.W_K.transpose(-2, -1))`"
+    ),
+    "stacked `W_gate`": "`torch.stack([block.mlp.W_gate for block in model.blocks])`",
+    "`use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in`": (
+        "hooks on `attn.hook_q`, `attn.hook_k`, `attn.hook_v` and `ln2.hook_normalized`; "
+        "`diffing.patch_path` patches the input of one head"
+    ),
+    "`use_attn_result`": (
+        "not needed: `attn.hook_result` fires if it has a hook. `run_with_cache` stores it only if "
+        "`names_filter` selects it"
+    ),
+    "hook points of q and k norms, which are flat": "have the shape `[batch pos head ...]`",
+    "`isinstance(model, transformer_lens.HookedTransformer)`": (
+        "is False. SAELens and circuit-tracer need a class of their library: load the model that "
+        "`python -m rlhf_lab export` writes"
+    ),
+}
 SUCH_AS = {
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2, the bundled Reel models",
     "GPTNeoXForCausalLM": "Pythia, GPT-NeoX",
@@ -85,7 +129,9 @@ class Figures(NamedTuple):
 def page(figures: Mapping[str, Figures]) -> str:
     """The whole page."""
     first = "".join(map(_row, FAMILIES, [figures[name] for name in FAMILIES]))
-    return HEAD + first + SETTINGS + "".join(map(_settings, FAMILIES))
+    compared = "".join(f"| {theirs} | {ours} |\n" for theirs, ours in DIFFERENCES.items())
+    settings = "".join(map(_settings, FAMILIES))
+    return HEAD + first + COMPARED + compared + SETTINGS + settings
 
 
 def _kinds(architecture: str) -> list[dict]:
@@ -94,49 +140,47 @@ def _kinds(architecture: str) -> list[dict]:
 
 
 def _row(architecture: str, figures: Figures) -> str:
-    models = [
-        load_model(tiny_of(architecture, **c), llama_tokenizer()) for c in _kinds(architecture)
-    ]
-    whys = [why_unknown(model) for model in models]
-    forward = "modules"
-    if None in whys:
-        named = sorted({why.split("cfg.")[1].split("=")[0] for why in whys if why is not None})
-        forward = "packed" + "".join(f"; modules for `{name}`" for name in named)
-    why = why_not_additive(models[0])
+    why = reason_not_additive(load_model(tiny_of(architecture), llama_tokenizer()))
     cells = f"`{architecture}`", SUCH_AS[architecture], f"{figures.gap:.1e}"
-    cells += f"{figures.trained:.1e}", forward, "yes" if why is None else "no"
+    cells += f"{figures.trained:.1e}", "yes" if why is None else "no"
     return f"| {' | '.join(cells)} |\n"
 
 
 def _settings(architecture: str) -> str:
-    family = FAMILIES[architecture]
-    converted = ", ".join(f"`{name}`" for name in sorted(family.converted))
-    only = ", ".join(
-        f"`{name}={value!r}`" for name, values in family.only.items() for value in values
-    )
+    converted = FAMILIES[architecture].fields.keys() | IN_EVERY_FAMILY
+    known = converted | WITHOUT_EFFECT | IN_EVERY_CONFIG
+    fields = _fields(architecture)
+    only = [f"`{name}={default!r}`" for name, default in fields.items() if name not in known]
+    names = ", ".join(f"`{name}`" for name in sorted(converted & fields.keys()))
     ropes = [_ropes(architecture, sliding) for sliding in (False, True)]
-    return f"| `{architecture}` | {converted} | {only} | {' | '.join(ropes)} |\n"
+    return f"| `{architecture}` | {names} | {', '.join(only)} | {' | '.join(ropes)} |\n"
+
+
+def _fields(architecture: str) -> dict[str, object]:
+    """Return the fields of an architecture's configuration, with their defaults."""
+    parameters = signature(type(tiny_of(architecture).config).__init__).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _ropes(architecture: str, sliding: bool) -> str:
     """The rotary types that are converted, with or without a sliding window in some layer."""
-    converted = FAMILIES[architecture].converted
-    if "rope_parameters" not in converted or (sliding and "sliding_window" not in converted):
+    fields = _fields(architecture)
+    if "rope_parameters" not in fields or (sliding and "sliding_window" not in fields):
         return ""
     found = []
     for kind, given in ROPES.items():
         rope = PLAIN | {"rope_type": kind} | given
         changes: dict = {"sliding_window": 5} if sliding else {"sliding_window": None}
-        if not sliding and "layer_types" in converted:
+        if not sliding and "layer_types" in fields:
             changes |= {"layer_types": ["full_attention"] * 3}
-        if sliding and "use_sliding_window" in converted:
+        if sliding and "use_sliding_window" in fields:
             changes |= {"use_sliding_window": True, "max_window_layers": 1}
         if architecture == "Gemma3ForCausalLM":
             rope = {"full_attention": rope, "sliding_attention": PLAIN | {"rope_type": "default"}}
+        changes |= {"rope_parameters": rope, "head_dim": 4}
         try:
-            changes |= {"rope_parameters": rope, "head_dim": 4}
-            FAMILIES[architecture].settings(tiny_of(architecture, **changes).config)
-        except Exception:  # a LoadError; some transformers refuses with an error of its own
+            FAMILIES[architecture].model_config(tiny_of(architecture, **changes).config)
+        except Exception:  # a LoadError, or an error of transformers
             continue
         found.append(f"`{kind}`")
     return ", ".join(found)
@@ -144,13 +188,13 @@ def _ropes(architecture: str, sliding: bool) -> str:
 
 def measure(architecture: str) -> Figures:
     """Load, train for one phase, and export."""
-    gap = 0.0
+    gaps = []
     for changes in _kinds(architecture):
         hf_model = tiny_of(architecture, **changes)
         model = load_model(hf_model, llama_tokenizer())
         tokens = random_tokens(length=model.cfg.n_ctx)
         with torch.no_grad():
-            gap = max(gap, (model(tokens) - hf_model(tokens).logits).abs().max().item())
+            gaps.append((model(tokens) - hf_model(tokens).logits).abs().max())
     with tempfile.TemporaryDirectory() as place:
         base = save(tiny_of(architecture), llama_tokenizer(), Path(place, "base"))
         sizes = {"total_phases": 1, "warmup_steps": 0, "batch_size": 8, "gen_len": 15}
@@ -158,7 +202,7 @@ def measure(architecture: str) -> Figures:
         trainer = RLHFTrainer(args, out=Path(place, "run"))
         trainer.train()
         _, agreement = export_policy(trainer.policy, str(base), Path(place, "out"))
-    return Figures(gap, agreement.weighed)
+    return Figures(torch.stack(gaps).max().item(), agreement.weighed)
 
 
 if __name__ == "__main__":

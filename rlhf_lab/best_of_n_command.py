@@ -68,7 +68,7 @@ def best_of_n_command(
         out: A JSON file for the figures, which does not exist yet.
         fit: A directory for the model that is fine-tuned on the best of the largest n.
     """
-    from rlhf_lab.models.export import refuse_occupied
+    from rlhf_lab.models.export import validate_new_directory
     from rlhf_lab.training.best_of_n import draw_candidates, exact_figures
 
     numbers = sorted(set(n))
@@ -81,7 +81,7 @@ def best_of_n_command(
     if out is not None and (out.exists() or not out.parent.is_dir()):
         raise ConfigError(f"out={str(out)!r} exists, or its directory does not; name a new file.")
     if fit is not None:
-        refuse_occupied(fit)
+        validate_new_directory(fit)
     parts = _parts(model, changed, checkpoint, device)
     if fit is not None and not parts.sampling_spec.stops(parts.tokenizer):
         raise ConfigError("--fit learns where texts end, and stop_at_eos=False; set it True.")

@@ -37,7 +37,7 @@ def train(
         probes: Watch the run with the default probes, which `report` shows; the weights stay the
             same.
     """
-    from rlhf_lab.models.fast import tune_for
+    from rlhf_lab.models.cpu_tuning import tune_for
     from rlhf_lab.probes import attach_default_suite
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
@@ -74,7 +74,7 @@ def resume(
         save_every: Phases between two saves of the training state.
         parallel: What each of several processes holds of the weights that learn.
     """
-    from rlhf_lab.models.fast import tune_for
+    from rlhf_lab.models.cpu_tuning import tune_for
     from rlhf_lab.probes import attach_default_suite, had_default_suite
     from rlhf_lab.training import RLHFTrainer
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model, make_reference, run_policy
-from rlhf_lab.models.device import refuse_half_precision, where_exact
-from rlhf_lab.models.fast import packed_residuals
+from rlhf_lab.models.device import validate_half_precision, where_exact
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.probes.value_lens import fit_ridge
@@ -100,9 +99,9 @@ def bf16_gap(device: str) -> Compared:
     Raises:
         ConfigError: training refuses bf16 there.
     """
-    refuse_half_precision(torch.device(device), torch.bfloat16, "precision='bf16'")
+    validate_half_precision(torch.device(device), torch.bfloat16, "precision='bf16'")
     half, full = (
-        packed_residuals(policy.base_model, _random_tokens(policy), dtype=dtype)
+        final_residuals(policy.base_model, _random_tokens(policy), dtype=dtype)
         for policy, dtype in ((_policy_on(device), torch.bfloat16), (_policy_on("cpu"), None))
     )
     gap = _largest(half, full) / full.abs().max().item()

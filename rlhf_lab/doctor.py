@@ -14,7 +14,7 @@ from rich.table import Table
 from rlhf_lab import __version__
 from rlhf_lab.device_gaps import COMPARISONS, Compared
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.fast.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
+from rlhf_lab.models.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer
 

@@ -76,10 +76,10 @@ def prepare(out: Path, device: str = "auto") -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.models.export import refuse_occupied
+    from rlhf_lab.models.export import validate_new_directory
 
     disable_progress_bar()
-    refuse_occupied(out)
+    validate_new_directory(out)
     return pick_device(device)
 
 
@@ -115,6 +115,6 @@ def export(
 
 
 def written(out: Path, gap: Any) -> str:
-    """Where a model is, and how exactly another library reads it: an `Agreement`."""
+    """Format where a model is and its log-prob gap, a `LogprobGap`, after reloading."""
     exactly = f"its log-probs differ by at most {gap.weighed:.1g} nats, weighed by probability"
     return f"written to {out}; reloaded with transformers, {exactly}"

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models import Forward, TransformerWithValueHead, start_decoding
+from rlhf_lab.models import Decoder, Forward, TransformerWithValueHead
 from rlhf_lab.models.decode import State
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.samples import Samples, Support, join_samples
 from rlhf_lab.sampling_spec import SamplingSpec
 
@@ -85,7 +85,7 @@ def draw_token(
 
 @torch.no_grad()
 def sample_without_cache(
-    model: HookedTransformer,
+    model: HookedModel,
     prompts: Int[Tensor, "batch prefix"],
     noise: Float[Tensor, "gen batch"],
     temperature: float = 1.0,
@@ -184,7 +184,7 @@ def _sample(
     prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
     check_context(policy.base_model, prompt_tokens.shape[1], spec.gen_len)
 
-    decoder = start_decoding(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
+    decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
     stop_ids = prompt_tokens.new_tensor(stops)
     stopped = torch.zeros(len(prompts), dtype=torch.bool, device=policy.device)
     steps: list[_Step] = []
@@ -277,7 +277,7 @@ def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]
     return stops[0] if stops else 0
 
 
-def check_context(model: HookedTransformer, prefix_len: int, gen_len: int) -> None:
+def check_context(model: HookedModel, prefix_len: int, gen_len: int) -> None:
     """Raise ConfigError if prompts and responses are together longer than the model's context."""
     n_ctx = model.cfg.n_ctx
     if prefix_len + gen_len > n_ctx:

@@ -2,8 +2,10 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextlib.contextmanager
@@ -15,3 +17,8 @@ def torch_modes_kept() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(gradients)
+
+
+def differentiable_attention() -> AbstractContextManager[None]:
+    """Return a context in which fused attention has forward-mode and second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH)

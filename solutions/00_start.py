@@ -52,7 +52,6 @@ from rlhf_lab.views import curves, loop_diagram, tokens_html
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     seed=1,
     total_phases=8,
     warmup_steps=2,

@@ -44,6 +44,7 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
+import inspect
 from collections import Counter
 from typing import Literal, NamedTuple, get_args
 
@@ -56,8 +57,8 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
 from rlhf_lab.functional import Interval, bootstrap_interval
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
+from rlhf_lab.models.hooked_transformer import Attention
 from rlhf_lab.organism import WORD_IDS, Grammar, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE, SENSE_OF_VERB
 from rlhf_lab.probes import Run
@@ -68,7 +69,6 @@ from rlhf_lab.views.plots import heatmaps
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=3,
     warmup_steps=1,
     batch_size=128,
@@ -264,10 +264,12 @@ predictions.compare("the quotient of a review, top 5", quotient_of_a_review, bra
 # ## Places to look
 #
 # Now open the model. It begins with the *embedding*, one vector for each word of the vocabulary, and goes on in
-# layers, here called blocks. A `HookedTransformer` passes what it computes through named *hook points*, also called
-# sites. `run_with_cache` runs it and keeps what went through all of them. A function that is hung on a site is a
-# *hook*: it is called with what goes through, and what it returns, if anything, goes on in the place of that
-# (`run_with_hooks` hangs hooks on for one run). In one block:
+# layers, here called blocks. The policy is a `HookedTransformer`, a class of this package in one file,
+# `rlhf_lab/models/hooked_transformer.py`, with the names of TransformerLens. It passes its
+# activations through named *hook points*, also called sites. `run_with_cache` runs the model and returns the output and
+# TransformerLens's `ActivationCache` with the activation at each site (except `hook_result`, the largest, unless
+# `names_filter` names it). A function that is registered at a site is a *hook*: it is called with the activation, and what it
+# returns, if anything, replaces the activation (`run_with_hooks` registers hooks for one run). In one block:
 #
 # - the *residual stream* comes in (`hook_resid_pre`), one vector of `d_model` numbers per position;
 # - *attention* moves information between positions. At each position an *attention head* makes three vectors of the
@@ -311,6 +313,53 @@ predictions.compare(
 )
 
 # %% [markdown]
+# ### Read the forward pass
+#
+# The next cell prints the code that has computed these activations: the hook points of attention with their shapes, then
+# the forward pass. `Attention.attend` has a shortcut: if no hook is registered on scores or pattern, one operation of torch
+# computes softmax and sum. Everything else runs line by line as you read it, in sampling and in training as well.
+
+# %%
+source = inspect.getsource(Attention)
+print("\n".join(line for line in source.splitlines() if "HookPoint()" in line))
+print(inspect.getsource(Attention.forward))
+print(inspect.getsource(Attention.attend))
+
+# %% [markdown]
+# So you can also change the code itself. `breakpoint()` in `Attention.forward` stops each time that a block runs. Or replace the
+# method `forward` of one block's attention. If the new one returns zeros, are the logits the same as
+# with a hook that replaces `hook_attn_out` by zeros?
+
+# %%
+patched_or_hooked = "the same"  # predict: "the same" or "different"
+
+
+# %%
+def return_zeros(x: Tensor, *rest: object) -> Tensor:
+    """Return zeros: attention that adds nothing to the residual stream."""
+    return torch.zeros_like(x)
+
+
+attention = model.blocks[0].attn
+with torch.no_grad():
+    hooked = model.run_with_hooks(
+        reviews, fwd_hooks=[("blocks.0.hook_attn_out", lambda x, hook: return_zeros(x))]
+    )
+    attention.forward = return_zeros
+    patched = model(reviews)
+    del attention.forward
+    print("largest change of a logit", f"{(patched - logits).abs().max().item():.1f}")
+predictions.compare(
+    "patched or hooked, the logits are",
+    patched_or_hooked,
+    "the same" if torch.allclose(patched, hooked, atol=1e-4) else "different",
+)
+
+# %% [markdown]
+# Hooks are still the better tool: they are removed for you, they have names, and they do not depend on the code around them.
+#
+# ### Add it up
+#
 # Nothing ever overwrites the residual stream; everything is added to it. So what arrives at its end should be
 # the sum of all that was written:
 #

@@ -61,8 +61,7 @@ from rlhf_lab.course import (
     show_table,
 )
 from rlhf_lab.functional import Interval, bootstrap_means
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
 from rlhf_lab.organism import (
     Grammar,
     build_graph,
@@ -75,7 +74,6 @@ from rlhf_lab.views import sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     seed=1,
     total_phases=8,
     warmup_steps=2,
@@ -125,8 +123,8 @@ show_table(["hook point in the last block", "shape"], in_last_block)
 print(len({name for name, _ in fired}), "hook points fired, of", len(model.hook_dict))
 
 # %% [markdown]
-# (`ln1` is there three times because it runs three times, for queries, keys and values. The hook
-# points that did not fire belong to options that are off.)
+# TransformerLens has the same names. The model itself is one file, `rlhf_lab/models/hooked_transformer.py`, with the
+# shape of each activation next to its hook point.
 #
 # The *residual stream* is what runs through all blocks: each attention layer reads it and adds to
 # it (`hook_resid_pre` is before that, `hook_resid_mid` after), then each MLP does (`hook_resid_post`
@@ -137,7 +135,7 @@ print(len({name for name, _ in fired}), "hook points fired, of", len(model.hook_
 # Which of these four hook points carries it?
 
 # %%
-hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "unembed.hook_out"
+hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "blocks.1.hook_mlp_out"
 
 # %%
 behind_the_blocks = fired[fired.index(in_last_block[-1]) + 1 :]
@@ -146,9 +144,8 @@ has_width = [name for name, shape in behind_the_blocks if shape[-1] == model.cfg
 predictions.compare("the value head belongs on", hook_point, has_width[0])
 
 # %% [markdown]
-# (The norm changes the stream, so the last `hook_resid_post` is not it. `hook_scale` holds what is divided by, one number
-# per position, and `unembed.hook_out` the logits. `unembed.hook_in`, where the table has it, is the same activation after
-# the norm's gain and bias. On another model the hook point has the same name.)
+# (The norm changes the stream, so the last `hook_resid_post` is not the right one. `hook_scale` is the divisor, one number
+# per position, and `blocks.1.hook_mlp_out` is only what the last MLP adds. On another model the hook point has the same name.)
 #
 # There are two ways to attach a hook. `model.add_hook(name, function)` leaves it there until somebody calls
 # `model.reset_hooks()`, which removes the hooks of everybody else, too. `with
@@ -178,22 +175,23 @@ predictions.compare(
 print("and after the with block:", "as before" if after.equal(before) else "still changed")
 
 # %% [markdown]
-# Hook points cost time, even with nothing on them: they cut a forward pass into many small steps. So
-# when the trainer samples and learns, and nobody listens, it computes the same numbers in fewer and
-# larger steps that pass no hook point. Hang a hook on its policy, and it goes through the modules
-# again, in sampling and in learning, and your hook is called. A policy that you wrote yourself, as you are
-# about to, is always run as you wrote it.
+# The trainer samples and learns with this forward pass, so a hook on its policy is called in both. A hook point without
+# hooks costs next to nothing. For some lines torch has one operation that computes all of them: the normalization
+# of `ln1`, `ln2` and `ln_final`, and the softmax of attention scores. `Norm.forward` and `Attention.attend` use this operation
+# unless a hook is registered between the lines. Both ways give the same numbers up to rounding.
 #
 # ## A value head
 #
-# The value head is a small network from `d_model` numbers to one. Hang it on
+# The value head is a small network from `d_model` numbers to one. Hook it to
 # `ln_final.hook_normalized`, and one forward pass gives both: logits, and a value at each position.
-# `__init__` is there.
 #
-# `forward`, which is given too, takes care of prompts of different lengths and of the sampler's KV cache,
-# and calls yours. Write `logits_and_values`: hook, squeeze, return. `VALUE_HOOK` is the hook point's name, and
-# `self.base_model(tokens, attention_mask=..., past_kv_cache=...)` runs the transformer and gives its logits. (The cell
-# holds the whole class, and all of it but this method is there: look for `raise NotImplementedError`.)
+# The cell contains the whole class, except for one method: look for `raise NotImplementedError`. `states` runs the blocks,
+# and `hidden_and_values` runs the final norm, `with self.value_hook() as values`. Afterwards `values[0]` must be the values,
+# `[batch seq]`. Write `value_hook`: make an empty list, register a hook that appends the values to it, and `yield` the list
+# while the hook is registered. `VALUE_HOOK` is the name of the hook point, and `self.base_model.hook_dict[VALUE_HOOK]` the
+# hook point, a torch module. Its method `register_forward_hook(function)` calls `function(hook_point, inputs, activation)` and
+# returns a handle; `with` this handle, the hook is removed at the end. `with self.base_model.hooks(...)`, as above, works
+# as well, but looks through all hook points of the model, and generating text enters this context for each token.
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
@@ -212,14 +210,18 @@ with torch.no_grad():
     logits, values = policy(tokens)
 print("logits", list(logits.shape), "values", list(values.shape))
 print("largest value", f"{values.abs().max().item():.4f}")
+gap = (logits - before).abs().max().item()
+print("largest difference of the logits", f"{gap:.0e}")
 predictions.compare(
-    "the policy's logits are", logits_with_head, "the same" if logits.equal(before) else "different"
+    "the policy's logits are", logits_with_head, "the same" if gap < 1e-4 else "different"
 )
 size = values.abs().max().item()
 kind = "about 0" if size < 0.1 else "about 1" if (values - 1).abs().max() < 0.1 else "anything"
 predictions.compare("the first values are", first_values, kind)
 
 # %% [markdown]
+# (The logits are the same up to rounding: the hook is between two lines of the final norm.)
+#
 # The last layer of a fresh value head is drawn very small, so that all values begin near 0. What do the first
 # advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the reward
 # $R$ comes. How it is handed back to the tokens before it is derived in lesson 03: the token that stands $k$ places

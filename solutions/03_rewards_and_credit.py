@@ -63,7 +63,7 @@ from rlhf_lab.functional import (
     noise_scale,
     token_rewards,
 )
-from rlhf_lab.models import Forward, TransformerWithValueHead, load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.value_head import make_value_head
 from rlhf_lab.organism import (
     Grammar,
@@ -77,7 +77,7 @@ from rlhf_lab.rewards import SentimentReward
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.views import bars, curves, tokens_html
 
-SETTINGS = dict(preset="reel", forward="hooked", gen_len=26, top_k=None, seed=1)
+SETTINGS = dict(preset="reel", gen_len=26, top_k=None, seed=1)
 args = RLHFArgs(**SETTINGS)
 predictions = Predictions()
 over_seeds = SeedFigures("03_rewards_and_credit", SETTINGS)
@@ -119,7 +119,7 @@ def write(prompts: Sequence[Sequence[int]], seed: int) -> Int[Tensor, "batch seq
     """Whole reviews that begin with these prompts, which are of one length."""
     spec = SamplingSpec(prefix_len + args.gen_len - len(prompts[0]))
     generator = torch.Generator().manual_seed(seed)
-    return sample(policy, prompts, spec, generator, Forward(args.forward)).tokens
+    return sample(policy, prompts, spec, generator).tokens
 
 
 def texts_of(tokens: Int[Tensor, "batch seq"]) -> list[str]:

@@ -72,7 +72,6 @@ from rlhf_lab.views import Picture, bars, curves
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     seed=1,
     reward_fn="gold",
     total_phases=24,

@@ -64,13 +64,12 @@ from rlhf_lab.functional import (
     masked_mean,
     normalize_reward,
 )
-from rlhf_lab.models import read_out
+from rlhf_lab.models import unembed_residuals
 from rlhf_lab.training import ReplayMemory, objective_terms
 from rlhf_lab.views import curves, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
     warmup_steps=2,
     batch_size=128,
@@ -141,8 +140,8 @@ with torch.no_grad():
     all_logits, all_values = trainer.policy(minibatch.tokens, minibatch.attention_mask)
     logits = generated_logits(all_logits, prefix_len)
     values = generated_values(all_values, prefix_len)
-    # the rollout keeps the reference's last residual stream; `read_out` makes logits of it
-    ref_logits = read_out(trainer.reference, minibatch.ref_residuals)
+    # the rollout stores the last residual stream of the reference, from which its logits follow
+    ref_logits = unembed_residuals(trainer.reference, minibatch.ref_residuals)
 
 scored_logits = all_logits
 if minibatch.support is not None:
@@ -603,8 +602,7 @@ trained = {}
 
 def run(name: str, functions: dict, **changes: int | float) -> list:
     """Train with these functions, store nothing, and return the reports of all phases."""
-    fields = SETTINGS | dict(forward="auto") | changes  # your functions, on packed models
-    trained[name] = RLHFTrainer(RLHFArgs(**fields), **functions)
+    trained[name] = RLHFTrainer(RLHFArgs(**SETTINGS | changes), **functions)
     return trained[name].train()
 
 
@@ -844,16 +842,9 @@ predictions.show()
 #
 # (The figures under "What was found" are those of `python -m tools.course.tried`, of three seeds on Reel.)
 #
-# - Put a slip into one of your functions on purpose: drop `kl_coef`, or swap policy and reference. See what `check` says.
-#   Then hand it to the trainer anyway. Which number of the report shows the slip? Hypothesis: a missing `kl_coef` shows in
-#   the KL, since the leash is then more than three times as strong; of a swap the report shows nothing.
-#
-#   <details><summary>What was found</summary>
-#
-#   With policy and reference swapped, after eight phases at `kl_coef` 0.3: reward 0.89 to 0.92, KL 0.85 to 1.10 nats per
-#   review. The right way round: reward 0.90 to 0.92, KL 0.84 to 1.05. The report of one run does not show the swap.
-#
-#   </details>
+# - Put a slip into one of your functions on purpose, such as a KL penalty without `kl_coef`. See what `check` reports.
+#   Then pass the function to the trainer anyway. Which number of the report shows the slip? Hypothesis: it shows in
+#   the KL, since the penalty is then more than three times as strong.
 #
 # - Give the controller a horizon of 640, or begin at the `kl_coef` that it ended with. How far does the KL swing now?
 #   Hypothesis: both make the swings smaller.

@@ -64,7 +64,6 @@ from rlhf_lab.views import curves, loop_diagram, sparkline, tokens_html
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=8,
     batch_size=128,
     num_minibatches=4,

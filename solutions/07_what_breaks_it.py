@@ -71,7 +71,6 @@ from rlhf_lab.views import bars, curves
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     seed=1,
     warmup_steps=2,
     batch_size=128,
@@ -577,7 +576,7 @@ def trained_to_count(penalize_no_eos: bool) -> dict[str, float]:
     """Means over the last four phases of a run that is paid for one word."""
     trainer = RLHFTrainer(
         RLHFArgs(
-            **SETTINGS | dict(batch_size=64, forward="auto"),
+            **SETTINGS | dict(batch_size=64),
             reward_fn="count:brilliant",
             penalize_no_eos=penalize_no_eos,
             kl_coef=0.0,

@@ -97,7 +97,6 @@ from rlhf_lab.views.probe_pictures import short_site
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
     batch_size=128,
     num_minibatches=4,
@@ -264,10 +263,10 @@ found = "equal to the bit" if gap == 0 else "nearly equal" if gap < 1e-5 else "d
 predictions.compare("weights with and without probes", twin_weights, found)
 
 # %% [markdown]
-# (Probes and `capture` look through forward passes of their own, and leave nothing hanging on the
-# model. A hook that you leave there with `add_hook` is called in sampling and learning, too. While it
-# is there, the trainer runs the model module by module instead of in larger steps, and the weights
-# that come out are equal up to rounding, but not to the bit.)
+# (Probes and `capture` run separate forward passes and leave no hooks on the model. A hook that you
+# leave there with `add_hook` is also called in sampling and learning. If it is on an attention pattern,
+# on attention scores or in a norm, torch computes these lines one by one instead of as one operation, and the
+# trained weights are equal up to rounding, but not bitwise identical.)
 #
 # ## Value, layer by layer
 #
@@ -585,7 +584,7 @@ critic_credits = "CONN 2"  # predict: "ADJ 1", "CONN 2" or "THE 2"
 if truth is None:
     print("no exact advantages here")
 else:
-    only_critic = dict(base_lr=0.0, head_lr=1e-2, batches_per_learning_phase=4, forward="auto")
+    only_critic = dict(base_lr=0.0, head_lr=1e-2, batches_per_learning_phase=4)
     critic = RLHFTrainer(RLHFArgs(**SETTINGS | only_critic), out=new_run("critic"))
     last_report = critic.train()[-1]  # the critic learns rewards that are standardized
     mean_reward, spread = last_report.mean_reward, last_report.reward_std
@@ -910,7 +909,7 @@ def lean_of(policy) -> Interval:
 
 def trained_without(kind: str, phases: int) -> tuple[Interval, float]:
     """The lean and the last reward of a run in which one kind of slot has no advantages."""
-    arm = RLHFTrainer(RLHFArgs(**SETTINGS | {"forward": "auto"}), out=new_run("without"))
+    arm = RLHFTrainer(RLHFArgs(**SETTINGS), out=new_run("without"))
     kept = torch.tensor([not slot.startswith(kind) for slot in slots[len(trainer.prompt) :]])
 
     @arm.on("after_score")

@@ -91,8 +91,9 @@ from rlhf_lab.functional import (
     masked_mean,
     recovered_fraction,
 )
-from rlhf_lab.models import Forward, TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import HookedTransformer
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.organism import gold, grammatical, optimal_policy, state_values
 from rlhf_lab.organism.lexicon import ADJECTIVES, WORD_IDS, flat
 from rlhf_lab.probes import ReelTruth, Run
@@ -106,7 +107,6 @@ from rlhf_lab.views import Html, bars, color_key, curves, sparkline, tokens_html
 SETTINGS = dict(
     preset="reel",
     seed=1,
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
     batch_size=128,
     num_minibatches=4,
@@ -149,14 +149,13 @@ worth = gold if on_reel else trainer.reward_fn
 words = ("loved", "hated") if on_reel else (" good", " bad")
 ids = tuple(single_token(tokenizer, word) for word in words)
 n_texts = 256 if on_reel else 16
-packed = Forward("auto")  # for the many texts to come: the same tokens, in half of the time
 
 
 def write(policy, n: int = n_texts, seed: int = 0):
     """Let a policy write n texts, with the same noise for each policy."""
     generator = torch.Generator().manual_seed(seed)
     prompts, spec = [trainer.prompt] * n, trainer.sampling_spec
-    return sample(policy, prompts, spec, generator, packed)
+    return sample(policy, prompts, spec, generator)
 
 
 def worth_of(model: HookedTransformer, n: int = n_texts, seed: int = 1) -> Float[Tensor, " n"]:
@@ -262,7 +261,7 @@ def forced(policy, word: str) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]
     prompts = [[*row, WORD_IDS[word]] for row in openings.tolist()]
     spec = replace(trainer.sampling_spec, gen_len=truth.grammar.seq_len - len(prompts[0]))
     generator = torch.Generator().manual_seed(2)
-    written = sample(policy, prompts, spec, generator, packed)
+    written = sample(policy, prompts, spec, generator)
     nice = torch.isin(written.tokens[:, openings.shape[1] + 2].cpu(), nice_words)
     return worth(written.texts(tokenizer)), nice.float()
 
@@ -1120,8 +1119,7 @@ predictions.compare("share of the way, at its best", how_far, third(of_vector[be
 # %%
 ticket = 1  # another number, another broken run
 letter = "ABC"[ticket % 3]
-odd_args = replace(args, forward="auto")  # packed: no module of this run is looked at
-odd = RLHFTrainer(odd_args, out=new_run("odd"), **broken_parts(letter, odd_args))
+odd = RLHFTrainer(args, out=new_run("odd"), **broken_parts(letter, args))
 odd_reports = odd.train()
 suspect = Run(odd.run.path).policy("last").to(trainer.device)
 logged = odd_reports[-1]

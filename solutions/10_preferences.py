@@ -89,7 +89,6 @@ from rlhf_lab.views import bars, curves
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     seed=1,
     total_phases=12,
     batch_size=128,
@@ -1107,7 +1106,7 @@ Figures = dict[str, float]
 
 def own_figures(model, n: int = 1024) -> Figures:
     """KL, gold and grammar of texts that a policy writes."""
-    settings = SETTINGS | {"batch_size": n, "seed": SEED + 100, "forward": "auto"}
+    settings = SETTINGS | {"batch_size": n, "seed": SEED + 100}
     policy = TransformerWithValueHead(model, seed=SEED)
     judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=gold)
     texts = judged.rollout_phase()

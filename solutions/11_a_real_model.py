@@ -87,7 +87,7 @@ from rlhf_lab.functional import (
     recovered_fraction,
 )
 from rlhf_lab.models import TransformerWithValueHead, lora_layers, merged_copy, without_adapters
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer
 from rlhf_lab.organism import gold
 from rlhf_lab.organism.lexicon import ADJECTIVES, ASPECTS, VERBS, flat
 from rlhf_lab.probes.direction import Fitted, accuracy, fit_direction, project
@@ -99,7 +99,6 @@ from rlhf_lab.views import bars, curves, heatmap
 SETTINGS = dict(
     preset="reel",
     seed=1,
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=12,
     warmup_steps=2,
     batch_size=128,
@@ -136,7 +135,7 @@ folder = os.environ.get("RLHF_LAB_REAL_MODELS")
 if SCALE == "auto":
     SCALE = "local" if folder else "stand-in"
 if SCALE in ("local", "hub"):
-    SETTINGS |= {"preset": "smol", "forward": "auto", "kl_coef": 0.1, "gen_len": 20}
+    SETTINGS |= {"preset": "smol", "kl_coef": 0.1, "gen_len": 20}
     SETTINGS |= {"keep_checkpoints": 0}
     SETTINGS |= {"total_phases": 6, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 2}
 MODELS = {}

@@ -80,7 +80,6 @@ from rlhf_lab.training import PhaseReport
 
 SETTINGS = dict(
     preset="reel",
-    forward="hooked",  # the modules and functions that you read are what runs
     total_phases=6,
     warmup_steps=2,
     batch_size=32,
@@ -175,9 +174,8 @@ verdict_of_seed_claim = "holds"  # predict: "holds", "refuted" or "undecided"
 
 # %%
 def reports_of(seed: int, **changes: Any) -> list[PhaseReport]:
-    """The reports of a run that nobody looks into: nothing is stored, and its models are packed."""
-    packed = SETTINGS | {"forward": "auto"} | changes
-    return RLHFTrainer(RLHFArgs(**packed | {"seed": seed})).train()
+    """Train without storing the run, and return the reports of its phases."""
+    return RLHFTrainer(RLHFArgs(**SETTINGS | changes | {"seed": seed})).train()
 
 
 def train(seed: int, probes: Sequence[Probe] = (), reward: Any = None, **changes: Any) -> tuple:

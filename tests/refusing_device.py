@@ -17,7 +17,6 @@ types: a kernel in torch's table counts as one that works.
 
 import contextlib
 import functools
-import importlib
 import inspect
 import itertools
 import sys
@@ -149,8 +148,6 @@ class RefusingDevice:
         enter(mock.patch.object(torch.mps, "driver_allocated_memory", lambda: 0))
         enter(mock.patch.object(torch.autograd, "_engine_run_backward", _run_backward))
         enter(_parameters_swap())
-        library = importlib.import_module("transformer_lens.HookedTransformer")
-        enter(mock.patch.object(library, "type", _type, create=True))
         enter(_Placing())
         return self
 
@@ -202,11 +199,6 @@ def _parameters_swap() -> Iterator[None]:
         yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-def _type(x: Any) -> type:
-    """`type` for TransformerLens, which asks whether a residual is exactly a torch.Tensor."""
-    return Tensor if isinstance(x, DeviceTensor) else type(x)
 
 
 def on_device(x: Tensor) -> DeviceTensor:

@@ -40,7 +40,8 @@ SMALL = {
 }
 MAY_READ = {
     "models/decode.py:distinct_rows": "how many distinct prompts there are",
-    "models/fast/decoder.py:__init__": "whether prompts are padded",
+    "models/decode.py:__init__": "whether prompts are padded",
+    "models/hooked_transformer.py:padding_mask": "whether a mask hides anything",
     "samples.py:is_padded": "whether prompts are padded",
     "models/padding.py:run_left_padded": "whether a mask hides anything",
     "sampling.py:take": "the width of the nucleus, where the vocabulary is wide",
@@ -52,10 +53,6 @@ MAY_READ = {
     "samples.py:prompts": "tokens of the prompts, for the greedy baseline",
     "rewards/sentiment.py:sentiment_reward": "whether the reward's texts are padded",
     "rewards/reading.py:score_texts": "whether the rewards are finite",
-    "models/fast/proof.py:prove": "gaps of the packed form",
-    "models/fast/proof.py:_reference_gap": "gaps of the packed form, in the first phase",
-    "models/fast/proof.py:_decoding_gap": "gaps of the packed form, in the first phase",
-    "models/fast/proof.py:_gradient_gap": "gaps of the packed form, in the first phase",
     "models/reference.py:same_weights": "whether the policy is still the reference",
     "functional/advantages.py:explained_variance": "statistics",
     "training/rollout.py:summarize": "statistics",
@@ -124,11 +121,6 @@ def assert_same_runs(on_cpu: RLHFTrainer, on_device: RLHFTrainer) -> None:
 
 def test_a_run_is_that_of_the_cpu(trained):
     assert_same_runs(*trained)
-
-
-@pytest.mark.slow
-def test_so_is_a_hooked_run(runs_of):
-    assert_same_runs(*runs_of(forward="hooked"))
 
 
 PLANTED = {

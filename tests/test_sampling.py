@@ -14,9 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import generated_logits, get_logprobs, log_probs, masked_mean
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.models.decode import State
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
@@ -107,9 +106,7 @@ def gpt2(gpt2_dir, make_policy):
 
 @pytest.fixture
 def without_tokenizer(gpt2):
-    cfg = copy.deepcopy(gpt2.base_model.cfg)
-    cfg.tokenizer_name = None
-    model = HookedTransformer(cfg, None, move_to_device=False)
+    model = HookedTransformer(gpt2.base_model.cfg)
     model.load_state_dict(gpt2.base_model.state_dict())
     assert model.tokenizer is None
     return TransformerWithValueHead(model, gpt2.value_head)

@@ -26,7 +26,7 @@ from tests.pages import page, quoted, resolve, rows
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)
-HOOKED = SMALL | dict(forward="hooked", clip_coef=0.01, ent_coef=0.01, gen_len=6)
+RUN = SMALL | dict(clip_coef=0.01, ent_coef=0.01, gen_len=6)
 WHERE = {quoted(row[0])[0]: quoted(row[3]) for row in rows(page("metrics"), 4)}
 """The functions that the page names, by metric."""
 FUNCTIONS = sorted({name for names in WHERE.values() for name in names})
@@ -39,8 +39,6 @@ OTHER_SETTINGS = {
         0.5,
     ),
     "functional.kl_estimate": (dict(target_kl=1.0), 1e6),
-    # the proof compares the packed form with the modules, so that only a run in mode auto has one
-    "models.fast.proof.prove": (dict(forward="auto"), 3.0),
     # only what has an end is a review, which the gold reward and the grammar ask for
     # and only pairs of which some earn the same are drawn again
     "training.rollout.summarize": (
@@ -59,7 +57,7 @@ OTHER_SETTINGS = {
     # no two runs take the same time
     "training.report.cost_of": ({}, 1e4),
 }
-"""Settings and factor where they are not HOOKED and 3."""
+"""Settings and factor where they are not RUN and 3."""
 
 
 def scaled(result: Any, factor: float) -> Any:
@@ -93,7 +91,7 @@ def edited(function: Callable[..., Any], change: Callable[[Any], Any]) -> Iterat
 
 def last_report(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a small run's last phase, by name."""
-    report = RLHFTrainer(RLHFArgs(**HOOKED | settings), out=directory).train()[-1].to_dict()
+    report = RLHFTrainer(RLHFArgs(**RUN | settings), out=directory).train()[-1].to_dict()
     return report | report.pop("cost")
 
 
@@ -129,21 +127,24 @@ def test_every_metric_names_a_function():
 
 
 READABLE = {
+    "Attention.forward",
+    "Attention.attend",
+    "MLP.forward",
     "log_probs",
     "token_logprobs",
     "kl_per_token",
     "calc_kl_penalty",
     "entropy_per_token",
     "calc_entropy_bonus",
-    "TransformerWithValueHead.forward",
+    "TransformerWithValueHead.states",
     "HookedTransformer.forward",
+    "compute_gae",
 }
-"""What a phase at commit 141faa5 called none of."""
 
 
-def called_in_a_phase(forward: str, **settings: Any) -> set[tuple[str, str]]:
+def called_in_a_phase(**settings: Any) -> set[tuple[str, str]]:
     """File and full name of every function that the second phase of a small run calls."""
-    trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6, forward=forward)))
+    trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6)))
     trainer.run_phase()
     called = set()
 
@@ -170,22 +171,14 @@ def called_in_a_phase(forward: str, **settings: Any) -> set[tuple[str, str]]:
     ],
     ids=["plain", "groups of truncated samples", "unequal prompts", "critic in parts"],
 )
-def test_a_hooked_phase_calls_the_readable_functions_and_no_fast_one(
-    monkeypatch, tmp_path, settings
-):
+def test_a_phase_calls_the_readable_functions(monkeypatch, tmp_path, settings):
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("this movie was\nthis film wow , it was so\n")
-    called = called_in_a_phase("hooked", **settings)
+    called = called_in_a_phase(**settings)
     # a reward that pays for the KL takes the place of the penalty, a critic that of the values
     elsewhere = {"calc_kl_penalty"} if "kl_in" in settings else set()
-    elsewhere |= {"TransformerWithValueHead.forward"} if "value_head" in settings else set()
+    elsewhere |= {"TransformerWithValueHead.states"} if "value_head" in settings else set()
     assert READABLE - {name for _, name in called} == elsewhere
-    assert [name for file, name in called if "rlhf_lab/models/fast/" in file] == []
-
-
-@pytest.mark.slow
-def test_a_phase_in_mode_auto_calls_fast_functions():
-    assert any("rlhf_lab/models/fast/" in file for file, _ in called_in_a_phase("auto"))
 
 
 def body(function: Callable[..., Any]) -> tuple[str, int]:
@@ -224,6 +217,7 @@ def exercise_functions() -> dict[str, Callable[..., Any]]:
 
 OF_NO_RUN = {
     "my_reward": "a reward of the learner's own",
+    "get_logprobs": "log_probs and token_logprobs, whose log-softmax serves all terms",
     "kl_of_later_states": "the gradient that PPO leaves out",
     "whole_objective": "the terms put together, as objective_terms does it for all settings",
     "sample_without_cache": "the sampler's loop, to be read",
@@ -262,10 +256,10 @@ OF_NO_RUN = {
 
 
 @pytest.mark.slow
-def test_a_breakpoint_in_every_exercise_is_hit_in_a_hooked_run(tmp_path):
+def test_a_breakpoint_in_every_exercise_is_hit_in_a_run(tmp_path):
     functions = exercise_functions()
     debugger = Debugger(list(functions.values()))
-    settings = dict(normalize_reward=True, kl_controller="adaptive", forward="hooked")
+    settings = dict(normalize_reward=True, kl_controller="adaptive")
 
     def probed_run() -> None:
         trainer = RLHFTrainer(RLHFArgs(**SMALL | settings), out=tmp_path / "run")

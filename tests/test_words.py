@@ -19,13 +19,11 @@ MANNERED = re.compile(
 PICTURE = re.compile(r"(What|Who|Whether|How|Where|Which|From|One way|Small) ")
 # what a stranger searches for, and where the first line says it
 NOUNS = {
-    "KV cache": "rlhf_lab/models/transformer_lens/kv_cache.py",
-    "Rotary": "rlhf_lab/models/transformer_lens/rotary.py",
+    "KV cache": "rlhf_lab/models/kv_cache.py",
     "hold-out": "rlhf_lab/supervised.py",
     "Callbacks": "rlhf_lab/training/callbacks.py",
     "KL controllers": "rlhf_lab/training/kl_control.py",
     "Random streams": "rlhf_lab/training/random_streams.py",
-    "allow-list": "rlhf_lab/models/fast/known.py",
     "Activation checkpointing": "rlhf_lab/models/recompute.py",
     "Hook detection": "rlhf_lab/models/hooks.py",
     "GAE": "rlhf_lab/functional/advantages.py",

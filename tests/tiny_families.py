@@ -30,7 +30,7 @@ from transformers import (
     __version__,
 )
 
-from rlhf_lab.models.transformer_lens.families.gemma import CAPS_ATTENTION
+from rlhf_lab.models.families import CAPS_ATTENTION
 from tests.tiny_models import randomize
 
 CONTEXT, WINDOW = 40, 5

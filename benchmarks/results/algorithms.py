@@ -19,7 +19,7 @@ from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import RunError
 from rlhf_lab.fitting import DPOLoss, Fitting
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.organism import gold, grammatical
 from rlhf_lab.probes import ReelTruth
 from rlhf_lab.probes.logit_shift import SITES, single_token
@@ -46,7 +46,7 @@ class Written(NamedTuple):
     kl: Float[Tensor, " n"]
 
 
-Tuned = tuple[HookedTransformer, Figures]
+Tuned = tuple[HookedModel, Figures]
 """A model, and what tells it from others of its run: the phase, or the number of steps."""
 
 
@@ -87,7 +87,7 @@ def phases_of(args: RLHFArgs) -> Iterator[Tuned]:
 
 
 def searched(
-    row: Row, seed: int, tune: Callable[[HookedTransformer, dict[str, Any], int, int], None]
+    row: Row, seed: int, tune: Callable[[HookedModel, dict[str, Any], int, int], None]
 ) -> Iterator[Tuned]:
     """Runs of more or fewer steps, each with its whole schedule of learning rates.
 
@@ -107,13 +107,13 @@ def searched(
             steps = round((low * high) ** 0.5)
 
 
-def tune_dpo(model: HookedTransformer, fields: dict[str, Any], steps: int, seed: int) -> None:
+def tune_dpo(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
     """DPO on reviews of the grammar, judged by a rater who knows the truth."""
     fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
     tune_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
 
 
-def tune_sft(model: HookedTransformer, fields: dict[str, Any], steps: int, seed: int) -> None:
+def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
     """SFT on the best of 16 samples of the base by the classifier that pays PPO."""
     classifier = SentimentReward("reel-sentiment")
     generator = torch.Generator().manual_seed(seed)
@@ -128,9 +128,7 @@ def tune_sft(model: HookedTransformer, fields: dict[str, Any], steps: int, seed:
     fine_tune(model, examples, fitting)
 
 
-def at_the_kl(
-    models: Iterator[Tuned], base: HookedTransformer
-) -> tuple[HookedTransformer, Figures, Written]:
+def at_the_kl(models: Iterator[Tuned], base: HookedModel) -> tuple[HookedModel, Figures, Written]:
     """The first of these models whose KL is the aim, within what is allowed.
 
     Raises:
@@ -151,14 +149,14 @@ def at_the_kl(
     )
 
 
-def prompt(model: HookedTransformer) -> list[int]:
+def prompt(model: HookedModel) -> list[int]:
     """<bos> this movie."""
     tokenizer = model.tokenizer
     return [tokenizer.bos_token_id, *tokenizer.encode("this movie", add_special_tokens=False)]
 
 
 @torch.no_grad()
-def write(model: HookedTransformer, base: HookedTransformer, n: int) -> Written:
+def write(model: HookedModel, base: HookedModel, n: int) -> Written:
     """Let a model write with the same noise as every other."""
     policy = TransformerWithValueHead(model)
     drawn = sample(policy, [prompt(model)] * n, SPEC, torch.Generator().manual_seed(0))
@@ -172,7 +170,7 @@ def texts(written: Written) -> Figures:
     return {name: column.mean().item() for name, column in written._asdict().items()}
 
 
-def differences(base: HookedTransformer, tuned: HookedTransformer, seed: int) -> Figures:
+def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
     """Causes of the shift, weights by group, ranks, and what each group's change earns alone."""
     groups = coarse_groups(base)
     before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
@@ -203,7 +201,7 @@ def differences(base: HookedTransformer, tuned: HookedTransformer, seed: int) ->
     }
 
 
-def shift(base: HookedTransformer, tuned: HookedTransformer, seed: int) -> Figures:
+def shift(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
     """ShiftSplit's columns at the verdict, of loved less hated, over reviews of the grammar."""
     truth = ReelTruth()
     pos = truth.grammar.slot("VERB") - 1

@@ -17,7 +17,7 @@ from benchmarks.harness import ContestantProcess
 from benchmarks.results.settings import Row
 from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models.fast import tune_for
+from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.training import RLHFTrainer
 
 Figures = dict[str, Any]

@@ -10,7 +10,7 @@ from benchmarks.results.exact import ExactCurve
 from benchmarks.results.learned import fit_biased_reward, reward_by_content
 from benchmarks.results.settings import Row
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models.fast import tune_for
+from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.organism import REWARDS, FrontierPoint
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout

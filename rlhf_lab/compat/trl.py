@@ -158,7 +158,8 @@ def step(
     def rollout_phase() -> Rollout:
         if trainer.world.is_main:
             trainer.recorder.write_info(scores="given")
-        samples = trainer.proved_by_all(note, args.temperature)
+        with trainer.world.together("sampling"):
+            samples = note()
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)
         trainer.emit("after_score", samples=samples, rollout=rollout)

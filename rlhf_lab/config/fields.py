@@ -319,11 +319,6 @@ class OptimizerArgs:
 class SpeedArgs:
     """Memory and speed; the objective and its gradient stay the same."""
 
-    forward: Literal["auto", "hooked", "packed"] = "auto"
-    """Run the modules and the readable functions (hooked), or the packed form, which is faster and
-    gives the same numbers, where it is known to be right and proves it each phase (auto), or only
-    that, and refuse elsewhere (packed).
-    """
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Format of the matrix products; weights, norms, softmaxes and the optimiser stay in fp32. tf32
     is for CUDA GPUs from Ampere on; bf16 is refused on MPS.

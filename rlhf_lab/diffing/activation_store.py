@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -18,7 +18,7 @@ DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.f
 """What activations are stored as, by name."""
 PLACE_BYTES = 3 * 4
 """What a token's id, text and position take."""
-Model = TransformerWithValueHead | HookedTransformer
+Model = TransformerWithValueHead | HookedModel
 
 
 class TokenPlaces(NamedTuple):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rlhf_lab.models import LoRALinear
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.peft_places import flat_factors
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
+from rlhf_lab.models.peft_format import flat_factors
 
 PLACE = re.compile(r"blocks\.(\d+)\.(?:attn|mlp)\._?(W_\w+)")
 
@@ -66,7 +66,7 @@ def adapter_pieces(adapter: LoRALinear) -> AdapterPieces:
     return AdapterPieces(s, reads * sign, writes * sign)
 
 
-def reading_side(model: HookedTransformer, weight: str, read: Float[Tensor, " rows"]) -> PieceEnd:
+def reading_side(model: HookedModel, weight: str, read: Float[Tensor, " rows"]) -> PieceEnd:
     """What a piece of a weight reads, as a direction of the residual stream in front of the norm.
 
     W_Q, W_K, W_V, W_in and W_gate read the normalized residual: the norm's gain is multiplied in.
@@ -86,7 +86,7 @@ def reading_side(model: HookedTransformer, weight: str, read: Float[Tensor, " ro
     return PieceEnd("residual", _before_norm(norm, read))
 
 
-def writing_side(model: HookedTransformer, weight: str, write: Float[Tensor, " cols"]) -> PieceEnd:
+def writing_side(model: HookedModel, weight: str, write: Float[Tensor, " cols"]) -> PieceEnd:
     """What a piece of a weight writes, as a direction of the residual stream.
 
     W_O and W_out write there themselves. Of what W_V writes, the strongest head's part is carried
@@ -112,14 +112,14 @@ def writing_side(model: HookedTransformer, weight: str, write: Float[Tensor, " c
 
 
 def words_read(
-    model: HookedTransformer, direction: Float[Tensor, " d_model"]
+    model: HookedModel, direction: Float[Tensor, " d_model"]
 ) -> Float[Tensor, " d_vocab"]:
     """Cosine of a reading direction with each token's embedding, less the mean embedding."""
     return _cosines(exact(model.embed.W_E), direction)
 
 
 def words_written(
-    model: HookedTransformer, direction: Float[Tensor, " d_model"]
+    model: HookedModel, direction: Float[Tensor, " d_model"]
 ) -> Float[Tensor, " d_vocab"]:
     """Cosine of a written direction with what raises each token's logit above the mean logit.
 
@@ -129,7 +129,7 @@ def words_written(
 
 
 def upstream_writers(
-    model: HookedTransformer, weight: str, direction: Float[Tensor, " d_model"]
+    model: HookedModel, weight: str, direction: Float[Tensor, " d_model"]
 ) -> dict[str, float]:
     """How much of what each earlier part writes lies along a direction: 1 is chance.
 

@@ -25,11 +25,11 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead, load_model, same_weights
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.restore import load_policy
 
-Source = HookedTransformer | TransformerWithValueHead | str | Path
+Source = HookedModel | TransformerWithValueHead | str | Path
 FARTHEST = 1000
 """Of the points of the line; 1 is the tuned model."""
 RANKS, ALPHAS = (0, 1, 2, 4, 8), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -169,7 +169,7 @@ def _refuse_wrong_points(ranks: Sequence[int], alphas: Sequence[float | int]) ->
         raise ConfigError(f"alphas={list(alphas)} must be numbers from -{FARTHEST} to {FARTHEST}.")
 
 
-def refuse_unlike_ends(model0: HookedTransformer, model1: HookedTransformer) -> None:
+def refuse_unlike_ends(model0: HookedModel, model1: HookedModel) -> None:
     """Raise ConfigError unless two models have the same weights and read the same tokens."""
     weights_of_both(model0, model1)
     tokenizers = [model.tokenizer for model in (model0, model1)]
@@ -182,9 +182,9 @@ def refuse_unlike_ends(model0: HookedTransformer, model1: HookedTransformer) -> 
         )
 
 
-def load_end(source: Source) -> HookedTransformer:
+def load_end(source: Source) -> HookedModel:
     """One of two models: itself, a policy's transformer, a run's last policy, or a loaded one."""
-    if isinstance(source, HookedTransformer):
+    if isinstance(source, HookedModel):
         return source
     if isinstance(source, TransformerWithValueHead):
         return source.base_model
@@ -194,8 +194,8 @@ def load_end(source: Source) -> HookedTransformer:
 
 
 def _checks(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     text: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],

@@ -16,8 +16,8 @@ from rlhf_lab.diffing.quadrature import NODES
 from rlhf_lab.diffing.shift_matrix import shift_matrix
 from rlhf_lab.diffing.stages import OpenStage, unseen
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import SITES, residual_components
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 READ_OUT_PART = "read-out"
@@ -26,7 +26,7 @@ PART_METHODS: tuple[PartMethod, ...] = get_args(PartMethod)
 """Ways to charge parts with a shift, by what they cost: the second takes most of the time."""
 
 
-def layer_groups(model: HookedTransformer) -> Groups:
+def layer_groups(model: HookedModel) -> Groups:
     """`coarse_groups` with the final norm and the unembedding as one part, the read-out."""
     groups = coarse_groups(model)
     *names, _, _ = groups.names
@@ -35,8 +35,8 @@ def layer_groups(model: HookedTransformer) -> Groups:
 
 
 def effects_of_parts(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],
@@ -125,8 +125,8 @@ def _site(name: str) -> str:
 
 
 def _by_cause(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],

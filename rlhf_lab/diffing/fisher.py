@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.func import jvp
 
 from rlhf_lab.diffing.weight_line import WeightLine
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.torch_modes import differentiable_attention
 
 
 @torch.no_grad()
 def fisher_quadratic(
-    model: HookedTransformer | WeightLine,
+    model: HookedModel | WeightLine,
     tokens: Int[Tensor, "batch seq"],
     delta: Mapping[str, Float[Tensor, "..."]],
     states: Bool[Tensor, "batch seq"] | None = None,
@@ -43,7 +44,8 @@ def fisher_quadratic(
     mask = None if attention_mask is None else attention_mask.to(line.text_device)
     along = {name: change.to(line.before[name]) for name, change in delta.items()}
     run = lambda some: line.logits(line.before | some, tokens, mask)
-    logits, moved = jvp(run, ({name: line.before[name] for name in along},), (along,))
+    with differentiable_attention():
+        logits, moved = jvp(run, ({name: line.before[name] for name in along},), (along,))
     probs = logits.softmax(-1)
     mean = (probs * moved).sum(-1, keepdim=True)
     half = (probs * (moved - mean).square()).sum(-1) / 2

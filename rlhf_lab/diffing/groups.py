@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import effective_weights
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 Part = tuple[str, int | None]
 """A parameter, and the head of it, or None for all of it."""
@@ -57,7 +57,7 @@ class Groups:
         return self.parts[self.names.index(name)]
 
 
-def fine_groups(model: HookedTransformer) -> Groups:
+def fine_groups(model: HookedModel) -> Groups:
     """Every head apart: embeddings, and of each block norm, heads, output bias and MLP.
 
     1. embed, pos_embed; ln_final, unembed.
@@ -68,7 +68,7 @@ def fine_groups(model: HookedTransformer) -> Groups:
     return _grouped(model, fine=True)
 
 
-def coarse_groups(model: HookedTransformer) -> Groups:
+def coarse_groups(model: HookedModel) -> Groups:
     """Whole layers: embed (positions too), each attention and MLP with its norm, ln_final, unembed.
 
     Seven of a model with two blocks, few enough for all 128 coalitions.
@@ -127,7 +127,7 @@ def taken_from(
 
 
 def weights_of_both(
-    base: HookedTransformer, tuned: HookedTransformer
+    base: HookedModel, tuned: HookedModel
 ) -> tuple[dict[str, Float[Tensor, "..."]], dict[str, Float[Tensor, "..."]]]:
     """The effective weights of two models, adapters included.
 
@@ -145,7 +145,7 @@ def weights_of_both(
     return before, {name: after[name].to(before[name].device) for name in before}
 
 
-def _grouped(model: HookedTransformer, fine: bool) -> Groups:
+def _grouped(model: HookedModel, fine: bool) -> Groups:
     weights = effective_weights(model)
     found: dict[str, list[Part]] = {}
     for name in sorted(weights, key=lambda name: _place(name, model.cfg.n_layers)):
@@ -167,7 +167,7 @@ def _place(name: str, n_layers: int) -> tuple[int, int, str]:
 
 
 def _parts_of(
-    name: str, weight: Float[Tensor, "..."], model: HookedTransformer, fine: bool
+    name: str, weight: Float[Tensor, "..."], model: HookedModel, fine: bool
 ) -> Iterator[tuple[str, Part]]:
     """The groups of one parameter, each with its share of it."""
     top, *rest = name.split(".")

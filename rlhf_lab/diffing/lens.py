@@ -6,14 +6,14 @@ from torch import Tensor
 
 from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models.transformer_lens import HookedTransformer, final_logits
+from rlhf_lab.models.hooked_model import HookedModel, final_logits
 
 NUMBERS_READ = 2**24
 """Logits of one model that are in memory at once."""
 
 
 def logit_lens(
-    model: HookedTransformer, residual: Float[Tensor, "*site d_model"]
+    model: HookedModel, residual: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site d_vocab"]:
     """What the model would say if this were the residual stream behind its last block.
 
@@ -33,8 +33,8 @@ def logit_lens(
 
 @torch.no_grad()
 def lens_divergence(
-    model: HookedTransformer,
-    reference: HookedTransformer,
+    model: HookedModel,
+    reference: HookedModel,
     residuals: Float[Tensor, "*site batch seq d_model"],
     reference_residuals: Float[Tensor, "*site batch seq d_model"],
     states: Bool[Tensor, "batch seq"],

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")
@@ -113,7 +113,7 @@ def own_reader(
     return _less_mean(reader) if centered else reader
 
 
-def logit_reader(model: HookedTransformer, words: tuple[int, int]) -> Float[Tensor, " d_model"]:
+def logit_reader(model: HookedModel, words: tuple[int, int]) -> Float[Tensor, " d_model"]:
     """The final norm's gain times the difference of two columns of the unembedding, in float64."""
     W_U, norm = model.unembed.W_U, model.ln_final
     u = exact(W_U[:, words[0]] - W_U[:, words[1]])
@@ -122,7 +122,7 @@ def logit_reader(model: HookedTransformer, words: tuple[int, int]) -> Float[Tens
 
 @torch.no_grad()
 def ends_of(
-    models: tuple[HookedTransformer, HookedTransformer],
+    models: tuple[HookedModel, HookedModel],
     acts: tuple[dict[str, Tensor], dict[str, Tensor]],
     tokens: Int[Tensor, "batch seq"],
     pos: int | Int[Tensor, " batch"],
@@ -151,14 +151,14 @@ def ends_of(
     return found[0], found[1]
 
 
-def _there(model: HookedTransformer) -> list[str]:
+def _there(model: HookedModel) -> list[str]:
     """The streams that the model has; parallel blocks have no middle one."""
     has_middle = "blocks.0.hook_resid_mid" in model.hook_dict
     return list(BLOCK_INPUTS[: 1 + has_middle])
 
 
 def _captured(
-    model: HookedTransformer,
+    model: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     sites: Sequence[str],
     fed: dict[str, Tensor] | None = None,
@@ -178,7 +178,7 @@ def _captured(
 
 @torch.no_grad()
 def model_end(
-    model: HookedTransformer,
+    model: HookedModel,
     acts: dict[str, Tensor],
     fed: dict[str, Tensor],
     words: tuple[int, int],

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_lab.diffing.logit_shift import logit_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 
 NEURON_SITE = "blocks.*.mlp.hook_post"
 NEURON_GROUPS = (
@@ -52,7 +52,7 @@ class NeuronShift(NamedTuple):
     bias: Float[Tensor, "layer batch"]
 
 
-def refuse_no_neurons(model: HookedTransformer, probe: str) -> None:
+def refuse_no_neurons(model: HookedModel, probe: str) -> None:
     """Raise ConfigError for a model whose blocks have no MLP with a W_out of its own."""
     if not all(hasattr(getattr(block, "mlp", None), "W_out") for block in model.blocks):
         raise ConfigError(
@@ -62,9 +62,7 @@ def refuse_no_neurons(model: HookedTransformer, probe: str) -> None:
 
 
 @torch.no_grad()
-def neuron_end(
-    model: HookedTransformer, acts: dict[str, Tensor], words: tuple[int, int]
-) -> NeuronEnd:
+def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: tuple[int, int]) -> NeuronEnd:
     """One model's neurons, from activations at `NEURON_SITE` and of the final norm's scale.
 
     Args:

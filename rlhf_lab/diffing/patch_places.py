@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import HookedModel, reason_not_additive
 from rlhf_lab.models.residual_parts import single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer, why_not_additive
 from rlhf_lab.training.capture import SQUARE, resolve_sites
 
 OF_HEADS = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v", *SQUARE)
@@ -48,7 +48,7 @@ class Side(NamedTuple):
         mask: False on padding.
     """
 
-    model: HookedTransformer | TransformerWithValueHead
+    model: HookedModel | TransformerWithValueHead
     tokens: Int[Tensor, "batch seq"]
     mask: Bool[Tensor, "batch seq"] | None = None
 
@@ -59,7 +59,7 @@ def language_sides(*sides: Side) -> list[Side]:
 
 
 def part_places(
-    model: HookedTransformer, positions: tuple[int, ...] | None = None
+    model: HookedModel, positions: tuple[int, ...] | None = None
 ) -> dict[str, PatchPlace]:
     """What every part writes into the residual stream: embeddings, heads and MLPs by name.
 
@@ -126,7 +126,7 @@ def places_by_name(places: dict[str, PatchPlace | str]) -> dict[str, PatchPlace]
     return found
 
 
-def word_ids(model: HookedTransformer, words: tuple[int | str, int | str]) -> tuple[int, int]:
+def word_ids(model: HookedModel, words: tuple[int | str, int | str]) -> tuple[int, int]:
     """The token ids of two words, which may be given as ids already.
 
     Raises:
@@ -138,7 +138,7 @@ def word_ids(model: HookedTransformer, words: tuple[int | str, int | str]) -> tu
     return first, other
 
 
-def _refuse_place(model: HookedTransformer, place: PatchPlace) -> None:
+def _refuse_place(model: HookedModel, place: PatchPlace) -> None:
     resolve_sites(model, [place.site])
     if place.head is None:
         return
@@ -156,8 +156,8 @@ def _refuse_place(model: HookedTransformer, place: PatchPlace) -> None:
         raise ConfigError(f"head={place.head} is not there; {place.site!r} has {n_heads} heads.")
 
 
-def _refuse_normalized(model: HookedTransformer) -> None:
-    why = why_not_additive(model)
+def _refuse_normalized(model: HookedModel) -> None:
+    why = reason_not_additive(model)
     if why is not None and "logits" not in why:
         raise ConfigError(
             f"what one head writes cannot be told apart, since {why}; patch attn.hook_z instead."

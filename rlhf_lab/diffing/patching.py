@@ -20,8 +20,9 @@ from rlhf_lab.diffing.patch_places import (
 from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.functional import Interval, recovered_fraction
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint
 from rlhf_lab.training.capture import ROWS_AT_ONCE, SQUARE
 
 Hook = tuple[str, Callable[[Tensor, HookPoint], Tensor | None]]
@@ -191,7 +192,7 @@ def _z_of(place: PatchPlace) -> str:
 
 
 def _written(
-    model: HookedTransformer, place: PatchPlace, z: Float[Tensor, "batch seq head d_head"]
+    model: HookedModel, place: PatchPlace, z: Float[Tensor, "batch seq head d_head"]
 ) -> Float[Tensor, "batch seq d_model"]:
     """What one head adds to the residual stream."""
     layer = int(place.site.split(".")[1])

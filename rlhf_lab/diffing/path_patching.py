@@ -23,7 +23,7 @@ from rlhf_lab.diffing.patching import (
     rows_of,
 )
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.training.capture import ROWS_AT_ONCE
 
 
@@ -76,7 +76,7 @@ def _all_hooks(
     return [hook for place, value in each for hook in hooks_to(side, place, value)]
 
 
-def _held(model: HookedTransformer, through: Sequence[PatchPlace]) -> list[PatchPlace]:
+def _held(model: HookedModel, through: Sequence[PatchPlace]) -> list[PatchPlace]:
     """Every head's z and every MLP, but for those that a path goes through."""
     held = []
     for layer in range(model.cfg.n_layers):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.weights import as_matrix, spectrum
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 
 class Spaces(NamedTuple):
@@ -124,7 +124,7 @@ def random_factor_shares(
 
 
 def head_products(
-    weights: Mapping[str, Float[Tensor, "..."]], model: HookedTransformer
+    weights: Mapping[str, Float[Tensor, "..."]], model: HookedModel
 ) -> dict[str, Factored]:
     """What each head does to the residual stream: by name, "L0H1 OV" and "L0H1 QK".
 

@@ -12,8 +12,10 @@ from rlhf_lab.diffing.quadrature import NODES, quadrature
 from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.residual_parts import refuse_sums, residual_components
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
+from rlhf_lab.models.hooked_transformer import HookPoint
+from rlhf_lab.models.residual_parts import residual_components, validate_additive
+from rlhf_lab.torch_modes import differentiable_attention
 
 AT_ONCE = 20_000_000
 """Numbers of weights along which derivatives are taken at once: 80 MB in float32."""
@@ -62,7 +64,7 @@ class Readings(nn.Module):
         words: the ids of the two words.
     """
 
-    def __init__(self, model: HookedTransformer, words: tuple[int, int]) -> None:
+    def __init__(self, model: HookedModel, words: tuple[int, int]) -> None:
         super().__init__()
         self.model, self.words = model, words
         self.names: list[str] = []
@@ -94,8 +96,8 @@ class Readings(nn.Module):
 
 @torch.no_grad()
 def shift_matrix(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],
@@ -141,8 +143,8 @@ def shift_matrix(
 
 @torch.no_grad()
 def shift_by_weights(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     pos: int,
     ids: tuple[int, int],
@@ -183,13 +185,13 @@ class Line:
 
     def __init__(
         self,
-        model0: HookedTransformer,
-        model1: HookedTransformer,
+        model0: HookedModel,
+        model1: HookedModel,
         tokens: Int[Tensor, "batch seq"],
         pos: int,
         ids: tuple[int, int],
     ) -> None:
-        refuse_sums(model0)
+        validate_additive(model0)
         if not -tokens.shape[1] <= pos < tokens.shape[1]:
             raise ConfigError(f"pos={pos} lies outside texts of {tokens.shape[1]} tokens.")
         self.weights = WeightLine(model0, model1)
@@ -230,7 +232,8 @@ class Line:
             }
             read = lambda these, rest=weights: self.read(rest | these)
             along = lambda change, at=at, read=read: _products(*jvp(read, (at,), (change,)))
-            found[some] = vmap(along)(moved)
+            with differentiable_attention():
+                found[some] = vmap(along)(moved)
         return found
 
 

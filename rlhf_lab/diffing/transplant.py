@@ -13,7 +13,7 @@ from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means, kl_per_sequence
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, merged_copy
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import grammatical
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.samples import Samples
@@ -97,8 +97,8 @@ class Transplant:
 
 
 def transplant(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     groups: Groups,
     reward: Callable[[list[str]], Float[Tensor, " batch"]],
     n: int,
@@ -154,7 +154,7 @@ class Writer:
     """
 
     def __init__(
-        self, model: HookedTransformer, prompts: list[list[int]], spec: SamplingSpec, seed: int
+        self, model: HookedModel, prompts: list[list[int]], spec: SamplingSpec, seed: int
     ) -> None:
         self.base, self.prompts, self.spec, self.seed = model, prompts, spec, seed
         self.policy, self.tokenizer = TransformerWithValueHead(merged_copy(model)), model.tokenizer
@@ -231,7 +231,7 @@ def _shapley_shares(
 
 
 def prompt_ids(
-    model: HookedTransformer, prompts: Sequence[str] | Sequence[Sequence[int]], n: int
+    model: HookedModel, prompts: Sequence[str] | Sequence[Sequence[int]], n: int
 ) -> list[list[int]]:
     """The prompt of each sample, as token ids, with BOS in front of texts where there is one."""
     if not len(prompts):

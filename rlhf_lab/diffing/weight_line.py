@@ -7,9 +7,9 @@ from torch.func import functional_call
 
 from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.models import merged_copy
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
 
 
 class WeightLine:
@@ -27,9 +27,7 @@ class WeightLine:
         ConfigError: the models have other weights than each other.
     """
 
-    def __init__(
-        self, model0: HookedTransformer, model1: HookedTransformer, in_float64: bool = False
-    ) -> None:
+    def __init__(self, model0: HookedModel, model1: HookedModel, in_float64: bool = False) -> None:
         model0, model1 = model_where_exact(model0), model_where_exact(model1)
         self.before, self.after = weights_of_both(model0, model1)
         self.model = merged_copy(model0)

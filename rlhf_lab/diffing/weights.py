@@ -12,15 +12,13 @@ from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 Weights = Mapping[str, Float[Tensor, "..."]]
 Directions = tuple[Float[Tensor, "rows rank"], Float[Tensor, "rank cols"]]
 
 
-def graft(
-    base: HookedTransformer, tuned: HookedTransformer, belongs: Callable[[str], bool]
-) -> HookedTransformer:
+def graft(base: HookedModel, tuned: HookedModel, belongs: Callable[[str], bool]) -> HookedModel:
     """Copy the base with some weights of the tuned model, bit for bit.
 
     1. Copy the base, adapters merged, without hooks and frozen: neither model may be changed, or
@@ -42,8 +40,8 @@ def graft(
 
 
 def graft_groups(
-    base: HookedTransformer, tuned: HookedTransformer, groups: Groups, names: Sequence[str]
-) -> HookedTransformer:
+    base: HookedModel, tuned: HookedModel, groups: Groups, names: Sequence[str]
+) -> HookedModel:
     """Copy the base with some groups of weights, single heads among them, of the tuned model.
 
     Raises:
@@ -97,7 +95,7 @@ def _strongest_directions(
     return u[:, :most] * s[:most], vh[:most]
 
 
-def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) -> HookedTransformer:
+def truncate(model0: HookedModel, model1: HookedModel, rank: int) -> HookedModel:
     """Copy the first model, and move every matrix by `rank` directions of its change.
 
     Heads stand side by side in one matrix (see `as_matrix`); vectors are the second model's.
@@ -109,11 +107,11 @@ def truncate(model0: HookedTransformer, model1: HookedTransformer, rank: int) ->
 
 
 def truncations(
-    model0: HookedTransformer,
-    model1: HookedTransformer,
+    model0: HookedModel,
+    model1: HookedModel,
     ranks: Sequence[int],
     tick: Tick = untold,
-) -> Iterator[HookedTransformer]:
+) -> Iterator[HookedModel]:
     """Yield for each rank what `truncate` makes, from one decomposition of every matrix.
 
     Args:
@@ -139,8 +137,8 @@ def truncations(
 
 
 def path(
-    model0: HookedTransformer, model1: HookedTransformer, alphas: Iterable[float | int]
-) -> Iterator[HookedTransformer]:
+    model0: HookedModel, model1: HookedModel, alphas: Iterable[float | int]
+) -> Iterator[HookedModel]:
     """Yield models along the straight line of weights from one model through the other.
 
     They are the first model at 0 and the second at 1, bit for bit. Two models are linearly
@@ -160,7 +158,7 @@ def path(
 
 
 @torch.no_grad()
-def model_with(model: HookedTransformer, weights: Weights) -> HookedTransformer:
+def model_with(model: HookedModel, weights: Weights) -> HookedModel:
     """A frozen copy of a model, without hooks or adapters, that has these weights of its own.
 
     Raises:

@@ -18,7 +18,8 @@ __all__ = [
     "token_logprobs",
 ]
 
-LOG_ZERO = -1e30  # stands for log 0: 0 * LOG_ZERO is 0, where 0 * -inf is nan
+LOG_ZERO = -1e30
+"""Value of log 0: 0 * LOG_ZERO is 0, but 0 * -inf would be nan."""
 
 
 def log_probs(

@@ -1,10 +1,14 @@
-"""Hooked models: the loader, the value head hung on a hook, the frozen reference, LoRA."""
+"""Hooked models: loading, the value head, the critic, the frozen reference, LoRA, export."""
 
 from rlhf_lab.models.build import build_policy, load_with_adapters, make_reference
 from rlhf_lab.models.critic import DetachedValueHead, TransformerWithCritic, init_cache, make_policy
+from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.export import export_language_model, export_policy
 from rlhf_lab.models.forward import Forward
+from rlhf_lab.models.hooked_model import HookedModel, make_model
+from rlhf_lab.models.hooked_transformer import HookedTransformer, HookPoint
 from rlhf_lab.models.hooks import has_hooks
+from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
     LoRALinear,
@@ -15,18 +19,18 @@ from rlhf_lab.models.lora import (
     merged_lora,
     without_adapters,
 )
+from rlhf_lab.models.model_config import ModelConfig
 from rlhf_lab.models.outputs import (
     PolicyOutputs,
     ReferenceComparison,
     compare_with_reference,
     policy_outputs,
-    read_out,
     reference_logprobs,
     run_policy,
-    start_decoding,
+    unembed_residuals,
 )
 from rlhf_lab.models.peft_format import export_adapter, load_adapter
-from rlhf_lab.models.recompute import recomputing_blocks, refuse_hooked_blocks
+from rlhf_lab.models.recompute import recomputing_blocks, validate_unhooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
@@ -34,20 +38,27 @@ from rlhf_lab.models.reference import (
     normalized_residuals,
     same_weights,
 )
+from rlhf_lab.models.token_stats import token_stats_chunked
 from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
 
 __all__ = [
+    "Decoder",
     "DetachedValueHead",
     "Forward",
+    "HookPoint",
+    "HookedModel",
+    "HookedTransformer",
+    "KVCache",
     "LoRALinear",
+    "ModelConfig",
     "PolicyOutputs",
+    "ReferenceComparison",
     "TransformerWithCritic",
     "TransformerWithValueHead",
     "ValueHead",
     "adapters_off",
     "add_lora",
     "build_policy",
-    "ReferenceComparison",
     "compare_with_reference",
     "effective_weights",
     "export_adapter",
@@ -61,6 +72,7 @@ __all__ = [
     "load_model",
     "load_with_adapters",
     "lora_layers",
+    "make_model",
     "make_policy",
     "make_reference",
     "make_value_head",
@@ -68,12 +80,12 @@ __all__ = [
     "merged_lora",
     "normalized_residuals",
     "policy_outputs",
-    "read_out",
     "recomputing_blocks",
     "reference_logprobs",
-    "refuse_hooked_blocks",
+    "validate_unhooked_blocks",
     "run_policy",
     "same_weights",
-    "start_decoding",
+    "token_stats_chunked",
+    "unembed_residuals",
     "without_adapters",
 ]

@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models.hooked_transformer import ACTIVATION_FUNCTIONS, HookedTransformer
 from rlhf_lab.models.model_config import ModelConfig
+from rlhf_lab.models.tokenization import with_special_tokens
 
 ACTIVATIONS = {name: name for name in ACTIVATION_FUNCTIONS}
 ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
@@ -42,8 +43,7 @@ class TensorMap:
         ours: names of the parameters.
         pattern: of einops, from theirs to ours; "" if the axes are the same. The length of the
             axis `part` is the number of parameters.
-        lengths: of each parameter along the first axis; equal by default. Further rows of the
-            tensor are not converted.
+        lengths: of each parameter along the first axis, equal by default; the rest is ignored.
         scale, shift: ours = theirs * scale + shift.
         d_head: length of the axis `d_head`.
     """
@@ -185,13 +185,14 @@ def rotary_settings(
     config: PreTrainedConfig, cfg: Mapping[str, Any], has_partial_rotary: bool
 ) -> dict[str, Any]:
     """Return the frequencies of global and local layers, and the `n_ctx` in which they hold."""
-    ropes, rotary = config.rope_parameters, {"n_ctx": cfg["n_ctx"], "rotary_frequencies": {}}
+    ropes, frequencies, rotary = config.rope_parameters, {}, {"n_ctx": cfg["n_ctx"]}
     by_layer_type = not LAYER_TYPES.keys().isdisjoint(ropes)
     for theirs, ours in LAYER_TYPES.items():
         rope = (ropes.get(theirs) if by_layer_type else ropes) or {"rope_theta": 1e4}
         rope_type = rope.get("rope_type", "default")
         fraction = rope.get("partial_rotary_factor") or 1.0
-        rotary["rotary_dim"] = n = int(cfg["d_head"] * fraction)
+        n = int(cfg["d_head"] * fraction)
+        rotary = {"rotary_base": rope["rope_theta"]} | rotary | {"rotary_dim": n}
         if fraction != 1 and not has_partial_rotary:
             reject(config, "rope_parameters", "partial_rotary_factor=1.0")
         if n % 2 or n == 0:
@@ -202,12 +203,11 @@ def rotary_settings(
             if set(rope["short_factor"]) != {1}:
                 reject(config, "rope_parameters", "short_factor=1 for rope_type='longrope'")
             rotary["n_ctx"] = min(rotary["n_ctx"], rope["original_max_position_embeddings"])
-        frequencies = 1 / rope["rope_theta"] ** (torch.arange(0, n, 2) / n), 1.0
+        frequencies[ours] = 1 / rope["rope_theta"] ** (torch.arange(0, n, 2) / n), 1.0
         if rope_type != "default":
             layer_type = {"layer_type": theirs} if by_layer_type else {}
-            frequencies = ROPE_INIT_FUNCTIONS[rope_type](config, None, **layer_type)
-        rotary["rotary_frequencies"][ours] = frequencies
-    return rotary | {"positional_embedding_type": "rotary"}
+            frequencies[ours] = ROPE_INIT_FUNCTIONS[rope_type](config, None, **layer_type)
+    return rotary | {"positional_embedding_type": "rotary", "rotary_frequencies": frequencies}
 
 
 def family_for(architecture: str) -> Family:
@@ -234,7 +234,7 @@ def from_hugging_face(
     """
     family = family_for(type(hf_model).__name__)
     cfg = family.model_config(hf_model.config, dtype=dtype, init_weights=False)
-    model = HookedTransformer(cfg, tokenizer)
+    model = HookedTransformer(cfg, with_special_tokens(tokenizer))
     parameters, tensors = {}, hf_model.state_dict()
     for row in family.tensor_maps(cfg):
         if row.theirs in tensors:

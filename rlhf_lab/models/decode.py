@@ -1,6 +1,5 @@
-"""Decoding through the hooked modules: one token at a time, with a KV cache."""
+"""Decoding: one token at a time, with a KV cache, through the policy and all hooks on it."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,14 +8,16 @@ from torch import Tensor
 
 from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.device import autocast
-from rlhf_lab.models.transformer_lens import final_residual, pick_rows
-from rlhf_lab.models.value_head import TransformerWithValueHead
+from rlhf_lab.models.forward import Forward
+from rlhf_lab.models.hooked_model import select_cache_rows
+from rlhf_lab.models.static_decode import StaticStep, can_capture
+from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
 
 
 class State(NamedTuple):
-    """What the policy thinks before it writes its next token.
+    """Outputs of the policy before it generates its next token.
 
-    `residual` is that after the last block; None where the modules ran, which do not show it.
+    `residual` is that after the last block; None if the policy's forward was replaced.
     """
 
     logits: Float[Tensor, "batch d_vocab"]
@@ -24,24 +25,14 @@ class State(NamedTuple):
     residual: Float[Tensor, "batch d_model"] | None
 
 
-def distinct_rows(
-    prompts: Int[Tensor, "batch prefix"], prompt_mask: Bool[Tensor, "batch prefix"]
-) -> tuple[Int[Tensor, "distinct prefix"], Bool[Tensor, "distinct prefix"], Int[Tensor, " batch"]]:
-    """The distinct ones of left-padded prompts, their masks, and which of them each row is."""
-    labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
-    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
-    return distinct[:, 0], distinct[:, 1].bool(), row_of
+class Decoder:
+    """Read left-padded prompts, each distinct one once, then one token per row and `feed`.
 
+    On CUDA, the steps are replayed from a captured graph if no hook is registered (see
+    `StaticStep`).
 
-class HookedDecoder:
-    """Calls the policy, so that everything that is hooked on it sees every token.
-
-    Prompts are read once per distinct prompt; TransformerLens's cache holds keys and values.
-
-    Args:
-        dtype: of the matrix products; the policy's own when None.
-        read: makes logits and values of last residuals, in place of the policy's forward; the
-            modules run as far as there.
+    Attributes:
+        state: outputs after the tokens so far.
     """
 
     def __init__(
@@ -49,26 +40,43 @@ class HookedDecoder:
         policy: TransformerWithValueHead,
         prompts: Int[Tensor, "batch prefix"],
         prompt_mask: Bool[Tensor, "batch prefix"],
-        dtype: torch.dtype | None = None,
-        read: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        gen_len: int,
+        forward: Forward | None = None,
     ) -> None:
-        self.policy, self.dtype, self.read = policy, dtype, read
+        self.policy, self.dtype = policy, (forward or Forward()).dtype
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
-        state = self._run(tokens, mask)
-        pick_rows(self.cache, row_of)
-        self.state = State(*(None if part is None else part[row_of] for part in state))
+        state = self.run(tokens, None if bool(mask.all()) else mask)
+        select_cache_rows(self.cache, row_of)
+        self.state = State(*(None if x is None else x[row_of] for x in state))
+        self.step = None
+        if can_capture(policy, gen_len):
+            self.step = StaticStep(policy, self.cache, prompt_mask, gen_len, self.dtype).captured()
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
-        """Go on to the state of every row after one more token."""
-        token = token[:, None]
-        self.state = self._run(token, torch.ones_like(token, dtype=torch.bool))
+        """Append one token to every row and update `state`."""
+        if self.step is None:
+            self.state = self.run(token[:, None], None)
+        else:
+            self.state = State(*self.step(token))
 
-    def _run(self, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> State:
-        with autocast(self.policy.device, self.dtype):
-            if self.read is None:
-                logits, values = self.policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
-                return State(logits[:, -1], values[:, -1], None)
-            residual = final_residual(self.policy.base_model, tokens, mask.long(), self.cache)
-            logits, values = self.read(residual)
-        return State(logits[:, -1], values[:, -1], residual[:, -1])
+    def run(self, tokens: Int[Tensor, "batch new"], mask: Tensor | None) -> State:
+        """Run the policy on new tokens and return its outputs at the last one."""
+        policy = self.policy
+        with autocast(policy.device, self.dtype):
+            if has_standard_forward(policy):
+                states = policy.states(tokens, mask, self.cache).last()
+                logits = policy.unembed(states.hidden)
+                return State(logits[:, 0], states.values[:, 0], states.residual[:, 0])
+            mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+            logits, values = policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
+            return State(logits[:, -1], values[:, -1], None)
+
+
+def distinct_rows(
+    prompts: Int[Tensor, "batch prefix"], prompt_mask: Bool[Tensor, "batch prefix"]
+) -> tuple[Int[Tensor, "distinct prefix"], Bool[Tensor, "distinct prefix"], Int[Tensor, " batch"]]:
+    """Return the distinct prompts, their masks, and the index of each row's prompt."""
+    labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
+    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
+    return distinct[:, 0], distinct[:, 1].bool(), row_of

@@ -26,7 +26,6 @@ NEOX_IN = "(head part d_head) d_model -> (part head) d_model d_head"
 NEOX_BIAS = "(head part d_head) -> (part head) d_head"
 PHI3_MLP = "(part d_mlp) d_model -> (part d_model) d_mlp"
 QKV = ("attn.W_Q", "attn.W_K", "attn.W_V")
-GATE_AND_IN = ("mlp.W_gate", "mlp.W_in")
 
 
 def module(
@@ -137,11 +136,12 @@ def qkv_names(cfg: ModelConfig) -> tuple[str, ...]:
 
 def phi3(cfg: ModelConfig) -> Iterator[TensorMap]:
     """Llama with Q, K and V in one tensor, and the gate and the input of the MLP in another."""
-    n_kv_heads, separate = cfg.n_key_value_heads or cfg.n_heads, {*qkv_names(cfg), *GATE_AND_IN}
-    yield from (row for row in llama(cfg) if separate.isdisjoint(row.ours))
+    separate = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    yield from (row for row in llama(cfg) if row.theirs.split(".")[-2] not in separate)
+    n_kv_heads = cfg.n_key_value_heads or cfg.n_heads
     heads = {"pattern": HEADS_IN, "lengths": (cfg.n_heads, n_kv_heads, n_kv_heads)}
     yield from module("model.layers.*.self_attn.qkv_proj", *qkv_names(cfg), **heads)
-    yield from module("model.layers.*.mlp.gate_up_proj", *GATE_AND_IN, pattern=PHI3_MLP)
+    yield from module("model.layers.*.mlp.gate_up_proj", "mlp.W_gate", "mlp.W_in", pattern=PHI3_MLP)
 
 
 def gemma(cfg: ModelConfig) -> Iterator[TensorMap]:

@@ -35,7 +35,10 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class HookPoint(hook_points.HookPoint):
-    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks."""
+    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks.
+
+    Hooks get a copy, so they can change it in place.
+    """
 
     @property
     def is_hooked(self) -> bool:
@@ -48,14 +51,16 @@ class HookPoint(hook_points.HookPoint):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x) if self.is_hooked else x
+        if not self.is_hooked:
+            return x
+        return super().__call__(x.clone())
 
 
 class AttentionContext(NamedTuple):
-    """What all layers of one type (global or local) share: the mask and the rotary angles.
+    """Mask and rotary angles, which all layers of one type (global or local) share.
 
     `mask` is True where a query may attend to a key; None stands for the causal mask. `cos` and
-    `sin` are those of the new tokens; None without rotary embedding.
+    `sin` belong to the new tokens; None without rotary embedding.
     """
 
     mask: Bool[Tensor, "*batch query key"] | None
@@ -70,20 +75,20 @@ class Norm(nn.Module):
         super().__init__()
         self.eps, self.size = cfg.eps, size or cfg.d_model
         self.is_centered = cfg.normalization_type.startswith("LN")
-        has_weights = not cfg.normalization_type.endswith("Pre")
-        ones = torch.ones(self.size, dtype=cfg.dtype)
-        self.w = nn.Parameter(ones) if has_weights else None
-        has_bias = has_weights and self.is_centered
-        self.b = nn.Parameter(torch.zeros_like(ones)) if has_bias else None
+        if not cfg.normalization_type.endswith("Pre"):
+            self.w = nn.Parameter(torch.ones(self.size, dtype=cfg.dtype))
+            if self.is_centered:
+                self.b = nn.Parameter(torch.zeros(self.size, dtype=cfg.dtype))
         self.hook_scale = HookPoint()  # [batch pos 1]
         self.hook_normalized = HookPoint()  # [batch pos d_model]
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        w, b = getattr(self, "w", None), getattr(self, "b", None)
         if not (self.hook_scale.is_hooked or self.hook_normalized.is_hooked):
-            return self.fused(x, self.w, self.b)
+            return self.fused(x, w, b)
         normalized = self.hook_normalized(self.normalize(x))
-        scaled = normalized if self.w is None else normalized * self.w
-        return scaled if self.b is None else scaled + self.b
+        scaled = normalized if w is None else normalized * w
+        return scaled if b is None else scaled + b
 
     def normalize(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         if not self.hook_scale.is_hooked:
@@ -109,18 +114,13 @@ class Attention(nn.Module):
         super().__init__()
         self.cfg, self.n_kv_heads = cfg, cfg.n_key_value_heads or cfg.n_heads
         self.W_Q = weight(cfg, cfg.n_heads, cfg.d_model, cfg.d_head)
-        self.b_Q = bias(cfg, cfg.n_heads, cfg.d_head)
+        self.W_O = weight(cfg, cfg.n_heads, cfg.d_head, cfg.d_model)
+        self.b_Q, self.b_O = bias(cfg, cfg.n_heads, cfg.d_head), bias(cfg, cfg.d_model)
         for name in "KV":
-            W, b = (
-                weight(cfg, self.n_kv_heads, cfg.d_model, cfg.d_head),
-                bias(cfg, self.n_kv_heads, cfg.d_head),
-            )
+            W = weight(cfg, self.n_kv_heads, cfg.d_model, cfg.d_head)
             self.register_parameter(f"{self.shared_prefix}W_{name}", W)
+            b = bias(cfg, self.n_kv_heads, cfg.d_head)
             self.register_parameter(f"{self.shared_prefix}b_{name}", b)
-        self.W_O, self.b_O = (
-            weight(cfg, cfg.n_heads, cfg.d_head, cfg.d_model),
-            bias(cfg, cfg.d_model),
-        )
         if cfg.qk_norm is not None:
             together = cfg.qk_norm == "all"
             self.q_norm = Norm(cfg, cfg.d_head * (cfg.n_heads if together else 1))
@@ -184,7 +184,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch query head d_head"]:
         """Compute softmax(q k / scale) v (Vaswani et al. 2017)."""
         cap = self.cfg.attn_scores_soft_cap
-        if not (cap > 0 or self.hook_attn_scores.is_hooked or self.hook_pattern.is_hooked):
+        is_hooked = self.hook_attn_scores.is_hooked or self.hook_pattern.is_hooked
+        if not (is_hooked or cap > 0):
             return attend_fused(q, k, v, mask, self.scale)
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
         scores = soft_cap(torch.einsum("bqhd,bkhd->bhqk", q, k) / self.scale, cap)
@@ -218,15 +219,16 @@ class MLP(nn.Module):
         super().__init__()
         self.act_fn = ACTIVATION_FUNCTIONS[cfg.act_fn]
         self.W_in, self.b_in = weight(cfg, cfg.d_model, cfg.d_mlp), bias(cfg, cfg.d_mlp)
-        self.W_gate = weight(cfg, cfg.d_model, cfg.d_mlp) if cfg.gated_mlp else None
         self.W_out, self.b_out = weight(cfg, cfg.d_mlp, cfg.d_model), bias(cfg, cfg.d_model)
         self.hook_pre = HookPoint()  # [batch pos d_mlp]
-        if cfg.gated_mlp:
+        self.is_gated = cfg.gated_mlp
+        if self.is_gated:
+            self.W_gate = weight(cfg, cfg.d_model, cfg.d_mlp)
             self.hook_pre_linear = HookPoint()  # [batch pos d_mlp]
         self.hook_post = HookPoint()  # [batch pos d_mlp]
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        if self.W_gate is None:
+        if not self.is_gated:
             post = self.act_fn(self.hook_pre(linear(x, self.W_in, self.b_in)))
         else:
             gate = self.act_fn(self.hook_pre(linear(x, self.W_gate)))
@@ -308,10 +310,18 @@ class Unembed(nn.Module):
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.W_U, self.b_U = weight(cfg, cfg.d_model, cfg.d_vocab), bias(cfg, cfg.d_vocab)
-        self.soft_cap = cfg.output_logits_soft_cap
+        self.hook_in = HookPoint()  # [batch pos d_model]
+        self.hook_out = HookPoint()  # [batch pos d_vocab]
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        return soft_cap(linear(x, self.W_U, self.b_U), self.soft_cap)
+        return self.hook_out(linear(self.hook_in(x), self.W_U, self.b_U))
+
+
+def stacked(module: str, name: str) -> property:
+    """Return a property of the model that stacks a parameter of all layers."""
+    return property(
+        lambda model: torch.stack([getattr(getattr(b, module), name) for b in model.blocks])
+    )
 
 
 class HookedTransformer(Tokenization, HookedRootModule):
@@ -373,7 +383,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         normalized = self.ln_final(residual)
         if return_type is None:
             return None
-        logits = self.unembed(normalized)
+        logits = soft_cap(self.unembed(normalized), self.cfg.output_logits_soft_cap)
         if return_type == "loss":
             return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         return logits
@@ -445,7 +455,10 @@ class HookedTransformer(Tokenization, HookedRootModule):
         return sum(biases, torch.zeros_like(self.blocks[0].attn.b_O))
 
     def init_weights(self) -> None:
-        """Draw all matrices from a normal distribution. Norm weights are 1 and biases 0."""
+        """Draw all matrices from a normal distribution, in the same order as TransformerLens.
+
+        Norm weights are 1 and biases 0.
+        """
         if self.cfg.seed is not None:
             torch.manual_seed(self.cfg.seed)
         for name, parameter in self.named_parameters():
@@ -467,18 +480,12 @@ class HookedTransformer(Tokenization, HookedRootModule):
     W_pos = property(lambda self: self.pos_embed.W_pos)  # [n_ctx d_model]
     W_U = property(lambda self: self.unembed.W_U)  # [d_model d_vocab]
     b_U = property(lambda self: self.unembed.b_U)  # [d_vocab]
-    W_Q = property(lambda self: torch.stack([b.attn.W_Q for b in self.blocks]))  # [layer head ...]
-    W_K = property(lambda self: torch.stack([b.attn.W_K for b in self.blocks]))
-    W_V = property(lambda self: torch.stack([b.attn.W_V for b in self.blocks]))
-    W_O = property(lambda self: torch.stack([b.attn.W_O for b in self.blocks]))
-    b_Q = property(lambda self: torch.stack([b.attn.b_Q for b in self.blocks]))
-    b_K = property(lambda self: torch.stack([b.attn.b_K for b in self.blocks]))
-    b_V = property(lambda self: torch.stack([b.attn.b_V for b in self.blocks]))
-    b_O = property(lambda self: torch.stack([b.attn.b_O for b in self.blocks]))
-    W_in = property(lambda self: torch.stack([b.mlp.W_in for b in self.blocks]))  # [layer ...]
-    W_out = property(lambda self: torch.stack([b.mlp.W_out for b in self.blocks]))
-    b_in = property(lambda self: torch.stack([b.mlp.b_in for b in self.blocks]))
-    b_out = property(lambda self: torch.stack([b.mlp.b_out for b in self.blocks]))
+    W_Q, W_K = stacked("attn", "W_Q"), stacked("attn", "W_K")  # [layer head d_model d_head]
+    W_V, W_O = stacked("attn", "W_V"), stacked("attn", "W_O")
+    b_Q, b_K = stacked("attn", "b_Q"), stacked("attn", "b_K")  # [layer head d_head]
+    b_V, b_O = stacked("attn", "b_V"), stacked("attn", "b_O")
+    W_in, W_out = stacked("mlp", "W_in"), stacked("mlp", "W_out")  # [layer d_in d_out]
+    b_in, b_out = stacked("mlp", "b_in"), stacked("mlp", "b_out")  # [layer d_out]
 
 
 def linear(
@@ -500,7 +507,10 @@ def attend_fused(
     mask: Bool[Tensor, "*batch query key"] | None,
     scale: float,
 ) -> Float[Tensor, "batch query head d_head"]:
-    """Compute `Attention.attend` as one operation of torch, which does not keep the pattern."""
+    """Compute `Attention.attend` as one operation of torch.
+
+    It has no forward-mode and no second derivatives on the CPU (see `differentiable_attention`).
+    """
     return F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -1,7 +1,7 @@
 """Hook detection: find the submodules that have hooks, and run without these for a while.
 
 Elsewhere: the value head's hook in value_head.py, reading in training/capture.py, changing
-activations in training/interventions.py, the hook points of the packed form in fast/known.py.
+activations in training/interventions.py.
 """
 
 import contextlib
@@ -11,47 +11,34 @@ from collections.abc import Iterator
 from torch import nn
 
 TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where torch keeps the hooks of a module."""
+"""Attributes in which torch stores the hooks of a module."""
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether this module or a part of it has a hook, forward or backward."""
-    return any(True for _ in hooked_parts(module))
+    """Return True if the module or one of its submodules has a hook."""
+    return any(True for _ in hooked_modules(module))
 
 
 def is_hooked(part: nn.Module) -> bool:
-    """Whether this very module has a hook, forward or backward."""
+    """Return True if the module itself has a hook."""
     return any(vars(part)[table] for table in TABLES)
 
 
-def hooked_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a module, itself among them, that have hooks."""
-    parts = [module]
-    while parts:
-        part = parts.pop()
-        # `is_hooked`, written out: every decision between packed and hooked walks over all parts
-        own = part.__dict__
-        if (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-        ):
-            yield part
-        if own["_modules"]:
-            parts.extend(child for child in own["_modules"].values() if child is not None)
+def hooked_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the module and its submodules that have hooks."""
+    yield from filter(is_hooked, module.modules())
 
 
 @contextlib.contextmanager
 def without_hooks(*modules: nn.Module) -> Iterator[None]:
-    """Run modules as if they had no hooks; afterwards every hook is there as before.
+    """Return a context in which modules have no hooks.
 
-    Hooks that are added inside, and not taken off again, are gone afterwards.
+    Afterwards they have the same hooks as before; hooks added in the context are removed.
     """
     kept = [
         (part, name, getattr(part, name))
         for module in modules
-        for part in hooked_parts(module)
+        for part in hooked_modules(module)
         for name in TABLES
     ]
     for part, name, _ in kept:

@@ -1,259 +1,219 @@
-"""Model loading: bundled, a local directory, a hub id or a loaded model."""
+"""Loading of models and tokenizers: bundled, from a directory, from the hub, or loaded already."""
 
 import contextlib
-import math
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import logging
 
 from rlhf_lab.errors import LabError, LoadError
-from rlhf_lab.models.transformer_lens import HookedTransformer, from_hugging_face
-from rlhf_lab.models.weight_files import check_files, check_loaded, check_numbers
+from rlhf_lab.models.conversion import from_hugging_face
+from rlhf_lab.models.hooked_transformer import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
-LARGEST_GAP, LARGEST_GAP_OF_HALF = 1e-3, 0.25
-"""Of the logits of a converted model, relative to their norm, and where weights are rounded to half
-precision, in which both models round at other places."""
+MAX_GAP, MAX_HALF_PRECISION_GAP = 1e-3, 0.25  # relative error of the logits of a converted model
 CHECKED_TOKENS = 64
-GPT2_END = "<|endoftext|>"
 HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
+LAYER = re.compile(r"\.\d+\.")
 
 
 def locate(name: str) -> tuple[str, bool]:
-    """Say where a model's files are: `(path, True)` on this disk, or `(hub id, False)`.
-
-    A bundled name comes first, then an existing directory, then the hub.
-
-    Raises:
-        LoadError: the name looks like a path but no model directory is there.
-    """
+    """Return `(path, True)` for a bundled name or a model directory, else `(hub id, False)`."""
     if name in BUNDLED:
         return str(weights_dir(name)), True
-    path = Path(os.path.expanduser(name))  # a user that is not there stays as written
-    if path.is_dir():
-        if (path / "run.json").is_file() and not (path / "config.json").is_file():
-            raise LoadError(f"{name!r} is a run; write its policy to a directory with `export`.")
-        if not (path / "config.json").is_file():
-            raise LoadError(f"{name!r} has no config.json; give a Hugging Face model directory.")
+    path = Path(os.path.expanduser(name))  # does not raise for an unknown user
+    if (path / "config.json").is_file():
         return str(path), True
-    if name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name:
+    if (path / "run.json").is_file():
+        raise LoadError(f"{name!r} is a run, not a model. Write its policy with `export`.")
+    is_path = name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name
+    if is_path or path.is_dir():
         raise LoadError(
-            f"there is no model directory {name!r}; give an existing directory, a hub id, "
-            f"or a bundled name ({', '.join(BUNDLED)})."
+            f"There is no model directory {name!r} with a config.json. Choose a model directory, a "
+            f"hub id, or a bundled name ({', '.join(BUNDLED)})."
         )
     return HUB_NAMES.get(name, name), False
 
 
-def from_files(loader: type, name: str, what: str, **options: object) -> object:
-    """Call `loader.from_pretrained`; for a bundled or local name, without touching the network.
+def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
+    """Call `loader.from_pretrained`, which runs no code of the model, or raise LoadError.
 
-    No code that comes with the files is run, nor is it asked whether it may be.
-
-    Raises:
-        LoadError: one sentence on what was looked for, and where.
+    Args:
+        loader: class of transformers, such as `AutoConfig`.
+        kind: "language model" or the like, for the message.
     """
     place, on_disk = locate(name)
-    with _readable(name, what), quiet(on_disk):
-        return loader.from_pretrained(
-            place, local_files_only=on_disk, trust_remote_code=False, **options
-        )
-
-
-@contextlib.contextmanager
-def _readable(name: str, what: str) -> Iterator[None]:
-    """Turn whatever transformers says of files that it cannot read into one sentence."""
+    options |= {"local_files_only": on_disk, "trust_remote_code": False}
     try:
-        yield
-    except LabError:
-        raise
-    except Exception as error:  # a configuration of others fails in any way there is
-        place, on_disk = locate(name)
-        where = f"the directory {place!r}"
-        remedy = "correct its files, or save the model anew"
+        with hidden_progress(on_disk):
+            return loader.from_pretrained(place, **options)
+    except Exception as error:  # an invalid configuration can raise any exception
+        where, advice = f"the directory {place!r}", "Save the model again as safetensors"
         if not on_disk:
             where = f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
-            remedy = "correct the name, or see that the hub can be reached"
+            advice = "Correct the name, or check the connection to the hub"
         raise LoadError(
-            f"no {what} {name!r}: looked in {where} ({_reason(error)}); {remedy}."
+            f"Cannot load the {kind} {name!r} from {where} ({error_line(error)}). {advice}."
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """What an error says, on one line and as far as a reader needs it."""
+def error_line(error: Exception) -> str:
+    """Return the message of an error as one short line."""
     if "trust_remote_code" in str(error):
-        return "it needs code of its own, which is not run"
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    if isinstance(error, (KeyError, TypeError, AttributeError)):
-        lines[0] = f"{type(error).__name__}: {lines[0]}"
-    shown = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return shown[:300].rstrip(".")
+        return "it requires custom code, which is not run"
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    is_clear = isinstance(error, (LabError, OSError, ValueError))
+    return text if is_clear else f"{type(error).__name__}: {text}"
 
 
-def model_from_files(loader: type, name: str, what: str, **options: object) -> PreTrainedModel:
-    """`from_files` for a model, refusing files that lack weights, which transformers would make up.
+@contextlib.contextmanager
+def hidden_progress(hidden: bool = True) -> Iterator[None]:
+    """Hide the progress bars of transformers if `hidden`."""
+    was_enabled = logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
-    Weights are read from safetensors only: a pickled file can hold code.
 
-    Raises:
-        LoadError: see `from_files`; or some weights are not in the files, or pickled.
-    """
-    place, on_disk = locate(name)
+def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> PreTrainedModel:
+    """Load a model with `load_pretrained`, from safetensors only: a pickled file can run code."""
     options |= {"use_safetensors": True, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True}  # check_loaded tells which, and refuses them
-    with _readable(name, what):
-        if on_disk:
-            check_files(loader, name, place)
-    model, report = from_files(loader, name, what, **options)
-    check_loaded(model, report, name, what)
-    if on_disk:
-        check_numbers(model, name, place)
+    options |= {"ignore_mismatched_sizes": True}  # validate_weights names the weight
+    model, report = load_pretrained(loader, name, kind, **options)
+    validate_weights(model, report, name, kind)
+    validate_stored_dtypes(model, name)
     return model
 
 
-def tokenizer_from_files(name: str) -> PreTrainedTokenizerBase:
-    """`from_files` for a tokenizer, refusing the empty one that transformers makes without files.
+def validate_weights(model: PreTrainedModel, report: dict[str, Any], name: str, kind: str) -> None:
+    """Raise LoadError if weights are missing, of another shape, not finite or not used."""
+    weights, of_layer = dict(model.named_parameters()), LAYER.sub
+    kinds = {of_layer(".", weight) for weight in weights if LAYER.search(weight)}
+    unused = [weight for weight in report["unexpected_keys"] if LAYER.search(weight)]
+    unused = [weight for weight in unused if of_layer(".", weight) in kinds or not kinds]
+    problems = [f"{weight} is missing" for weight in sorted(report["missing_keys"])]
+    problems += [
+        f"{weight} has shape {list(shape)}, expected {list(expected)} by config.json"
+        for weight, shape, expected in sorted(report["mismatched_keys"])
+    ]
+    problems += [f"{weight} is in a layer that config.json leaves out" for weight in sorted(unused)]
+    problems += [f"{w} contains nan or inf" for w, x in weights.items() if not x.isfinite().all()]
+    if problems:
+        others = f" and {len(problems) - 1} more" if problems[1:] else ""
+        raise LoadError(
+            f"{name!r} is not a complete {kind}: {problems[0]}{others}. Use the files of one model."
+        )
 
-    Raises:
-        LoadError: see `from_files`; or no tokenizer file is there.
-    """
+
+def validate_stored_dtypes(model: PreTrainedModel, name: str) -> None:
+    """Raise LoadError if weights are stored as integers, which need scales that are not read."""
     place, on_disk = locate(name)
-    tokenizer = from_files(AutoTokenizer, name, "tokenizer")
+    prefix = f"{model.base_model_prefix}."
+    weights = {weight.removeprefix(prefix) for weight, _ in model.named_parameters()}
+    for path in sorted(Path(place).glob("model*.safetensors")) if on_disk else ():
+        with safe_open(path, framework="pt") as file:
+            for weight in weights & {key.removeprefix(prefix) for key in file.keys()}:
+                key = weight if weight in file.keys() else prefix + weight
+                dtype = file.get_slice(key).get_dtype()
+                if dtype not in ("F64", "F32", "F16", "BF16"):
+                    raise LoadError(
+                        f"{key} of {name!r} is stored as {dtype}, expected a floating-point type. "
+                        "Save the model in float32, float16 or bfloat16."
+                    )
+
+
+def load_pretrained_tokenizer(name: str) -> Tokenizer:
+    """Load a tokenizer with `load_pretrained`, which makes an empty one if there are no files."""
+    tokenizer = load_pretrained(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise LoadError(f"no tokenizer {name!r}: no tokenizer files are there; put them beside it.")
+        raise LoadError(f"{name!r} has no tokenizer files. Save a tokenizer next to the weights.")
+    place, on_disk = locate(name)
     if on_disk and not Path(place, "tokenizer_config.json").is_file():
         warnings.warn(
-            f"{name!r} has no tokenizer_config.json, so its special tokens and the blanks between "
-            "words are taken from its model_type; put the file beside tokenizer.json.",
+            f"{name!r} has no tokenizer_config.json, so transformers guesses special tokens and "
+            "spaces. Save the file next to tokenizer.json.",
             stacklevel=2,
         )
     return tokenizer
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer that gives tokens of which the model has no embedding.
-
-    Raises:
-        LoadError: they belong to different models.
-    """
+def validate_tokenizer(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:
+    """Raise LoadError if the tokenizer has tokens without an embedding."""
     n_rows = model.get_input_embeddings().num_embeddings
     token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if highest >= n_rows:
         raise LoadError(
-            f"the tokenizer of {name!r} gives {token!r} the number {highest}, but its model has "
-            f"{n_rows} embeddings; put the model's own tokenizer beside it, or resize it."
+            f"The tokenizer of {name!r} has {token!r} with the id {highest}, but the model has "
+            f"{n_rows} embeddings. Use the model's tokenizer."
         )
-
-
-def _check_end(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer without an EOS token, for which TransformerLens puts GPT-2's.
-
-    Where the vocabulary does not have that one, it would be read as the unknown word.
-
-    Raises:
-        LoadError: there is none.
-    """
-    if tokenizer.eos_token is None and GPT2_END not in tokenizer.get_vocab():
-        raise LoadError(
-            f"the tokenizer of {name!r} has no EOS token, so no text would end; name its eos_token "
-            "in tokenizer_config.json."
-        )
-
-
-@contextlib.contextmanager
-def quiet(on_disk: bool) -> Iterator[None]:
-    """Hide the progress bars of a load that takes no time; downloads keep theirs."""
-    shown = logging.is_progress_bar_enabled()
-    if on_disk:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def load_model(
     source: str | Path | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Tokenizer | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> HookedTransformer:
-    """Load a causal language model as a `HookedTransformer` with its weights as trained.
+    """Load a causal language model as a `HookedTransformer`, with its weights unchanged.
 
-    1. Find the Hugging Face model and its tokenizer (nothing is fetched for a bundled or local
-       one).
-    2. Convert the configuration and the weights, without folding or centring: the norms stay
-       trainable, and `ln_final.hook_normalized` is the activation before the norm's gain in every
-       architecture.
-    3. Freeze the biases that the architecture does not have, so that it stays one of it.
-    4. Move the model, `cfg.device` included.
+    No weights are folded or centered: the norms stay trainable, and `ln_final.hook_normalized` is
+    the activation before the norm's weight in every architecture. Biases that the architecture
+    lacks are frozen at 0. Bundled models and directories are loaded without the network.
 
     Args:
-        source: a bundled name, a local directory, a hub id, or a loaded Hugging Face model.
-        tokenizer: needed with a loaded model only; otherwise it is read beside the weights.
+        source: bundled name, directory, hub id, or loaded Hugging Face model.
+        tokenizer: required with a loaded model; otherwise read from the same files.
 
     Raises:
-        LoadError: nothing was found, or the architecture is not supported.
+        LoadError: If the files are not readable, the architecture or a setting is not supported,
+            or the logits differ from those of transformers.
     """
-    if not isinstance(source, (str, Path)) and not hasattr(source, "config"):
-        raise LoadError(f"{source!r:.60} names no model; give a name, a directory or a hub id.")
     if isinstance(source, (str, Path)):
-        source = str(source)
-        hf_model = model_from_files(AutoModelForCausalLM, source, "language model", dtype=dtype)
-        tokenizer = tokenizer or tokenizer_from_files(source)
-        check_vocabulary(hf_model, tokenizer, source)
-        name = source
+        name = str(source)
+        hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
+        tokenizer = tokenizer or load_pretrained_tokenizer(name)
+    elif not hasattr(source, "config"):
+        raise LoadError(f"{source!r:.60} is not a model. Pass a name, a directory or a hub id.")
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
         if tokenizer is None:
-            raise LoadError(
-                f"a loaded model ({name}) comes without its tokenizer; pass tokenizer=."
-            )
-    _check_end(tokenizer, name)
+            raise LoadError(f"The loaded model {name!r} requires its tokenizer. Set tokenizer=...")
+    validate_tokenizer(hf_model, tokenizer, name)
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
         gap = _logit_gap(model, hf_model)
-    except LabError as error:
-        raise LoadError(f"{name!r} cannot be converted to a hooked model: {error}") from error
-    except Exception as error:  # a configuration of others fails in any way there is
-        raise LoadError(
-            f"{name!r} cannot be converted to a hooked model ({_reason(error)}); correct its "
-            "files, or choose another model."
-        ) from error
-    if not math.isfinite(gap):
-        raise LoadError(f"{name!r} gives logits that are not finite; its weights are damaged.")
+    except Exception as error:  # an invalid configuration can raise any exception
+        raise LoadError(f"{name!r} cannot be converted: {error_line(error)}.") from error
     is_half = min(torch.finfo(kind).bits for kind in (dtype, hf_model.dtype)) == 16
-    if gap > (LARGEST_GAP_OF_HALF if is_half else LARGEST_GAP):
+    max_gap = MAX_HALF_PRECISION_GAP if is_half else MAX_GAP
+    if not gap <= max_gap:  # True for nan
         raise LoadError(
-            f"{name!r} cannot be converted to a hooked model: its logits come out different by "
-            f"{gap:.2g} of their norm; choose a model without unusual settings."
+            f"{name!r} cannot be converted: its logits differ from those of transformers by "
+            f"{gap:.2g} of their norm ({max_gap:g} is allowed). Choose another model."
         )
     model.cfg.model_name = name
-    return model.to(str(device), print_details=False)
+    return model.to(str(device))
 
 
 @torch.no_grad()
 def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
-    """How far the logits moved in a conversion, relative to their norm: 0 if nothing was lost.
-
-    A lost bias or rope scaling shows here, and a lost window where it is shorter than the text.
-    """
-    n = min(CHECKED_TOKENS, model.cfg.n_ctx)
-    tokens = torch.arange(n)[None] % model.cfg.d_vocab
+    """Return the relative error of the logits; a lost bias or rope scaling is visible here."""
+    tokens = torch.arange(min(CHECKED_TOKENS, model.cfg.n_ctx))[None] % model.cfg.d_vocab
     was_training = hf_model.training
     expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)
     hf_model.train(was_training)
-    found = model(tokens, attention_mask=torch.ones_like(tokens)).float()
-    size = expected.norm().item()
-    return (found - expected).norm().item() / size if size else found.norm().item()
+    size = expected.norm().item() or 1.0
+    return (model(tokens).float() - expected).norm().item() / size

@@ -1,4 +1,4 @@
-"""Padding: rows of one length, models run on them as if there were none, and texts too long."""
+"""Padding: rows of equal length, models run without left padding, and truncation of texts."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,14 +7,13 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-SURELY_READ = 100_000
-"""Characters of a text that are tokenized without a look at their number."""
+SURELY_READ = 100_000  # characters of a text that are always tokenized
 
 
 def most_characters(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> int:
-    """More characters than so many tokens stand for, blanks aside.
+    """Return an upper bound of the characters of `n_tokens` tokens, spaces not counted.
 
-    A text of megabytes would be tokenized for a minute before its length shows.
+    Tokenizing megabytes of text to find its length would take a minute.
     """
     longest = max(map(len, tokenizer.get_vocab()), default=1)
     return max(SURELY_READ, n_tokens * longest)
@@ -23,7 +22,7 @@ def most_characters(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> int:
 def beginnings(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, n_tokens: int
 ) -> list[str]:
-    """What of each text can matter where only its first tokens are read; whole words of it."""
+    """Return the first words of each text, at least `n_tokens` tokens."""
     limit = most_characters(tokenizer, n_tokens)
     return [
         text if len(text) <= limit else (text[:limit].rsplit(None, 1) or [""])[0] for text in texts
@@ -33,7 +32,7 @@ def beginnings(
 def pad_rows(
     rows: Sequence[Sequence[int]], device: torch.device, value: int = 0, side: str = "right"
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Token rows of any lengths as one tensor, padded on one side, and the mask of real tokens."""
+    """Return token rows as one tensor, padded on one side, and the mask of real tokens."""
     lengths = [len(row) for row in rows]
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     real = real.flip(1) if side == "left" else real
@@ -45,12 +44,10 @@ def pad_rows(
 def rotate_padding(
     x: Shaped[Tensor, "batch seq *rest"], attention_mask: Bool[Tensor, "batch seq"], to: str
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Move each row's left padding to its right end, or back to its left, by rotating it.
-
-    Padding that is on the right already stays there.
+    """Move each row's left padding to its right end, or back, by rotating the row.
 
     Args:
-        attention_mask: False on padding, as the rows stand before it is moved.
+        attention_mask: False on padding, before it is moved.
         to: "left" or "right".
     """
     seq = x.shape[1]
@@ -67,19 +64,17 @@ def run_left_padded(
     attention_mask: Bool[Tensor, "batch seq"] | None,
     padded: bool | None = None,
 ) -> tuple[Tensor, ...]:
-    """Call `run` on rows whose padding was moved to the right, and move its outputs back.
+    """Call `run` on rows whose left padding was moved to the right, and move its outputs back.
 
-    Causal attention never looks to the right, so padding there changes nothing, and position 0 is
-    the first real token. Left padding that is masked instead attends to nothing, and NaN runs
-    through the backward pass of its softmax.
+    Causal attention does not see padding on the right, so no mask is needed and position 0 is the
+    first real token.
 
     Args:
-        attention_mask: False on padding to the left of a prompt.
-        padded: whether the mask hides anything, where that is known; otherwise it is looked at,
-            for which a GPU has to stop.
+        attention_mask: False on padding.
+        padded: True if the mask has padding; if None the mask is read, for which a GPU must stop.
 
     Raises:
-        ValueError: the mask, where it is looked at, hides a token between two that it shows.
+        ValueError: If the mask is False between two real tokens.
     """
     if attention_mask is None or padded is False:
         return run(input_ids)
@@ -90,15 +85,13 @@ def run_left_padded(
         if bool(broken.any()):
             raise ValueError(
                 "attention_mask is False between tokens that it shows in row "
-                f"{int(broken.int().argmax())}, which would not be hidden; mask padding at the "
-                "ends of a row only."
+                f"{int(broken.int().argmax())}. Mask padding at the ends of a row only."
             )
     outputs = run(rotate_padding(input_ids, attention_mask, "right"))
     return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)
 
 
 def _gaps(attention_mask: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
-    """True where a token is hidden, and one before and one after it are not."""
     before = attention_mask.cumsum(1) > 0
     after = attention_mask.flip(1).cumsum(1).flip(1) > 0
     return before & after & ~attention_mask

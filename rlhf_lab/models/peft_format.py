@@ -1,12 +1,14 @@
-"""PEFT's format of LoRA adapters: adapter_config.json with adapter_model.safetensors."""
+"""LoRA adapters in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import math
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -16,232 +18,203 @@ from torch.nn.utils import parametrize
 from transformers import AutoConfig
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models.agreement import Agreement, agreement
-from rlhf_lab.models.export import Unverified, new_directory
-from rlhf_lab.models.load import from_files, load_model
-from rlhf_lab.models.lora import LoRALinear, lora_layers
-from rlhf_lab.models.peft_places import (
-    Factors,
-    fill_adapter,
-    has_adapters,
-    split_factors,
-    theirs_of,
-)
-from rlhf_lab.models.transformer_lens import HookedTransformer, Place, places_of
+from rlhf_lab.models.conversion import TensorMap, tensor_maps
+from rlhf_lab.models.export import MAX_GAP, LogprobGap, measure_gap, new_directory
+from rlhf_lab.models.families import GPT2_IN, GPT2_OUT, HEADS_IN, HEADS_OUT, TRANSPOSED
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.load import load_model, load_pretrained
+from rlhf_lab.models.lora import LORA_TARGETS, LoRALinear, lora_layers
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.weight")
-OFF: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
-    "loftq_config": ({},),
-    "corda_config": ({},),
-}
-"""What settings that change the meaning of an adapter may be, besides what counts as false."""
-REFUSED = (
-    "use_dora modules_to_save lora_bias layer_replication target_parameters use_qalora use_bdlora "
-    "trainable_token_indices alora_invocation_tokens megatron_config arrow_config kasa_config "
-    "monteclora_config velora_config"
-).split()
-"""What PEFT has and this package does not; refused where it is on."""
+TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
+KIND = re.compile(rf"\b_?({'|'.join(LORA_TARGETS)})$")
+CONV1D = {"": TRANSPOSED, GPT2_IN: HEADS_IN, GPT2_OUT: HEADS_OUT}  # [in, out] to [out, in]
+INITIALIZATIONS = (True, "gaussian", "eva", "orthogonal")  # those that keep the base model
+SUPPORTED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIALIZATIONS}
+KNOWN = frozenset(
+    "lora_alpha alpha_pattern use_rslora lora_dropout task_type base_model_name_or_path revision "
+    "inference_mode auto_mapping peft_version r rank_pattern target_modules exclude_modules "
+    "layers_to_transform layers_pattern fan_in_fan_out eva_config megatron_core qalora_group_size "
+    "ensure_weight_tying".split()
+)  # fields that are read here, or that matter only together with others
 
 
-def export_adapter(model: HookedTransformer, base_model: str, out: str | Path) -> Agreement:
-    """Write a model's adapters as PEFT keeps them, and compare what is read back.
+class Factors(NamedTuple):
+    """The change scale * A @ B of a weight, in the shapes of `LoRALinear`."""
+
+    A: Tensor
+    B: Tensor
+    scale: float
+
+
+def flat_factors(adapter: LoRALinear) -> Factors:
+    """Return the factors as matrices, with heads side by side."""
+    A, B = adapter.A.detach(), adapter.B.detach()
+    return Factors(A.flatten(0, -2), B.movedim(-2, 0).flatten(1), adapter.alpha / adapter.rank)
+
+
+def fill_adapter(adapter: LoRALinear, factors: Factors) -> None:
+    """Set the factors of an adapter with the same scale, in place."""
+    adapter.A.data.copy_(factors.A)
+    adapter.B.data.copy_(factors.B)
+
+
+def export_adapter(model: HookedModel, base_model: str, out: str | Path) -> LogprobGap:
+    """Write the adapters of a model in PEFT's format, and return the log-prob gap when read back.
 
     Args:
-        base_model: the name of the model below the adapters.
-
-    Returns how far the log-probs of the model and of the adapters that are read back are apart.
+        base_model: name that the model was loaded from.
 
     Raises:
-        LoadError: there are no adapters, or `out` is occupied.
+        LoadError: If the model has no adapters, `out` is not empty, or the written adapters differ.
     """
     adapters = lora_layers(model)
     if not adapters:
-        raise LoadError(
-            "the policy has no LoRA adapters, since all its weights were trained; leave --adapter "
-            "out."
-        )
-    config = from_files(AutoConfig, base_model, "language model")
-    modules = theirs_of(places_of(config), adapters)
-    tensors = {}
-    for name, factors in modules.items():
-        for letter, matrix in (("A", factors.A.T), ("B", factors.B.T)):
-            key = f"{PREFIX}{name}.lora_{letter}.weight"
-            tensors[key] = matrix.detach().cpu().float().contiguous()
+        raise LoadError("The policy has no LoRA adapters. Export without --adapter.")
+    rows = {k: row for k, row in adapter_rows(base_model).items() if {*row.ours} & {*adapters}}
+    modules = {module: join_factors(row, model) for module, row in rows.items()}
+    tensors = {
+        f"base_model.model.{module}.lora_{letter}.weight": matrix.cpu().float().contiguous()
+        for module, factors in modules.items()
+        for letter, matrix in zip("AB", factors, strict=False)
+    }
+    config = json.dumps(adapter_config(modules, base_model), indent=2) + "\n"
     with new_directory(Path(out)) as partial:
-        notes = _adapter_config(modules, base_model, config.model_type == "gpt2")
-        written = json.dumps(notes, indent=2) + "\n"
-        (partial / ADAPTER_CONFIG).write_text(written, encoding="utf-8")
+        (partial / ADAPTER_CONFIG).write_text(config, encoding="utf-8")
         save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        found = _agreement_read_back(model, base_model, partial)
-        if not found.holds:
-            raise Unverified(f"the adapters' log-probs differ by {found.weighed:.2g} nats")
-    return found
+        reloaded = load_model(base_model)
+        load_adapter(reloaded, partial, base_model)
+        gap = measure_gap(model, reloaded)
+        if max(gap) > MAX_GAP:
+            raise LoadError(f"The log-probs of the adapters differ by {gap.weighed:.2g} nats.")
+    return gap
+
+
+def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> None:
+    """Freeze a model, in place, and add the adapters of a PEFT directory, which stay trainable.
+
+    Args:
+        base_model: name that the model was loaded from.
+
+    Raises:
+        LoadError: If the files are not readable, not plain LoRA, or do not fit the model.
+        ConfigError: If the model already has adapters.
+    """
+    if lora_layers(model):
+        raise ConfigError("The model already has LoRA adapters. Load it again to change them.")
+    where, rows = f"adapter_from={str(directory)!r}", adapter_rows(base_model)
+    config, pairs = read_adapter(Path(directory), where)
+    adapters: dict[str, LoRALinear] = {}
+    for module, pair in pairs.items():
+        try:
+            theirs = Factors(**pair, scale=read_scale(config, module, len(pair["A"])))
+            for name, ours in split_factors(rows[module], theirs).items():
+                rank, weight, is_W_O = ours.A.shape[-1], attrgetter(name)(model), "W_O" in name
+                alpha, generator = theirs.scale * rank, torch.Generator()
+                adapters[name] = LoRALinear(weight, rank, alpha, generator, is_W_O)
+                fill_adapter(adapters[name], ours)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise LoadError(
+                f"{where} does not fit {module} of {base_model!r} ({error!r}). Use adapters of "
+                "matrices in blocks and the base_model that they were trained on."
+            ) from error
+    model.requires_grad_(False)
+    for name, adapter in adapters.items():
+        owner, weight_name = name.rsplit(".", 1)
+        parametrize.register_parametrization(model.get_submodule(owner), weight_name, adapter)
+
+
+def adapter_rows(base_model: str) -> dict[str, TensorMap]:
+    """Return the map of each module that can have adapters, for its weight as [out, in]."""
+    config = load_pretrained(AutoConfig, base_model, "language model")
+    rows = {row.theirs.removesuffix(".weight"): row for row in tensor_maps(config)}
+    rows = {name: row for name, row in rows.items() if KIND.search(row.ours[0])}
+    if config.model_type == "gpt2":
+        rows = {name: replace(row, pattern=CONV1D[row.pattern]) for name, row in rows.items()}
+    return rows
+
+
+def split_factors(row: TensorMap, theirs: Factors) -> dict[str, Factors]:
+    """Convert PEFT's A `[rank in]` and B `[out rank]` of a module to factors of our weights.
+
+    The map of the weight is applied with `rank` instead of its outputs or inputs. If each rank
+    changes one weight only, that weight alone gets it; otherwise all weights get the same A.
+    """
+    A, B, scale = theirs
+    if row.ours[0].endswith("W_O"):
+        return {row.ours[0]: Factors(row.split(A)[0], B.T, scale)}
+    parts = row.split(B)[: len(row.ours)]  # [*heads rank d_out]
+    is_used = torch.stack([part.movedim(-2, 0).flatten(1).any(1) for part in parts])
+    if (is_used.sum(0) != 1).any():
+        is_used[:] = True
+    pieces = zip(row.ours, parts, is_used, strict=True)
+    return {k: Factors(A[used].T, x[..., used, :], scale) for k, x, used in pieces if used.any()}
 
 
 @torch.no_grad()
-def _agreement_read_back(model: HookedTransformer, base_model: str, place: Path) -> Agreement:
-    """Compare a model with the base model under the adapters in a directory, on random tokens."""
-    reloaded = load_model(base_model)
-    load_adapter(reloaded, place, base_model)
-    shape, generator = (2, min(64, model.cfg.n_ctx)), torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.cfg.d_vocab, shape, generator=generator)
-    mask, device = torch.ones_like(tokens), model.W_U.device
-    ours = model(tokens.to(device), attention_mask=mask.to(device)).cpu()
-    return agreement(ours, reloaded(tokens, attention_mask=mask))
+def join_factors(row: TensorMap, model: HookedModel) -> Factors:
+    """Undo `split_factors`: ranks side by side, and B = 0 for weights without an adapter."""
+    adapters = lora_layers(model)
+    present = [adapters[name] for name in row.ours if name in adapters]
+    scale, ranks = present[0].alpha / present[0].rank, sum(adapter.rank for adapter in present)
+    if row.ours[0].endswith("W_O"):
+        return Factors(row.join([present[0].A]), present[0].B.T, scale)
+    parts, start = [], 0
+    for name in row.ours:
+        *heads, _, n_columns = attrgetter(name)(model).shape
+        parts.append(present[0].B.new_zeros(*heads, ranks, n_columns))
+        if name in adapters:
+            B = adapters[name].B * (adapters[name].alpha / adapters[name].rank / scale)
+            parts[-1][..., start : start + B.shape[-2], :] = B
+            start += B.shape[-2]
+    return Factors(torch.cat([adapter.A for adapter in present], 1).T, row.join(parts), scale)
 
 
-def _adapter_config(modules: Mapping[str, Factors], base_model: str, conv: bool) -> dict[str, Any]:
-    """What PEFT reads beside the tensors; ranks and alphas that differ go by module.
-
-    Args:
-        conv: its layers keep their matrices as [in out] (GPT-2).
-    """
-    ranks = {name: factors.A.shape[1] for name, factors in modules.items()}
-    alphas = {name: factors.scale * ranks[name] for name, factors in modules.items()}
-    r, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
+def adapter_config(modules: Mapping[str, Factors], base_model: str) -> dict[str, Any]:
+    """Return adapter_config.json, with the ranks and alphas that differ by module."""
+    ranks = {re.escape(module): len(factors.A) for module, factors in modules.items()}
+    alphas = {re.escape(module): x.scale * len(x.A) for module, x in modules.items()}
+    rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        "inference_mode": True,
-        "r": r,
-        "lora_alpha": alpha,
         "target_modules": list(modules),
-        "rank_pattern": {re.escape(name): rank for name, rank in ranks.items() if rank != r},
-        "alpha_pattern": {re.escape(name): of for name, of in alphas.items() if of != alpha},
-        "fan_in_fan_out": conv,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": None,
+        "fan_in_fan_out": next(iter(modules)).startswith("transformer.h."),  # GPT-2's Conv1D
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {module: x for module, x in ranks.items() if x != rank},
+        "alpha_pattern": {module: x for module, x in alphas.items() if x != alpha},
     }
 
 
-def load_adapter(model: HookedTransformer, directory: str | Path, base_model: str) -> None:
-    """Freeze a model, in place, and hang an adapter of PEFT's on it, to be trained on.
-
-    Args:
-        base_model: the name that the model was loaded from.
-
-    Raises:
-        LoadError: no adapter, one of a kind that is not here, or one that does not fit the model.
-        ConfigError: the model has adapters already.
-    """
-    if lora_layers(model):
-        raise ConfigError("the model has LoRA adapters already; load it afresh to change them.")
-    where = f"adapter_from={str(directory)!r}"
-    config, tensors = _read_config(Path(directory), where), _read_tensors(Path(directory), where)
-    places = {
-        place.theirs.removesuffix(".weight"): place
-        for place in places_of(from_files(AutoConfig, base_model, "language model"))
-    }
-    found: dict[str, Factors] = {}
-    for name, (A, B) in tensors.items():
-        if name not in places or not has_adapters(places[name]):
-            raise LoadError(
-                f"{where} changes {name}, which is no matrix of the blocks of {base_model!r}; "
-                "give the base_model that it was trained on, or an adapter of other targets."
-            )
-        factors = Factors(A.T, B.T, _scale(config, name, len(A)))
-        found |= _fitting(model, places[name], factors, f"{where}, {name},")
-    model.requires_grad_(False)
-    for name, factors in found.items():
-        owner, weight_name = name.rsplit(".", 1)
-        module, rank = model.get_submodule(owner), factors.A.shape[1]
-        weight = getattr(module, weight_name)
-        generator = torch.Generator().manual_seed(0)
-        by_head = weight_name.lstrip("_") == "W_O"
-        adapter = LoRALinear(weight, rank, factors.scale * rank, generator, by_head)
-        fill_adapter(adapter, factors)
-        parametrize.register_parametrization(module, weight_name, adapter)
-
-
-def _fitting(
-    model: HookedTransformer, place: Place, factors: Factors, where: str
-) -> dict[str, Factors]:
-    """The factors of each weight in a module, refused where their sizes are not the weight's."""
-    try:
-        found = split_factors(place, factors)
-    except LoadError as error:
-        raise LoadError(f"{where} {error}") from None
-    parameters = dict(model.named_parameters())
-    for name, each in found.items():
-        weight = parameters[name]
-        in_first = weight.shape[-2] if not name.endswith("W_O") else weight.shape[:-1].numel()
-        sizes = in_first, weight.numel() // in_first
-        if (len(each.A), each.B.shape[1]) != sizes:
-            raise LoadError(
-                f"{where} is of {len(each.A)} inputs and {each.B.shape[1]} outputs, and the "
-                f"model's {name} of {sizes[0]} and {sizes[1]}; give the base_model that it was "
-                "trained on."
-            )
-    return found
-
-
-def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """What the product of the matrices is multiplied by: alpha / r, or alpha / sqrt(r) (rsLoRA)."""
-    alpha = config.get("lora_alpha", 8)
-    for pattern, of in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = of
-            break
+def read_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Return alpha / rank, or alpha / sqrt(rank) for rsLoRA (Kalajdzievski 2023)."""
+    patterns = (config.get("alpha_pattern") or {}).items()
+    alphas = (x for pattern, x in patterns if re.match(rf"(.*\.)?({pattern})$", module))
+    alpha = next(alphas, config.get("lora_alpha", 8))
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read_config(directory: Path, where: str) -> dict[str, Any]:
-    """The configuration of an adapter that is LoRA and nothing else."""
-    path = directory / ADAPTER_CONFIG
+def read_adapter(directory: Path, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration, and the matrices by module and letter."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{where} is no adapter of PEFT's ({error}); give a directory.") from None
-    if not isinstance(config, dict):
-        raise LoadError(f"{where} is no adapter of PEFT's: its {ADAPTER_CONFIG} has no settings.")
-    for name in (*OFF, *REFUSED):
-        value, allowed = config.get(name), OFF.get(name, ())
-        if name == "peft_type" and value not in allowed or value and value not in allowed:
+        config = dict(json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")))
+        tensors = load_file(directory / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise LoadError(f"{where} is not a PEFT adapter in safetensors ({error}).") from error
+    for name, value in config.items():
+        if value and name not in KNOWN and value not in SUPPORTED.get(name, ()):
             raise LoadError(
-                f"{where} has {name}={value!r:.60}, which is not here; give a plain LoRA adapter, "
-                "or merge it into its model with PEFT."
+                f"{where} has {name}={value!r:.60}, which is not supported. Use a plain LoRA "
+                "adapter, or merge the adapter into its model with PEFT."
             )
     if config.get("lora_dropout"):
-        warnings.warn(
-            f"{where} has lora_dropout={config['lora_dropout']}, and there is no dropout here; it "
-            "is trained on without.",
-            stacklevel=3,
-        )
-    return config
-
-
-def _read_tensors(directory: Path, where: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The two matrices of each module, [rank in] and [out rank]."""
-    path = directory / ADAPTER_WEIGHTS
-    if not path.is_file():
-        raise LoadError(
-            f"{where} has no {ADAPTER_WEIGHTS}; save it with PEFT as safetensors, since other "
-            "files could run code."
-        )
-    try:
-        stored = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise LoadError(f"{path} is corrupt ({error}); save the adapter anew.") from None
-    halves: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in stored.items():
-        match = TENSOR.fullmatch(key.removeprefix(PREFIX))
-        if match is None:
-            raise LoadError(f"{where} holds {key}, which is no LoRA matrix; leave it out.")
-        if tensor.ndim != 2 or not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise LoadError(f"{where} holds {key} that is no matrix of finite numbers.")
-        halves.setdefault(match["module"], {})[match["which"]] = tensor.float()
-    for name, found in halves.items():
-        if set(found) != {"A", "B"} or len(found["A"]) != found["B"].shape[1]:
-            raise LoadError(f"{where} has no fitting pair of matrices for {name}; save it anew.")
-    if not halves:
-        raise LoadError(f"{where} holds no matrices; save the adapter anew.")
-    return {name: (found["A"], found["B"]) for name, found in halves.items()}
+        warnings.warn(f"{where}: lora_dropout is ignored; training is without it.", stacklevel=3)
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = TENSOR.fullmatch(name)
+        if match is None or tensor.ndim != 2 or not tensor.isfinite().all():
+            raise LoadError(f"{where} contains {name}, which is not a finite LoRA matrix.")
+        pairs.setdefault(match["module"], {})[match["letter"]] = tensor.float()
+    return config, pairs

@@ -10,30 +10,28 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import named_blocks
 from rlhf_lab.models.hooks import has_hooks
-from rlhf_lab.models.transformer_lens import blocks_of
 
 NO_UNITS: Mapping[nn.Module, nn.Module] = MappingProxyType({})
-"""No block is run within anything; see `Forward.units`."""
 
 
 def run_again(function: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
-    """Call a function now, and once more in the backward pass, from its inputs alone.
+    """Call a function now and again in the backward pass, with the same gradients.
 
-    Gradients are those of calling it once. Nothing here draws random numbers, so none are replayed.
-
-    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+    Random numbers are not replayed. Chen et al. 2016, "Training Deep Nets with Sublinear Memory
+    Cost".
     """
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
 
 
-def refuse_hooked_blocks(module: nn.Module) -> None:
-    """Raise ConfigError for a hook within a block: it would fire again in the backward pass."""
-    for name, block in blocks_of(module):
+def validate_unhooked_blocks(module: nn.Module) -> None:
+    """Raise ConfigError if a block has a hook, which would fire again in the backward pass."""
+    for name, block in named_blocks(module):
         if has_hooks(block):
             raise ConfigError(
                 f"activation_checkpointing=True runs {name} again in the backward pass, where the "
-                "hooks in it would fire a second time; take them off (reset_hooks), or set "
+                "hooks in it would fire a second time. Remove them (reset_hooks), or set "
                 "activation_checkpointing=False."
             )
 
@@ -42,17 +40,17 @@ def refuse_hooked_blocks(module: nn.Module) -> None:
 def recomputing_blocks(
     module: nn.Module, on: bool = True, units: Mapping[nn.Module, nn.Module] = NO_UNITS
 ) -> Iterator[None]:
-    """Let the hooked blocks of a module keep their inputs only, in forwards made in here.
+    """Return a context in which blocks store only their inputs for the backward pass.
 
     Args:
-        units: what each block is to be run within; see `Forward`.
+        units: see `Forward`.
 
     Raises:
-        ConfigError: a hook is attached within a block, now or when it is run again.
+        ConfigError: If a hook is registered within a block.
     """
-    blocks = [block for _, block in blocks_of(module) if on or block in units]
+    blocks = [block for _, block in named_blocks(module) if on or block in units]
     if blocks and on:
-        refuse_hooked_blocks(module)
+        validate_unhooked_blocks(module)
     replaced = {block: vars(block)["forward"] for block in blocks if "forward" in vars(block)}
     for block in blocks:
         if on:
@@ -69,6 +67,5 @@ def recomputing_blocks(
 
 
 def _run_unhooked(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
-    """Call a block's forward, now or in the backward pass, if no hook is within."""
-    refuse_hooked_blocks(block)
+    validate_unhooked_blocks(block)
     return forward(*inputs, **more)

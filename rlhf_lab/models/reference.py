@@ -1,7 +1,8 @@
-"""The reference model: a frozen copy of the policy's transformer, kept as residuals, not logits."""
+"""The reference model: a frozen copy of the policy's transformer, and its residuals."""
 
 import copy
 from types import FunctionType
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,76 +10,62 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
-from rlhf_lab.models.lora import effective_weights, take_adapters_off
+from rlhf_lab.models.hooked_model import HookedModel, final_residual, has_custom_forward
+from rlhf_lab.models.lora import effective_weights, remove_adapters
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import (
-    HookedTransformer,
-    KVCache,
-    final_residual,
-    has_own_forward,
-)
 
 
-def frozen_copy(model: HookedTransformer) -> HookedTransformer:
-    """A deep copy in eval mode, without gradients and without the hooks of the original.
+def frozen_copy(model: HookedModel) -> HookedModel:
+    """Return a deep copy in eval mode, without gradients and without hooks.
 
     Raises:
-        ConfigError: a forward was replaced by a function that calls the original's parts.
+        ConfigError: If a replaced `forward` calls modules of the original.
     """
-    refuse_lent_forwards(model)
+    validate_forwards(model)
     reference = copy.deepcopy(model)
     reference.reset_hooks(including_permanent=True)
     return reference.requires_grad_(False).eval()
 
 
-def merged_copy(model: HookedTransformer) -> HookedTransformer:
-    """A `frozen_copy` whose weights are the effective ones: adapters are added to what they change.
-
-    Raises:
-        ConfigError: see `frozen_copy`.
-    """
+def merged_copy(model: HookedModel) -> HookedModel:
+    """Return a `frozen_copy` with adapters merged into the weights."""
     merged = frozen_copy(model)
-    take_adapters_off(merged, lambda module, name: nn.Parameter(getattr(module, name).detach()))
+    remove_adapters(merged, lambda module, name: nn.Parameter(getattr(module, name).detach()))
     return merged.requires_grad_(False)
 
 
-def model_where_exact(model: HookedTransformer) -> HookedTransformer:
-    """The model itself where its device has float64; else a copy on the CPU, hooks included."""
+def model_where_exact(model: HookedModel) -> HookedModel:
+    """Return the model if its device has float64, otherwise a copy on the CPU, hooks included."""
     device = next(model.parameters()).device
     return model if has_float64(device) else copy.deepcopy(model).to("cpu", print_details=False)
 
 
-def trainable_copy(model: HookedTransformer) -> HookedTransformer:
-    """A copy to train on its own, without the hooks of the original.
-
-    Weights that can be trained are copied; those that are frozen are shared.
+def trainable_copy(model: HookedModel) -> HookedModel:
+    """Return a copy without hooks that shares frozen weights and copies trainable ones.
 
     Raises:
-        ConfigError: see `frozen_copy`.
+        ConfigError: See `frozen_copy`.
     """
-    refuse_lent_forwards(model)
+    validate_forwards(model)
     frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     copied = copy.deepcopy(model, frozen)
     copied.reset_hooks(including_permanent=True)
     return copied
 
 
-def refuse_lent_forwards(model: HookedTransformer) -> None:
-    """Raise ConfigError for a model some part of which runs a function that reaches other parts.
-
-    A deep copy keeps functions as they are: the copy's part would go on calling the original's.
-    """
+def validate_forwards(model: HookedModel) -> None:
+    """Raise ConfigError if a replaced `forward` calls modules, which a deep copy would call too."""
     for name, part in model.named_modules():
         if _reaches_modules(vars(part).get("forward")):
             raise ConfigError(
                 f"base_model{'.' * bool(name)}{name}.forward was replaced by a function that calls "
-                "the model's own parts, and a copy of the model would call them, too; hand in a "
-                "reference= that was copied before, or replace it by a hook."
+                "modules of the model, so a copy would call the original. Pass a reference= that "
+                "was copied before, or use a hook."
             )
 
 
 def _reaches_modules(forward: object) -> bool:
-    """Whether a function holds modules, or methods of theirs, in its closure or by global name."""
+    """Return True if a function refers to modules or their methods."""
     if not isinstance(forward, FunctionType):
         return False
     held = [cell.cell_contents for cell in forward.__closure__ or ()]
@@ -88,28 +75,27 @@ def _reaches_modules(forward: object) -> bool:
 
 
 def final_residuals(
-    model: HookedTransformer,
+    model: HookedModel,
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """The residual stream after the last block, through the hooked modules.
+    """Compute the residual stream after the last block.
 
-    It is what is worth keeping of the reference: d_model numbers per token instead of d_vocab
-    logits.
+    The reference is stored this way: d_model numbers per token instead of d_vocab logits.
 
     Args:
         attention_mask, padded: see `run_left_padded`.
-        dtype: of the matrix products; the model's own when None.
+        dtype: dtype of the matrix products; that of the weights if None.
 
     Raises:
-        ConfigError: the model has a forward of its own, which need not read its logits from there.
+        ConfigError: If the model's `forward` was replaced, so logits may not follow from it.
     """
-    if has_own_forward(model):
+    if has_custom_forward(model):
         raise ConfigError(
-            "the model has a forward of its own, so that its logits need not be those of its last "
-            "residual; change or hook its parts in place of its forward."
+            "The model's forward was replaced, so logits may not follow from the last residual. "
+            "Change or hook its modules instead."
         )
 
     def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
@@ -119,27 +105,24 @@ def final_residuals(
     return run_left_padded(run, input_ids, attention_mask, padded)[0]
 
 
-def same_weights(model: HookedTransformer, reference: HookedTransformer) -> bool:
-    """Whether two models use the same weights, bit for bit, with what adapters add to them."""
-    own, other = effective_weights(model), effective_weights(reference)
-    smallest_first = sorted(own, key=lambda name: own[name].numel())
-    return own.keys() == other.keys() and all(
-        torch.equal(own[name], other[name]) for name in smallest_first
+def same_weights(model: HookedModel, reference: HookedModel) -> bool:
+    """Return True if two models have bitwise identical weights, merged adapters included."""
+    first, second = effective_weights(model), effective_weights(reference)
+    smallest_first = sorted(first, key=lambda name: first[name].numel())
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in smallest_first
     )
 
 
 def normalized_residuals(
-    model: HookedTransformer,
+    model: HookedModel,
     input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Int[Tensor, "batch seq"],
-    past_kv_cache: KVCache | None = None,
+    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    past_kv_cache: Any = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """The input of a head hooked to `ln_final.hook_normalized`, without the unembedding.
-
-    Every hook up to there fires. The mask is TransformerLens's own: no padding on the left.
-    """
-    heard: list[Tensor] = []
-    listen = lambda normalized, hook: heard.append(normalized)
-    with model.hooks(fwd_hooks=[("ln_final.hook_normalized", listen)]):
+    """Return the activation at `ln_final.hook_normalized`, which a value head reads."""
+    activations: list[Tensor] = []
+    keep = lambda hook_point, inputs, normalized: activations.append(normalized)
+    with model.hook_dict["ln_final.hook_normalized"].register_forward_hook(keep):
         model.ln_final(final_residual(model, input_ids, attention_mask, past_kv_cache))
-    return heard[0]
+    return activations[0]

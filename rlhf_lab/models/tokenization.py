@@ -1,11 +1,27 @@
 """Text to tokens and back, with the method names of TransformerLens."""
 
+import copy
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models.model_config import ModelConfig
+
+
+def with_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a copy in which missing special tokens are set as in TransformerLens.
+
+    EOS is GPT-2's if the vocabulary contains it; PAD and BOS are EOS.
+    """
+    tokenizer = copy.deepcopy(tokenizer)
+    if tokenizer.eos_token is None and "<|endoftext|>" in tokenizer.get_vocab():
+        tokenizer.eos_token = "<|endoftext|>"
+    for name in ("pad_token", "bos_token"):
+        if getattr(tokenizer, name) is None and tokenizer.eos_token is not None:
+            setattr(tokenizer, name, tokenizer.eos_token)
+    return tokenizer
 
 
 class Tokenization:

@@ -1,41 +1,43 @@
-"""The policy: a hooked transformer whose final normalised residual feeds a small value head."""
+"""The policy: a hooked transformer whose final normalized residual feeds a small value head."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-import einops
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformer_lens import ActivationCache
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import (
+    HookedModel,
+    NamedHook,
+    final_residual,
+    has_custom_forward,
+    unembed,
+)
+from rlhf_lab.models.hooked_transformer import HookPoint
+from rlhf_lab.models.hooks import is_hooked
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import (
-    ActivationCache,
-    HookedTransformer,
-    HookPoint,
-    KVCache,
-    hook_level,
-)
 
 VALUE_HOOK = "ln_final.hook_normalized"
-NamedHook = tuple[str, Callable[..., Tensor | None]]
 SomePolicy = TypeVar("SomePolicy", bound=nn.Module)
 
 
 class ValueHead(nn.Sequential):
-    """Two linear layers with a ReLU between, and hook points where something can be looked at.
+    """Two linear layers with a ReLU between them, and hook points.
 
-    `hook_in` `[batch seq d_model]` is what the head reads, `hook_hidden` `[batch seq hidden]` its
-    hidden layer after the ReLU, `hook_value` `[batch seq 1]` the value. They are no layers: weights
-    are called `0.weight`, `0.bias`, `2.weight` and `2.bias`.
+    The weights are `0.weight`, `0.bias`, `2.weight` and `2.bias`: hook points are not layers.
     """
 
     def __init__(self, first: nn.Module, activation: nn.Module, last: nn.Module) -> None:
         super().__init__(first, activation, last)
-        self.hook_in, self.hook_hidden, self.hook_value = HookPoint(), HookPoint(), HookPoint()
+        self.hook_in = HookPoint()  # [batch seq d_model]
+        self.hook_hidden = HookPoint()  # [batch seq hidden], after the ReLU
+        self.hook_value = HookPoint()  # [batch seq 1]
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter((self[0], self[1], self[2]))
@@ -44,7 +46,7 @@ class ValueHead(nn.Sequential):
         return 3
 
     def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
-        """The value of each state, in the precision of the head's weights."""
+        """Compute the value of each state, in the dtype of the weights."""
         first, activation, last = self
         x = self.hook_in(normalized.to(first.weight.dtype))
         hidden = self.hook_hidden(activation(first(x)))
@@ -52,11 +54,10 @@ class ValueHead(nn.Sequential):
 
 
 def make_value_head(d_model: int, seed: int = 0) -> ValueHead:
-    """Linear d -> 4d, ReLU, Linear 4d -> 1, the last so small that first values are near 0.
+    """Return a head d -> 4d -> 1 whose first values are near 0.
 
-    A full-sized random last layer makes the first advantages noise; a small one makes them the
-    reward (Huang et al. 2024, "The N Implementation Details of RLHF with PPO", section on value
-    head initialisation).
+    With large random values the first advantages would be noise (Huang et al. 2024, "The N
+    Implementation Details of RLHF with PPO").
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -66,28 +67,36 @@ def make_value_head(d_model: int, seed: int = 0) -> ValueHead:
     return head
 
 
+class PolicyStates(NamedTuple):
+    """Residual stream after the last block, after the final norm, and values, per position."""
+
+    residual: Float[Tensor, "batch seq d_model"]
+    hidden: Float[Tensor, "batch seq d_model"]
+    values: Float[Tensor, "batch seq"]
+
+    def last(self) -> "PolicyStates":
+        """Return the states at the last position."""
+        return PolicyStates(*(x[:, -1:] for x in self))
+
+
 class TransformerWithValueHead(nn.Module):
     """A `HookedTransformer` and a value head hooked to `ln_final.hook_normalized`.
 
-    `base_model` stays an ordinary HookedTransformer: hooks attached to it fire as ever, in
-    sampling and training. The value head's gradient flows into the trunk.
-
-    The hook points of both are in `hook_dict`, the value head's under `value_head.hook_in` and so
-    on; `hooks` and `run_with_cache` take any of these names.
+    Hooks on `base_model` fire in sampling and in training. The value head's gradient flows into the
+    transformer. The hook points of both are in `hook_dict`, those of the value head with names such
+    as `value_head.hook_in`; `hooks` and `run_with_cache` accept any of these names.
 
     Args:
         base_model: the language model.
-        value_head: any module `[batch seq d_model] -> [batch seq 1]`, which has no hook points
-            unless it is a `ValueHead`; a fresh `make_value_head` when None.
-        seed: seeds the fresh value head, and touches no other random state.
+        value_head: any module `[batch seq d_model] -> [batch seq 1]`; `make_value_head` if None.
+        seed: of the new value head.
 
     Raises:
-        ConfigError: the model is a name (see `from_pretrained`), or has no final norm to hook the
-            value head to.
+        ConfigError: If the model is a name, or has no final norm to hook the value head to.
     """
 
     def __init__(
-        self, base_model: HookedTransformer, value_head: nn.Module | None = None, seed: int = 0
+        self, base_model: HookedModel, value_head: nn.Module | None = None, seed: int = 0
     ) -> None:
         super().__init__()
         if isinstance(base_model, str):
@@ -113,104 +122,128 @@ class TransformerWithValueHead(nn.Module):
     def from_pretrained(
         cls: type[SomePolicy], name: str, device: str | torch.device = "cpu", seed: int = 0
     ) -> SomePolicy:
-        """The language model of a bundled name, a directory or a hub id, with a fresh value head.
-
-        Raises:
-            LoadError: it was not found.
-        """
+        """Load a language model (see `load_model`) and add a new value head."""
         return cls(load_model(name, device=device), seed=seed)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     def forward(
         self,
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        past_kv_cache: KVCache | None = None,
+        past_kv_cache: Any = None,
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-        """Logits and value estimates at every position, whatever the padding.
+        """Compute logits and values at every position.
 
         Args:
             input_ids: tokens.
-            attention_mask: False on padding to the left of a prompt; all other tokens True.
-            past_kv_cache: keys and values of earlier tokens (sampling); `attention_mask` is then
-                needed.
+            attention_mask: False on padding, on the left of a prompt.
+            past_kv_cache: keys and values of earlier tokens (see `init_cache`).
         """
-        if past_kv_cache is not None:
-            return self.logits_and_values(input_ids, attention_mask.long(), past_kv_cache)
-        # rows without padding in front: each begins at its first token, and all are real
-        return run_left_padded(
-            lambda tokens: self.logits_and_values(tokens, torch.ones_like(tokens)),
-            input_ids,
-            attention_mask,
-        )
+        if not has_standard_logits(self.base_model):
+            if past_kv_cache is None:
+                return run_left_padded(self.call_model, input_ids, attention_mask)
+            return self.call_model(input_ids, attention_mask, past_kv_cache)
+        if past_kv_cache is None:
+            states = self.padded_states(input_ids, attention_mask)
+        else:
+            states = self.states(input_ids, attention_mask, past_kv_cache)
+        return self.unembed(states.hidden), states.values
 
-    def logits_and_values(
+    def states(
         self,
         tokens: Int[Tensor, "batch seq"],
-        attention_mask: Int[Tensor, "batch seq"],
-        past_kv_cache: KVCache | None = None,
+        attention_mask: Bool[Tensor, "batch seq"] | None = None,
+        past_kv_cache: Any = None,
+    ) -> PolicyStates:
+        """Run the transformer up to its final norm, and the value head; all hooks fire."""
+        residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
+        return PolicyStates(residual, *self.hidden_and_values(residual))
+
+    def hidden_and_values(
+        self, residual: Float[Tensor, "batch seq d_model"]
+    ) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, "batch seq"]]:
+        """Apply the final norm to the last residual, and the value head to its activation."""
+        with self.value_hook() as values:
+            hidden = self.base_model.ln_final(residual)
+        return hidden, values[0]
+
+    def call_model(
+        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None, cache: Any = None
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-        """One pass through the transformer, with a value at each position.
-
-        1. Hang a hook on `ln_final.hook_normalized` that hands the activation to the value head.
-        2. Run the transformer once, handing mask and cache on; all other hooks fire too.
-        3. Take the hook off again.
-        """
-        values: list[Float[Tensor, "batch seq"]] = []
-
-        def read_value(normalized: Float[Tensor, "batch seq d_model"], hook: HookPoint) -> None:
-            values.append(einops.rearrange(self.value_head(normalized), "batch seq 1 -> batch seq"))
-
-        with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read_value)]):
-            logits = self.base_model(
-                tokens, attention_mask=attention_mask, past_kv_cache=past_kv_cache
-            )
+        """Call the transformer as a whole, for a model whose `forward` was replaced or hooked."""
+        mask = torch.ones_like(tokens) if mask is None else mask.long()
+        with self.value_hook() as values:
+            logits = self.base_model(tokens, attention_mask=mask, past_kv_cache=cache)
         return logits, values[0]
 
+    @contextlib.contextmanager
+    def value_hook(self) -> Iterator[list[Float[Tensor, "batch seq"]]]:
+        """Hook the value head to its hook point, and yield the list that receives the values."""
+        values: list[Float[Tensor, "batch seq"]] = []
+
+        def read_values(hook_point: nn.Module, inputs: tuple, normalized: Tensor) -> None:
+            values.append(self.value_head(normalized)[..., 0])
+
+        with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
+            yield values
+
+    def padded_states(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        attention_mask: Bool[Tensor, "batch seq"] | None = None,
+        padded: bool | None = None,
+    ) -> PolicyStates:
+        """Compute `states` with each row's left padding moved to its end (see `run_left_padded`).
+
+        So position 0 is the first real token and no mask is needed.
+        """
+        return PolicyStates(*run_left_padded(self.states, tokens, attention_mask, padded))
+
+    def unembed(
+        self, hidden: Float[Tensor, "batch seq d_model"]
+    ) -> Float[Tensor, "batch seq d_vocab"]:
+        """Compute the logits of the final normalized residual."""
+        return unembed(self.base_model, hidden)
+
     def _value_points(self) -> dict[str, HookPoint]:
-        """The hook points of the value head by name."""
         parts = self.value_head.named_modules(prefix="value_head")
         return {name: part for name, part in parts if isinstance(part, HookPoint)}
 
     @property
-    def hook_dict(self) -> dict[str, HookPoint]:
-        """Every hook point by name: those of `base_model`, then those of the value head."""
+    def hook_dict(self) -> dict[str, nn.Module]:
+        """All hook points by name."""
         return {**self.base_model.hook_dict, **self._value_points()}
 
     @contextlib.contextmanager
     def hooks(
         self, fwd_hooks: Sequence[NamedHook] = (), bwd_hooks: Sequence[NamedHook] = ()
     ) -> Iterator["TransformerWithValueHead"]:
-        """Attach hooks for a while: `HookedTransformer.hooks`, with the value head's points, too.
+        """Register hooks until the context ends.
 
         Args:
-            fwd_hooks, bwd_hooks: pairs of the name of a hook point and a function
-                `(activation, hook)`, which may return what is to go on in the activation's place.
+            fwd_hooks, bwd_hooks: pairs of a hook point's name and a function `(activation, hook)`,
+                which may return a replacement.
 
         Raises:
-            ConfigError: a name that is not in `hook_dict`.
+            ConfigError: If a name is not in `hook_dict`.
         """
-        points, own = self._value_points(), {"fwd": [], "bwd": []}
-        for direction, given in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
-            for name, function in given:
-                if name not in points and name not in self.base_model.hook_dict:
-                    raise ConfigError(f"{name!r} is no hook point; choose from policy.hook_dict.")
-                own[direction].append((name, function))
-        of_model = [[h for h in hooks if h[0] not in points] for hooks in own.values()]
-        with self.base_model.hooks(*of_model):
-            level = hook_level(self.base_model)
+        points = self.hook_dict
+        for name, _ in (*fwd_hooks, *bwd_hooks):
+            if name not in points:
+                raise ConfigError(f"Unknown hook point {name!r}. Choose one of policy.hook_dict.")
+        with self.base_model.hooks():
+            level = self.base_model.context_level  # hooks of this level end with the context
             try:
-                for direction, hooks in own.items():
+                for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
                     for name, function in hooks:
-                        if name in points:
-                            points[name].add_hook(function, dir=direction, level=level)
+                        points[name].add_hook(function, dir=direction, level=level)
                 yield self
             finally:
-                for point in points.values():
+                for point in self._value_points().values():
                     point.remove_hooks("both", level=level)
 
     def run_with_cache(
@@ -221,28 +254,49 @@ class TransformerWithValueHead(nn.Module):
     ) -> tuple[
         tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]], ActivationCache
     ]:
-        """Logits and values, and the activations at hook points of transformer and value head.
+        """Return logits and values, and the activations at hook points.
 
         Args:
             attention_mask: see `forward`. Activations of padded rows begin with their first token.
-            names_filter: which activations to keep, by name or by a function of the name; all when
-                None.
+            names_filter: hook points to cache, by name or by a function of the name; all but
+                `hook_result`, the largest, by default.
         """
+        if names_filter is None:
+            names_filter = lambda name: not name.endswith("hook_result")
         names = [names_filter] if isinstance(names_filter, str) else names_filter
-        wanted = names if callable(names) else lambda name: names is None or name in names
-        kept: dict[str, Tensor] = {}
+        is_kept = names if callable(names) else lambda name: name in names
+        activations: dict[str, Tensor] = {}
 
-        def keep(activation: Tensor, hook: HookPoint) -> None:
-            kept[hook.name] = activation.detach()
+        def keep(activation: Tensor, hook: nn.Module) -> None:
+            activations[hook.name] = activation.detach()
 
-        with self.hooks([(name, keep) for name in self.hook_dict if wanted(name)]):
+        with self.hooks([(name, keep) for name in self.hook_dict if is_kept(name)]):
             outputs = self(input_ids, attention_mask)
-        return outputs, ActivationCache(kept, self.base_model)
+        return outputs, ActivationCache(activations, self.base_model)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
-        """Move or cast everything; `.to`, `.cuda`, `.half` and the rest all come through here."""
+        """Move or cast the policy; keep `cfg` of a TransformerLens model up to date."""
         super()._apply(fn, recurse)
         parameter = next(self.base_model.parameters())
         self.base_model.cfg.device = str(parameter.device)
         self.base_model.cfg.dtype = parameter.dtype
         return self
+
+
+STANDARD = MappingProxyType(
+    {name: getattr(TransformerWithValueHead, name) for name in ("forward", "unembed")}
+)
+
+
+def has_standard_logits(model: HookedModel) -> bool:
+    """Return True if logits follow from the last residual: `forward` was not replaced or hooked."""
+    return not (has_custom_forward(model) or is_hooked(model))
+
+
+def has_standard_forward(policy: nn.Module) -> bool:
+    """Return True if the logits are `unembed` of `states`: no method was replaced or hooked."""
+    is_standard = all(
+        name not in vars(policy) and getattr(type(policy), name, None) is method
+        for name, method in STANDARD.items()
+    )
+    return is_standard and not is_hooked(policy) and has_standard_logits(policy.base_model)

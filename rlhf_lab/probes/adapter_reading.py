@@ -21,7 +21,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import adapters_off, effective_weights, lora_layers
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.own_writing import (
     refuse_hooks,
     refuse_own_parts,
@@ -84,7 +84,7 @@ class AdapterReading(Probe):
                 raise ConfigError(f"{field}={value} of {self.name} must be at least {least}.")
         self.words, self.removed, self.n = words, removed, n
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError for a model without adapters."""
         if not lora_layers(model):
             raise ConfigError(
@@ -118,7 +118,7 @@ class AdapterReading(Probe):
         return Record(values, tensors, _checks(seen, model, adapters))
 
     def _described(
-        self, model: HookedTransformer, weight: str, found: AdapterPieces, index: int
+        self, model: HookedModel, weight: str, found: AdapterPieces, index: int
     ) -> dict[str, Any]:
         """One row: strength, and both sides in words; no words for a piece of no strength."""
         energy = found.s.square().sum().item()
@@ -140,7 +140,7 @@ class AdapterReading(Probe):
         return row
 
     def _words(
-        self, side: str, model: HookedTransformer, cosines: Float[Tensor, " d_vocab"]
+        self, side: str, model: HookedModel, cosines: Float[Tensor, " d_vocab"]
     ) -> dict[str, Any]:
         """The words of the largest cosines, whatever their sign."""
         ids = cosines.abs().topk(min(self.words, len(cosines))).indices
@@ -185,7 +185,7 @@ def without_piece(
     return from_matrix(name, left, weight).to(weight)
 
 
-def _checks(seen: Observation, model: HookedTransformer, adapters: Adapters) -> list[Check]:
+def _checks(seen: Observation, model: HookedModel, adapters: Adapters) -> list[Check]:
     """Pieces sum to the change that the modules have, and are orthonormal."""
     after = effective_weights(model)
     with adapters_off(model):

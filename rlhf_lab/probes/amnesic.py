@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_lab.functional import Interval, bootstrap_interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.probes.erasure import Eraser
 from rlhf_lab.probes.probe import RESAMPLES

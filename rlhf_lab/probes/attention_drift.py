@@ -19,8 +19,8 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.residual_parts import refuse_sums, single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
+from rlhf_lab.models.residual_parts import single_token, validate_additive
 from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
 from rlhf_lab.probes.probe import (
     RESAMPLES,
@@ -86,9 +86,9 @@ class AttentionDrift(TextProbe):
         """Also the two words, and where they are compared."""
         return super().settings() | {"word": self.word, "other": self.other, "pos": self.at}
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose logits are no sum over its heads."""
-        refuse_sums(model, self.name)
+        validate_additive(model, self.name)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
@@ -182,7 +182,7 @@ def take_at(x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]) -> Shape
     return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 
-def _capture(model: HookedTransformer, rows: TextRows) -> Captured:
+def _capture(model: HookedModel, rows: TextRows) -> Captured:
     return capture_activations(
         model, rows.tokens, [*DRIFT_SITES, SCALE], attention_mask=rows.attention_mask
     )
@@ -194,7 +194,7 @@ def _patterns(both: Sequence[Captured], layer: int) -> list[Float[Tensor, "batch
 
 def _layer(
     layer: int,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     both: Sequence[Captured],
     at: Int[Tensor, " batch"],
     reader: Float[Tensor, "batch d_model"],

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_lab.diffing import Transplant, coarse_groups, transplant
 from rlhf_lab.diffing.transplant import MOST_EXACT
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.own_writing import (
     refuse_hooks,
     refuse_own_parts,
@@ -46,7 +46,7 @@ class ComponentTransplant(Probe):
             raise ConfigError(f"n={n} is too small; sample at least 2 texts, such as 96.")
         self.n = n
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError for a model of more parts than all coalitions can be tried of."""
         groups = len(coarse_groups(model))
         if groups > MOST_EXACT:

@@ -3,7 +3,7 @@
 import warnings
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.transformer_lens import why_not_additive
+from rlhf_lab.models.hooked_model import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction_probe import Direction
@@ -62,7 +62,7 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     probes += [ValueLens(text="rollout", every=max(20, seldom))]
     probes += [StepLedger(every=-(-phases // LEDGERS))]
     probes += [WeightDelta(words=pair, every=phases)]
-    why = why_not_additive(trainer.policy.base_model)
+    why = reason_not_additive(trainer.policy.base_model)
     if pair is not None and why is None:
         probes.append(LogitShift(*pair, n=FEW_TEXTS, every=seldom))
     elif pair is not None:

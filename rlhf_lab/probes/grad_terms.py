@@ -10,7 +10,7 @@ from rlhf_lab.diffing.groups import Groups, restrict
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.policy_groups import policy_groups
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.step_influence import ByWeight
@@ -20,12 +20,12 @@ GRADIENT_TERMS = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalt
 """Fields of `ObjectiveTerms`, in the order of the stored rows."""
 TERM_SIGNS = (1.0, -1.0, 1.0, -1.0)
 """With which each term enters the objective."""
-SUM_ROUNDING = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 5e-2}
+SUM_ROUNDING = {"fp32": 3e-5, "tf32": 1e-2, "bf16": 5e-2}
 
 
 def term_gradients(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     minibatch: ReplayMinibatch,
     objective: Objective,
     kl_coef: float,

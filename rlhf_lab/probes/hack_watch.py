@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
-from rlhf_lab.models import TransformerWithValueHead, final_residuals, read_out
+from rlhf_lab.models import TransformerWithValueHead, final_residuals, unembed_residuals
 from rlhf_lab.probes.hack_signs import (
     alarm_z,
     most_promoted,
@@ -148,8 +148,8 @@ def _won_by_text(
     won, before = [], []
     at_once = max(1, LOGITS_AT_ONCE // (ours.shape[1] * reference.cfg.d_vocab))
     for rows in torch.arange(n, device=ours.device).split(at_once):
-        logits = read_out(model, ours[rows]).float() / temperature
-        ref_logits = read_out(reference, rollout.ref_residuals[rows]).float() / temperature
+        logits = unembed_residuals(model, ours[rows]).float() / temperature
+        ref_logits = unembed_residuals(reference, rollout.ref_residuals[rows]).float() / temperature
         for own, others, real in zip(logits, ref_logits, samples.mask[rows], strict=True):
             won.append(F.promoted_mass(own[None], others[None], real[None]).cpu())
             chances = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)

@@ -14,10 +14,10 @@ from rlhf_lab.diffing.quadrature import NODES
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import has_float64
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact, same_weights
-from rlhf_lab.models.residual_parts import PART_SITES, refuse_sums, residual_components
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -72,9 +72,9 @@ class KLAttribution(TextProbe):
         super().__init__(text, every, name)
         self.n, self.by_weights, self.nodes = n, by_weights, nodes
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose residual stream is no sum over its parts."""
-        refuse_sums(model, self.name)
+        validate_additive(model, self.name)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
@@ -116,23 +116,24 @@ class KLAttribution(TextProbe):
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
 
-def weight_groups(model: HookedTransformer) -> Groups:
+def weight_groups(model: HookedModel) -> Groups:
     """Heads apart in a small model; whole layers in a large one."""
     heads = model.cfg.n_layers * model.cfg.n_heads
     return fine_groups(model) if heads <= MOST_HEADS else coarse_groups(model)
 
 
-def read_out_of(model: HookedTransformer) -> nn.Sequential:
+def read_out_of(model: HookedModel) -> nn.Sequential:
     """Final norm and unembedding, in float64, without hooks: logits of a last residual."""
     with without_hooks(model.ln_final, model.unembed):
         copied = copy.deepcopy(nn.Sequential(model.ln_final, model.unembed))
-    copied[0].cfg.dtype = torch.float64
+    if hasattr(copied[0], "cfg"):  # a norm of TransformerLens casts to it
+        copied[0].cfg.dtype = torch.float64
     device = next(model.parameters()).device
     return copied.requires_grad_(False).to(device if has_float64(device) else "cpu").double()
 
 
 def _by_output(
-    reference: HookedTransformer, model: HookedTransformer, rows: TextRows, nodes: int
+    reference: HookedModel, model: HookedModel, rows: TextRows, nodes: int
 ) -> tuple[list[str], OutputKL]:
     """Names of the components, and the split at every state: `[component row column]`."""
     models = [model_where_exact(each) for each in (reference, model)]
@@ -164,7 +165,7 @@ def _of_states(read: nn.Sequential) -> Any:
     return lambda h: read(h[:, None])[:, 0]
 
 
-def _batches(rows: TextRows, model: HookedTransformer) -> Iterator[tuple[TextRows, Tensor]]:
+def _batches(rows: TextRows, model: HookedModel) -> Iterator[tuple[TextRows, Tensor]]:
     """Some rows at a time, so that their components fit into memory."""
     components = model.cfg.n_layers * (model.cfg.n_heads + 2) + 2
     of_row = components * rows.tokens.shape[1] * model.cfg.d_model

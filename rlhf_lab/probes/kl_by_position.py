@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
-from rlhf_lab.models import final_residuals, read_out
+from rlhf_lab.models import final_residuals, unembed_residuals
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import (
     RESAMPLES,
@@ -139,8 +139,9 @@ def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, T
     states = slice(samples.prefix_len - 1, -1)
     model = seen.ctx.policy.base_model
     residuals = final_residuals(model, samples.tokens[:n], samples.attention_mask[:n])[:, states]
-    logits = read_out(model, residuals).float() / temperature
-    return logits, read_out(seen.ctx.reference, rollout.ref_residuals[:n]).float() / temperature
+    logits = unembed_residuals(model, residuals).float()
+    ref_logits = unembed_residuals(seen.ctx.reference, rollout.ref_residuals[:n]).float()
+    return logits / temperature, ref_logits / temperature
 
 
 def _truth(seen: Observation, prefix_len: int, gen_len: int) -> dict[str, list]:

@@ -11,9 +11,9 @@ from rlhf_lab.diffing.lens import lens_divergence
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means, kl_per_token, log_probs
 from rlhf_lab.models import effective_weights, same_weights
+from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import rotate_padding
-from rlhf_lab.models.transformer_lens import HookedTransformer, has_own_forward
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -73,9 +73,9 @@ class LensDivergence(TextProbe):
         super().__init__(text, every, name)
         self.n, self.tuned = n, tuned
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose logits need not be those of its residual stream."""
-        if has_own_forward(model):
+        if has_custom_forward(model):
             raise ConfigError(
                 f"{self.name} reads layers as the last one is read, and the model has a forward of "
                 "its own; leave the probe out, or change parts of the model in place of it."
@@ -140,12 +140,12 @@ class LensDivergence(TextProbe):
         return checks
 
 
-def layer_names(model: HookedTransformer) -> list[str]:
+def layer_names(model: HookedModel) -> list[str]:
     """What each residual is behind: the embedding, and each block."""
     return ["embed", *(f"L{layer}" for layer in range(model.cfg.n_layers))]
 
 
-def unchanged_layers(model: HookedTransformer, reference: HookedTransformer) -> int:
+def unchanged_layers(model: HookedModel, reference: HookedModel) -> int:
     """How many residuals, from the first on, are read the same in both models by their weights."""
     before, after = effective_weights(reference), effective_weights(model)
     changed = [name for name in before if not torch.equal(before[name], after[name])]
@@ -159,7 +159,7 @@ def unchanged_layers(model: HookedTransformer, reference: HookedTransformer) -> 
 
 
 def both_streams(
-    models: Sequence[HookedTransformer], rows: TextRows
+    models: Sequence[HookedModel], rows: TextRows
 ) -> tuple[list[Float[Tensor, "layer batch seq d_model"]], Float[Tensor, "batch seq"]]:
     """Each model's residuals, and the KL of the first model's logits from the second's."""
     last = f"blocks.{models[0].cfg.n_layers - 1}.hook_resid_post"

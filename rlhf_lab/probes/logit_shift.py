@@ -7,15 +7,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import has_hooks
-from rlhf_lab.models.residual_parts import SITES, refuse_sums, residual_components, single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.residual_parts import (
+    SITES,
+    residual_components,
+    single_token,
+    validate_additive,
+)
 
 __all__ = [
     "SITES",
     "Attribution",
     "attribute_logits",
     "attribute_with_hooks",
-    "refuse_sums",
+    "validate_additive",
     "residual_components",
     "single_token",
 ]
@@ -44,7 +49,7 @@ class Attribution:
 
 @torch.no_grad()
 def attribute_logits(
-    model: HookedTransformer, acts: dict[str, Tensor], word: int, other: int
+    model: HookedModel, acts: dict[str, Tensor], word: int, other: int
 ) -> Attribution:
     """Split logit(word) - logit(other) at one position exactly over the parts of the model.
 
@@ -82,7 +87,7 @@ def attribute_logits(
 
 @torch.no_grad()
 def attribute_with_hooks(
-    model: HookedTransformer, acts: dict[str, Tensor], word: int, other: int
+    model: HookedModel, acts: dict[str, Tensor], word: int, other: int
 ) -> Attribution:
     """`attribute_logits` with one part more: what hooks changed behind the other parts.
 

@@ -8,14 +8,14 @@ from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,
     attribute_with_hooks,
-    refuse_sums,
     single_token,
+    validate_additive,
 )
 from rlhf_lab.probes.probe import (
     RESAMPLES,
@@ -52,9 +52,9 @@ class LogitShift(WordPairProbe):
     sites = (*SITES, "ln_final.hook_normalized")
     every = 5
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose logits are no sum over its parts."""
-        refuse_sums(model)
+        validate_additive(model)
         super().check_model(model)
 
     def observe(self, seen: Observation) -> Record:

@@ -16,10 +16,10 @@ from rlhf_lab.diffing.neurons import (
     refuse_no_neurons,
 )
 from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.residual_parts import SITES, refuse_sums, single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.residual_parts import SITES, single_token, validate_additive
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
 from rlhf_lab.probes.probe import (
@@ -61,9 +61,9 @@ class NeuronRank(WordPairProbe):
     name = "neuron_rank"
     every = 10
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose logits are no sum over single neurons."""
-        refuse_sums(model, self.name)
+        validate_additive(model, self.name)
         refuse_no_neurons(model, self.name)
         super().check_model(model)
 
@@ -146,13 +146,13 @@ def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:
     return found.rows[[i for i, name in enumerate(found.components) if name.endswith(" mlp")]]
 
 
-def _batches(model: HookedTransformer, text: EvalText, layers: int) -> list[Tensor]:
+def _batches(model: HookedModel, text: EvalText, layers: int) -> list[Tensor]:
     """Numbers of rows, so many at a time that their activations fit into memory."""
     of_row = text.tokens.shape[1] * model.cfg.d_mlp * layers
     return list(torch.arange(len(text.tokens)).split(max(1, ACTIVATIONS_AT_ONCE // of_row)))
 
 
-def _acts_at(model: HookedTransformer, text: EvalText, pos: int) -> dict[str, Tensor]:
+def _acts_at(model: HookedModel, text: EvalText, pos: int) -> dict[str, Tensor]:
     """Activations at one position of each text."""
     sites, columns, parts = (*SITES, NEURON_SITE), text.columns(pos), []
     for rows in _batches(model, text, model.cfg.n_layers):
@@ -169,7 +169,7 @@ def _acts_at(model: HookedTransformer, text: EvalText, pos: int) -> dict[str, Te
 
 
 def _most_active(
-    model: HookedTransformer, text: EvalText, at: Int[Tensor, "2 top"]
+    model: HookedModel, text: EvalText, at: Int[Tensor, "2 top"]
 ) -> list[tuple[list[int], Tensor]]:
     """Of each neuron, the tokens with the largest activation at any place, and that activation."""
     layers = sorted(set(at[0].tolist()))

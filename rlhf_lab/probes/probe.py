@@ -11,7 +11,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval
 from rlhf_lab.identity import Check
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
@@ -120,7 +120,7 @@ class Probe:
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError for a model that the probe would be wrong on; none by default."""
 
     def check_run(self, trainer: RLHFTrainer) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.training import Context
@@ -42,7 +42,7 @@ class SharedActs:
 
     def __init__(self, text: EvalText | None) -> None:
         self.text = text
-        self._reference: HookedTransformer | None = None
+        self._reference: HookedModel | None = None
         self._of_reference: Acts = {}
 
     def of_policy(self, ctx: Context, probes: Sequence[Probe], text: str) -> Acts:
@@ -69,7 +69,7 @@ class SharedActs:
             )
         return self._of_reference
 
-    def at(self, acts: Acts, model: HookedTransformer, probe: Probe) -> Acts:
+    def at(self, acts: Acts, model: HookedModel, probe: Probe) -> Acts:
         """A probe's sites, as far as they are there, at its position or at all of them."""
         sites = resolve_sites(model, probe.sites)
         there = {site: acts[site] for site in sites if site in acts}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, restrict
 from rlhf_lab.models.device import exact
+from rlhf_lab.torch_modes import differentiable_attention
 
 ByWeight = Mapping[str, Float[Tensor, "..."]]
 """A number for each weight, by the weight's name."""
@@ -163,7 +164,7 @@ def derivative_along(
         name: x.to(params[name].dtype).to(params[name].device) for name, x in direction.items()
     }
     of_some = lambda some: share_fn({**params, **some})
-    with torch.enable_grad():
+    with torch.enable_grad(), differentiable_attention():
         try:
             return torch.func.jvp(of_some, (here,), (along,))[1].detach()
         except (NotImplementedError, RuntimeError) as error:
@@ -177,7 +178,7 @@ def derivative_twice(
 ) -> Float[Tensor, "term minibatch gen"]:
     """`derivative_along` without forward mode, for all weights that `here` has."""
     leaves = {name: x.detach().requires_grad_() for name, x in here.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), differentiable_attention():
         shares = share_fn(leaves)
         u = torch.ones_like(shares, requires_grad=True)
         slopes = torch.autograd.grad(

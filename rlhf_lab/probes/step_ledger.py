@@ -13,7 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, PolicyOutputs, TransformerWithValueHead
 from rlhf_lab.models.device import exact, product_dtype
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
@@ -27,7 +27,7 @@ Entries = dict[str, Float[Tensor, "minibatch gen"]]
 
 def ledger_entries(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
     kl_coef: float | None = None,
@@ -58,7 +58,7 @@ def ledger_entries(
             "give kl_coef=ctx.kl_coef."
         )
     kl_coef, mask = args.kl_coef if kl_coef is None else kl_coef, minibatch.mask
-    objective = Objective(args, forward=Forward("hooked", product_dtype(args.precision)))
+    objective = Objective(args, forward=Forward(product_dtype(args.precision)))
     out = run_policy_on(minibatch, policy, reference, objective)
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,

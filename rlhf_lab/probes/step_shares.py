@@ -13,7 +13,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, has_float64
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.step_influence import ByWeight, Shares
 from rlhf_lab.probes.step_ledger import ledger_entries
@@ -43,7 +43,7 @@ def with_weights(policy: nn.Module, weights: ByWeight, function: Callable[[Any],
 
 def shares_of(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
     kl_coef: float,
@@ -72,7 +72,7 @@ def shares_of(
     return shares
 
 
-def exact_copy(model: HookedTransformer) -> HookedTransformer:
+def exact_copy(model: HookedModel) -> HookedModel:
     """A copy of a model with its hooks, in float64: on its device, or else on the CPU."""
     device = next(model.parameters()).device
     copied = copy.deepcopy(model).to(device if has_float64(device) else "cpu", print_details=False)
@@ -80,12 +80,12 @@ def exact_copy(model: HookedTransformer) -> HookedTransformer:
 
 
 def logit_difference_target(
-    model: HookedTransformer, text: EvalText, pos: int, words: tuple[int, int]
+    model: HookedModel, text: EvalText, pos: int, words: tuple[int, int]
 ) -> Target:
     """The mean logit difference of two words behind a position of each sequence of a text."""
     word, other = words
 
-    def difference(model: HookedTransformer) -> Float[Tensor, ""]:
+    def difference(model: HookedModel) -> Float[Tensor, ""]:
         logits = text.at(model(text.tokens, attention_mask=torch.ones_like(text.tokens)), pos)
         return (logits[:, word] - logits[:, other]).mean()
 
@@ -93,8 +93,8 @@ def logit_difference_target(
 
 
 def kl_target(
-    model: HookedTransformer,
-    reference: HookedTransformer,
+    model: HookedModel,
+    reference: HookedModel,
     text: EvalText,
     prefix_len: int,
     temperature: float,
@@ -102,7 +102,7 @@ def kl_target(
     """The mean KL from the reference per token of a text, behind its prompt."""
     real = text.attention_mask[:, prefix_len:]
 
-    def full_logprobs(model: HookedTransformer) -> Float[Tensor, "rows gen d_vocab"]:
+    def full_logprobs(model: HookedModel) -> Float[Tensor, "rows gen d_vocab"]:
         logits = model(text.tokens, attention_mask=torch.ones_like(text.tokens))
         return F.log_probs(logits[:, prefix_len - 1 : -1], temperature)
 
@@ -114,7 +114,7 @@ def kl_target(
 
 
 def _of_base_model(
-    model: HookedTransformer, function: Callable[[HookedTransformer], Float[Tensor, ""]]
+    model: HookedModel, function: Callable[[HookedModel], Float[Tensor, ""]]
 ) -> Target:
     """A function of a transformer as one of a policy's weights; only the transformer's count."""
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import read_out
+from rlhf_lab.models import unembed_residuals
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
@@ -56,7 +56,7 @@ def sampled_log_ratio(rollout: Rollout, rows: int, observation: Observation) -> 
     over its whole vocabulary.
     """
     samples = rollout.samples
-    logits = read_out(observation.ctx.reference, rollout.ref_residuals[:rows])
+    logits = unembed_residuals(observation.ctx.reference, rollout.ref_residuals[:rows])
     ref_logprobs = (logits / observation.args.temperature).log_softmax(-1)
     tokens = samples.tokens[:rows, samples.prefix_len :, None]
     return samples.logprobs[:rows] - ref_logprobs.gather(-1, tokens)[..., 0]

@@ -10,10 +10,10 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import TransformerWithCritic
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.residual_parts import PART_SITES, refuse_sums, residual_components
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -63,9 +63,9 @@ class ValueAttribution(Probe):
             )
         self.slots, self.n = slots, n
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse a model whose residual stream is no sum over its parts."""
-        refuse_sums(model, self.name)
+        validate_additive(model, self.name)
 
     def check_run(self, trainer: RLHFTrainer) -> None:
         """Refuse a value head that is split by no secant, and one that reads another model."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_lab.functional import Interval, bootstrap_means, zero_masked
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import RESAMPLES
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
@@ -17,7 +17,7 @@ RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
 
 
 def normalize_residual(
-    model: HookedTransformer, residual: Float[Tensor, "*batch d_model"]
+    model: HookedModel, residual: Float[Tensor, "*batch d_model"]
 ) -> Float[Tensor, "*batch d_model"]:
     """What `ln_final.hook_normalized` would hold if this were the last residual.
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import single_token
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Probe
 
 
@@ -30,7 +30,7 @@ class WordPairProbe(Probe):
         super().__init__(every, name)
         self.word, self.other, self.pos, self.n = word, other, pos, n
 
-    def check_model(self, model: HookedTransformer) -> None:
+    def check_model(self, model: HookedModel) -> None:
         """Refuse words that are no single tokens of the model."""
         for word in (self.word, self.other):
             single_token(model.tokenizer, word)

@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from rlhf_lab.chat import Message, render_chat
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.load import (
-    check_vocabulary,
-    from_files,
-    model_from_files,
-    tokenizer_from_files,
+    load_pretrained,
+    load_pretrained_model,
+    load_pretrained_tokenizer,
+    validate_tokenizer,
 )
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.rewards.sentiment import readable_length
@@ -27,7 +27,7 @@ def count_labels(model: str) -> int:
     Raises:
         LoadError: there is no such classifier.
     """
-    return from_files(AutoConfig, model, "classifier").num_labels
+    return load_pretrained(AutoConfig, model, "classifier").num_labels
 
 
 class LogitReward(TurnReward):
@@ -54,7 +54,7 @@ class LogitReward(TurnReward):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(self.logits)
-        loaded = model_from_files(
+        loaded = load_pretrained_model(
             AutoModelForSequenceClassification, model, "reward model", dtype=dtype
         )
         if loaded.config.num_labels != 1:
@@ -62,8 +62,8 @@ class LogitReward(TurnReward):
                 f"the reward model {model!r} has {loaded.config.num_labels} labels; the logit "
                 "reward needs one with a single logit."
             )
-        self.tokenizer = tokenizer_from_files(model)
-        check_vocabulary(loaded, self.tokenizer, model)
+        self.tokenizer = load_pretrained_tokenizer(model)
+        validate_tokenizer(loaded, self.tokenizer, model)
         self.name, self.batch_size = model, batch_size
         self.model = loaded.requires_grad_(False).eval().to(device)
         self.longest = min(self.tokenizer.model_max_length, readable_length(loaded))

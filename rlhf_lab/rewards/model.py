@@ -16,8 +16,8 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import load_model, normalized_residuals
 from rlhf_lab.models.export import new_directory, write_language_model
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import beginnings, pad_rows, run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
@@ -26,14 +26,14 @@ HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
 class RewardModel(nn.Module):
     """One number per text: a linear head on `ln_final.hook_normalized`, at the last real token.
 
-    `base_model` stays an ordinary HookedTransformer, to be probed and patched like the policy.
+    `base_model` stays an ordinary HookedModel, to be probed and patched like the policy.
     `seed` seeds the head, and touches no other random state.
     """
 
     mean: Float[Tensor, ""]
     std: Float[Tensor, ""]
 
-    def __init__(self, base_model: HookedTransformer, seed: int = 0) -> None:
+    def __init__(self, base_model: HookedModel, seed: int = 0) -> None:
         super().__init__()
         self.base_model = base_model
         d_model, parameter = base_model.cfg.d_model, next(base_model.parameters())
@@ -52,7 +52,7 @@ class RewardModel(nn.Module):
         """The head's score after each token, as if the text ended there; padding on either side."""
 
         def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq"]]:
-            normalized = normalized_residuals(self.base_model, tokens, torch.ones_like(tokens))
+            normalized = normalized_residuals(self.base_model, tokens)
             return (einops.rearrange(self.head(normalized), "batch seq 1 -> batch seq"),)
 
         return run_left_padded(run, input_ids, attention_mask)[0]

@@ -16,10 +16,10 @@ from transformers import (
 
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.load import (
-    check_vocabulary,
+    load_pretrained_model,
+    load_pretrained_tokenizer,
     locate,
-    model_from_files,
-    tokenizer_from_files,
+    validate_tokenizer,
 )
 from rlhf_lab.models.padding import beginnings
 
@@ -57,7 +57,7 @@ class SentimentReward:
     ) -> None:
         if direction not in ("pos", "neg"):
             raise ConfigError(f"direction={direction!r} is unknown; choose pos or neg.")
-        classifier = model_from_files(
+        classifier = load_pretrained_model(
             AutoModelForSequenceClassification, model, "classifier", dtype=torch.float32
         )
         if classifier.config.num_labels != 2:
@@ -132,8 +132,8 @@ def _padding_tokenizer(classifier: PreTrainedModel, name: str) -> PreTrainedToke
     Raises:
         LoadError: there is no padding token, or no embedding for some token.
     """
-    tokenizer = tokenizer_from_files(name)
-    check_vocabulary(classifier, tokenizer, name)
+    tokenizer = load_pretrained_tokenizer(name)
+    validate_tokenizer(classifier, tokenizer, name)
     if tokenizer.pad_token_id is None:
         raise LoadError(
             f"the classifier {name!r} has no padding token, so texts of unequal length cannot be "

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
+from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.models.transformer_lens import HookedTransformer, HookPoint, has_own_forward
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
 from rlhf_lab.training.undisturbed import undisturbed
@@ -25,7 +26,7 @@ Position = int | Literal["last"] | Int[Tensor, " batch"] | None
 
 
 def resolve_sites(
-    model: TransformerWithValueHead | HookedTransformer, hook_names: str | Sequence[str]
+    model: TransformerWithValueHead | HookedModel, hook_names: str | Sequence[str]
 ) -> list[str]:
     """Spell out a hook name, or several, with wildcards, in the order in which the model runs.
 
@@ -49,7 +50,7 @@ def resolve_sites(
 
 @torch.no_grad()
 def capture_activations(
-    policy: TransformerWithValueHead | HookedTransformer,
+    policy: TransformerWithValueHead | HookedModel,
     tokens: Int[Tensor, "batch seq"],
     hook_names: str | Sequence[str],
     pos: int | Int[Tensor, " batch"] | None = None,
@@ -63,7 +64,7 @@ def capture_activations(
        scores are `[batch head query key]`, and 0 where the query is padding.
 
     Args:
-        policy: the policy, or a bare HookedTransformer (which has no "values").
+        policy: the policy, or a bare HookedModel (which has no "values").
         pos: a position, or one for each sequence, counted from the end when negative.
         attention_mask: False on left padding.
 
@@ -130,7 +131,7 @@ def _square_sites(sites: Sequence[str], pos: object) -> list[str]:
 
 
 def _activations(
-    policy: TransformerWithValueHead | HookedTransformer,
+    policy: TransformerWithValueHead | HookedModel,
     sites: list[str],
     tokens: Int[Tensor, "batch seq"],
 ) -> tuple[Tensor, ...]:
@@ -141,8 +142,8 @@ def _activations(
         kept[hook.name] = activation.detach()
 
     with policy.hooks(fwd_hooks=[(site, keep) for site in sites if site not in OUTPUTS]):
-        if isinstance(policy, HookedTransformer):
-            asked = {} if "logits" in sites or has_own_forward(policy) else {"return_type": None}
+        if isinstance(policy, HookedModel):
+            asked = {} if "logits" in sites or has_custom_forward(policy) else {"return_type": None}
             kept["logits"] = policy(tokens, attention_mask=torch.ones_like(tokens), **asked)
         else:
             kept |= zip(OUTPUTS, policy(tokens), strict=True)

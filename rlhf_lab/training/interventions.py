@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.training.callbacks import refuse_no_function
 from rlhf_lab.training.capture import resolve_sites
 from rlhf_lab.training.listener_output import name_of

@@ -17,7 +17,7 @@ from rlhf_lab.models import (
     reference_logprobs,
     run_policy,
 )
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.replay import ReplayMinibatch
@@ -98,7 +98,7 @@ class Objective:
 
     def reference_logprobs(
         self,
-        reference: HookedTransformer,
+        reference: HookedModel,
         samples: Samples,
         ref_residuals: Float[Tensor, "batch gen d_model"],
     ) -> Float[Tensor, "batch gen"] | None:
@@ -125,7 +125,7 @@ class Objective:
 def run_policy_on(
     minibatch: ReplayMinibatch,
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     objective: Objective,
 ) -> PolicyOutputs:
     """`run_policy` on a minibatch, for what an objective wants to know of it."""

@@ -10,11 +10,11 @@ from torch import nn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 MODEL_KINDS = {
     "policy": ("base_model", "a TransformerWithValueHead, or name it as base_model"),
-    "reference": ("cfg", "a HookedTransformer, such as make_reference(...) gives"),
+    "reference": ("cfg", "a HookedModel, such as make_reference(...) gives"),
 }
 """What a model of one's own must have, so that a class of a learner's may take the place too."""
 
@@ -64,7 +64,7 @@ def refuse_other_weights(args: RLHFArgs, dtype: torch.dtype) -> None:
         )
 
 
-def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedTransformer) -> None:
+def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
     """Refuse a policy that cannot learn, and a reference with other tokens.
 
     A reference that learns with the policy, as where a mistake is studied, is warned of.

@@ -18,9 +18,14 @@ from rlhf_lab.models import (
     make_reference,
     merged_lora,
 )
-from rlhf_lab.models.device import pick_device, product_dtype, refuse_half_precision, refuse_tf32
-from rlhf_lab.models.reference import refuse_lent_forwards
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.device import (
+    pick_device,
+    product_dtype,
+    validate_half_precision,
+    validate_tf32,
+)
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.reference import validate_forwards
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.tokenizer import speaks_reel
@@ -102,7 +107,7 @@ class Parts:
         self,
         args: RLHFArgs,
         policy: TransformerWithValueHead | None = None,
-        reference: HookedTransformer | None = None,
+        reference: HookedModel | None = None,
         prompts: Sequence[str | list[Message]] | None = None,
         reward_fn: RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn] | None = None,
         gold_fn: RewardFn | None = None,
@@ -123,19 +128,18 @@ class Parts:
         self.device = device_of_rank(pick_device(args.device), args.device, args.parallel)
         refuse_undealt(args, launched(), is_launched())
         asked = f"precision={args.precision!r}"
-        refuse_half_precision(self.device, product_dtype(args.precision), asked)
-        refuse_tf32(self.device, args.precision)
+        validate_half_precision(self.device, product_dtype(args.precision), asked)
+        validate_tf32(self.device, args.precision)
         self.policy = (policy or load_policy_and_critic(args, self.device)).to(self.device)
         dtype = next(self.policy.parameters()).dtype
-        refuse_half_precision(self.device, dtype, f"a policy in {dtype}")
+        validate_half_precision(self.device, dtype, f"a policy in {dtype}")
         refuse_other_weights(args, dtype)
         self.reference = reference or make_reference(self.policy.base_model)
         refuse_unfit_models(self.policy, self.reference)
         self.first_reference, self.reference_phase = self.reference, 0
         if args.reset_reference_every is not None:
-            refuse_lent_forwards(self.policy.base_model)
+            validate_forwards(self.policy.base_model)
         self.forward = Forward.from_args(args)
-        self.forward.packs(self.policy, self.reference)
         self.objective = Objective(args, self.functions, self.forward)
         self.tokenizer = self.policy.base_model.tokenizer
         if self.tokenizer is None:
@@ -216,40 +220,24 @@ class Parts:
         Args:
             at_once: sequences to generate at a time; `args.generation_batch_size` when None.
 
-        The packed form, where it runs, is held against the modules on what it wrote; see `Forward`.
         Of several processes each writes its rows, with the noise that they have in one.
         """
         spec = spec or phase_spec(self.sampling_spec, self.args, self.phase)
-        at_once, state = at_once or self.args.generation_batch_size, generator.get_state()
+        at_once = at_once or self.args.generation_batch_size
         rows = self.world.share(len(prompts))
 
-        def draw() -> Samples:
-            generator.set_state(state)
+        with self.world.together("sampling"):
             if self.engine is not None and self.engine.writes(spec):
                 seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
                 within = self.forward, self.args.rows_at_once
-                return self.engine.sample(self.policy, prompts[rows], spec, seed, *within)
-            with merged_lora(self.policy):
-                return sample_in_parts(
-                    self.policy, prompts, spec, generator, self.forward, at_once, rows
-                )
-
-        samples = self.proved_by_all(draw, spec.temperature)
+                samples = self.engine.sample(self.policy, prompts[rows], spec, seed, *within)
+            else:
+                within = self.forward, at_once, rows
+                with merged_lora(self.policy):
+                    samples = sample_in_parts(self.policy, prompts, spec, generator, *within)
         if not self.world.deals(len(prompts)):
             return samples
         return gathered_samples(self.world, samples, self.tokenizer.pad_token_id or 0)
-
-    def proved_by_all(self, draw: Callable[[], Samples], temperature: float) -> Samples:
-        """Samples that the packed form was proved on by every process, or that the modules made."""
-        models = self.policy, self.reference
-        with self.world.together("sampling"):
-            samples = draw()
-            is_sound = self.forward.prove(*models, samples, temperature)
-        if not self.world.any(not is_sound):
-            return samples
-        self.forward.fault = self.forward.fault or "another process found the packed form wrong"
-        with self.world.together("sampling"):
-            return draw()
 
     def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
         """KL, entropy and the reference's residuals of samples; see `models.outputs`."""

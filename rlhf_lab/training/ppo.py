@@ -12,7 +12,7 @@
 
 Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
 What is not the algorithm is elsewhere: what is done to a reward (`rewards/pipeline.py`), dynamic
-sampling (`dynamic_sampling.py`), hooked or packed forwards (`models/outputs.py`), other objectives
+sampling (`dynamic_sampling.py`), the model's outputs (`models/outputs.py`), other objectives
 and KL estimates (`objective.py`), micro-batches and nan (`ascent.py`), logs (`recorder.py`).
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.ascent import Ascent
 from rlhf_lab.training.functions import refuse_other_than_numbers
@@ -177,7 +177,7 @@ class ObjectiveTerms:
 
 def objective_terms(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     minibatch: ReplayMinibatch,
     objective: Objective,
     kl_coef: float | None = None,

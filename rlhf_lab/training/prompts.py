@@ -12,8 +12,8 @@ from rlhf_lab.chat import Message, read_turns, render_chat, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, Row, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import most_characters
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
 from rlhf_lab.training.random_streams import phase_generator
 
@@ -126,7 +126,7 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
     return torch.cat(orders)[skipped : skipped + count].tolist()
 
 
-def _refuse_endless(texts: Sequence[str], model: HookedTransformer) -> None:
+def _refuse_endless(texts: Sequence[str], model: HookedModel) -> None:
     """Refuse a text that cannot fit, before it is tokenized for minutes."""
     limit = most_characters(model.tokenizer, model.cfg.n_ctx)
     for number, text in enumerate(texts, 1):
@@ -160,7 +160,7 @@ class Prompts:
         self,
         args: RLHFArgs,
         given: Sequence[str | list[Message]] | None,
-        model: HookedTransformer,
+        model: HookedModel,
     ) -> None:
         self.args = args
         self.turns = choose_conversations(args, given) if args.chat else None

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.forward import is_plain
+from rlhf_lab.models.value_head import has_standard_forward
 from rlhf_lab.parallel import World
 from rlhf_lab.samples import Samples, Support
 from rlhf_lab.training.sources import weights_digest
@@ -141,7 +141,7 @@ def refuse_unsharded_parts(
     learned = {id(p) for p in policy.parameters() if p.requires_grad}
     refused = {
         f"the policy, a {type(policy).__name__}, has a forward of its own, which may read weights "
-        "outside of their blocks": not is_plain(policy),
+        "outside of their blocks": not has_standard_forward(policy),
         "the optimizer was made of whole weights, before they are cut up": optimizer is not None,
         "the reference has weights that learn": any(
             id(p) in learned for p in reference.parameters()

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.reference import trainable_copy
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.training.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
         return
     trainer.reference = _copy_of(trainer.policy)
     trainer.reference_phase = phase
-    trainer.forward.packs(trainer.policy, trainer.reference)
 
 
-def _copy_of(policy: TransformerWithValueHead) -> HookedTransformer:
+def _copy_of(policy: TransformerWithValueHead) -> HookedModel:
     """The policy's transformer with its adapters as they are, frozen and without hooks."""
     return trainable_copy(policy.base_model).requires_grad_(False).eval()
 

@@ -52,8 +52,6 @@ class RolloutStats:
         entropy_per_token: in nats.
         response_length: mean number of real generated tokens, the stop token included.
         explained_variance: of the returns by the values.
-        packed_gap: the largest difference between packed form and modules that this phase's proof
-            found, in nats for log-probabilities; None where the modules ran.
         uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
             None with one answer to each.
         redraws: how often prompts were drawn again; None without `dynamic_sampling`.
@@ -74,7 +72,6 @@ class RolloutStats:
     entropy_per_token: float
     response_length: float
     explained_variance: float
-    packed_gap: float | None = None
     uninformative_group_fraction: float | None = None
     redraws: int | None = None
     reward_means: dict[str, float] | None = None

@@ -19,7 +19,7 @@ from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.export import to_hugging_face
 from rlhf_lab.models.hooks import has_hooks
-from rlhf_lab.models.load import model_from_files
+from rlhf_lab.models.load import load_pretrained_model
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples, Support
 from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts
@@ -154,7 +154,7 @@ class EngineSampler:
             return
         if self._original is None:
             name = self.base_model
-            self._original = model_from_files(AutoModelForCausalLM, name, "language model")
+            self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
         self.engine.load(
             iter(to_hugging_face(policy.base_model, self._original).named_parameters())
         )

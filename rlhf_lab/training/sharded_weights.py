@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.launcher import processes_per_node
 from rlhf_lab.models import Forward
-from rlhf_lab.models.transformer_lens import blocks_of
+from rlhf_lab.models.hooked_model import named_blocks
 from rlhf_lab.parallel import Ranks
 from rlhf_lab.training.callbacks import Event
 from rlhf_lab.training.checkpoint import load_optimizer, optimizer_tensors
@@ -77,7 +77,7 @@ class ShardedWeights(WholeWeights):
         if world.size > self._n_parts:
             dims = {"copies": world.size // self._n_parts} | dims
         mesh = init_device_mesh(world.device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-        for _, block in blocks_of(policy):
+        for _, block in named_blocks(policy):
             if any(p.requires_grad for p in block.parameters()):
                 self._units[block] = Unit([block])
                 fully_shard(self._units[block], mesh=mesh, ignored_params=frozen)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import refuse_hooked_blocks
+from rlhf_lab.models import validate_unhooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callbacks, Event, Listener
 from rlhf_lab.training.capture import Position, capturing
@@ -183,7 +183,6 @@ class RLHFTrainer(Stepwise):
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
             stats = dataclasses.replace(
                 summarize(rollout),
-                packed_gap=self.forward.gap,
                 kl_to_start_per_sequence=kl_to_start(self, rollout),
                 reference_phase=age_of_reference(self),
             )
@@ -207,8 +206,7 @@ class RLHFTrainer(Stepwise):
         if self._started:
             return
         if self.args.activation_checkpointing:
-            refuse_hooked_blocks(self.policy)
-        self.forward.packs(self.policy, self.reference)
+            validate_unhooked_blocks(self.policy)
         with self._recorded():
             with self.world.together("opening the run's directory"):
                 if self.world.is_main:

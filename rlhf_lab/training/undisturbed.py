@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import HOOK_STATE
 from rlhf_lab.models.hooks import TABLES
-from rlhf_lab.models.transformer_lens import HOOK_STATE
 from rlhf_lab.torch_modes import torch_modes_kept
 from rlhf_lab.training.callbacks import Event
 

@@ -9,7 +9,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.chat import template_stops
 from rlhf_lab.fitting import OwnTexts
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, make_reference
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import RewardFn
 from rlhf_lab.sampling import (
     Samples,
@@ -64,13 +64,13 @@ class DriftMeter:
 
     def __init__(
         self,
-        model: HookedTransformer,
+        model: HookedModel,
         prompts: Sequence[str],
         own_texts: OwnTexts | None,
         gold_fn: RewardFn | None = None,
         seed: int = 0,
         batch_size: int = 64,
-        reference: HookedTransformer | None = None,
+        reference: HookedModel | None = None,
         rendered: bool = False,
     ) -> None:
         self.model, self.seed, self.batch_size = model, seed, batch_size

@@ -13,8 +13,8 @@ from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs, sequence_sum
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import beginnings, pad_rows
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.sampling import tokenize_prompts
@@ -75,13 +75,13 @@ class TokenRow(NamedTuple):
     prefix_len: int
 
 
-def room_of(model: HookedTransformer, max_tokens: int | None) -> int:
+def room_of(model: HookedModel, max_tokens: int | None) -> int:
     """Tokens of a row at most: the model's context, or fewer."""
     return model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
 
 
 def encode_examples(
-    model: HookedTransformer,
+    model: HookedModel,
     prompts: Sequence[str],
     texts: Sequence[str],
     max_tokens: int | None = None,
@@ -129,7 +129,7 @@ def encode_examples(
 
 
 def example_logprobs(
-    model: HookedTransformer, rows: Sequence[TokenRow]
+    model: HookedModel, rows: Sequence[TokenRow]
 ) -> tuple[Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
     """The log-probability of every token after the first, and which of them count.
 
@@ -143,6 +143,6 @@ def example_logprobs(
     return get_logprobs(logits, tokens), counts[:, 1:]
 
 
-def text_logprobs(model: HookedTransformer, rows: Sequence[TokenRow]) -> Float[Tensor, " batch"]:
+def text_logprobs(model: HookedModel, rows: Sequence[TokenRow]) -> Float[Tensor, " batch"]:
     """The log-probability of each whole text, in nats."""
     return sequence_sum(*example_logprobs(model, rows))

@@ -13,7 +13,7 @@ from rlhf_lab.fitting import Fitting, KTOLoss, OwnTexts
 from rlhf_lab.functional import auc, implicit_rewards, kto_loss, kto_reference_point
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import RewardFn
 from rlhf_lab.supervised import first_and_last, fit_rows
 from rlhf_lab.tuning.drift import Drift, DriftMeter
@@ -83,7 +83,7 @@ def mismatched(batch: list[TokenRow], room: int) -> list[TokenRow]:
 
 
 def tune_on_judged(
-    model: HookedTransformer,
+    model: HookedModel,
     judged: Judged,
     fitting: Fitting,
     loss: KTOLoss | None = None,
@@ -159,7 +159,7 @@ def tune_on_judged(
 
 @torch.no_grad()
 def _both(
-    model: HookedTransformer, reference: HookedTransformer, rows: list[TokenRow]
+    model: HookedModel, reference: HookedModel, rows: list[TokenRow]
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """The log-probabilities of texts under policy and reference."""
     return text_logprobs(model, rows), text_logprobs(reference, rows)

@@ -22,7 +22,7 @@ from rlhf_lab.functional import (
 )
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import Pairs, RewardFn
 from rlhf_lab.rewards.preference_fit import PairFit
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
@@ -80,11 +80,11 @@ class _PairMethod:
 
     loss: Callable[[Int[np.ndarray, " pair"]], Float[Tensor, ""]]
     rewards: Callable[[Int[np.ndarray, " pair"]], OfPairs]
-    reference: HookedTransformer | None
+    reference: HookedModel | None
 
 
 def tune_on_pairs(
-    model: HookedTransformer,
+    model: HookedModel,
     pairs: Pairs,
     fitting: Fitting,
     loss: DPOLoss | ORPOLoss | None = None,
@@ -134,14 +134,12 @@ def tune_on_pairs(
     )
 
 
-def _dpo(
-    model: HookedTransformer, pairs: Pairs, loss: DPOLoss, max_tokens: int | None
-) -> _PairMethod:
+def _dpo(model: HookedModel, pairs: Pairs, loss: DPOLoss, max_tokens: int | None) -> _PairMethod:
     """DPO, of whole texts: what both texts of a pair start with cancels, the prompt above all."""
     reference, both = make_reference(model), pairs.chosen + pairs.rejected
     encoded = encode_examples(model, [""] * len(both), both, max_tokens)
 
-    def logprobs(of: HookedTransformer, rows: Int[np.ndarray, " pair"]) -> OfPairs:
+    def logprobs(of: HookedModel, rows: Int[np.ndarray, " pair"]) -> OfPairs:
         return _of_both_sides(partial(text_logprobs, of), encoded, rows)
 
     def both_models(rows: Int[np.ndarray, " pair"]) -> tuple[OfPairs, OfPairs]:
@@ -160,9 +158,7 @@ def _dpo(
     return _PairMethod(batch_loss, rewards, reference)
 
 
-def _orpo(
-    model: HookedTransformer, pairs: Pairs, loss: ORPOLoss, max_tokens: int | None
-) -> _PairMethod:
+def _orpo(model: HookedModel, pairs: Pairs, loss: ORPOLoss, max_tokens: int | None) -> _PairMethod:
     """ORPO: what stands behind the prompts, since the mean over its tokens is what counts."""
     prompts = pairs.prompts or [""] * len(pairs)
     both = zip(prompts * 2, pairs.chosen + pairs.rejected, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_lab.fitting import Fitting, OwnTexts
 from rlhf_lab.functional import sft_loss
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import RewardFn
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
 from rlhf_lab.tuning.drift import Drift, DriftMeter
@@ -66,7 +66,7 @@ class SFTFit:
 
 
 def fine_tune(
-    model: HookedTransformer,
+    model: HookedModel,
     examples: Examples,
     fitting: Fitting,
     max_tokens: int | None = None,
@@ -115,9 +115,7 @@ def fine_tune(
 
 
 @torch.no_grad()
-def held_out_loss(
-    model: HookedTransformer, rows: list[TokenRow], batch_size: int
-) -> tuple[float, int]:
+def held_out_loss(model: HookedModel, rows: list[TokenRow], batch_size: int) -> tuple[float, int]:
     """The mean surprise over all tokens that count, in nats per token, and how many they are."""
     total, count = 0.0, 0
     for start in range(0, len(rows), batch_size):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
@@ -97,7 +97,7 @@ class Ledger:
 @torch.no_grad()
 def step_ledger(
     policy: TransformerWithValueHead,
-    reference: HookedTransformer,
+    reference: HookedModel,
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
     kl_coef: float | None = None,

@@ -37,7 +37,7 @@ def test_it_times_ours_and_the_naive_loop_and_says_who_is_missing(measured):
 
 def test_what_it_stores_adds_up(measured):
     result = json.loads((measured[1] / "nano.jsonl").read_text())
-    assert result["contestants"].keys() == {"ours", "ours-hooked", "ours-listened", "naive"}
+    assert result["contestants"].keys() == {"ours", "ours-residual", "ours-pattern", "naive"}
     assert result["left_out"].keys() == {"trl-0.11.4", "trl-1.12"}
     for contestant in result["contestants"].values():
         (phase,) = contestant["phases"]

@@ -169,7 +169,7 @@ def test_a_peer_that_is_broken_is_one_sentence(tmp_path):
 
 def test_an_unknown_contestant_is_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match="'trlx' is unknown; choose of ours-hooked, ours-listened, ours-modules"
+        ConfigError, match="'trlx' is unknown; choose of ours-residual, ours-pattern, ours-all"
     ):
         start_of("trlx", tmp_path, ExitStack())
 

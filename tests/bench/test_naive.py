@@ -103,7 +103,7 @@ def test_minibatches_hold_each_row_once_per_pass_with_its_own_figures(both):
 
 @pytest.mark.slow
 def test_it_learns_to_write_the_rewarded_word(tmp_path):
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     write_model(SHAPES["tiny"], tmp_path)
     args = NaiveArgs(
         prefix="w2 w3 w4",

@@ -24,8 +24,8 @@ def test_two_processes_that_hold_halves_send_two_bytes_of_gradient_per_weight_an
 
 
 SPEEDS = {"rollout_tokens_per_second": 4.0, "learning_tokens_per_second": 10.0}
-ONE = {"phase": 0, "kl": 0.5, "reward": 200.0, "packed_gap": 1e-7, "redraws": None, "cost": SPEEDS}
-OTHER = ONE | {"kl": 0.25, "reward": 180.0, "packed_gap": 5.0}
+ONE = {"phase": 0, "kl": 0.5, "reward": 200.0, "redraws": None, "cost": SPEEDS}
+OTHER = ONE | {"kl": 0.25, "reward": 180.0}
 OTHER["cost"] = SPEEDS | {"learning_tokens_per_second": 30.0}
 
 

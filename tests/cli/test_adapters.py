@@ -27,6 +27,6 @@ def test_an_adapter_is_exported_and_trained_on(warm_python, tmp_path):
     again = run("export", second, tmp_path / "again", "--adapter")
     assert again.returncode == 0, again.stderr
     refused = run("train", "--adapter-from", first, "--out", tmp_path / "no", *few)
-    assert refused.returncode == 2 and "is no adapter of PEFT's" in refused.stderr
+    assert refused.returncode == 2 and "is not a PEFT adapter" in refused.stderr
     clash = run("train", "--adapter-from", out, "--lora-rank", 2, "--out", tmp_path / "no", *few)
     assert clash.returncode == 2 and "leave one of the two out" in clash.stderr

@@ -123,7 +123,7 @@ def test_a_check_that_does_not_hold_is_told_and_is_the_status(monkeypatch, capsy
 
 
 CASES = {
-    "missing": (["none", "reel-nano"], "no language model 'none'"),
+    "missing": (["none", "reel-nano"], "Cannot load the language model 'none'"),
     "no_run": (["reel-nano", "PLACE"], "holds no run.json"),
     "one_model": (["reel-nano"], "Missing"),
     "other_shape": (["reel-nano", "LLAMA"], "the same weights"),

@@ -7,7 +7,7 @@ from torch import Tensor
 import tests.refusing_device
 from rlhf_lab import device_gaps, doctor
 from rlhf_lab.diffing import weights
-from rlhf_lab.models.fast import attention
+from rlhf_lab.models import hooked_transformer
 from rlhf_lab.sampling import _Step
 from tests.refusing_device import DeviceTensor, RefusingDevice
 
@@ -89,13 +89,13 @@ def test_attention_in_half_precision_that_sees_later_tokens_is_found(monkeypatch
     assert device_gaps.bf16_gap("cpu").ok
     attend = torch.nn.functional.scaled_dot_product_attention
 
-    def leak(q, k, v, is_causal, **options):
-        if q.dtype == torch.float32:
-            return attend(q, k, v, is_causal=is_causal, **options)
-        seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril(1)
-        return attend(q, k, v, attn_mask=seen, **options)
+    def leak(q, k, v, **options):
+        if q.dtype != torch.float32:
+            seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril(1)
+            options |= {"attn_mask": seen, "is_causal": False}
+        return attend(q, k, v, **options)
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", leak)
+    monkeypatch.setattr(hooked_transformer.F, "scaled_dot_product_attention", leak)
     assert not device_gaps.bf16_gap("cpu").ok
 
 

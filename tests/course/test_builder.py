@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 from pathlib import Path
 
 import nbformat
@@ -83,9 +82,6 @@ def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> N
     assert not any(cell.get("outputs") for cell in notebook.cells)
 
 
-REPOSITORY = '[project]\nname = "toy"\nurls = {Repository = "https://github.com/someone/toy"}\n'
-
-
 def test_the_first_cell_is_that_of_all_lessons_with_the_packages_version(root: Path) -> None:
     master = root / "solutions" / "99_toy.py"
     master.write_text(MASTER.replace("# %%\nfrom", "# %%\n# first cell\n\n# %%\nfrom", 1))
@@ -93,17 +89,6 @@ def test_the_first_cell_is_that_of_all_lessons_with_the_packages_version(root: P
         assert [cell.cell_type for cell in notebook.cells[:3]] == ["markdown", "code", "code"]
         assert f"rlhf_lab-{__version__}-py3-none-any.whl" in notebook.cells[1].source
         assert notebook.cells[0].source == "# A toy lesson"
-
-
-def test_badges_lead_to_the_unsolved_lesson_where_the_repository_has_an_address(root: Path) -> None:
-    (root / "pyproject.toml").write_text(REPOSITORY)
-    notebook = builder.learner_notebook(root / "solutions" / "99_toy.py")
-    title, blank, badges = notebook.cells[0].source.split("\n")
-    assert (title, blank) == ("# A toy lesson", "")
-    colab, kaggle = re.findall(r"\)\]\((https[^)]+)\)", badges)
-    file = "someone/toy/blob/main/notebooks/99_toy.ipynb"
-    assert colab == f"https://colab.research.google.com/github/{file}"
-    assert kaggle == f"https://kaggle.com/kernels/welcome?src=https://github.com/{file}"
 
 
 def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> None:

@@ -1,5 +1,6 @@
 """Diagnoses of wrong answers as learners write them: by slips, relations and `reads`."""
 
+import contextlib
 import math
 
 import pytest
@@ -124,7 +125,8 @@ def _rows_side_by_side(rewards, group):
 class _Detaching(TransformerWithValueHead):
     """A hook that hands on what it is given, but without its gradient."""
 
-    def logits_and_values(self, tokens, attention_mask, past_kv_cache=None):
+    @contextlib.contextmanager
+    def value_hook(self):
         values = []
 
         def read(activation, hook):
@@ -132,8 +134,7 @@ class _Detaching(TransformerWithValueHead):
             return activation.detach()
 
         with self.base_model.hooks(fwd_hooks=[(VALUE_HOOK, read)]):
-            given = {"attention_mask": attention_mask, "past_kv_cache": past_kv_cache}
-            return self.base_model(tokens, **given), values[0]
+            yield values
 
 
 def _zero_in_any_phase(numbers):

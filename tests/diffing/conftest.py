@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
 
 
 @pytest.fixture(scope="session")

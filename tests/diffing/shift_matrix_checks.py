@@ -13,9 +13,9 @@ from rlhf_lab.diffing.patching import captured_at, logit_difference
 from rlhf_lab.diffing.quadrature import quadrature
 from rlhf_lab.diffing.shift_matrix import ShiftMatrix
 from rlhf_lab.identity import Check
-from rlhf_lab.models import merged_copy
+from rlhf_lab.models import HookedTransformer, merged_copy
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 
 TEXTS, STEP = 3, 0.02
 

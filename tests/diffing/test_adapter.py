@@ -12,7 +12,7 @@ from rlhf_lab.diffing.adapter import (
     writing_side,
 )
 from rlhf_lab.models import add_lora, load_model, lora_layers
-from rlhf_lab.models.peft_places import Factors, fill_adapter
+from rlhf_lab.models.peft_format import Factors, fill_adapter
 
 
 @pytest.fixture

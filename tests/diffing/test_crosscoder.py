@@ -20,8 +20,7 @@ from rlhf_lab.diffing import (
 )
 from rlhf_lab.diffing.activation_store import TokenPlaces
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
 from rlhf_lab.probes import ReelTruth
 from tests.diffing.crosscoder_checks import check_crosscoder
 from tests.diffing.faults_crosscoder import FAULTS

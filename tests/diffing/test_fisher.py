@@ -7,8 +7,7 @@ from torch import Tensor
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.functional import kl_per_token, log_probs
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
 from tests.tiny_families import random_tokens, tiny_of
 
 

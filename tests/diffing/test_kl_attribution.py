@@ -10,8 +10,7 @@ from rlhf_lab.diffing.groups import coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
 from rlhf_lab.diffing.weight_line import WeightLine
 from rlhf_lab.functional import kl_per_token, log_probs
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, load_model
 from tests.tiny_families import random_tokens, tiny_of
 
 

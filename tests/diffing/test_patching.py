@@ -9,7 +9,7 @@ from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations, p
 from rlhf_lab.diffing.patching import patch_hook
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.models.hooked_transformer import HookPoint
 from tests.diffing.faults_compare import PATCHING_FAULTS
 from tests.probes.planting import planted, told_by
 from tests.tiny_families import random_tokens, tiny_of
@@ -65,7 +65,7 @@ def test_a_site_is_patched_as_a_hook_written_by_hand_does(base, tuned, reviews):
         return z
 
     by_hand = base.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
-    torch.testing.assert_close(found.patched[0], difference(by_hand))
+    torch.testing.assert_close(found.patched[0], difference(by_hand), atol=1e-5, rtol=0)
     assert (found.patched[0] - found.start).abs().max() > 1e-3
 
 
@@ -100,7 +100,7 @@ def test_a_pattern_is_patched_by_its_query(base, tuned, reviews, head):
         return pattern
 
     by_hand = base.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
-    torch.testing.assert_close(found.patched[0], difference(by_hand))
+    torch.testing.assert_close(found.patched[0], difference(by_hand), atol=1e-5, rtol=0)
     assert (found.patched[0] - found.start).abs().max() > 1e-4
 
 

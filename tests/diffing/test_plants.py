@@ -19,8 +19,8 @@ from rlhf_lab.diffing import (
 )
 from rlhf_lab.diffing.effects import READ_OUT_PART, effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.diffing.logit_shift import ends_of
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.models.residual_parts import SITES, residual_components
-from rlhf_lab.models.transformer_lens import is_centered
 from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training.capture import capture_activations
 

@@ -91,7 +91,7 @@ def test_models_of_other_kinds_and_adapters(architecture, llama_tokenizer):
 
 def test_logits_that_are_no_sum_and_bad_numbers_are_refused(base, tuned, reviews, llama_tokenizer):
     capped = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
-    with pytest.raises(ConfigError, match="no sum over its heads"):
+    with pytest.raises(ConfigError, match="not a sum over its heads"):
         shift_matrix(capped, capped, random_tokens(), POS, WORDS, coarse_groups(capped))
     with pytest.raises(ConfigError, match="nodes=0"):
         shift_matrix(base, tuned, reviews, POS, WORDS, coarse_groups(base), nodes=0)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_lab.diffing.logit_shift import ModelEnd, ShiftCauses, ends_of, split_shift
-from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models import HookedTransformer, load_model
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes.logit_shift import SITES, attribute_logits
 from rlhf_lab.training.capture import capture_activations
 from tests.tiny_families import random_tokens, tiny_of

@@ -77,7 +77,6 @@ CHOICES = {
     "--policy-loss trpo": (CHOICE, "trpo", "gspo"),
     "--loss-aggregation sum": (CHOICE, "sum", "token_mean"),
     "--optimizer sgd": (CHOICE, "sgd", "adamw"),
-    "--forward fast": (CHOICE, "fast", "packed"),
     "--precision fp16": (CHOICE, "fp16", "bf16"),
     "--loggers printer": ("loggers='printer'", "tensorboard"),
     "--loggers tensorboard,mlflow": ("'mlflow'", "tensorboard"),
@@ -90,14 +89,14 @@ CHOICES = {
 }
 NAMES = {
     "--base-model=": ("base_model=''", "not empty"),
-    "--base-model ./nowhere": ("./nowhere", "give an existing directory"),
+    "--base-model ./nowhere": ("./nowhere", "Choose a model directory"),
     "--base-model reel-sentiment": ("reel-sentiment", "language model"),
     "--reward-fn=": ("reward_fn=''", "not empty"),
     "--reward-fn Sentiment": ("reward_fn='Sentiment'", "choose sentiment"),
     "--reward-fn count:": ("count:", "names no text"),
     "--reward-fn learned": ("reel-sentiment", "train-reward"),
     "--reward-model=": ("reward_model=''", "not empty"),
-    "--reward-model ./nowhere": ("./nowhere", "give an existing directory"),
+    "--reward-model ./nowhere": ("./nowhere", "Choose a model directory"),
     "--reward-model reel-nano": ("reel-nano",),
     "--positive-label=": ("positive_label=''", "a name, or None"),
     "--positive-label splendid": ("splendid", "positive_label"),
@@ -118,7 +117,6 @@ NAMES = {
     "--stop-tokens xyzzy": ("stop_tokens='xyzzy'", "not one token"),
     "--lora-rank 2 --lora-targets W_X": ("lora_targets", "'W_X'", "W_Q"),
     "--lora-rank 2 --lora-targets=": ("lora_targets", "W_Q"),
-    "--lora-rank 9999": ("lora_rank=9999", "choose from 1 to"),
 }
 TOGETHER = {
     "--num-minibatches 3": ("batch_size=16", "num_minibatches=3", "divisor"),

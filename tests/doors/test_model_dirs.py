@@ -108,7 +108,7 @@ def test_a_model_directory(there: Path, whole: dict[str, str], kind: str, name: 
         assert found == expected(name, model) or found == whole[kind]
     else:
         with untouched(there):
-            refused(command(kind), "model", "; ", *words)
+            refused(command(kind), "model", *words)
 
 
 def expected(name: str, model: Path) -> str | None:
@@ -129,7 +129,7 @@ def test_a_spoilt_directory_at_each_command(there: Path, loader: str, name: str)
     (there / "texts.txt").write_text("w1 w2\n" * 20)
     (there / "pairs.jsonl").write_text('{"chosen": "w1 w2", "rejected": "w3"}\n' * 20)
     with untouched(there):
-        refused(LOADERS[loader].split(), "./model", "; ", *words)
+        refused(LOADERS[loader].split(), "./model", *words)
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -146,17 +146,16 @@ def test_an_odd_name_that_is_not_there(there: Path, name: str) -> None:
     with untouched(there):
         refused(
             command("policy", f"./{name}"),
-            "there is no model directory",
+            "There is no model directory",
             visible(repr(f"./{name}")),
         )
 
 
 def test_a_tokenizer_of_several_special_tokens_without_an_end(there: Path) -> None:
-    """TransformerLens would end texts at GPT-2's token, which is the unknown word here."""
     model = save(tiny_llama(), llama_tokenizer(), there / "model")
     settings("tokenizer_config.json", eos_token=...)(model)
     with untouched(there):
-        refused(command("policy"), "./model", "eos_token")
+        refused(command("policy"), "stop_at_eos=True", "end-of-sequence token")
 
 
 def test_a_tokenizer_without_its_configuration_is_warned_of(there: Path) -> None:
@@ -182,4 +181,4 @@ def test_a_process_runs_no_code_although_it_is_answered_yes(there: Path, warm_py
     POLICY["code, unknown type"][0](there / "model")
     done = warm_python.run(["-m", "rlhf_lab", *command("policy")], text="y\ny\n", cwd=there)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "code of its own, which is not run" in done.stderr
+    assert "custom code, which is not run" in done.stderr

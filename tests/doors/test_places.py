@@ -61,15 +61,15 @@ NO_FILE_FOR_A_PAGE = {
     "thesis.tex/page.html": "no directory thesis.tex",
 }
 NO_DIRECTORY_FOR_A_MODEL = {
-    "RUN": "is there already",
-    "RUN/run.json": "is there already",
-    "thesis.tex": "is there already",
+    "RUN": "already exists",
+    "RUN/run.json": "already exists",
+    "thesis.tex": "already exists",
     "thesis.tex/made": "thesis.tex",
-    "/dev/null": "/dev/null is there already",
-    "/proc/made": "cannot write /proc/made",
-    ".": "is there already",
-    "": "name a",
-    "..": "is there already",
+    "/dev/null": "/dev/null already exists",
+    "/proc/made": "Cannot write /proc/made",
+    ".": "already exists",
+    "": "",
+    "..": "already exists",
 }
 MAKERS = {
     "export": "export RUN",
@@ -204,7 +204,7 @@ def test_a_model_goes_over_nothing(place: Path, occupant: str) -> None:
         assert (place / "made" / "config.json").is_file()
         return
     with untouched(place):
-        refused([*MAKERS["export"].split(), "made"], "made is", "name a new directory")
+        refused([*MAKERS["export"].split(), "made"], "made ", "Choose a new directory")
     assert sorted(place.rglob("*")) == before
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_lab.models.fast import cpu_tuning
+from rlhf_lab.models import cpu_tuning
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_lab.models import final_residuals, frozen_copy, read_out
+from rlhf_lab.models import final_residuals, frozen_copy, unembed_residuals
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 
@@ -66,14 +66,16 @@ def test_residuals_read_out_to_the_logits_of_the_forward_pass(policy):
     residuals = final_residuals(reference, TOKENS)
     assert residuals.shape == (2, 6, 16)
     logits, _ = policy(TOKENS)
-    torch.testing.assert_close(read_out(reference, residuals), logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(unembed_residuals(reference, residuals), logits, atol=1e-5, rtol=0)
 
 
 def test_a_slice_of_the_residuals_reads_out_to_a_slice_of_the_logits(policy):
     reference = frozen_copy(policy.base_model)
     residuals = final_residuals(reference, TOKENS)[:, 2:-1]
     logits, _ = policy(TOKENS)
-    torch.testing.assert_close(read_out(reference, residuals), logits[:, 2:-1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        unembed_residuals(reference, residuals), logits[:, 2:-1], atol=1e-5, rtol=0
+    )
 
 
 def test_left_padded_rows_give_the_residuals_of_unpadded_rows(policy):
@@ -92,20 +94,20 @@ def test_padding_tokens_inside_a_sequence_are_not_masked(gpt2_dir, make_policy):
     """Token 0 is BOS, EOS and padding of this tokenizer, and here it is a word like any other."""
     reference = frozen_copy(make_policy(gpt2_dir).base_model)
     tokens = torch.tensor([[0, 0, 4, 8, 0, 0]])
-    expected = read_out(reference, final_residuals(reference, tokens))
+    expected = unembed_residuals(reference, final_residuals(reference, tokens))
     reference.tokenizer.padding_side = "left"
-    found = read_out(reference, final_residuals(reference, tokens))
+    found = unembed_residuals(reference, final_residuals(reference, tokens))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 def test_training_the_policy_leaves_the_reference_as_it_was(policy):
     reference = frozen_copy(policy.base_model)
-    before = read_out(reference, final_residuals(reference, TOKENS))
+    before = unembed_residuals(reference, final_residuals(reference, TOKENS))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     logits, values = policy(TOKENS)
     (logits.pow(2).mean() + values.pow(2).mean()).backward()
     optimizer.step()
-    after = read_out(reference, final_residuals(reference, TOKENS))
+    after = unembed_residuals(reference, final_residuals(reference, TOKENS))
     assert torch.equal(after, before)
     assert (policy(TOKENS)[0] - logits).abs().max() > 1e-2
     assert all(parameter.grad is None for parameter in reference.parameters())

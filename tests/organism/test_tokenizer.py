@@ -86,7 +86,7 @@ def test_load_refuses_an_empty_directory(tmp_path):
 
 
 def test_writer_works_inside_a_hooked_transformer(writer):
-    from rlhf_lab.models.transformer_lens import make_model
+    from rlhf_lab.models.hooked_model import make_model
 
     sizes = {"d_model": 8, "n_heads": 1, "d_head": 8, "n_ctx": 32, "d_vocab": 72}
     model = make_model(writer, n_layers=1, act_fn="gelu_new", **sizes)

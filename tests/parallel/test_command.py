@@ -231,6 +231,6 @@ def test_torchrun_trains_with_all_default_probes(tmp_path):
     info = RunDir.open(out).read_info()
     assert info["status"] == "finished" and info["processes"] == 2
     checks = [json.loads(line) for line in (out / "probes/checks.jsonl").open()]
-    assert len(checks) > 100 and all(check["ok"] for check in checks)
+    assert len(checks) > 30 and all(check["ok"] for check in checks)
     recorded = {path.stem for path in (out / "probes/records").glob("*.jsonl")}
     assert len(recorded) == 8

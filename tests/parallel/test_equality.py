@@ -25,12 +25,12 @@ tell(reports=[report.to_dict() for report in reports],
      sent=dict(trainer.world.bytes_sent))
 trainer.world.leave()
 """
-TIMES = {"seconds", "rollout_seconds", "learning_seconds", "peak_memory_bytes", "packed_gap"}
+TIMES = {"seconds", "rollout_seconds", "learning_seconds", "peak_memory_bytes"}
 """What is of a process, and not of the run."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {},
-    "hooked": {"forward": "hooked", "micro_batch_size": 2},
+    "parts": {"micro_batch_size": 2},
     "grpo": {
         "advantages": "grpo",
         "samples_per_prompt": 4,

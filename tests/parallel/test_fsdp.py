@@ -18,7 +18,6 @@ from tests.parallel.test_command import SMALL, call
 from tests.parallel.test_equality import SETTINGS, SLOW, furthest
 
 RUNS = """
-from rlhf_lab.models.fast.known import PASSED
 heard = {{}}
 def run(name, settings, parallel, watch):
     args = RLHFArgs(**({{"preset": "reel", "device": "cpu", "batch_size": 16, "num_minibatches": 2,
@@ -35,7 +34,7 @@ def run(name, settings, parallel, watch):
         reports.append(trainer.run_phase().to_dict())
     trainer.recorder.writer.wait()
     weights = sum(p.double().sum().item() for p in trainer.policy.parameters())
-    found = dict(reports=reports, shown=shown, weights=weights, gap=trainer.forward.gap)
+    found = dict(reports=reports, shown=shown, weights=weights)
     if parallel == "fsdp":
         of_state = [x for state in trainer.optimizer.state.values() for x in state.values()]
         held = trainer.weights.shards.values()
@@ -60,7 +59,7 @@ def watching(trainer):
     def step(ctx):
         seen.append([p.detach().abs().sum().item() for p in of(ctx.policy)])
     for block in (0, 1):
-        for point in PASSED:
+        for point in "hook_resid_pre hook_resid_mid hook_mlp_out attn.hook_q attn.hook_z".split():
             def hear(x, hook, name=f"{{block}}.{{point}}"):
                 if torch.is_grad_enabled():
                     acts.setdefault(name, x.detach().flatten(1).abs().sum(1).tolist())
@@ -88,9 +87,9 @@ MANY: dict[str, dict[str, Any]] = {
     "probed": {},
     "unprobed": {},
     "recomputed": {"activation_checkpointing": True, "micro_batch_size": 4},
-    "recomputed_modules": {"activation_checkpointing": True, "forward": "hooked"},
+    "recomputed_whole": {"activation_checkpointing": True},
     "reset": {"reset_reference_every": 1, "lora_rank": 2},
-} | {name: SETTINGS[name] for name in ("hooked", "grpo", "lora", "critic", "target_kl")}
+} | {name: SETTINGS[name] for name in ("parts", "grpo", "lora", "critic", "target_kl")}
 ONE: dict[str, Any] = {"stop_tokens": ".", "total_phases": 1, "warmup_steps": 0}
 MUTATIONS = """
 import rlhf_lab.training.ascent as ascent
@@ -141,7 +140,6 @@ def test_two_processes_with_half_the_weights_each_are_one_run(ranks, tmp_path):
     for name in (*MANY, "right"):
         held, whole = shares_of_one_run(name, alone, both)
         one, first = (ended.told[name] for ended in (alone, both[0]))
-        assert (first["gap"] is None) == (one["gap"] is None), f"{name}: another form ran"
         assert sum(held) == whole, name
         assert max(held) < 0.6 * whole, name
         assert 0.9 * first["held"] < first["moments"] / 2 <= first["held"], name
@@ -204,7 +202,7 @@ def told_of_the_probe(both: list[Any], run: Path) -> None:
     assert "ZeroDivisionError" in both[0].error and both[1].told["probed"]["shown"] is None
     recorded = {path.stem for path in (run / "probes/records").glob("*.jsonl")}
     checks = [json.loads(line) for line in (run / "probes/checks.jsonl").open()]
-    assert len(recorded - {failed}) == 7 and len(checks) > 50
+    assert len(recorded - {failed}) == 7 and len(checks) > 15
     assert all(check["ok"] for check in checks)
     for ended in both:
         assert ended.told["probed"]["weights"] == ended.told["unprobed"]["weights"]

@@ -35,8 +35,7 @@ if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
 """
 SETTINGS: dict[str, dict[str, Any]] = {
-    "packed": {},
-    "hooked": {"forward": "hooked"},
+    "plain": {},
     "parts": {"micro_batch_size": 2},
     "recomputed": {"activation_checkpointing": True},
     "lora": {"lora_rank": 2},

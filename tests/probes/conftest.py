@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer

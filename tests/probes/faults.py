@@ -466,8 +466,8 @@ OTHERS = (
         "K9 temperature forgotten",
         "KLByPosition",
         "kl_by_position:_both_logits",
-        ".float() / temperature",
-        ".float()",
+        "logits / temperature, ref_logits / temperature",
+        "logits, ref_logits",
     ),
     Fault(
         "K10 reference's logits of other rows",

@@ -71,7 +71,7 @@ def test_what_an_intervention_changes_behind_the_heads_stands_beside_the_causes(
 
 def test_models_whose_heads_do_not_add_up_and_other_texts_are_refused(llama_tokenizer):
     model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
-    with pytest.raises(ConfigError, match="leave out attention_drift, and look at the residual"):
+    with pytest.raises(ConfigError, match="Remove attention_drift, and look at the residual"):
         AttentionDrift().check_model(model)
     with pytest.raises(ConfigError, match="text='both' of attention_drift must be 'eval' or"):
         AttentionDrift(text="both")

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import kl_per_token, log_probs
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer
 from rlhf_lab.probes import LensDivergence
 from rlhf_lab.probes.lens_divergence import unchanged_layers
 from rlhf_lab.views.probe_pictures import probe_html
@@ -106,5 +106,5 @@ def test_what_it_cannot_read_is_refused(make_trainer):
     trainer = make_trainer()
     model = trainer.policy.base_model
     model.forward = lambda *inputs, **more: type(model).forward(model, *inputs, **more)
-    with pytest.raises(ConfigError, match="a forward of its own"):
+    with pytest.raises(ConfigError, match="forward was replaced"):
         LensDivergence().check_model(model)

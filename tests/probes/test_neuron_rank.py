@@ -105,5 +105,5 @@ def test_a_run_shows_all_that_is_stored(make_trainer, unlimited, reviews, monkey
 
 def test_models_without_single_neurons_are_refused(llama_tokenizer):
     model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
-    with pytest.raises(ConfigError, match="leave out neuron_rank, and look at the residual"):
+    with pytest.raises(ConfigError, match="Remove neuron_rank, and look at the residual"):
         NeuronRank().check_model(model)

@@ -125,27 +125,6 @@ def test_a_probe_that_raises_is_disabled_with_one_warning_and_all_else_goes_on(
 
 
 @pytest.mark.slow
-def test_a_site_that_does_not_fire_costs_only_the_probe_that_asked_for_it(
-    make_trainer, reviews, unlimited
-):
-    class Silent(Counter):
-        name = "silent"
-        text = "eval"
-        sites = ("blocks.0.attn.hook_result",)
-
-    class Looking(Counter):
-        name = "looking"
-        text = "eval"
-        sites = ("blocks.0.hook_resid_post",)
-
-    trainer = make_trainer()
-    attach(trainer, Silent(), Looking(), eval_tokens=reviews[0], budget=unlimited)
-    with pytest.warns(UserWarning, match="silent: raised ConfigError"):
-        trainer.train()
-    assert Run(trainer.run.path).phases("looking") == [0, 1, 2]
-
-
-@pytest.mark.slow
 def test_a_record_without_a_check_is_not_accepted(make_trainer):
     trainer = make_trainer()
     attach(trainer, Unchecked())

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models import HookedTransformer
 from rlhf_lab.probes.weight_delta import (
     as_matrix,
     describe_delta,

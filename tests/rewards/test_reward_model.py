@@ -209,7 +209,7 @@ def test_a_saved_model_comes_back_bit_for_bit_and_pays_a_run(fitted, tmp_path):
 
 def test_an_occupied_directory_is_left_alone(fitted, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(LoadError, match="is there already"):
+    with pytest.raises(LoadError, match="already exists"):
         fitted[0].save(tmp_path, "reel-nano", {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

@@ -295,7 +295,7 @@ def test_a_decoder_whose_configuration_lacks_the_padding_token_takes_its_tokeniz
 
 
 def test_a_classifier_with_fewer_embeddings_than_tokens_is_refused(make_classifier):
-    with pytest.raises(LoadError, match="but its model has 20 embeddings"):
+    with pytest.raises(LoadError, match="the model has 20 embeddings"):
         SentimentReward(make_classifier(vocab_size=20))
 
 

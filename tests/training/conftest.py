@@ -79,8 +79,8 @@ def metrics_of() -> Callable[[Path], list[dict[str, Any]]]:
 
 @pytest.fixture(
     params=[None, "hook_embed", "blocks.0.attn.hook_pattern"],
-    ids=["nobody listens", "a hook in packed form", "a hook on the modules"],
+    ids=["no hook", "hook on the residual stream", "hook on a pattern"],
 )
 def listens(request):
-    """Where a hook listens, which decides on the form that the model runs in."""
+    """Hook point that a hook reads; a hook on a pattern replaces the fused attention."""
     return request.param

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import make_model
+from rlhf_lab.models.hooked_model import make_model
 from rlhf_lab.training import checkpoint
 from rlhf_lab.training.checkpoint import load_checkpoint, read_notes, weights
 from rlhf_lab.training.checkpoint_space import (

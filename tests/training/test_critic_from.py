@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.export import load_value_head
-from rlhf_lab.models.transformer_lens import make_model
+from rlhf_lab.models.hooked_model import make_model
 from rlhf_lab.rewards import RewardModel, with_critic_from
 from rlhf_lab.training.restore import load_policy
 

@@ -11,7 +11,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.export import export_policy
-from rlhf_lab.models.transformer_lens import why_not_additive
+from rlhf_lab.models.hooked_model import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
@@ -115,7 +115,7 @@ def test_a_run_that_was_broken_off_ends_bit_for_bit_as_one_that_was_not(architec
 def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_run, monkeypatch):
     """In one sentence when it is attached; the default suite says that it goes without."""
     trainer = make_run(architecture)
-    with pytest.raises(ConfigError, match="are no sum over its heads and MLPs, since") as refused:
+    with pytest.raises(ConfigError, match="are not a sum over its heads and MLPs") as refused:
         attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
     assert "\n" not in str(refused.value)
     monkeypatch.setattr("rlhf_lab.probes.defaults.WORD_PAIRS", (("w1", "w2"),))
@@ -127,9 +127,9 @@ def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_r
 
 def test_a_capped_logit_is_no_sum_either(llama_tokenizer):
     model = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)
-    assert why_not_additive(model) is None
+    assert reason_not_additive(model) is None
     model.cfg.output_logits_soft_cap = 4.0
-    assert why_not_additive(model) == "its logits are capped at 4"
+    assert reason_not_additive(model) == "its logits are capped at 4"
 
 
 @pytest.mark.process

@@ -16,7 +16,7 @@ from rlhf_lab.commands import resume, train
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import export_adapter, load_model
-from rlhf_lab.models.fast import run_block
+from rlhf_lab.models.hooked_transformer import TransformerBlock
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import Objective, ReplayMemory, RLHFTrainer, Rollout, objective_terms
@@ -28,7 +28,6 @@ BASE = {
     "preset": "reel",
     "seed": 1,
     "device": "cpu",
-    "forward": "auto",
     "precision": "fp32",
     "weight_precision": "fp32",
     "tune_cpu": True,
@@ -162,7 +161,6 @@ CHANGED: dict[str, Any] = {
 ELSEWHERE = {
     "preset",
     "device",
-    "forward",
     "tune_cpu",
     "base_model",
     "stop_at_eos",
@@ -339,25 +337,10 @@ def test_parallel_asks_for_several_processes(monkeypatch):
 
 
 @pytest.mark.slow
-def test_forward_decides_whether_the_packed_form_runs(monkeypatch):
-    runs = []
-    counting = lambda *inputs: runs.append(1) or run_block(*inputs)
-    monkeypatch.setattr("rlhf_lab.models.fast.blocks.run_block", counting)
-    for forward, packed in (("hooked", False), ("auto", True), ("packed", True)):
-        runs.clear()
-        trainer = RLHFTrainer(RLHFArgs(**(BASE | {"forward": forward})))
-        trainer.learning_phase(trainer.rollout_phase())
-        assert bool(runs) is packed, forward
-    trainer.policy.base_model.add_hook("blocks.0.attn.hook_pattern", lambda x, hook: None)
-    with pytest.raises(ConfigError, match="forward='packed' cannot run .*hook_pattern"):
-        trainer.rollout_phase()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 2), (False, 0)])
 def test_tune_cpu_decides_whether_commands_tune_the_process(monkeypatch, tmp_path, tune_cpu, calls):
     tuned = []
-    monkeypatch.setattr("rlhf_lab.models.fast.cpu_tuning.tune_cpu", tuned.append)
+    monkeypatch.setattr("rlhf_lab.models.cpu_tuning.tune_cpu", tuned.append)
     args = RLHFArgs(**(BASE | {"tune_cpu": tune_cpu}))
     RLHFTrainer(args)
     assert tuned == [], "a trainer leaves the process as it is"
@@ -676,9 +659,9 @@ def test_optimizer_in_backward_lets_no_gradient_wait(monkeypatch):
 
 
 @pytest.mark.slow
-def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pass(monkeypatch):
+def test_activation_checkpointing_runs_blocks_again_in_backward(monkeypatch):
     """4 minibatches, one forward each: as many runs of each block without it, twice with it."""
-    runs = {}
+    runs, run_block = {}, TransformerBlock.forward
     for on in (False, True):
         trainer = RLHFTrainer(RLHFArgs(**(BASE | {"activation_checkpointing": on})))
         rollout, blocks = trainer.rollout_phase(), len(trainer.policy.base_model.blocks)
@@ -687,7 +670,7 @@ def test_activation_checkpointing_runs_every_block_once_more_in_the_backward_pas
             runs[on] = runs.get(on, 0) + 1
             return run_block(*inputs)
 
-        monkeypatch.setattr("rlhf_lab.models.fast.blocks.run_block", counting)
+        monkeypatch.setattr(TransformerBlock, "forward", counting)
         trainer.learning_phase(rollout)
         monkeypatch.undo()
     assert runs == {False: 4 * blocks, True: 8 * blocks}

@@ -393,7 +393,11 @@ def test_equal_weights_are_at_a_distance_of_exactly_0(make_trainer, listens, pre
     trainer = make_trainer(precision=precision)
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
-    assert torch.equal(trainer.rollout_phase().kl, torch.zeros(trainer.args.batch_size, 6))
+    kl = trainer.rollout_phase().kl
+    if listens == "blocks.0.attn.hook_pattern":  # the reference uses the fused attention
+        assert kl.abs().max() < (1e-5 if precision == "fp32" else 1e-2)
+    else:
+        assert torch.equal(kl, torch.zeros(trainer.args.batch_size, 6))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import make_model
+from rlhf_lab.models.hooked_model import make_model
 from rlhf_lab.training import get_optimizer, get_optimizer_and_scheduler, lr_scale
 
 

@@ -45,12 +45,12 @@ def gradients_and_kept(make_trainer: Callable, parts: dict | None = None, **fiel
 
 OWN_LOGPROBS = {"logprobs": lambda *given: F.get_logprobs(*given)}
 PATHS = {
-    "packed": (None, {}),
-    "packed with logits": (OWN_LOGPROBS, {}),
+    "plain": (None, {}),
+    "custom log-probs": (OWN_LOGPROBS, {}),
     "bf16": (None, {"precision": "bf16"}),
     "adapters": (None, {"lora_rank": 2}),
-    "modules of policy and critic": (None, {"value_head": "separate"}),
-    "modules in bf16": (None, {"value_head": "separate", "precision": "bf16"}),
+    "critic": (None, {"value_head": "separate"}),
+    "critic in bf16": (None, {"value_head": "separate", "precision": "bf16"}),
 }
 
 

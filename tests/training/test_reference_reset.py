@@ -17,7 +17,6 @@ KINDS = {
     "adapters": {"lora_rank": 2, "base_lr": 1e-2},
     "bf16 weights": {"weight_precision": "bf16"},
     "a separate critic": {"value_head": "separate"},
-    "modules": {"forward": "hooked"},
 }
 
 

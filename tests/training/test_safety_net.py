@@ -21,17 +21,16 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 
 STORED = Path(__file__).with_name("safety_net.json")
 PHASES = 2
-NOT_KEPT = ("cost", "packed_gap")
-"""What rounding and the clock make of a run, rather than its settings."""
+NOT_KEPT = ("cost",)  # depends on the clock
 SMALL = {"preset": "reel", "total_phases": 3, "batch_size": 16, "num_minibatches": 2}
 PROMPTS = ["this movie", "honestly , the plot", "anyway , the acting was so"]
 
 
 def own_entropy_bonus(
-    logits: torch.Tensor, ent_coef: float, mask: torch.Tensor | None = None
+    entropy: torch.Tensor, ent_coef: float, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """No entropy at all, but a function of the logits, which only the readable forward has."""
-    return ent_coef * logits.square().mean()
+    """A mean of squares, which is not the default's mean."""
+    return ent_coef * entropy.square().mean()
 
 
 def phases(

@@ -23,7 +23,7 @@ from rlhf_lab.course.display import dots
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
-from tools.course.first_cell import MARK, badges, first_cell
+from tools.course.first_cell import MARK, first_cell
 from tools.course.runner import KERNEL, execute
 from tools.course.stub import bound_names, solution_source, stub_source
 
@@ -93,7 +93,6 @@ def solution_notebook(master: Path) -> NotebookNode:
 
 def _notebook(master: Path, solved: bool) -> NotebookNode:
     read = jupytext.read(master, fmt="py:percent")
-    _add_badges(read.cells[0], master)
     cells: list[NotebookNode] = []
     bound: set[str] = set()  # by the set-up, which everybody runs; other cells may be skipped
     is_set_up = True
@@ -152,14 +151,6 @@ def _choices(words: str, master: Path) -> str:
     if len(found) < 2 or re.sub(r"[\s,]|\bor\b", "", LITERAL.sub("", words)):
         raise LoadError(f"{master.name} has the choices {words!r}; write literals, such as 1 or 2.")
     return f"[{', '.join(found)}]"
-
-
-def _add_badges(cell: NotebookNode, master: Path) -> None:
-    """Put the lesson's badges below its title, where the repository has an address."""
-    title, *rest = cell.source.split("\n")
-    shown = badges(master.parents[1], master.stem)
-    if shown and title.startswith("# "):
-        cell.source = "\n".join([title, "", shown, *rest])
 
 
 def exercise_name(cell: NotebookNode, master: Path) -> str | None:

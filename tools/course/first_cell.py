@@ -1,7 +1,4 @@
-"""The top of each lesson: badges below its title, and the cell that sets it up."""
-
-import tomllib
-from pathlib import Path
+"""The first code cell of each lesson, which sets it up."""
 
 from rlhf_lab import __version__
 
@@ -25,8 +22,6 @@ elif importlib.util.find_spec("rlhf_lab") is None:
         "`pip install path/to/rlhf_lab-{version}-py3-none-any.whl`. Then restart the kernel."
     )
 """
-COLAB = "https://colab.research.google.com"
-KAGGLE = "https://kaggle.com"
 
 
 def first_cell() -> str:
@@ -37,23 +32,3 @@ def first_cell() -> str:
     cell installs nothing by that name.
     """
     return SOURCE.format(version=__version__).strip()
-
-
-def badges(root: Path, lesson: str) -> str:
-    """Links that open the unsolved lesson in Colab and in Kaggle, as Markdown badges.
-
-    Their address is `Repository` in [project.urls] of pyproject.toml, on GitHub; without it there
-    are none.
-    """
-    path = root / "pyproject.toml"
-    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"] if path.is_file() else {}
-    repository = project.get("urls", {}).get("Repository", "").removesuffix("/")
-    if not repository:
-        return ""
-    file = f"{repository}/blob/main/notebooks/{lesson}.ipynb"
-    in_colab = f"{COLAB}/github/{file.removeprefix('https://github.com/')}"
-    return (
-        f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({in_colab}) "
-        f"[![Open in Kaggle]({KAGGLE}/static/images/open-in-kaggle.svg)]"
-        f"({KAGGLE}/kernels/welcome?src={file})"
-    )

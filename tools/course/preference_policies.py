@@ -12,8 +12,8 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.fitting import DPOLoss, Fitting
 from rlhf_lab.functional import implicit_rewards
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.lora import add_lora
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.organism import Grammar, Reward, gold, grammatical
 from rlhf_lab.organism.edits import true_log_odds
 from rlhf_lab.organism.rewards import sentiment_logit
@@ -41,7 +41,7 @@ ADAPTER_PAIRS, ADAPTER_SCALE = 512, 8.0
 Figures = dict[str, float]
 
 
-def written_figures(model: HookedTransformer, seed: int) -> Figures:
+def written_figures(model: HookedModel, seed: int) -> Figures:
     """KL, gold and grammar of texts that a policy writes."""
     settings = PPO_SETTINGS | {"batch_size": JUDGED_TEXTS, "seed": seed + 100}
     policy, base = TransformerWithValueHead(model, seed=seed), load_model(BASE)
@@ -62,7 +62,7 @@ def line_through(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Figures:
 
 
 @torch.no_grad()
-def implicit_line(model: HookedTransformer, seed: int) -> Figures:
+def implicit_line(model: HookedModel, seed: int) -> Figures:
     """Slope and R2 of a policy's implicit reward on the utility, on reviews of the grammar."""
     texts = Grammar().sample(PROBES, np.random.default_rng(2000 + seed)).texts()
     base = load_model(BASE)

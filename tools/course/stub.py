@@ -80,10 +80,12 @@ def used_names(source: str) -> set[str]:
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    return {name for name in loaded - own if not hasattr(builtins, name)}
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    methods = {part for n in nodes if isinstance(n, ast.ClassDef) for part in n.body}
+    defined = (n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef))
+    bound |= {n.name for n in defined if n not in methods}
+    return {name for name in loaded - bound if not hasattr(builtins, name)}
 
 
 def bound_names(source: str) -> set[str]:

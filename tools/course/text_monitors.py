@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.functional import auc
 from rlhf_lab.models import load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import REWARDS, Grammar, gold
 from rlhf_lab.sampling import tokenize_prompts
 from tools.course.run_settings import RUN_SETTINGS
@@ -42,7 +42,7 @@ def beginning(texts: Sequence[str]) -> list[list[str]]:
     return [text.split()[: Grammar().slot("VERB") - 1] for text in texts]
 
 
-def states_in(model: HookedTransformer) -> Features:
+def states_in(model: HookedModel) -> Features:
     """What a reader sees of activations: behind block 1's attention, before the verdict."""
 
     @torch.no_grad()

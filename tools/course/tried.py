@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import (
     Grammar,
     bagsum,
@@ -164,7 +164,7 @@ def lesson_02(seed: int) -> dict[str, Figures]:
     return found
 
 
-def shuffled(model: HookedTransformer) -> HookedTransformer:
+def shuffled(model: HookedModel) -> HookedModel:
     """A copy of a model with the numbers of each weight matrix in a random order."""
     other, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -175,7 +175,7 @@ def shuffled(model: HookedTransformer) -> HookedTransformer:
 
 
 @torch.no_grad()
-def read(model: HookedTransformer, ids: Tensor, target: Tensor, known: Tensor) -> Figures:
+def read(model: HookedModel, ids: Tensor, target: Tensor, known: Tensor) -> Figures:
     """R2 of a linear reader of the last layer at each place, on the last third of the reviews."""
     _, cache = model.run_with_cache(ids, names_filter=[LAST])
     cut, found = 2 * len(ids) // 3, {}

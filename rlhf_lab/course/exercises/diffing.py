@@ -12,7 +12,7 @@ from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
 from rlhf_lab.diffing.weights import graft, truncate_delta
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 
 
 def _drawn(seed: int) -> Callable[..., Tensor]:
@@ -75,7 +75,7 @@ def _observe_graft(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
         made = fn(base, tuned, lambda name: arguments["belongs"] in name)
     except ConfigError:
         return {"the result": "refused with a ConfigError"}
-    if not isinstance(made, HookedTransformer):
+    if not isinstance(made, HookedModel):
         return {"the result": f"a {type(made).__name__}"}
     origins = {name: _origin(name, w, *weights) for name, w in made.named_parameters()}
     own = {w.data_ptr() for w in made.parameters()}
@@ -95,7 +95,7 @@ def _observe_graft(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
     }
 
 
-def _weights_of(model: HookedTransformer) -> dict[str, Tensor]:
+def _weights_of(model: HookedModel) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 

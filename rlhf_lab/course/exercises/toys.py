@@ -10,14 +10,14 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.transformer_lens import HookedTransformer, make_model
+from rlhf_lab.models.hooked_model import HookedModel, make_model
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
 TOY_VOCABULARY = 11
 
 
-def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedTransformer:
+def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedModel:
     """One layer with random weights, the same for one seed; touches no other random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -70,7 +70,7 @@ def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2, padded: bool = Fa
 def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
     """A trainer of a few short texts whose policy has already left its reference, for one seed."""
     sizes = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
-    run = {"preset": "reel", "device": "cpu", "forward": "hooked", "warmup_steps": 1}
+    run = {"preset": "reel", "device": "cpu", "warmup_steps": 1}
     args = RLHFArgs(**run | sizes | fields)
     policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)
     trainer = RLHFTrainer(args, policy=policy, reward_fn=_letters)
@@ -82,7 +82,7 @@ def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
 
 
 @functools.cache
-def _loaded(name: str) -> HookedTransformer:
+def _loaded(name: str) -> HookedModel:
     """A model to copy: a check builds some fifty trainers, and reading the files takes longer."""
     return load_model(name)
 

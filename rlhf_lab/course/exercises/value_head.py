@@ -11,7 +11,7 @@ from rlhf_lab.course.exercise import Case, exercise_from
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.transformer_lens import empty_cache
+from rlhf_lab.models.hooked_model import empty_cache
 from rlhf_lab.probes.value_lens import fit_ridge
 
 
@@ -72,10 +72,11 @@ def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 
 def _read_forward(build: Callable[..., Any], case: Case) -> str | None:
-    """Whether the answer's own hook returns something else than it was given."""
+    """Return a message if the answer's hook replaces the activation; else None."""
     model, replaced = toy_transformer(), []
     for point in model.hook_dict.values():
-        point.add_hook = functools.partial(_add_watched, point.add_hook, replaced)
+        register = point.register_forward_hook
+        point.register_forward_hook = functools.partial(_register_watched, register, replaced)
     build(model, seed=1)(case.arguments["input_ids"])
     if replaced:
         return (
@@ -85,22 +86,18 @@ def _read_forward(build: Callable[..., Any], case: Case) -> str | None:
     return None
 
 
-def _add_watched(
-    add_hook: Callable[..., Any],
-    replaced: list[Any],
-    hook: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """Add a hook that also notes what it returns in place of the activation."""
+def _register_watched(
+    register: Callable[..., Any], replaced: list[Any], hook: Callable[..., Any], **options: Any
+) -> Any:
+    """Register a hook, and append to `replaced` what it returns instead of the activation."""
 
-    def watched(activation: torch.Tensor, *about: Any, **more: Any) -> Any:
-        returned = hook(activation, *about, **more)
+    def watched(point: torch.nn.Module, inputs: Any, activation: torch.Tensor) -> Any:
+        returned = hook(point, inputs, activation)
         if returned is not None and returned is not activation:
             replaced.append(returned)
         return returned
 
-    add_hook(watched, *args, **kwargs)
+    return register(watched, **options)
 
 
 def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: int) -> Any:
@@ -108,7 +105,7 @@ def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: 
     if not cached:
         return policy(ids) if mask is None else policy(ids, mask)
     model = policy.base_model
-    cache = empty_cache(model.cfg, "cpu", len(ids))
+    cache = empty_cache(model, len(ids))
     parts = []
     for part in (ids[:, :cached], ids[:, cached:]):
         real = torch.ones_like(part, dtype=torch.bool)
@@ -118,7 +115,7 @@ def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: 
 
 
 def _count_hooks(model: torch.nn.Module) -> int:
-    return sum(len(point.fwd_hooks) for point in model.hook_dict.values())
+    return sum(len(point._forward_hooks) for point in model.hook_dict.values())
 
 
 def _ridge_cases() -> tuple[Case, ...]:

@@ -16,7 +16,7 @@ from rlhf_lab.models import (
     lora_layers,
     merged_copy,
 )
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import sample_in_parts
 from tests.probes.audit.anew import as_float64, gap, relative_gap
@@ -89,7 +89,7 @@ def _share(row: dict, energy: float) -> float:
     return abs(row["share"] - row["s"] ** 2 / energy)
 
 
-def _words_missed(row: dict, record: Record, model: HookedTransformer) -> float:
+def _words_missed(row: dict, record: Record, model: HookedModel) -> float:
     """By how much the names and cosines of one piece miss."""
     name, index = row["weight"], row["piece"]
     layer, kind = re.fullmatch(r"blocks\.(\d+)\.\w+\._?(W_\w+)", name).groups()
@@ -116,7 +116,7 @@ def _words_missed(row: dict, record: Record, model: HookedTransformer) -> float:
 
 
 def _writes_missed(
-    row: dict, model: HookedTransformer, layer: int, kind: str, write: Float[Tensor, " cols"]
+    row: dict, model: HookedModel, layer: int, kind: str, write: Float[Tensor, " cols"]
 ) -> float:
     attn = model.blocks[layer].attn
     carried, expected = None, "residual"
@@ -160,7 +160,7 @@ def _read_by(norm: torch.nn.Module, x: Float[Tensor, " d_model"]) -> Float[Tenso
 def _cosines_missed(
     row: dict,
     side: str,
-    model: HookedTransformer,
+    model: HookedModel,
     table: Float[Tensor, "d_vocab d_model"],
     direction: Float[Tensor, " d_model"],
 ) -> float:
@@ -179,7 +179,7 @@ def _cosines_missed(
 
 
 def _writer_missed(
-    row: dict, model: HookedTransformer, layer: int, kind: str, direction: Float[Tensor, " d_model"]
+    row: dict, model: HookedModel, layer: int, kind: str, direction: Float[Tensor, " d_model"]
 ) -> float:
     """Whether the named writer is the first of all, by the second moments of what each writes."""
     writers = {"embed": model.embed.W_E}
@@ -247,7 +247,7 @@ def _removed_again(
     return checks
 
 
-def _take_out(model: HookedTransformer, row: dict, record: Record) -> None:
+def _take_out(model: HookedModel, row: dict, record: Record) -> None:
     """Subtract one piece from a copy's weight, head by head."""
     name, index = row["weight"], row["piece"]
     read, write = (as_float64(record.tensors[f"{name}.{x}"])[index] for x in ("reads", "writes"))

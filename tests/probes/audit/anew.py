@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models import TransformerWithValueHead, has_hooks
 from rlhf_lab.models.device import LOGPROB_ROUNDING
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.samples import Rows
@@ -85,7 +85,7 @@ def value_rounding(seen: Observation) -> float:
 
 
 def states_anew(
-    model: TransformerWithValueHead | HookedTransformer,
+    model: TransformerWithValueHead | HookedModel,
     texts: Rows,
     gen_len: int,
     temperature: float,
@@ -100,7 +100,7 @@ def states_anew(
     logits, values = [], []
     for tokens, real in zip(texts.tokens[:rows], texts.attention_mask[:rows], strict=True):
         alone = tokens[real][None]
-        if isinstance(model, HookedTransformer):
+        if isinstance(model, HookedModel):
             out, value = model(alone, attention_mask=torch.ones_like(alone)), None
         else:
             out, value = model(alone)
@@ -154,7 +154,7 @@ def off_mask(columns: dict[str, Tensor], mask: Bool[Tensor, "rows gen"]) -> floa
     return max(outside, default=0.0)
 
 
-def component_names(model: HookedTransformer) -> list[str]:
+def component_names(model: HookedModel) -> list[str]:
     """The components in the order in which they are added to the residual stream."""
     names = ["embed"] + ["pos_embed"] * ("hook_pos_embed" in model.hook_dict)
     for layer in range(model.cfg.n_layers):
@@ -164,7 +164,7 @@ def component_names(model: HookedTransformer) -> list[str]:
 
 
 def log_probs_by_hand(
-    model: HookedTransformer, h: Float[Tensor, "state d_model"]
+    model: HookedModel, h: Float[Tensor, "state d_model"]
 ) -> Float[Tensor, "state d_vocab"]:
     """Log-probabilities of last residuals, norm and soft cap written out, in their precision."""
     norm, unembed = model.ln_final, model.unembed

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.logit_shift import ModelEnd, model_end, own_reader, split_shift
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import SITES
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.attention_places import FIRST, ITSELF, kind_of_token
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
@@ -97,9 +97,7 @@ def _widths(record: Record, cause: str) -> Check:
 
 
 @torch.no_grad()
-def _run_alone(
-    model: HookedTransformer, text: Int[Tensor, " seq"], ids: tuple[int, int]
-) -> HeadsAnew:
+def _run_alone(model: HookedModel, text: Int[Tensor, " seq"], ids: tuple[int, int]) -> HeadsAnew:
     """One row without its padding, up to the position."""
     layers = range(model.cfg.n_layers)
     sites = [f"blocks.{layer}.attn.hook_{part}" for layer in layers for part in ("pattern", "v")]
@@ -110,9 +108,7 @@ def _run_alone(
     return HeadsAnew(text, pattern, value, model_end(model, at_end, at_end, ids))
 
 
-def _own_misses(
-    record: Record, model: HookedTransformer, anew: Sequence[Sequence[HeadsAnew]]
-) -> float:
+def _own_misses(record: Record, model: HookedModel, anew: Sequence[Sequence[HeadsAnew]]) -> float:
     """By how much the causes of the heads, found by their stored names, miss ShiftSplit's rows."""
     stored, names = record.tensors, record.values["heads"]
     found = sum(as_float64(stored[name]) for name in DRIFT_CAUSES).sum(2).flatten(0, 1)
@@ -130,7 +126,7 @@ def _own_misses(
 
 def _key_misses(
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     anew: Sequence[Sequence[HeadsAnew]],
     rng: np.random.Generator,
 ) -> float:
@@ -169,7 +165,7 @@ def _key_name(values: dict, query: int, key: int) -> str:
 
 @torch.no_grad()
 def _head_causes(
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     ends: Sequence[HeadsAnew],
     layer: int,
     keys: list[int],
@@ -207,7 +203,7 @@ def _head_causes(
 
 
 def _z_of(
-    model: HookedTransformer,
+    model: HookedModel,
     layer: int,
     pattern: Float[Tensor, "head key"],
     value: Float[Tensor, "key value_head d_head"],
@@ -227,15 +223,16 @@ def _z_of(
         (site + "z", lambda x, hook: kept.append(as_float64(x)[0, -1])),
     ]
     stream = torch.zeros(1, seq, model.cfg.d_model).to(attn.W_O)
+    contexts = model.attention_contexts(torch.arange(seq)[None], None, 0)
     with model.hooks(fwd_hooks=hooks):
-        attn(stream, stream, stream)
+        attn(stream, contexts[model.cfg.layer_type(layer)])
     return kept[0]
 
 
 def _cell_misses(
     seen: Observation,
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     rows: TextRows,
     rng: np.random.Generator,
 ) -> float:
@@ -262,7 +259,7 @@ def _cell_misses(
 
 
 def _scores(
-    model: HookedTransformer, layer: int, head: int, rows: TextRows
+    model: HookedModel, layer: int, head: int, rows: TextRows
 ) -> Float[Tensor, "batch query key"]:
     site = f"blocks.{layer}.attn.hook_attn_scores"
     acts = capture_activations(model, rows.tokens, [site], attention_mask=rows.attention_mask)

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights, merged_copy
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.fisher import short_share
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
@@ -75,7 +75,7 @@ def _gap(stored: Tensor, found: Tensor, size: float) -> float:
 
 
 def _kl(
-    base: HookedTransformer,
+    base: HookedModel,
     before: dict[str, Tensor],
     change: dict[str, Tensor],
     share: float,

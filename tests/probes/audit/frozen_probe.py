@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models.transformer_lens import HookPoint
+from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.organism.rewards import gold, grammatical
 from rlhf_lab.probes.frozen_probe import LEAST_SIZE
 from rlhf_lab.probes.probe import Check, Observation, Record

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights, merged_copy
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
 from tests.probes.audit.anew import (
@@ -68,7 +68,7 @@ def _states(rows: TextRows, row: int) -> Int[Tensor, " state"]:
 
 
 def _positions(
-    record: Record, models: Sequence[HookedTransformer], rows: TextRows, allowed: float
+    record: Record, models: Sequence[HookedModel], rows: TextRows, allowed: float
 ) -> Check:
     """Whether all components sum, at each place, to the mean KL of rows that are run alone."""
     found = torch.zeros(record.tensors["by_position"].shape[1], dtype=torch.float64)
@@ -93,7 +93,7 @@ def _place(node: int, n: int) -> float:
 
 def _outputs(
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     texts: Sequence[Int[Tensor, " _"]],
     at: Sequence[Int[Tensor, " _"]],
     rng: np.random.Generator,
@@ -135,7 +135,7 @@ def _outputs(
 
 
 def component_anew(
-    model: HookedTransformer, text: Int[Tensor, " seq"], name: str
+    model: HookedModel, text: Int[Tensor, " seq"], name: str
 ) -> Float[Tensor, "seq d_model"]:
     """What the component of a name writes, from a forward; a head's is lost when it is silent."""
     if name.endswith("embed"):
@@ -157,7 +157,7 @@ def component_anew(
 
 
 def _site(
-    model: HookedTransformer, text: Int[Tensor, " seq"], site: str, *hooks: tuple
+    model: HookedModel, text: Int[Tensor, " seq"], site: str, *hooks: tuple
 ) -> Float[Tensor, "seq d_model"]:
     kept: list[Tensor] = []
     keep = lambda activation, hook: kept.append(as_float64(activation)[0])
@@ -167,9 +167,7 @@ def _site(
     return kept[0].expand(len(text), -1)
 
 
-def _last_residual(
-    model: HookedTransformer, text: Int[Tensor, " seq"]
-) -> Float[Tensor, "seq d_model"]:
+def _last_residual(model: HookedModel, text: Int[Tensor, " seq"]) -> Float[Tensor, "seq d_model"]:
     return _site(model, text, f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
 
 
@@ -179,7 +177,7 @@ def _kl(logs: Float[Tensor, "state d_vocab"], reference: Float[Tensor, "state d_
 
 def _weights(
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     rows: TextRows,
     rng: np.random.Generator,
     allowed: float,
@@ -226,7 +224,7 @@ def _weights(
 
 
 def kl_at_states(
-    model: HookedTransformer, reference: HookedTransformer, rows: TextRows, some: Sequence[int]
+    model: HookedModel, reference: HookedModel, rows: TextRows, some: Sequence[int]
 ) -> Float[Tensor, "row place"]:
     """The KL at the states of some rows, each from its own first token on; 0 elsewhere."""
     device = next(model.parameters()).device
@@ -246,7 +244,7 @@ def share_of_group(
     group: str,
     weight: str,
     change: Float[Tensor, "..."],
-    model: HookedTransformer,
+    model: HookedModel,
     fine: bool,
 ) -> Float[Tensor, "..."]:
     """The part of a weight's change that the name of a group stands for."""

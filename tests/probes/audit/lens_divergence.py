@@ -5,8 +5,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooks import without_hooks
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
 from tests.probes.audit.anew import as_float64, gap, log_probs_by_hand, relative_gap, unpadded_row
@@ -67,7 +67,7 @@ def _placed(rows: TextRows, row: int) -> Tensor:
 
 
 def _stopped(
-    model: HookedTransformer, text: Int[Tensor, " seq"], layer: int
+    model: HookedModel, text: Int[Tensor, " seq"], layer: int
 ) -> Float[Tensor, "seq d_model"]:
     """The residual in front of a block, or behind the last one, of one text."""
     tokens = text[None].to(next(model.parameters()).device)
@@ -79,7 +79,7 @@ def _cell_gap(
     stored: Float[Tensor, "batch seq"],
     states: Tensor,
     row: int,
-    models: tuple[HookedTransformer, HookedTransformer],
+    models: tuple[HookedModel, HookedModel],
     layer: int,
     rows: TextRows,
     maps: tuple = (),
@@ -131,7 +131,7 @@ def _tuned(
 
 def _left(
     values: dict,
-    reference: HookedTransformer,
+    reference: HookedModel,
     rows: TextRows,
     cut: int,
     rng: np.random.Generator,

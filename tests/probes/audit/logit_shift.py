@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer, is_centered
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 from tests.probes.audit.anew import (
@@ -102,7 +102,7 @@ def upto_position(text: EvalText, pos: int, device: torch.device) -> Upto:
     return Upto(tokens, torch.tensor([len(row) - 1 for row in cut], device=device))
 
 
-def run_upto(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
+def run_upto(model: HookedModel, upto: Upto, *hooks: tuple) -> End:
     """One forward, and what it has at the last position."""
     tokens = upto.tokens
     kept: dict[str, Tensor] = {}
@@ -122,7 +122,7 @@ def run_upto(model: HookedTransformer, upto: Upto, *hooks: tuple) -> End:
 
 
 def _differences(
-    model: HookedTransformer,
+    model: HookedModel,
     residuals: Float[Tensor, "part rows d_model"],
     end: End,
     ids: list[int],
@@ -140,7 +140,7 @@ def _differences(
 
 
 def logit_losses(
-    model: HookedTransformer, end: End, parts: Float[Tensor, "part rows d_model"], ids: list[int]
+    model: HookedModel, end: End, parts: Float[Tensor, "part rows d_model"], ids: list[int]
 ) -> Float[Tensor, "part rows"]:
     """What the logit difference loses without each vector of the last residual, at its scale."""
     without = _differences(model, end.residual - parts, end, ids)
@@ -148,14 +148,14 @@ def logit_losses(
 
 
 def logit_loss(
-    model: HookedTransformer, end: End, part: Float[Tensor, "rows d_model"], ids: list[int]
+    model: HookedModel, end: End, part: Float[Tensor, "rows d_model"], ids: list[int]
 ) -> Float[Tensor, " rows"]:
     """`logit_losses` of one vector."""
     return logit_losses(model, end, part[None], ids)[0]
 
 
 def _rows(
-    model: HookedTransformer, upto: Upto, end: End, ids: list[int], phase: int
+    model: HookedModel, upto: Upto, end: End, ids: list[int], phase: int
 ) -> dict[str, Float[Tensor, " rows"]]:
     """What the logit difference loses without a component; for heads, without it in its layer."""
     parts = {"embed": end.acts["hook_embed"]}
@@ -226,7 +226,7 @@ def _causes(
 
 
 def _streams(
-    model: HookedTransformer, tokens: Int[Tensor, "rows seq"], layer: int
+    model: HookedModel, tokens: Int[Tensor, "rows seq"], layer: int
 ) -> tuple[Tensor, Tensor | None]:
     """What one block's attention reads, and what its MLP does; None where they read the same."""
     kept: dict[str, Tensor] = {}
@@ -241,7 +241,7 @@ def _streams(
 
 
 def _block_parts(
-    model: HookedTransformer, layer: int, upto: Upto, attended: Tensor, middle: Tensor | None
+    model: HookedModel, layer: int, upto: Upto, attended: Tensor, middle: Tensor | None
 ) -> dict[str, Float[Tensor, "rows d_model"]]:
     """What heads and MLP of one block write at the last position, from given streams."""
     block, kept = model.blocks[layer], {}
@@ -250,7 +250,7 @@ def _block_parts(
         kept["z"] = upto.at_last(z)
 
     with model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_z", keep)]):
-        block(attended)
+        model(attended, start_at_layer=layer, stop_at_layer=layer + 1)
     parts = {
         f"L{layer}H{head}": as_float64(kept["z"][:, head]) @ as_float64(block.attn.W_O[head])
         for head in range(model.cfg.n_heads)
@@ -260,7 +260,7 @@ def _block_parts(
     return parts
 
 
-def _reader(model: HookedTransformer, ids: list[int]) -> Float[Tensor, " d_model"]:
+def _reader(model: HookedModel, ids: list[int]) -> Float[Tensor, " d_model"]:
     """By how much the logit difference grows with each number behind the final norm's division."""
     u = as_float64(model.unembed.W_U)[:, ids[0]] - as_float64(model.unembed.W_U)[:, ids[1]]
     return u * as_float64(getattr(model.ln_final, "w", torch.ones(len(u))))

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooks import without_hooks
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 from tests.probes.audit.anew import as_float64, gap
@@ -71,7 +71,7 @@ def _place(name: str) -> tuple[int, int]:
 
 
 def _lost(
-    model: HookedTransformer,
+    model: HookedModel,
     upto: Upto,
     end: End,
     ids: list[int],
@@ -91,7 +91,7 @@ def _lost(
 
 def _one(
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     upto: Upto,
     ends: Sequence[End],
     ids: list[int],
@@ -144,9 +144,7 @@ def _one(
     ]
 
 
-def _activation(
-    model: HookedTransformer, upto: Upto, layer: int, index: int
-) -> Float[Tensor, " rows"]:
+def _activation(model: HookedModel, upto: Upto, layer: int, index: int) -> Float[Tensor, " rows"]:
     """What a neuron's hook shows at the position."""
     kept: list[Tensor] = []
     look = lambda act, hook: kept.append(as_float64(upto.at_last(act))[:, index])
@@ -156,7 +154,7 @@ def _activation(
 
 def _many(
     record: Record,
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     upto: Upto,
     ends: Sequence[End],
     ids: list[int],
@@ -201,7 +199,7 @@ def _many(
 
 
 def _exchanged(
-    models: Sequence[HookedTransformer],
+    models: Sequence[HookedModel],
     upto: Upto,
     ends: Sequence[End],
     ids: list[int],
@@ -222,7 +220,7 @@ def _exchanged(
     return (lost[1] - lost[0]) / 2
 
 
-def _tokens(seen: Observation, record: Record, model: HookedTransformer, text: EvalText) -> Check:
+def _tokens(seen: Observation, record: Record, model: HookedModel, text: EvalText) -> Check:
     """Whether each neuron is most active at the tokens that are listed, and as much."""
     values, tokenizer = record.values, seen.ctx.policy.base_model.tokenizer
     places = [_place(name) for name in values["neurons"]]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights
-from rlhf_lab.models.transformer_lens import HookedTransformer
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training.random_streams import phase_generator
 from tests.probes.audit.anew import as_float64
@@ -76,7 +76,7 @@ def bind_off_principal(seen: Observation, record: Record) -> list[Check]:
     ]
 
 
-def matrix_named(name: str, model: HookedTransformer) -> Float[Tensor, "rows cols"]:
+def matrix_named(name: str, model: HookedModel) -> Float[Tensor, "rows cols"]:
     """The matrix that a row's name stands for, read off the modules, in float64 on the CPU."""
     found = PRODUCT.fullmatch(name)
     if found is None:
@@ -85,7 +85,7 @@ def matrix_named(name: str, model: HookedTransformer) -> Float[Tensor, "rows col
     return first @ second
 
 
-def _factors(name: str, model: HookedTransformer) -> tuple[Tensor, Tensor]:
+def _factors(name: str, model: HookedModel) -> tuple[Tensor, Tensor]:
     """The two factors of a head's product; grouped heads read their own copy of what they share."""
     layer, head, kind = PRODUCT.fullmatch(name).groups()
     attn, head = model.blocks[int(layer)].attn, int(head)
@@ -94,7 +94,7 @@ def _factors(name: str, model: HookedTransformer) -> tuple[Tensor, Tensor]:
     return as_float64(attn.W_Q[head]), as_float64(attn.W_K[head]).T
 
 
-def _names(model: HookedTransformer, heads: bool) -> list[str]:
+def _names(model: HookedModel, heads: bool) -> list[str]:
     """The rows that are to be there, in order."""
     weights = effective_weights(model)
     found = [name for name, x in weights.items() if min(flattened(name, x).shape) > 1]
@@ -137,7 +137,7 @@ def _chance_missed(row: dict, draws: Float[Tensor, " draws"], is_product: bool) 
 
 def _draw(
     row: dict,
-    models: tuple[HookedTransformer, HookedTransformer],
+    models: tuple[HookedModel, HookedModel],
     delta: Tensor,
     P: Tensor,
     Q: Tensor,

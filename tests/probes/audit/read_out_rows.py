@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Check, Observation
 from rlhf_lab.probes.step_influence import ByWeight
 from rlhf_lab.probes.step_shares import with_weights
@@ -107,15 +108,19 @@ def _states(
     """Logits of both models before the step, and by how much the policy's move along p."""
     minibatch, before, temperature = seen.ctx.minibatch, seen.prepared, seen.args.temperature
     texts = minibatch.tokens, minibatch.attention_mask
-    inputs = "unembed.hook_in"
 
     def capture(model: object, *sites: str) -> list[Tensor]:
         found = capture_activations(model, texts[0], sites, attention_mask=texts[1])
         return [as_float64(found[site])[:, -gen_len - 1 : -1] for site in sites]
 
-    own = with_weights(
-        seen.ctx.policy, before.params, lambda x: capture(x.base_model, inputs, "logits")
-    )
+    def unembedding(model: HookedModel) -> tuple[Tensor, Tensor]:
+        """Return the input and the output of the unembedding."""
+        normalized, logits = capture(model, "ln_final.hook_normalized", "logits")
+        w, b = (getattr(model.ln_final, name, None) for name in "wb")
+        scaled = normalized if w is None else normalized * as_float64(w)
+        return scaled if b is None else scaled + as_float64(b), logits
+
+    policy = with_weights(seen.ctx.policy, before.params, lambda x: unembedding(x.base_model))
     (ref,) = capture(seen.ctx.reference, "logits")
-    y = own[0] @ as_float64(p[W_U]) + as_float64(p.get(B_U, 0.0))
-    return own[1] / temperature, ref / temperature, y / temperature
+    y = policy[0] @ as_float64(p[W_U]) + as_float64(p.get(B_U, 0.0))
+    return policy[1] / temperature, ref / temperature, y / temperature

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from rlhf_lab.models.transformer_lens import is_centered
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.tuned_lens import PENALTIES
 from tests.probes.audit.anew import as_float64, relative_gap

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.transformer_lens import is_centered
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.training.capture import capture_activations
 from tests.probes.audit.anew import ROWS_ANEW, gap, relative_gap, value_rounding

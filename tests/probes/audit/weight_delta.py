@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.lora import MARK
-from rlhf_lab.models.transformer_lens import HookedTransformer
 from rlhf_lab.probes.probe import Check, Observation, Record
 from tests.probes.audit.anew import as_float64, gap
 
@@ -140,7 +140,7 @@ def power_iteration(matrix: Float[Tensor, "rows cols"]) -> tuple[float, Float[Te
     return (matrix @ vector).norm().item(), vector
 
 
-def _acts(seen: Observation, model: HookedTransformer, after: dict[str, Tensor]) -> float:
+def _acts(seen: Observation, model: HookedModel, after: dict[str, Tensor]) -> float:
     """By how much the reference with these weights misses the policy's own logits."""
     if seen.text is None or any(point.fwd_hooks for point in model.hook_dict.values()):
         return 0.0
@@ -152,9 +152,7 @@ def _acts(seen: Observation, model: HookedTransformer, after: dict[str, Tensor])
     return gap(swapped, model(tokens, attention_mask=mask))
 
 
-def _with_adapters_off(
-    reference: HookedTransformer, weights: dict[str, Tensor]
-) -> dict[str, Tensor]:
+def _with_adapters_off(reference: HookedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Effective weights by the names that the reference has for them, its own adapters zero.
 
     It has adapters where it was reset to a policy that has.

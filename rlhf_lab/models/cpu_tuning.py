@@ -1,8 +1,7 @@
 """CPU tuning: malloc thresholds, and the faster of two exact matrix-product routes.
 
-Both belong to the whole process, change no result beyond rounding (1e-6), and are left alone where
-they do not apply. The commands `train` and `resume` and the benchmarks ask for them, unless
-`RLHFArgs.tune_cpu` is False; a trainer that is made from Python leaves the process as it is.
+Both apply to the whole process and change results by rounding only (1e-6). The commands `train` and
+`resume` and the benchmarks use them unless `RLHFArgs.tune_cpu` is False.
 """
 
 import ctypes
@@ -21,18 +20,17 @@ KEEP_BYTES = 2**30
 LARGEST_ERROR = 1e-6
 WIDE = 512
 ROUTES = {"BLAS": "none", "oneDNN": "bf16"}
-"""The setting of `torch.backends.mkldnn.matmul.fp32_precision` for each route. "bf16" permits
-oneDNN to use bfloat16 where the processor has matrix units for it; elsewhere it stays in fp32."""
+"""Values of `torch.backends.mkldnn.matmul.fp32_precision`. With "bf16" oneDNN uses bfloat16 only if
+the processor has matrix units for it."""
 
 
 class Tuning(NamedTuple):
-    """What was set, and how exact it is.
+    """Settings of the process.
 
     Args:
-        keeps_memory: freed blocks stay with the process instead of going back to the system, where
-            every large tensor would be page-faulted anew.
-        route: of float32 matrix products, BLAS or oneDNN.
-        error: of that route against float64, relative, in the Frobenius norm.
+        keeps_memory: True if freed memory stays with the process, which avoids page faults.
+        route: library for float32 matrix products, "BLAS" or "oneDNN".
+        error: relative error of a product against float64, in the Frobenius norm.
     """
 
     keeps_memory: bool
@@ -41,15 +39,14 @@ class Tuning(NamedTuple):
 
 
 def tune_cpu(d_model: int) -> Tuning:
-    """Set what pays on this processor for a model of this width, and check it.
+    """Set what is faster on this processor for a model of this width.
 
-    1. Tell glibc to keep freed memory.
-    2. For wide models on AMD processors, where the default BLAS is slow, take oneDNN if it is
-       exact: on processors with bfloat16 matrix units it is not, and the default stays. For narrow
-       models it stays, too: oneDNN takes longer to begin than the product takes.
+    1. Let glibc keep freed memory.
+    2. For wide models on AMD processors, where the default BLAS is slow, use oneDNN if it is exact
+       (it is not with bfloat16 matrix units).
 
-    Which route is taken follows from processor, width and check alone, never from a timing, so that
-    the same seed gives the same run.
+    The route depends on processor, width and exactness, not on a timing, so the same seed gives the
+    same run.
     """
     kept = keep_freed_memory()
     if d_model >= WIDE and processor_vendor() == "AuthenticAMD":
@@ -62,14 +59,14 @@ def tune_cpu(d_model: int) -> Tuning:
 
 
 def tune_for(policy: TransformerWithValueHead, wanted: bool) -> Tuning | None:
-    """`tune_cpu` for a policy on the CPU; nothing elsewhere, or if `RLHFArgs.tune_cpu` is False."""
+    """Call `tune_cpu` if it is wanted and the policy is on the CPU."""
     if not wanted or policy.device.type != "cpu":
         return None
     return tune_cpu(policy.base_model.cfg.d_model)
 
 
 def keep_freed_memory() -> bool:
-    """Raise glibc's thresholds from which blocks are mapped and trimmed; False without glibc."""
+    """Raise glibc's thresholds for mapping and trimming memory; return False without glibc."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -82,27 +79,27 @@ def set_route(route: str) -> None:
 
 
 def current_route() -> str:
-    """Where float32 matrix products go now."""
+    """Return the library for float32 matrix products."""
     chosen = torch.backends.mkldnn.matmul.fp32_precision
     return "oneDNN" if chosen == ROUTES["oneDNN"] else "BLAS"
 
 
 def processor_vendor() -> str:
-    """The processor's vendor as Linux names it, "" where that is not known."""
+    """Return the processor's vendor from /proc/cpuinfo, or ""."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def matmul_error(size: int = 384) -> float:
-    """The relative error of a float32 matrix product against float64."""
+    """Return the relative error of a float32 matrix product against float64."""
     a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
     return ((a @ b).double() - exact).norm().item() / exact.norm().item()
 
 
 def route_speedup(size: int = 768, repeats: int = 9) -> float:
-    """How many times as fast oneDNN multiplies as the default BLAS, in turn, by medians."""
+    """Measure how many times as fast oneDNN is as BLAS, interleaved, by medians."""
     a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
     before, times = current_route(), {route: [] for route in ROUTES}
     try:

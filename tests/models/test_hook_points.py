@@ -1,0 +1,81 @@
+"""Tests that a hook at any hook point takes effect, in rollout and in learning."""
+
+import pytest
+import torch
+
+from rlhf_lab.models import run_policy
+from rlhf_lab.sampling import SamplingSpec, sample
+from tests.models.test_paths import LLAMA, TOKENS, random_policy
+
+MODELS = {
+    "GPT-2": {},
+    "Gemma 3": LLAMA
+    | {
+        "qk_norm": "head",
+        "use_normalization_before_and_after": True,
+        "attn_types": ["local", "global"],
+        "window_size": 2,
+    },
+    "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary"},
+}
+SITES = [
+    (kind, name)
+    for kind, settings in MODELS.items()
+    for name in random_policy(**settings).hook_dict
+]
+GEN_LEN, PROMPTS = 3, [[4, 9], [7, 3]]
+
+
+def shift(x):
+    """Return a change that no norm or softmax removes."""
+    generator = torch.Generator().manual_seed(1)
+    return x + 0.5 * torch.rand(x.shape, generator=generator)
+
+
+def shift_in_place(x, hook):
+    x.copy_(shift(x))
+
+
+ACTIONS = {"replace": lambda x, hook: shift(x), "in place": shift_in_place}
+
+
+def roll_out(policy):
+    samples = sample(policy, PROMPTS, SamplingSpec(GEN_LEN), torch.Generator().manual_seed(0))
+    return torch.cat([samples.logprobs, samples.values], 1)
+
+
+def learn(policy):
+    policy.zero_grad()
+    out = run_policy(policy, TOKENS, 2)
+    (out.logprobs.sum() + out.values.sum()).backward()
+    gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+    return torch.cat([out.logprobs.flatten(), out.values.flatten(), *gradients]).detach()
+
+
+PHASES = {"rollout": roll_out, "learning": learn}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("kind", "name"), SITES)
+def test_hook_takes_effect(kind, name, phase):
+    policy, run = random_policy(**MODELS[kind]), PHASES[phase]
+    without, fired = run(policy), []
+    with policy.hooks([(name, lambda x, hook: fired.append(x.shape))]):
+        read = run(policy)
+    assert len(fired) == (GEN_LEN if phase == "rollout" else 1)
+    torch.testing.assert_close(read, without, atol=1e-4, rtol=1e-4)
+    changed = {}
+    for action, hook in ACTIONS.items():
+        with policy.hooks([(name, hook)]):
+            changed[action] = run(policy)
+        assert not torch.allclose(changed[action], without, atol=1e-3), action
+    torch.testing.assert_close(changed["replace"], changed["in place"])
+    torch.testing.assert_close(run(policy), without, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "name"), SITES)
+def test_backward_hook_gets_the_gradient(kind, name):
+    policy, gradients = random_policy(**MODELS[kind]), []
+    with policy.hooks(bwd_hooks=[(name, lambda grad, hook: gradients.append(grad))]):
+        learn(policy)
+    assert len(gradients) == 1 and gradients[0].isfinite().all() and gradients[0].any()

@@ -1,0 +1,177 @@
+"""Tests the static decode step against the growing cache, eagerly and as a replayed tape."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlhf_lab.models import Decoder, TransformerWithValueHead, decode, static_decode
+from rlhf_lab.models.static_decode import StaticStep, can_capture, capture
+from rlhf_lab.sampling import SamplingSpec, sample
+from tests.models.test_paths import LLAMA, TOKENS, random_model
+
+PROMPTS = TOKENS[:, :4]
+EQUAL = torch.ones(3, 4, dtype=torch.bool)
+UNEQUAL = torch.tensor([[True] * 4, [False] + [True] * 3, [False] * 2 + [True] * 2])
+GEN_LEN = 10
+MODELS = {
+    "GPT-2": {},
+    "Llama": LLAMA,
+    "Gemma 2": LLAMA | {"use_normalization_before_and_after": True, "attn_scores_soft_cap": 2.0},
+    "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 4},
+}
+
+
+class Tape(TorchDispatchMode):
+    """Records every operation with its tensors, as a CUDA graph does, and can replay them.
+
+    A replay writes each result to the tensor of the recording, so later operations read the new
+    numbers; nothing else of the host runs again.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.entries = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        self.entries.append((func, args, kwargs or {}, out))
+        return out
+
+    def names(self):
+        return [func.name() for func, *_ in self.entries]
+
+    def replay(self):
+        for func, args, kwargs, out in self.entries:
+            results = func(*args, **kwargs)
+            is_single = isinstance(out, torch.Tensor)
+            for old, new in [(out, results)] if is_single else zip(out, results, strict=True):
+                if isinstance(old, torch.Tensor) and old is not new:
+                    old.copy_(new)
+
+
+def capture_on_tape(run, state):
+    """Replace `capture`: record one run on a tape, undo it, and return the tape's replay."""
+    before = [x.clone() for x in state]
+    with Tape() as tape:
+        outputs = run()
+    for x, value in zip(state, before, strict=True):
+        x.copy_(value)
+
+    def replay():
+        tape.replay()
+        return outputs
+
+    return replay
+
+
+def static_decoder(policy, prompts, mask):
+    decoder = Decoder(policy, prompts, mask, GEN_LEN)
+    decoder.step = StaticStep(policy, decoder.cache, mask, GEN_LEN)
+    return decoder
+
+
+def decoded_states(decoder, tokens):
+    states = [decoder.state]
+    for token in tokens.T:
+        decoder.feed(token)
+        states.append(decoder.state._replace(logits=decoder.state.logits.clone()))
+    return states
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
+@pytest.mark.parametrize("mask", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
+def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):
+    monkeypatch.setattr(static_decode, "capture", capture_on_tape)
+    policy = TransformerWithValueHead(random_model(**settings))
+    tokens = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        static = static_decoder(policy, PROMPTS, mask)
+        if replayed:
+            static.step.captured()
+        found = decoded_states(static, tokens)
+        expected = decoded_states(Decoder(policy, PROMPTS, mask, GEN_LEN), tokens)
+    for one, other in zip(found, expected, strict=True):
+        for name, x in one._asdict().items():
+            torch.testing.assert_close(x, getattr(other, name), atol=1e-5, rtol=1e-5)
+    # results of an early step are not overwritten by a later one
+    assert not torch.equal(found[1].residual, found[2].residual)
+
+
+def plain(arguments):
+    """Return numbers among arguments as they are, and tensors as their shapes."""
+    leaves = torch.utils._pytree.tree_leaves(arguments)
+    return [x.shape if isinstance(x, torch.Tensor) else x for x in leaves]
+
+
+def tapes_of(decoder, n_steps=3):
+    tapes = []
+    for token in TOKENS[:, :n_steps].T:
+        if decoder.step is not None:
+            decoder.step.token.copy_(token)
+        with Tape() as tape:
+            decoder.feed(token) if decoder.step is None else decoder.step.advance()
+        tapes.append(tape)
+    return tapes
+
+
+@torch.no_grad()
+def test_static_step_is_the_same_operations_every_time():
+    policy = TransformerWithValueHead(random_model(**LLAMA))
+    first, *others = tapes_of(static_decoder(policy, PROMPTS, UNEQUAL))
+    for tape in others:
+        assert tape.names() == first.names()
+        for (_, *one, _), (_, *other, _) in zip(tape.entries, first.entries, strict=True):
+            assert plain(one) == plain(other)
+    assert not [name for name in first.names() if "_local_scalar_dense" in name or "item" in name]
+    growing = tapes_of(Decoder(policy, PROMPTS, UNEQUAL, GEN_LEN), 2)
+    shapes = [[plain(entry[1:3]) for entry in tape.entries] for tape in growing]
+    assert shapes[0] != shapes[1]
+
+
+def test_sampling_with_static_step_matches_growing_cache(monkeypatch):
+    policy, captured = TransformerWithValueHead(random_model()), []
+
+    def draw():
+        prompts = [[4, 9, 13], [7], [12, 4, 19, 6], [7]]
+        spec = SamplingSpec(GEN_LEN, top_k=5)
+        return sample(policy, prompts, spec, torch.Generator().manual_seed(3))
+
+    def record(run, state):
+        captured.append(run)
+        return capture_on_tape(run, state)
+
+    expected = draw()
+    monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
+    monkeypatch.setattr(static_decode, "capture", record)
+    found = draw()
+    assert len(captured) == 1 and torch.equal(found.tokens, expected.tokens)
+    for name in ("logprobs", "values", "residuals"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=0)
+
+
+def test_only_unhooked_policies_on_cuda_are_captured(monkeypatch):
+    policy = TransformerWithValueHead(random_model())
+    assert not can_capture(policy, 8)
+    device = property(lambda self: torch.device("cuda"))
+    monkeypatch.setattr(TransformerWithValueHead, "device", device)
+    assert can_capture(policy, 8) and not can_capture(policy, 7)
+    with policy.hooks([("value_head.hook_in", lambda x, hook: None)]):
+        assert not can_capture(policy, 8)
+    window = random_model(attn_types=["local", "global"], window_size=2)
+    assert not can_capture(TransformerWithValueHead(window), 8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mask", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+def test_cuda_graph_matches_growing_cache(mask):
+    policy = TransformerWithValueHead(random_model()).cuda()
+    tokens = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0)).cuda()
+    texts = PROMPTS.cuda(), mask.cuda()
+    with torch.no_grad():
+        captured, growing = (Decoder(policy, *texts, GEN_LEN) for _ in range(2))
+        assert captured.step.run is not captured.step.advance and capture
+        growing.step = None
+        found, expected = (decoded_states(x, tokens) for x in (captured, growing))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
