@@ -80,9 +80,3 @@ class KVCache:
         self.previous_attention_mask = torch.cat([before, mask], 1)
         return self.previous_attention_mask
 
-    def select_rows(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace row i of the cache by row `rows[i]`, in place."""
-        for entry in self.entries:
-            entry.past_keys, entry.past_values = entry.past_keys[rows], entry.past_values[rows]
-        if self.previous_attention_mask is not None:
-            self.previous_attention_mask = self.previous_attention_mask[rows]
