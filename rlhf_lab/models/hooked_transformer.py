@@ -441,7 +441,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             names_filter: hook points to cache; all but `hook_result`, the largest, by default.
         """
         if names_filter is None:
-            names_filter = lambda name: not name.endswith("hook_result")
+            names_filter = is_cached_by_default
         output, activations = super().run_with_cache(*inputs, names_filter=names_filter, **options)
         return output, ActivationCache(activations, self) if return_cache_object else activations
 
@@ -486,6 +486,10 @@ class HookedTransformer(Tokenization, HookedRootModule):
     b_V, b_O = stacked("attn", "b_V"), stacked("attn", "b_O")
     W_in, W_out = stacked("mlp", "W_in"), stacked("mlp", "W_out")  # [layer d_in d_out]
     b_in, b_out = stacked("mlp", "b_in"), stacked("mlp", "b_out")  # [layer d_out]
+
+
+def is_cached_by_default(name: str) -> bool:
+    return not name.endswith("hook_result")
 
 
 def linear(

@@ -79,4 +79,3 @@ class KVCache:
             mask = torch.ones(batch, n_new, dtype=torch.bool, device=tokens.device)
         self.previous_attention_mask = torch.cat([before, mask], 1)
         return self.previous_attention_mask
-

@@ -13,6 +13,7 @@ from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.hooked_model import HookedModel, final_residual, has_custom_forward
 from rlhf_lab.models.lora import effective_weights, remove_adapters
 from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.value_head import VALUE_HOOK
 
 
 def frozen_copy(model: HookedModel) -> HookedModel:
@@ -123,6 +124,6 @@ def normalized_residuals(
     """Return the activation at `ln_final.hook_normalized`, which a value head reads."""
     activations: list[Tensor] = []
     keep = lambda hook_point, inputs, normalized: activations.append(normalized)
-    with model.hook_dict["ln_final.hook_normalized"].register_forward_hook(keep):
+    with model.hook_dict[VALUE_HOOK].register_forward_hook(keep):
         model.ln_final(final_residual(model, input_ids, attention_mask, past_kv_cache))
     return activations[0]

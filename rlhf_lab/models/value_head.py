@@ -18,7 +18,7 @@ from rlhf_lab.models.hooked_model import (
     has_custom_forward,
     unembed,
 )
-from rlhf_lab.models.hooked_transformer import HookPoint
+from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default
 from rlhf_lab.models.hooks import is_hooked
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
@@ -262,7 +262,7 @@ class TransformerWithValueHead(nn.Module):
                 `hook_result`, the largest, by default.
         """
         if names_filter is None:
-            names_filter = lambda name: not name.endswith("hook_result")
+            names_filter = is_cached_by_default
         names = [names_filter] if isinstance(names_filter, str) else names_filter
         is_kept = names if callable(names) else lambda name: name in names
         activations: dict[str, Tensor] = {}
