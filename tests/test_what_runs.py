@@ -57,7 +57,7 @@ OTHER_SETTINGS = {
     # no two runs take the same time
     "training.report.cost_of": ({}, 1e4),
 }
-"""Settings and factor where they are not RUN and 3."""
+"""Settings and factor of the functions that need others than RUN and 3."""
 
 
 def scaled(result: Any, factor: float) -> Any:

@@ -99,12 +99,12 @@ def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch
 
 
 def plain(arguments):
-    """Return numbers among arguments as they are, and tensors as their shapes."""
+    """Return the numbers among arguments, and the shapes of the tensors."""
     leaves = torch.utils._pytree.tree_leaves(arguments)
     return [x.shape if isinstance(x, torch.Tensor) else x for x in leaves]
 
 
-def tapes_of(decoder, n_steps=3):
+def record_tapes(decoder, n_steps=3):
     tapes = []
     for token in TOKENS[:, :n_steps].T:
         if decoder.step is not None:
@@ -118,13 +118,13 @@ def tapes_of(decoder, n_steps=3):
 @torch.no_grad()
 def test_static_step_is_the_same_operations_every_time():
     policy = TransformerWithValueHead(random_model(**LLAMA))
-    first, *others = tapes_of(static_decoder(policy, PROMPTS, UNEQUAL))
+    first, *others = record_tapes(static_decoder(policy, PROMPTS, UNEQUAL))
     for tape in others:
         assert tape.names() == first.names()
         for (_, *one, _), (_, *other, _) in zip(tape.entries, first.entries, strict=True):
             assert plain(one) == plain(other)
     assert not [name for name in first.names() if "_local_scalar_dense" in name or "item" in name]
-    growing = tapes_of(Decoder(policy, PROMPTS, UNEQUAL, GEN_LEN), 2)
+    growing = record_tapes(Decoder(policy, PROMPTS, UNEQUAL, GEN_LEN), 2)
     shapes = [[plain(entry[1:3]) for entry in tape.entries] for tape in growing]
     assert shapes[0] != shapes[1]
 

@@ -115,9 +115,9 @@ def test_a_run_that_was_broken_off_ends_bit_for_bit_as_one_that_was_not(architec
 def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_run, monkeypatch):
     """In one sentence when it is attached; the default suite says that it goes without."""
     trainer = make_run(architecture)
-    with pytest.raises(ConfigError, match="are not a sum over its heads and MLPs") as refused:
+    with pytest.raises(ConfigError, match="are not a sum over its heads and MLPs") as error:
         attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     monkeypatch.setattr("rlhf_lab.probes.defaults.WORD_PAIRS", (("w1", "w2"),))
     with pytest.warns(UserWarning, match="default suite leaves out logit_shift: its "):
         suite = default_suite(trainer)
