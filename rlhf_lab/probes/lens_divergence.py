@@ -74,11 +74,12 @@ class LensDivergence(TextProbe):
         self.n, self.tuned = n, tuned
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse a model whose logits need not be those of its residual stream."""
+        """Raise ConfigError if the logits may not follow from the residual stream."""
         if has_custom_forward(model):
             raise ConfigError(
-                f"{self.name} reads layers as the last one is read, and the model has a forward of "
-                "its own; leave the probe out, or change parts of the model in place of it."
+                f"{self.name} decodes each layer with the model's final norm and unembedding, but "
+                "the model's forward was replaced. Remove the probe, or change components of the "
+                "model instead of its forward."
             )
 
     @torch.no_grad()
