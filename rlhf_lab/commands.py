@@ -99,9 +99,9 @@ def resume(
 
 def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
     """Name the class or the logit that a classifier pays; nothing for other rewards."""
-    from rlhf_lab.rewards import LogitReward, SentimentReward, rewards_in
+    from rlhf_lab.rewards import LogitReward, SentimentReward, split_rewards
 
-    for reward in rewards_in(reward_fn).values():
+    for reward in split_rewards(reward_fn).values():
         if isinstance(reward, SentimentReward | LogitReward):
             print_line(reward.summary(), console)
 
@@ -133,7 +133,7 @@ def score(
     from rich.console import Console
 
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import Written, load_reward, read_reward
+    from rlhf_lab.rewards import TextBatch, load_reward, score_batch
 
     lines = list(texts) or _lines_of_input()
     if not lines:
@@ -152,14 +152,14 @@ def score(
         reward_weights=reward_weights,
     )
     scorer = load_reward(args, pick_device(device))
-    asked = Written(lines)
+    batch = TextBatch(lines)
     if prompt is not None:
-        asked = Written([prompt + line for line in lines], [prompt] * len(lines))
-    paid = read_reward(scorer, asked)
+        batch = TextBatch([prompt + line for line in lines], [prompt] * len(lines))
+    output = score_batch(scorer, batch)
     _say_what_is_rewarded(scorer, Console(stderr=True))
     for i, line in enumerate(lines):
-        each = "".join(f"\t{name} {of[i].item():.4f}" for name, of in paid.by_name.items())
-        print(visible(f"{paid.rewards[i].item():.4f}{each}\t{line}"))
+        each = "".join(f"\t{name} {of[i].item():.4f}" for name, of in output.by_name.items())
+        print(visible(f"{output.rewards[i].item():.4f}{each}\t{line}"))
     return 0
 
 

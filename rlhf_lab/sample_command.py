@@ -152,18 +152,18 @@ def _show(
     """Print the texts; those of a run with their rewards, unless these ask for right answers."""
     from rich.console import Console
 
-    from rlhf_lab.rewards import Written, asks_for_answers, load_reward, read_reward
-    from rlhf_lab.rewards.turns import chat_answers
+    from rlhf_lab.rewards import TextBatch, load_reward, requires_answers, score_batch
+    from rlhf_lab.rewards.conversation import chat_answers
     from rlhf_lab.views import sample_table
 
     texts = samples.texts(tokenizer)
     reward_fn = load_reward(args, place) if args else None
-    if reward_fn is None or asks_for_answers(reward_fn):  # which a prompt of one's own has not
+    if reward_fn is None or requires_answers(reward_fn):  # a custom prompt has none
         print_line("\n".join(texts))
         return
-    written = Written(texts, samples.prompt_texts(tokenizer))
+    written = TextBatch(texts, samples.prompt_texts(tokenizer))
     if asked.turns is not None:
         answers = chat_answers(samples, tokenizer, asked.spec.stops(tokenizer))
-        written = Written.in_chat([asked.turns] * len(texts), answers)
-    rewards = read_reward(reward_fn, written).rewards.tolist()
+        written = TextBatch.in_chat([asked.turns] * len(texts), answers)
+    rewards = score_batch(reward_fn, written).rewards.tolist()
     Console().print(sample_table(texts, rewards, asked.prompt))

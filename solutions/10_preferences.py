@@ -82,7 +82,7 @@ from rlhf_lab.organism.edits import replace_word, true_log_odds
 from rlhf_lab.organism.rewards import sentiment_logit
 from rlhf_lab.probes.erasure import Eraser, fit_leace, orthogonal_eraser
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel
-from rlhf_lab.rewards.judging import judge, reading_of
+from rlhf_lab.rewards.preference_eval import judge, reading_of
 from rlhf_lab.supervised import fit
 from rlhf_lab.tuning.examples import encode_examples, text_logprobs
 from rlhf_lab.views import bars, curves

@@ -40,7 +40,7 @@ def to_tensordict(
     """
     samples = rollout.samples
     mask = samples.mask
-    reward_raw = F.token_rewards(rollout.earned, mask)
+    reward_raw = F.token_rewards(rollout.credit_rewards, mask)
     kl = rollout.kl if rollout.ref_logprobs is None else samples.logprobs - rollout.ref_logprobs
     reward_kl = -kl_coef * F.zero_masked(kl, mask)
     tokens, seen = _observations(samples, pad_token)

@@ -12,7 +12,7 @@ from rlhf_lab.models.critic import LinearValueHead
 from rlhf_lab.rewards.model import RewardModel, refuse_reward_model
 
 
-def with_critic_from(
+def add_critic_from_reward_model(
     policy: TransformerWithValueHead, directory: str | Path
 ) -> TransformerWithCritic:
     """The policy with a critic whose value of a text so far is what a reward model gives it.
@@ -57,5 +57,5 @@ def load_policy_and_critic(
     refuse_reward_model(args.base_model)
     policy = build_policy(args, device)
     if args.critic_from is not None:
-        policy = with_critic_from(policy, args.critic_from)
+        policy = add_critic_from_reward_model(policy, args.critic_from)
     return in_weight_precision(policy, args.weight_precision)

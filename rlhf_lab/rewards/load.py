@@ -12,8 +12,8 @@ from rlhf_lab.rewards.diversity import Diversity
 from rlhf_lab.rewards.json_schema import JsonSchemaReward
 from rlhf_lab.rewards.logit import LogitReward, count_labels
 from rlhf_lab.rewards.model import LearnedReward
-from rlhf_lab.rewards.reading import RewardFn
 from rlhf_lab.rewards.rules import CountReward, zero
+from rlhf_lab.rewards.scoring import RewardFn
 from rlhf_lab.rewards.sentiment import SentimentReward
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 from rlhf_lab.rewards.verifiable import ExactMatch, RegexReward
@@ -46,7 +46,7 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
     return WeightedRewards(rewards, args.reward_weights)
 
 
-def own_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
+def resolve_custom_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
     """A reward that was handed in: a function, or several in a mapping or a list, with weights.
 
     Raises:

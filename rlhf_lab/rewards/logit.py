@@ -17,8 +17,8 @@ from rlhf_lab.models.load import (
     validate_tokenizer,
 )
 from rlhf_lab.models.padding import pad_rows
+from rlhf_lab.rewards.conversation import ConversationReward
 from rlhf_lab.rewards.sentiment import readable_length
-from rlhf_lab.rewards.turns import TurnReward
 
 
 def count_labels(model: str) -> int:
@@ -30,7 +30,7 @@ def count_labels(model: str) -> int:
     return load_pretrained(AutoConfig, model, "classifier").num_labels
 
 
-class LogitReward(TurnReward):
+class LogitReward(ConversationReward):
     """The logit that a reward model of one label gives a response to its prompt, as it is.
 
     1. Render the conversation with the reward model's own chat template; or, where it has none,

@@ -12,11 +12,11 @@ from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism.rewards import grammatical
-from rlhf_lab.rewards.reading import Paid, RewardFn, Written, read_reward, score_texts
+from rlhf_lab.rewards.conversation import ConversationReward, chat_answers
+from rlhf_lab.rewards.dry_run import Prompt, dry_run_rewards, looked_up, one_answer_each
 from rlhf_lab.rewards.responses import ResponseReward
-from rlhf_lab.rewards.trial import Prompt, looked_up, one_answer_each, try_rewards
-from rlhf_lab.rewards.turns import TurnReward, chat_answers
-from rlhf_lab.rewards.weighted import rewards_in
+from rlhf_lab.rewards.scoring import RewardFn, RewardOutput, TextBatch, score_batch, score_texts
+from rlhf_lab.rewards.weighted import split_rewards
 from rlhf_lab.samples import Samples
 
 
@@ -34,7 +34,7 @@ class Scores:
             scaled.
         group: the number of the prompt that each text answers, if prompts have several answers.
         compared: whether advantages compare the answers of a group.
-        rewards_by_name: what each of several rewards paid, before it was weighted; their weighted
+        rewards_by_name: what each of several rewards output, before it was weighted; their weighted
             sum is `raw_rewards`. Empty where there is one.
     """
 
@@ -50,7 +50,7 @@ class Scores:
     rewards_by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
     @property
-    def earned(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
+    def credit_rewards(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
         """What credit is assigned from: the rewards of the tokens, where there are some."""
         return self.rewards if self.token_rewards is None else self.token_rewards
 
@@ -95,7 +95,7 @@ class RewardPipeline:
     normalize: Callable[..., Tensor] = F.normalize_reward
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None
     compares: bool = False
-    dealt: Callable[[Samples, Callable[[Samples], Paid]], Paid] | None = None
+    dealt: Callable[[Samples, Callable[[Samples], RewardOutput]], RewardOutput] | None = None
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
     answers: dict[Prompt, str] = field(init=False, default_factory=dict)
     conversations: dict[Prompt, Sequence[Message]] = field(init=False, default_factory=dict)
@@ -113,10 +113,10 @@ class RewardPipeline:
         """
         texts = samples.texts(self.tokenizer)
         if raw_rewards is None:
-            paid = self.read(self.reward_fn, samples, texts)
+            output = self.read(self.reward_fn, samples, texts)
         else:
-            paid = Paid(score_texts(lambda texts: raw_rewards, texts))
-        raw, of_tokens = paid.rewards.to(samples.tokens.device), paid.token_rewards
+            output = RewardOutput(score_texts(lambda texts: raw_rewards, texts))
+        raw, of_tokens = output.rewards.to(samples.tokens.device), output.token_rewards
         moments, rewards = self.shape(samples, raw)
         if self.args.normalize_reward:
             rewards = self.normalize(rewards)
@@ -133,10 +133,12 @@ class RewardPipeline:
             group=self.groups(samples),
             compared=self.compares,
             token_rewards=of_tokens,
-            rewards_by_name={k: v.to(raw.device) for k, v in paid.by_name.items()},
+            rewards_by_name={k: v.to(raw.device) for k, v in output.by_name.items()},
         )
 
-    def read(self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None) -> Paid:
+    def read(
+        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
+    ) -> RewardOutput:
         """What a reward function pays each sequence, each token, and each by name of several.
 
         Several processes read their rows each, unless one reward is of the whole batch. Rewards of
@@ -146,30 +148,32 @@ class RewardPipeline:
             texts: of the samples, where they are at hand.
 
         Raises:
-            ConfigError: see `read_reward`, or a prompt has no answer where answers are read.
+            ConfigError: see `score_batch`, or a prompt has no answer where answers are read.
         """
-        of_batch = any(getattr(r, "whole_batch", False) for r in rewards_in(reward_fn).values())
+        of_batch = any(getattr(r, "whole_batch", False) for r in split_rewards(reward_fn).values())
         if self.dealt is not None and not of_batch:
             return self.dealt(samples, lambda rows: self._read(reward_fn, rows))
         return self._read(reward_fn, samples, texts)
 
-    def _read(self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None) -> Paid:
+    def _read(
+        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
+    ) -> RewardOutput:
         """`read`, by this process alone."""
         if self.conversations:
-            return read_reward(reward_fn, self._in_chat(samples))
+            return score_batch(reward_fn, self._in_chat(samples))
         texts = samples.texts(self.tokenizer) if texts is None else texts
-        apart = (ResponseReward, TurnReward)
-        if not any(isinstance(reward, apart) for reward in rewards_in(reward_fn).values()):
-            return read_reward(reward_fn, Written(texts, samples=samples))
+        apart = (ResponseReward, ConversationReward)
+        if not any(isinstance(reward, apart) for reward in split_rewards(reward_fn).values()):
+            return score_batch(reward_fn, TextBatch(texts, samples=samples))
         prompts = samples.prompt_texts(self.tokenizer)
-        return read_reward(reward_fn, Written(texts, prompts, self._answers_to(samples), samples))
+        return score_batch(reward_fn, TextBatch(texts, prompts, self._answers_to(samples), samples))
 
-    def _in_chat(self, samples: Samples) -> Written:
+    def _in_chat(self, samples: Samples) -> TextBatch:
         """The responses of a chat, and what they answer; other prompts are a user's turn."""
         responses = chat_answers(samples, self.tokenizer, self.stop_tokens)
         rows = zip(samples.prompts(), samples.prompt_texts(self.tokenizer), strict=True)
         asked = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
-        return Written.in_chat(asked, responses, self._answers_to(samples), samples)
+        return TextBatch.in_chat(asked, responses, self._answers_to(samples), samples)
 
     def _answers_to(self, samples: Samples) -> list[str] | None:
         """The right answer to the prompt of each row; None where there are no answers."""
@@ -245,15 +249,17 @@ class RewardPipeline:
         self.answers = {} if answers is None else one_answer_each(keys, texts, answers)
         self.conversations = {} if turns is None else dict(zip(keys, turns, strict=True))
         first = None if turns is None else turns[0]
-        try_rewards(self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers, first)
+        dry_run_rewards(
+            self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers, first
+        )
         if labels is None:
             return
         if turns is None:
             whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
-            written = Written(whole, texts, answers)
+            written = TextBatch(whole, texts, answers)
         else:
-            written = Written.in_chat(turns, labels, answers)
-        rewards = read_reward(self.reward_fn, written).rewards.tolist()
+            written = TextBatch.in_chat(turns, labels, answers)
+        rewards = score_batch(self.reward_fn, written).rewards.tolist()
         earned: dict[Prompt, list[float]] = {}
         for key, reward in zip(keys, rewards, strict=True):
             earned.setdefault(key, []).append(reward)

@@ -68,21 +68,21 @@ class WeightedRewards:
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """The weighted sum for texts that answer to no prompt."""
-        from rlhf_lab.rewards.reading import Written, read_reward
+        from rlhf_lab.rewards.scoring import TextBatch, score_batch
 
-        return read_reward(self, Written(list(texts))).rewards
+        return score_batch(self, TextBatch(list(texts))).rewards
 
 
-def rewards_in(reward_fn: Any) -> dict[str, Any]:
+def split_rewards(reward_fn: Any) -> dict[str, Any]:
     """The rewards by name in a reward function: one, or those of which the sum is paid."""
     if isinstance(reward_fn, WeightedRewards):
         return reward_fn.rewards
     return {reward_name(reward_fn): reward_fn}
 
 
-def asks_for_answers(reward_fn: Any) -> bool:
+def requires_answers(reward_fn: Any) -> bool:
     """Whether a reward function, or one of several, compares with the right answers to prompts."""
-    return any(getattr(reward, "answers", False) for reward in rewards_in(reward_fn).values())
+    return any(getattr(reward, "answers", False) for reward in split_rewards(reward_fn).values())
 
 
 def reward_name(reward_fn: Any) -> str:

@@ -15,7 +15,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS, Grammar, best_of_n, build_graph, grammar_policy
 from rlhf_lab.organism.bundled import BUNDLED
-from rlhf_lab.rewards import rewards_in
+from rlhf_lab.rewards import split_rewards
 from rlhf_lab.training.parts import Parts
 from rlhf_lab.training.prompts import deal
 from rlhf_lab.training.random_streams import phase_generator
@@ -130,7 +130,7 @@ def draw_candidates(
     Raises:
         ConfigError: the reward needs whole batches, or see `RewardPipeline.read`.
     """
-    for name, reward in rewards_in(parts.reward_fn).items():
+    for name, reward in split_rewards(parts.reward_fn).items():
         if getattr(reward, "whole_batch", False):
             raise ConfigError(
                 f"the reward {name!r} pays a text by its whole batch, and best-of-n compares the "

@@ -31,14 +31,14 @@ from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.parallel import device_of_rank, join
 from rlhf_lab.rewards import (
-    Paid,
     RewardFn,
+    RewardOutput,
     RewardPipeline,
     SentimentReward,
     load_policy_and_critic,
     load_reward,
-    own_reward,
-    rewards_in,
+    resolve_custom_reward,
+    split_rewards,
 )
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample_in_parts
@@ -155,7 +155,9 @@ class Parts:
         self.rewards = RewardPipeline(
             args,
             self.tokenizer,
-            load_reward(args, self.device) if reward_fn is None else own_reward(reward_fn, args),
+            load_reward(args, self.device)
+            if reward_fn is None
+            else resolve_custom_reward(reward_fn, args),
             gold_fn=gold_fn or (REWARDS["gold"] if self.speaks_reel else None),
             stop_tokens=self.sampling_spec.stops(self.tokenizer),
             check_grammar=self.speaks_reel,
@@ -194,7 +196,7 @@ class Parts:
     @property
     def rewarded_class(self) -> dict[str, Any] | None:
         """Index and label of the class that a sentiment reward pays; None for other rewards."""
-        for reward in rewards_in(self.reward_fn).values():
+        for reward in split_rewards(self.reward_fn).values():
             if isinstance(reward, SentimentReward):
                 return {"index": reward.rewarded_class, "label": reward.rewarded_label}
         return None
@@ -248,7 +250,9 @@ class Parts:
 
         return by_rank(self.world, samples, compare, "comparing its samples with the reference")
 
-    def _read_by_rank(self, samples: Samples, read: Callable[[Samples], Paid]) -> Paid:
+    def _read_by_rank(
+        self, samples: Samples, read: Callable[[Samples], RewardOutput]
+    ) -> RewardOutput:
         """What a reward pays samples of which each process reads its rows."""
         return by_rank(self.world, samples, read, "scoring its samples")
 

@@ -73,7 +73,9 @@ def score_samples(
     )
     kl_to_pay = trainer.objective.kl_in_reward(samples, compared.kl, ref_logprobs)
     greedy_rewards = trainer.rewards.greedy_rewards(samples, scores.reward_moments)
-    advantages, returns = assign_credit(trainer, samples, scores.earned, kl_to_pay, greedy_rewards)
+    advantages, returns = assign_credit(
+        trainer, samples, scores.credit_rewards, kl_to_pay, greedy_rewards
+    )
     return Rollout(
         samples=samples,
         advantages=advantages,

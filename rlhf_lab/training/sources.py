@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlhf_lab.rewards import rewards_in
+from rlhf_lab.rewards import split_rewards
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -24,7 +24,9 @@ def sources(trainer: "RLHFTrainer") -> dict[str, int]:
     read = [prompts.texts, prompts.labels] + [prompts.answers] * (prompts.answers is not None)
     found = {"prompts": zlib.crc32(json.dumps(read).encode())}
     found["reference"] = weights_digest(trainer.first_reference)
-    judges = [getattr(reward, "model", None) for reward in rewards_in(trainer.reward_fn).values()]
+    judges = [
+        getattr(reward, "model", None) for reward in split_rewards(trainer.reward_fn).values()
+    ]
     digests = [weights_digest(judge) for judge in judges if isinstance(judge, nn.Module)]
     if digests:
         several = zlib.crc32(json.dumps(digests).encode())

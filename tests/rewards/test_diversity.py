@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.rewards import Diversity, Written, read_reward
+from rlhf_lab.rewards import Diversity, TextBatch, score_batch
 
 
 def shares(n, *responses):
-    return read_reward(Diversity(n), Written(list(responses))).rewards.tolist()
+    return score_batch(Diversity(n), TextBatch(list(responses))).rewards.tolist()
 
 
 def test_bigrams_by_hand():
@@ -31,8 +31,8 @@ def test_equal_responses_earn_nothing_and_one_alone_everything():
 
 
 def test_prompts_do_not_count():
-    written = Written(["the film a b", "the film c d"], ["the film", "the film"])
-    assert read_reward(Diversity(1), written).rewards.tolist() == [1.0, 1.0]
+    written = TextBatch(["the film a b", "the film c d"], ["the film", "the film"])
+    assert score_batch(Diversity(1), written).rewards.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -19,7 +19,7 @@ from transformers import (
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.rewards import LogitReward, SentimentReward, Written, load_reward, read_reward
+from rlhf_lab.rewards import LogitReward, SentimentReward, TextBatch, load_reward, score_batch
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import chat_tokenizer, randomize, save, tiny_chat
 
@@ -194,8 +194,8 @@ def test_the_number_of_labels_chooses(directory, tmp_path):
 def test_texts_without_prompts_are_refused_and_plain_texts_are_split(directory):
     reward = LogitReward(directory)
     with pytest.raises(ConfigError, match="prompt and response, and there are texts only"):
-        read_reward(reward, Written(["w1"]))
-    found = read_reward(reward, Written(["w1 w2 w3"], ["w1"])).rewards
+        score_batch(reward, TextBatch(["w1"]))
+    found = score_batch(reward, TextBatch(["w1 w2 w3"], ["w1"])).rewards
     torch.testing.assert_close(found[0], alone(directory, TURNS[0]), atol=1e-5, rtol=0)
 
 

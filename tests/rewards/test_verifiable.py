@@ -5,17 +5,17 @@ import time
 import pytest
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.rewards import ExactMatch, RegexReward, ResponseReward, Written, read_reward
+from rlhf_lab.rewards import ExactMatch, RegexReward, ResponseReward, TextBatch, score_batch
 
 
 def pays(reward, response, answer=None):
-    written = Written([f"ask{response}"], ["ask"], None if answer is None else [answer])
-    (paid,) = read_reward(reward, written).rewards.tolist()
-    return paid
+    written = TextBatch([f"ask{response}"], ["ask"], None if answer is None else [answer])
+    (reward_value,) = score_batch(reward, written).rewards.tolist()
+    return reward_value
 
 
 @pytest.mark.parametrize(
-    ("options", "response", "answer", "paid"),
+    ("options", "response", "answer", "output"),
     [
         ((), "Paris", "Paris", 1.0),
         ((), " Paris\n", "Paris", 1.0),
@@ -41,13 +41,13 @@ def pays(reward, response, answer=None):
         (("last_number",), "9" * 2000, "5", 0.0),
     ],
 )
-def test_exact_match_by_hand(options, response, answer, paid):
-    assert pays(ExactMatch(*options), response, answer) == paid
+def test_exact_match_by_hand(options, response, answer, output):
+    assert pays(ExactMatch(*options), response, answer) == output
 
 
 def test_each_response_is_compared_with_the_answer_to_its_own_prompt():
-    written = Written(["p1 a", "p2 b", "p1 b"], ["p1", "p2", "p1"], ["a", "b", "a"])
-    assert read_reward(ExactMatch(), written).rewards.tolist() == [1.0, 1.0, 0.0]
+    written = TextBatch(["p1 a", "p2 b", "p1 b"], ["p1", "p2", "p1"], ["a", "b", "a"])
+    assert score_batch(ExactMatch(), written).rewards.tolist() == [1.0, 1.0, 0.0]
 
 
 def test_what_exact_match_cannot_do_is_refused():
@@ -62,7 +62,7 @@ def test_what_exact_match_cannot_do_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "response", "paid"),
+    ("pattern", "response", "output"),
     [
         ("[0-9]+", "42", 1.0),
         ("[0-9]+", " 42 ", 1.0),
@@ -77,8 +77,8 @@ def test_what_exact_match_cannot_do_is_refused():
         ("ask.*", " more", 0.0),
     ],
 )
-def test_a_pattern_has_to_match_the_whole_response(pattern, response, paid):
-    assert pays(RegexReward(pattern), response) == paid
+def test_a_pattern_has_to_match_the_whole_response(pattern, response, output):
+    assert pays(RegexReward(pattern), response) == output
 
 
 def test_a_pattern_without_end_pays_nothing_and_says_so():
@@ -100,9 +100,9 @@ def test_prompts_and_responses_are_given_apart_and_answers_where_they_are_asked_
     seen = []
     plain = ResponseReward(lambda *given: seen.append(given) or [0.0] * len(given[0]))
     asking = ResponseReward(plain.function, answers=True)
-    written = Written(["one two", "three four"], ["one", "three"], ["2", "4"])
-    read_reward(plain, written)
-    read_reward(asking, written)
+    written = TextBatch(["one two", "three four"], ["one", "three"], ["2", "4"])
+    score_batch(plain, written)
+    score_batch(asking, written)
     plain(["a text"])
     apart = ["one", "three"], [" two", " four"]
     assert seen == [apart, (*apart, ["2", "4"]), ([""], ["a text"])]

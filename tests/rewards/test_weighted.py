@@ -10,13 +10,13 @@ from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import (
     CountReward,
     ResponseReward,
+    TextBatch,
     TokenReward,
     WeightedRewards,
-    Written,
     load_reward,
-    own_reward,
-    read_reward,
-    rewards_in,
+    resolve_custom_reward,
+    score_batch,
+    split_rewards,
     zero,
 )
 from rlhf_lab.rewards.load import RULES, WITH_VALUES
@@ -33,9 +33,9 @@ def test_the_weighted_sum_by_hand():
     """2 a's and 1 b at weights 2 and -0.5: 3.5; 1 b: -0.5; nothing: 0."""
     rewards = WeightedRewards(LETTERS, (2.0, -0.5))
     assert rewards(TEXTS).tolist() == [3.5, -0.5, 0.0]
-    paid = read_reward(rewards, Written(TEXTS))
-    assert paid.rewards.tolist() == [3.5, -0.5, 0.0] and paid.token_rewards is None
-    assert {name: each.tolist() for name, each in paid.by_name.items()} == {
+    output = score_batch(rewards, TextBatch(TEXTS))
+    assert output.rewards.tolist() == [3.5, -0.5, 0.0] and output.token_rewards is None
+    assert {name: each.tolist() for name, each in output.by_name.items()} == {
         "a": [2.0, 0.0, 0.0],
         "b": [1.0, 1.0, 0.0],
     }
@@ -52,8 +52,8 @@ def test_a_list_is_named_by_functions_and_classes():
     of_responses = ResponseReward(lambda prompts, responses: [0.0] * len(prompts))
     several = WeightedRewards([shortness, CountReward("a"), of_responses])
     assert list(several.rewards) == ["shortness", "CountReward", "<lambda>"]
-    assert list(rewards_in(several)) == list(several.weights)
-    assert rewards_in(zero) == {"zero": zero}
+    assert list(split_rewards(several)) == list(several.weights)
+    assert split_rewards(zero) == {"zero": zero}
 
 
 def test_rewards_of_tokens_and_of_texts_add_up_with_their_weights(nano_samples):
@@ -61,13 +61,13 @@ def test_rewards_of_tokens_and_of_texts_add_up_with_their_weights(nano_samples):
     samples, texts = nano_samples
     of_tokens = TokenReward(lambda ids, mask: ids.float() * mask)
     several = WeightedRewards({"ids": of_tokens, "length": lambda t: [10.0] * len(t)}, (0.5, 2.0))
-    paid = read_reward(several, Written(texts, samples=samples))
+    output = score_batch(several, TextBatch(texts, samples=samples))
     expected = 0.5 * samples.tokens[:, samples.prefix_len :].float() * samples.mask
     for row, real in enumerate(samples.mask.sum(1).tolist()):
         expected[row, real - 1] += 20.0
-    torch.testing.assert_close(paid.token_rewards, expected)
-    torch.testing.assert_close(paid.rewards, expected.sum(1))
-    assert paid.by_name["length"].tolist() == [10.0] * len(texts)
+    torch.testing.assert_close(output.token_rewards, expected)
+    torch.testing.assert_close(output.rewards, expected.sum(1))
+    assert output.by_name["length"].tolist() == [10.0] * len(texts)
 
 
 @pytest.fixture
@@ -111,14 +111,18 @@ def test_a_reward_that_fails_is_named():
 
 
 def test_rewards_that_are_handed_in_take_the_weights_of_the_settings():
-    weighted = own_reward(LETTERS, args(reward_weights=(0.0, 3.0)))
+    weighted = resolve_custom_reward(LETTERS, args(reward_weights=(0.0, 3.0)))
     assert weighted(TEXTS).tolist() == [3.0, 3.0, 0.0]
-    assert own_reward(zero, args()) is zero
-    assert own_reward(CountReward("a"), args(reward_weights=(2.0,)))(TEXTS).tolist() == [4.0, 0, 0]
+    assert resolve_custom_reward(zero, args()) is zero
+    assert resolve_custom_reward(CountReward("a"), args(reward_weights=(2.0,)))(TEXTS).tolist() == [
+        4.0,
+        0,
+        0,
+    ]
     ready = WeightedRewards(LETTERS, (1.0, 1.0))
-    assert own_reward(ready, args()) is ready
+    assert resolve_custom_reward(ready, args()) is ready
     with pytest.raises(ConfigError, match="has its own"):
-        own_reward(ready, args(reward_weights=(1.0, 2.0)))
+        resolve_custom_reward(ready, args(reward_weights=(1.0, 2.0)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import response_mask
-from rlhf_lab.rewards import ResponseReward, TurnReward, Written, read_reward
+from rlhf_lab.rewards import ConversationReward, ResponseReward, TextBatch, score_batch
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import tiny_chat
 
@@ -98,7 +98,7 @@ def test_responses_end_with_the_turn_and_rewards_read_them_alone(args):
         heard["asked"], heard["responses"] = prompts, responses
         return torch.zeros(len(prompts))
 
-    rewards = [count_words, TurnReward(of_turns), ResponseReward(apart)]
+    rewards = [count_words, ConversationReward(of_turns), ResponseReward(apart)]
     settings = args(batch_size=64, gen_len=20)
     trainer = RLHFTrainer(settings, prompts=[[ASK], MORE], reward_fn=rewards)
     rollout = trainer.rollout_phase()
@@ -147,7 +147,7 @@ def test_without_a_chat_a_text_holds_prompt_and_response_as_turns(args):
         return torch.zeros(len(conversations))
 
     settings = args(chat=False, prefix="w1 w2")
-    trainer = RLHFTrainer(settings, reward_fn=TurnReward(of_turns))
+    trainer = RLHFTrainer(settings, reward_fn=ConversationReward(of_turns))
     texts = trainer.rollout_phase().texts
     for text, turns in zip(texts, heard[-1], strict=True):
         answer = text.removeprefix("w1 w2").strip()
@@ -156,7 +156,10 @@ def test_without_a_chat_a_text_holds_prompt_and_response_as_turns(args):
 
 
 def test_texts_alone_are_no_conversation():
-    for read in (TurnReward(len), lambda texts: read_reward(TurnReward(len), Written(texts))):
+    for read in (
+        ConversationReward(len),
+        lambda texts: score_batch(ConversationReward(len), TextBatch(texts)),
+    ):
         with pytest.raises(ConfigError, match="reads prompt and response, and there are texts"):
             read(["w1"])
 
@@ -171,7 +174,7 @@ def test_labels_are_answers_too(args, tmp_path):
         turns.extend(conversations)
         return torch.tensor([float(each[-1]["content"].count("w5")) for each in conversations])
 
-    trainer = RLHFTrainer(args(**settings), reward_fn=TurnReward(count))
+    trainer = RLHFTrainer(args(**settings), reward_fn=ConversationReward(count))
     assert list(trainer.rewards.label_rewards.values()) == [2.0, 1.0]
     assert turns[-2:] == [
         [ASK, {"role": "assistant", "content": "w5 w5"}],

@@ -9,7 +9,7 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.export import load_value_head
 from rlhf_lab.models.hooked_model import make_model
-from rlhf_lab.rewards import RewardModel, with_critic_from
+from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
 from rlhf_lab.training.restore import load_policy
 
 
@@ -84,8 +84,8 @@ def policy_of(n_layers: int, more_tokens: tuple[str, ...] = ()) -> TransformerWi
 def test_a_reward_model_that_does_not_fit_the_policy_is_refused(reward_model):
     """Reel's has 2 layers and 72 tokens; its width may differ from the policy's."""
     _, directory = reward_model
-    assert with_critic_from(policy_of(2), directory).critic.cfg.d_model == 64
+    assert add_critic_from_reward_model(policy_of(2), directory).critic.cfg.d_model == 64
     with pytest.raises(ConfigError, match="critic_from=.*has 2 layers and the policy 3; train"):
-        with_critic_from(policy_of(3), directory)
+        add_critic_from_reward_model(policy_of(3), directory)
     with pytest.raises(ConfigError, match="critic_from=.*reads other tokens than the policy"):
-        with_critic_from(policy_of(2, ("zebra",)), directory)
+        add_critic_from_reward_model(policy_of(2, ("zebra",)), directory)

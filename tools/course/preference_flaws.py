@@ -15,7 +15,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar, gold, grammatical
 from rlhf_lab.organism.edits import replace_word, true_log_odds
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel, reel_pairs
-from rlhf_lab.rewards.judging import judge
+from rlhf_lab.rewards.preference_eval import judge
 from rlhf_lab.supervised import fit_rows
 from tools.course.preference_policies import BASE, PPO_SETTINGS
 

@@ -12,7 +12,7 @@ from rlhf_lab.fitting import Fitting
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
-from rlhf_lab.rewards.judging import judge, reading_of
+from rlhf_lab.rewards.preference_eval import judge, reading_of
 from tools.course.preference_flaws import biased_run, ensemble_run
 from tools.course.preference_policies import ARMS, adapter_run, utility_run
 from tools.course.stored_parts import write_parts

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab.organism import Grammar
 from rlhf_lab.organism.edits import true_log_odds
-from rlhf_lab.rewards.judging import EDITS, judge, reading_of
+from rlhf_lab.rewards.preference_eval import EDITS, judge, reading_of
 
 
 def test_a_judge_by_hand():

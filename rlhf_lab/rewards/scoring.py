@@ -12,9 +12,9 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, assistant_turn, user_turn
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.rewards.conversation import ConversationReward
 from rlhf_lab.rewards.responses import ResponseReward
 from rlhf_lab.rewards.tokens import TokenReward
-from rlhf_lab.rewards.turns import TurnReward
 from rlhf_lab.rewards.weighted import WeightedRewards, naming
 from rlhf_lab.samples import Samples
 from rlhf_lab.torch_modes import torch_modes_kept
@@ -25,7 +25,7 @@ NO_NAMES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Written:
+class TextBatch:
     """What rewards read of a batch.
 
     Args:
@@ -50,7 +50,7 @@ class Written:
         responses: Sequence[str],
         answers: list[str] | None = None,
         samples: Samples | None = None,
-    ) -> "Written":
+    ) -> "TextBatch":
         """Responses to conversations that end with a user's turn."""
         asked = [turns[-1]["content"] for turns in conversations]
         pairs = zip(conversations, responses, strict=True)
@@ -88,7 +88,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Paid:
+class RewardOutput:
     """What a reward function pays each text, and each token, if it pays tokens.
 
     Args:
@@ -107,7 +107,7 @@ def responses_of(texts: Sequence[str], prompts: Sequence[str]) -> list[str]:
     return [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def read_reward(reward_fn: RewardFn, written: Written) -> Paid:
+def score_batch(reward_fn: RewardFn, written: TextBatch) -> RewardOutput:
     """What a reward function of any kind pays a batch.
 
     1. A function of texts, of responses or of conversations is called once, with all of them.
@@ -124,44 +124,44 @@ def read_reward(reward_fn: RewardFn, written: Written) -> Paid:
         return _read_tokens(reward_fn, written.samples)
     if isinstance(reward_fn, ResponseReward):
         read = lambda responses: reward_fn.read(written.given, responses, written.answers)
-        return Paid(score_texts(read, written.responses))
-    if isinstance(reward_fn, TurnReward):
+        return RewardOutput(score_texts(read, written.responses))
+    if isinstance(reward_fn, ConversationReward):
         conversations = written.conversations
-        return Paid(score_texts(lambda texts: reward_fn.read(conversations), written.texts))
-    return Paid(score_texts(reward_fn, written.texts))
+        return RewardOutput(score_texts(lambda texts: reward_fn.read(conversations), written.texts))
+    return RewardOutput(score_texts(reward_fn, written.texts))
 
 
-def _read_each(several: WeightedRewards, written: Written) -> Paid:
+def _read_each(several: WeightedRewards, written: TextBatch) -> RewardOutput:
     """What each of several rewards pays, and their weighted sum."""
-    paid: dict[str, Paid] = {}
+    outputs: dict[str, RewardOutput] = {}
     for name, reward in several.rewards.items():
         try:
-            paid[name] = read_reward(reward, written)
+            outputs[name] = score_batch(reward, written)
         except Exception as error:
             raise naming(name, error) from error.__cause__
-    by_name = {name: each.rewards for name, each in paid.items()}
+    by_name = {name: each.rewards for name, each in outputs.items()}
     total = several.total(by_name)
-    if all(each.token_rewards is None for each in paid.values()):
-        return Paid(total, None, by_name)
+    if all(each.token_rewards is None for each in outputs.values()):
+        return RewardOutput(total, None, by_name)
     mask = written.samples.mask
     of_tokens = torch.zeros(mask.shape, device=mask.device)
-    for name, each in paid.items():
+    for name, each in outputs.items():
         tokens = each.token_rewards
         if tokens is None:  # a reward of the whole text is its last token's
             tokens = F.token_rewards(each.rewards.to(mask.device), mask)
         of_tokens = of_tokens + several.weights[name] * tokens
-    return Paid(total, of_tokens, by_name)
+    return RewardOutput(total, of_tokens, by_name)
 
 
-def _read_tokens(reward_fn: TokenReward, samples: Samples | None) -> Paid:
+def _read_tokens(reward_fn: TokenReward, samples: Samples | None) -> RewardOutput:
     """What a reward on token ids pays the sequences and, if it does, their tokens."""
     if samples is None:
         raise ConfigError("reward_fn reads token ids, and there are texts only; hand it a run.")
     rewards = reward_fn(samples.tokens, samples.written_mask)
     if rewards.ndim == 1:
-        return Paid(rewards)
+        return RewardOutput(rewards)
     of_tokens = F.zero_masked(rewards[:, samples.prefix_len :], samples.mask)
-    return Paid(of_tokens.sum(1), of_tokens)
+    return RewardOutput(of_tokens.sum(1), of_tokens)
 
 
 def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"]:

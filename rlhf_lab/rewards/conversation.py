@@ -11,7 +11,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.samples import Samples
 
 
-class TurnReward:
+class ConversationReward:
     """A reward function that reads whole conversations; hand it in as `reward_fn`.
 
     Args:

@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.chat import Message
 from rlhf_lab.config import RLHFArgs, refuse_parts_of_batch, refuse_with_token_rewards
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.rewards.reading import RewardFn, Written, read_reward
+from rlhf_lab.rewards.scoring import RewardFn, TextBatch, score_batch
 from rlhf_lab.rewards.tokens import TokenReward
-from rlhf_lab.rewards.weighted import asks_for_answers, naming, rewards_in
+from rlhf_lab.rewards.weighted import naming, requires_answers, split_rewards
 
 Prompt = tuple[int, ...]
 
 
-def try_rewards(
+def dry_run_rewards(
     reward_fn: RewardFn,
     args: RLHFArgs,
     tokenizer: PreTrainedTokenizerBase,
@@ -37,8 +37,8 @@ def try_rewards(
             by the whole batch where settings do not go with that, or asks for answers that are not
             there; or no reward reads those that are.
     """
-    functions = rewards_in(reward_fn)
-    if answers is not None and not asks_for_answers(reward_fn):
+    functions = split_rewards(reward_fn)
+    if answers is not None and not requires_answers(reward_fn):
         raise ConfigError(
             f"answers_column={args.answers_column!r} is read by no reward of this run; leave it "
             "out, or reward exact_match or a ResponseReward(answers=True)."
@@ -68,10 +68,10 @@ def _try_on_texts(
     times = args.batch_size if whole_batch else 2
     repeated = None if answers is None else [answers[0]] * times
     if turns is None:
-        read_reward(reward, Written([text] * times, [text] * times, repeated))
+        score_batch(reward, TextBatch([text] * times, [text] * times, repeated))
     else:
         said = [turns[-1]["content"]] * times
-        read_reward(reward, Written.in_chat([turns] * times, said, repeated))
+        score_batch(reward, TextBatch.in_chat([turns] * times, said, repeated))
 
 
 def _try_on_tokens(
