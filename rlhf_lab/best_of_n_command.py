@@ -115,7 +115,7 @@ def _parts(model: str, changed: Changed, checkpoint: int | str, device: str) -> 
     """
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.training import RunDir
-    from rlhf_lab.training.parts import Parts
+    from rlhf_lab.training.components import Parts
     from rlhf_lab.training.restore import load_policy
 
     given = {name: value for name, value in asdict(changed).items() if value is not None}

@@ -131,7 +131,7 @@ def _end(model: str, checkpoint: int | str, place: Any) -> Any:
     """
     from rlhf_lab.models import load_model
     from rlhf_lab.rewards.model import refuse_reward_model
-    from rlhf_lab.training.remarks import broken_weight
+    from rlhf_lab.training.diagnostics import broken_weight
     from rlhf_lab.training.restore import load_policy
 
     if _is_run(model):

@@ -57,7 +57,7 @@ def write_samples(
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards.model import refuse_reward_model
     from rlhf_lab.sampling import SamplingSpec, check_context, sample
-    from rlhf_lab.training.remarks import broken_weight
+    from rlhf_lab.training.diagnostics import broken_weight
     from rlhf_lab.training.restore import load_policy
 
     if n < 1:

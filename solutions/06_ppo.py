@@ -251,9 +251,9 @@ tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples
 #
 # ## The learning phase
 #
-# `Ascent(trainer)` holds what is about memory and safety and not about PPO: micro-batches, clipping, and the rule that no
+# `PolicyUpdate(trainer)` is about memory and safety and not about PPO: micro-batches, clipping, and the rule that no
 # step is taken once something was not finite. Its `parts(minibatch)` are the minibatch, or its micro-batches, and
-# `total(...)` adds up their terms: `objective_terms(policy, reference, part, ascent.objective, kl_coef)` of each. Then come
+# `total(...)` adds up their terms: `objective_terms(policy, reference, part, update.objective, kl_coef)` of each. Then come
 # `backward(terms.objective)`, `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
 #
 # `PhaseStats(trainer)` counts. Before the gradient, `judge(terms, minibatch)` says "step", "skip" or "stop";

@@ -7,7 +7,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.training.callbacks import Context
-from rlhf_lab.training.functions import Functions
+from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.ppo import ObjectiveTerms
 from rlhf_lab.training.replay import ReplayMinibatch
 from rlhf_lab.training.report import PhaseReport
@@ -85,7 +85,7 @@ class TRLStats:
 
 
 def rollout_stats(
-    rollout: Rollout, args: RLHFArgs, functions: Functions, kl_coef: float
+    rollout: Rollout, args: RLHFArgs, functions: Overrides, kl_coef: float
 ) -> dict[str, float | Tensor]:
     """TRL's statistics of a batch before learning.
 

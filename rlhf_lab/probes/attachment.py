@@ -16,7 +16,7 @@ from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import EVAL_TEXT, SUITE, ProbeStore, size_of
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import resolve_sites
-from rlhf_lab.training.undisturbed import undisturbed
+from rlhf_lab.training.isolation import no_side_effects
 
 Taken = defaultdict[str, Counter]
 GRACE_SECONDS = 2.0
@@ -77,7 +77,7 @@ class Attachment:
         due = [self.probes[name] for name in self.plan if self._is_due(self.probes[name], ctx)]
         if due:
             gradients = gradients_at(ctx)
-            with undisturbed(ctx.policy, ctx.reference):
+            with no_side_effects(ctx.policy, ctx.reference):
                 self._show(ctx, due, gradients)
         if ctx.event == "after_phase":
             self._keep_to_budget(ctx)

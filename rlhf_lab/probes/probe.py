@@ -15,7 +15,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
-from rlhf_lab.training.callbacks import check_every
+from rlhf_lab.training.callbacks import validate_every
 
 RESAMPLES = 400
 """Of the intervals of a record: enough for two digits, and 20 ms for 150 of them."""
@@ -116,7 +116,7 @@ class Probe:
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
-        check_every(self.every, f" of {self.name}")
+        validate_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 

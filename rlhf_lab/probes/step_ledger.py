@@ -16,8 +16,8 @@ from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
-from rlhf_lab.training import Functions, Objective, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import run_policy_on, surrogate_shares
+from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, objective_terms
+from rlhf_lab.training.objective import run_policy_on, surrogate_per_token
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -87,7 +87,7 @@ def _surrogate(
         "clipped": (clipped < ratio * whitened).to(ratio.dtype),
         "advantage": advantages,
         "whitened": whitened,
-        "surrogate": surrogate_shares(logprobs, minibatch, args),
+        "surrogate": surrogate_per_token(logprobs, minibatch, args),
     }
 
 
@@ -178,7 +178,7 @@ def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str,
 def _objective(seen: Observation) -> float:
     """The objective of the step, by the package's own functions."""
     ctx = seen.ctx
-    replaceable = {field.name for field in dataclasses.fields(Functions)}
+    replaceable = {field.name for field in dataclasses.fields(Overrides)}
     if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.own_parts):
         return ctx.terms.objective.item()
     models = ctx.policy, ctx.reference

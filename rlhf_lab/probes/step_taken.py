@@ -12,7 +12,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
 from rlhf_lab.probes.step_influence import AdamSettings, ByWeight
 from rlhf_lab.probes.step_ledger import BEFORE_THE_OBJECTIVE
-from rlhf_lab.training import Functions, RLHFTrainer
+from rlhf_lab.training import Overrides, RLHFTrainer
 
 
 class BeforeStep(NamedTuple):
@@ -79,8 +79,8 @@ def refuse_other_steps(name: str, trainer: RLHFTrainer) -> None:
             f"{name} takes steps of AdamW apart, and the optimizer is {type(optimizer).__name__}, "
             "or one with amsgrad; leave the probe out."
         )
-    own = {f.name for f in dataclasses.fields(Functions)} - set(BEFORE_THE_OBJECTIVE)
-    given = sorted(own & set(trainer.own_parts))
+    replaceable = {f.name for f in dataclasses.fields(Overrides)} - set(BEFORE_THE_OBJECTIVE)
+    given = sorted(replaceable & set(trainer.own_parts))
     if given:
         raise ConfigError(
             f"{given[0]} is the caller's own, and {name} knows the shares of the package's "

@@ -1,10 +1,10 @@
 """Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
 
 from rlhf_lab.training.callbacks import Context, Event
-from rlhf_lab.training.functions import Functions
 from rlhf_lab.training.kl_control import AdaptiveKLController, FixedKLController
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, lr_scale
+from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.ppo import ObjectiveTerms, objective_terms
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
@@ -17,7 +17,7 @@ __all__ = [
     "Context",
     "Cost",
     "FixedKLController",
-    "Functions",
+    "Overrides",
     "LearningStats",
     "Event",
     "Objective",

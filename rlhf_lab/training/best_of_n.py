@@ -16,7 +16,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS, Grammar, best_of_n, build_graph, grammar_policy
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import split_rewards
-from rlhf_lab.training.parts import Parts
+from rlhf_lab.training.components import Parts
 from rlhf_lab.training.prompts import deal
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.tuning import Examples

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.listener_output import name_of, plain
+from rlhf_lab.training.callback_output import function_name, plain
 from rlhf_lab.training.run_dir import RETURNED
 
 Event = Literal[
@@ -28,7 +28,7 @@ Event = Literal[
 ]
 """Events of a run, in the order in which they come."""
 
-WHERE_IT_IS = MappingProxyType(
+FIELD_AVAILABILITY = MappingProxyType(
     {
         "samples": "after_rollout and after_score",
         "rollout": "after_score",
@@ -43,13 +43,13 @@ WHERE_IT_IS = MappingProxyType(
 )
 
 
-def check_every(every: Any, of: str = "") -> None:
+def validate_every(every: Any, of: str = "") -> None:
     """Refuse, with a ConfigError, what is no whole number from 1 on; `of` says whose it is."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
 
-def refuse_no_function(function: Any, place: str, takes: tuple[str, ...]) -> None:
+def validate_callable(function: Any, place: str, takes: tuple[str, ...]) -> None:
     """Refuse, with a ConfigError, what cannot be called with the arguments that it will be given.
 
     Args:
@@ -65,7 +65,7 @@ def refuse_no_function(function: Any, place: str, takes: tuple[str, ...]) -> Non
     try:
         signature.bind(*takes)
     except TypeError:
-        name, given = name_of(function), ", ".join(takes)
+        name, given = function_name(function), ", ".join(takes)
         raise ConfigError(
             f"{place} calls {name}({given}), which is defined as {name}{signature}; "
             "change its arguments."
@@ -87,14 +87,14 @@ class Context:
         raise AttributeError(f"ctx.{name} cannot be set; a context is read-only.")
 
     def __getattr__(self, name: str) -> Any:
-        when = WHERE_IT_IS.get(name)
+        when = FIELD_AVAILABILITY.get(name)
         if when is None:
-            known = ", ".join([*self.__dict__, *WHERE_IT_IS])
+            known = ", ".join([*self.__dict__, *FIELD_AVAILABILITY])
             raise AttributeError(f"ctx has no field {name!r}; the fields are {known}.")
         raise AttributeError(f"ctx.{name} is not there at {self.event}; it is at {when}.")
 
 
-Listener = Callable[[Context], Any]
+Callback = Callable[[Context], Any]
 
 
 def switched_off(name: str) -> str:
@@ -110,7 +110,7 @@ class Registration(NamedTuple):
 
     every: int
     name: str | None
-    listener: Listener
+    listener: Callback
     last: bool
 
 
@@ -127,13 +127,13 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._registered: dict[str, list[Registration]] = {}
-        self._names: dict[str, Listener] = {}
+        self._names: dict[str, Callback] = {}
         self.dropped: dict[str, tuple[int, str]] = {}
         self._told: set[str] = set()
 
     def on(
         self, event: Event, every: int = 1, last: bool = False
-    ) -> Callable[[Listener], Listener]:
+    ) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase.
 
         Args:
@@ -147,16 +147,16 @@ class Callbacks:
             raise ConfigError(
                 f"event={event!r} is unknown; choose one of {', '.join(get_args(Event))}."
             )
-        check_every(every)
+        validate_every(every)
 
-        def register(listener: Listener) -> Listener:
-            refuse_no_function(listener, f"on({event!r})", ("ctx",))
+        def register(listener: Callback) -> Callback:
+            validate_callable(listener, f"on({event!r})", ("ctx",))
             self._add(event, Registration(every, self._name(listener), listener, last))
             return listener
 
         return register
 
-    def record(self, event: Event, listener: Listener, last: bool = False) -> None:
+    def record(self, event: Event, listener: Callback, last: bool = False) -> None:
         """Register the recorder, whose errors end the run: what it cannot write is lost."""
         self._add(event, Registration(1, None, listener, last))
 
@@ -165,26 +165,26 @@ class Callbacks:
         entries = [*self._registered.get(event, []), new]
         self._registered[event] = sorted(entries, key=lambda entry: entry.last)
 
-    def _name(self, listener: Listener) -> str:
+    def _name(self, listener: Callback) -> str:
         """The callable's own name, numbered on if another callable has it already."""
-        first = name = name_of(listener)
+        first = name = function_name(listener)
         number = 1
         while self._names.setdefault(name.casefold(), listener) != listener:
             number += 1
             name = f"{first}_{number}"
         return name
 
-    def listeners(self) -> list[Listener]:
+    def listeners(self) -> list[Callback]:
         """All callables that are registered, once for each of their events."""
         return [entry.listener for entries in self._registered.values() for entry in entries]
 
-    def hears(self, event: Event) -> bool:
+    def has_callbacks(self, event: Event) -> bool:
         """True if a callback is registered for this event, of whichever phases."""
         return bool(self._registered.get(event))
 
-    def heard(self) -> list[Event]:
+    def registered_events(self) -> list[Event]:
         """The events for which a callback is registered."""
-        return [event for event in get_args(Event) if self.hears(event)]
+        return [event for event in get_args(Event) if self.has_callbacks(event)]
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
         """Call everything that is registered for this event, in the order of registration."""

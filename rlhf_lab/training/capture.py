@@ -15,8 +15,8 @@ from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
 from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.callbacks import Context, Event, Listener, refuse_no_function
-from rlhf_lab.training.undisturbed import undisturbed
+from rlhf_lab.training.callbacks import Callback, Context, Event, validate_callable
+from rlhf_lab.training.isolation import no_side_effects
 
 OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
@@ -213,7 +213,7 @@ def capturing(
     pos: Position,
     at: Event,
     tokens: Int[Tensor, "batch seq"] | None,
-) -> Callable[[Callable[[Context, Any], Any]], Listener]:
+) -> Callable[[Callable[[Context, Any], Any]], Callback]:
     """Turn `function(ctx, acts)` into a callback that captures its activations first.
 
     The activations come from a forward made for nothing else, never from sampling: over the
@@ -246,11 +246,11 @@ def capturing(
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences of its own; give tokens=.")
 
-    def callback(function: Callable[[Context, Any], Any]) -> Listener:
-        refuse_no_function(function, "capture", ("ctx", "acts"))
+    def callback(function: Callable[[Context, Any], Any]) -> Callback:
+        validate_callable(function, "capture", ("ctx", "acts"))
 
         def listen(ctx: Context) -> Any:
-            with undisturbed(ctx.policy, ctx.reference):
+            with no_side_effects(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
                 there = pos
                 if pos == "last":

@@ -10,9 +10,9 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_transformer import HookPoint
-from rlhf_lab.training.callbacks import refuse_no_function
+from rlhf_lab.training.callback_output import function_name
+from rlhf_lab.training.callbacks import validate_callable
 from rlhf_lab.training.capture import resolve_sites
-from rlhf_lab.training.listener_output import name_of
 
 Stage = Literal["rollout", "learning"]
 STAGES = get_args(Stage)
@@ -88,8 +88,8 @@ class Interventions:
             ConfigError: no function, an unknown site or event, an output as site, or a name that is
                 empty or taken.
         """
-        refuse_no_function(fn, "intervene", ("activation", "where"))
-        name = name_of(fn) if name is None else name
+        validate_callable(fn, "intervene", ("activation", "where"))
+        name = function_name(fn) if name is None else name
         if not name:
             raise ConfigError("name='' is empty; a resumed run asks for the intervention by it.")
         if not during or not set(during) <= set(STAGES):

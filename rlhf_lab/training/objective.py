@@ -19,7 +19,7 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.functions import Functions
+from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.replay import ReplayMinibatch
 
 
@@ -32,16 +32,16 @@ class Objective:
         forward: how the models are run; as the settings say when None.
 
     Attributes:
-        clipped_surrogate, value_loss: called as those of `Functions`. The first is the policy's
+        clipped_surrogate, value_loss: called as those of `Overrides`. The first is the policy's
             objective; for the plain settings, the very function of these.
         kl_estimator: what estimates the KL from sampled tokens; None where it is the exact one.
     """
 
     def __init__(
-        self, args: RLHFArgs, functions: Functions | None = None, forward: Forward | None = None
+        self, args: RLHFArgs, functions: Overrides | None = None, forward: Forward | None = None
     ) -> None:
         self.args = args
-        self.functions = functions = functions or Functions()
+        self.functions = functions = functions or Overrides()
         self.forward = forward or Forward.from_args(args)
         self.clip_coef, self.normalize = args.clip_coef, args.normalize_advantages
         self.vf_coef, self.vf_clip = args.vf_coef, args.vf_clip
@@ -146,7 +146,7 @@ def run_policy_on(
 PolicyObjective = Callable[..., Float[Tensor, ""]]
 
 
-def policy_objective(args: RLHFArgs, functions: Functions) -> PolicyObjective:
+def policy_objective(args: RLHFArgs, functions: Overrides) -> PolicyObjective:
     """The policy's objective of a run: `clipped_surrogate`, or the one chosen in its place.
 
     Called as `calc_clipped_surrogate_objective` is, whichever it is.
@@ -194,7 +194,7 @@ def limit_log_ratio(
     return old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
 
 
-def surrogate_shares(
+def surrogate_per_token(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
     """What each token adds to the policy's objective with the package's functions; they sum to it.

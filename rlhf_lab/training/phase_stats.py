@@ -12,7 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models.device import LOGPROB_ROUNDING
-from rlhf_lab.training.remarks import cause_of_nan
+from rlhf_lab.training.diagnostics import cause_of_nan
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
 
@@ -55,7 +55,7 @@ class PhaseStats:
             self._steps.append(
                 {
                     **{name: getattr(terms, name).detach() for name in TERMS},
-                    "clip_fraction": clipped_share(new, minibatch, self.args),
+                    "clip_fraction": clipped_fraction(new, minibatch, self.args),
                     "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
                     "mean_ratio": F.mean_ratio(new, old, mask),
                     "grad_norm": grad_norm.detach(),
@@ -120,7 +120,7 @@ class PhaseStats:
         )
 
 
-def clipped_share(
+def clipped_fraction(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, ""]:
     """The share of real tokens that the policy loss clips, which for GSPO are whole responses."""

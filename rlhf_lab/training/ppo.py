@@ -13,7 +13,7 @@
 Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
 What is not the algorithm is elsewhere: what is done to a reward (`rewards/pipeline.py`), dynamic
 sampling (`dynamic_sampling.py`), the model's outputs (`models/outputs.py`), other objectives
-and KL estimates (`objective.py`), micro-batches and nan (`ascent.py`), logs (`recorder.py`).
+and KL estimates (`objective.py`), micro-batches and nan (`optimization.py`), logs (`recorder.py`).
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.ascent import Ascent
-from rlhf_lab.training.functions import refuse_other_than_numbers
 from rlhf_lab.training.objective import Objective, run_policy_on
+from rlhf_lab.training.optimization import PolicyUpdate
+from rlhf_lab.training.overrides import validate_terms
 from rlhf_lab.training.phase_stats import PhaseStats
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
@@ -130,14 +130,14 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
     args, kl_coef = trainer.args, trainer.kl_controller.kl_coef
     memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
     generator = phase_generator(args.seed, trainer.phase, "minibatches")
-    ascent, stats = Ascent(trainer), PhaseStats(trainer)
+    update, stats = PolicyUpdate(trainer), PhaseStats(trainer)
     for step, minibatch in enumerate(memory.get_minibatches(generator)):
         shown = {"rollout": rollout, "minibatch": minibatch, "step": step}
         trainer.emit("before_minibatch", **shown)
         trainer.optimizer.zero_grad()
-        terms = ascent.total(  # one part, unless micro_batch_size asks for several
-            objective_terms(trainer.policy, trainer.reference, part, ascent.objective, kl_coef)
-            for part in ascent.parts(minibatch)
+        terms = update.total(  # one part, unless micro_batch_size is set
+            objective_terms(trainer.policy, trainer.reference, part, update.objective, kl_coef)
+            for part in update.parts(minibatch)
         )
         verdict = stats.judge(terms, minibatch)
         if verdict == "stop":
@@ -145,10 +145,10 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
         if verdict == "skip":
             continue
         trainer.emit("after_loss", terms=terms, **shown)
-        ascent.backward(terms.objective)
+        update.backward(terms.objective)
         trainer.emit("after_backward", terms=terms, **shown)
-        grad_norm = ascent.clip(args.max_grad_norm)
-        ascent.step()  # upwards: the optimizer maximizes
+        grad_norm = update.clip(args.max_grad_norm)
+        update.step()  # upwards: the optimizer maximizes
         stats.add(terms, minibatch, grad_norm)
         trainer.emit("after_step", terms=terms, grad_norm=grad_norm, **shown)
     learned = stats.learning_stats(memory)
@@ -200,7 +200,7 @@ def objective_terms(
     kl_penalty = objective.kl_penalty(out, minibatch, kl_coef)
     terms = dict(clipped_surrogate=surrogate, value_loss=value_loss)
     terms |= dict(entropy_bonus=entropy_bonus, kl_penalty=kl_penalty)
-    refuse_other_than_numbers(**terms)
+    validate_terms(**terms)
     total = surrogate - value_loss + entropy_bonus - kl_penalty
     noted = dict(logprobs=out.logprobs.detach(), values=out.values.detach())
     return ObjectiveTerms(objective=total, **terms, **noted)

@@ -19,7 +19,7 @@ from rlhf_lab.samples import Samples, Support
 from rlhf_lab.training.sources import weights_digest
 
 if TYPE_CHECKING:
-    from rlhf_lab.training.parts import Parts
+    from rlhf_lab.training.components import Parts
 
 Found = TypeVar("Found")
 

@@ -26,10 +26,10 @@ from rlhf_lab.training.checkpoint_writer import (
     Snapshot,
     copied_to_host,
 )
+from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite, validate_finite_weights
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.notes import notes_of
 from rlhf_lab.training.reference_reset import final_kl_to_start, reference_tensors
-from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan, remarks_on
 from rlhf_lab.training.resume_checks import refuse_moved_on
 from rlhf_lab.training.rewind import rewind
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, sample_lines
@@ -93,7 +93,7 @@ class Recorder:
         run.json says then that the run is running.
         """
         args = self.trainer.args
-        refuse_broken_weights(self.trainer)
+        validate_finite_weights(self.trainer)
         if self.run is not None:
             self._hold()
             rewind(self.run, self.trainer.phase, args.batch_size)
@@ -154,7 +154,7 @@ class Recorder:
             self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
             weights = copied_to_host(checkpoint.weights(self.trainer.policy))
             self._waiting = [self._snapshot("best", weights, ctx.phase)]
-            if self.trainer.callbacks.hears("checkpoint"):
+            if self.trainer.callbacks.has_callbacks("checkpoint"):
                 self._save([])
         self.seconds += perf_counter() - began
 
@@ -175,7 +175,7 @@ class Recorder:
 
         The text of a remark stays as it was in the phase that it was first made in.
         """
-        for sign, text in remarks_on(ctx.report.rollout, ctx.rollout, ctx.args).items():
+        for sign, text in diagnose_batch(ctx.report.rollout, ctx.rollout, ctx.args).items():
             self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.remarks.setdefault(switched_off(name), {"phase": phase, "text": text})
@@ -226,7 +226,7 @@ class Recorder:
     def _save(self, due: list[Snapshot]) -> None:
         """Write in the background, the best first; or at once, and tell the callbacks."""
         due, self._waiting = self._waiting + due, []
-        if not self.trainer.callbacks.hears("checkpoint"):
+        if not self.trainer.callbacks.has_callbacks("checkpoint"):
             self.writer.save(due)
             return
         for snapshot in due:
@@ -279,7 +279,7 @@ class Recorder:
             rollouts = list(trainer.fresh_rollouts())
             self.log_samples(rollouts[0])
             figures = mean_of_batches(rollouts) | final_kl_to_start(trainer, rollouts)
-            final = refuse_nan(figures, trainer)
+            final = validate_finite(figures, trainer)
             self.write_info(status="finished", final=final)
         keep_run_card(self.run)
         self.lock.release()

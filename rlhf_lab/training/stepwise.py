@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from rlhf_lab.training.parts import Parts
+from rlhf_lab.training.components import Parts
 from rlhf_lab.training.report import PhaseReport
 
 

@@ -18,10 +18,12 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import validate_unhooked_blocks
 from rlhf_lab.training import ppo
-from rlhf_lab.training.callbacks import Callbacks, Event, Listener
+from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capturing
+from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weights
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
+from rlhf_lab.training.isolation import preserve_gradients
 from rlhf_lab.training.loggers import attach_sinks
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
@@ -31,13 +33,11 @@ from rlhf_lab.training.reference_reset import (
     kl_to_start,
     reset_reference,
 )
-from rlhf_lab.training.remarks import refuse_broken_weights, refuse_nan
 from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.stepwise import Stepwise
-from rlhf_lab.training.undisturbed import gradients_put_back
 
 EVALUATION_BATCHES = 4
 SAVES = ("run_start", "after_phase", "run_end")
@@ -58,7 +58,7 @@ class RLHFTrainer(Stepwise):
         parts: parts of the run that are the caller's own, by name: `policy`, `reference`,
             `prompts`, `reward_fn`, `gold_fn`, `kl_controller`, `optimizer`, `scheduler`,
             `rollout_engine` (see `Parts`), or a function such as `kl_penalty=my_kl` (see
-            `Functions`).
+            `Overrides`).
 
     Raises:
         ConfigError, LoadError: see there; before anything is written.
@@ -83,7 +83,7 @@ class RLHFTrainer(Stepwise):
         """The run's directory; None before the first phase begins."""
         return self.recorder.run
 
-    def on(self, event: Event, every: int = 1) -> Callable[[Listener], Listener]:
+    def on(self, event: Event, every: int = 1) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase."""
         return self.callbacks.on(event, every)
 
@@ -140,7 +140,7 @@ class RLHFTrainer(Stepwise):
 
     def _call(self, event: Event, phase: int | None, fields: dict[str, Any]) -> None:
         """Call the callbacks of an event, where this is the process that has some."""
-        if not self.world.is_main or not self.callbacks.hears(event):
+        if not self.world.is_main or not self.callbacks.has_callbacks(event):
             return
         if "grad_norm" in fields:
             fields["grad_norm"] = fields["grad_norm"].item()
@@ -151,7 +151,7 @@ class RLHFTrainer(Stepwise):
             "kl_coef": self.kl_controller.kl_coef,
             "run": self.run if self._recording else None,
         }
-        with self.world.apart(), gradients_put_back(self.policy, event):
+        with self.world.apart(), preserve_gradients(self.policy, event):
             self.callbacks.emit(event, self.phase if phase is None else phase, **always, **fields)
 
     def rollout_phase(self) -> Rollout:
@@ -163,7 +163,7 @@ class RLHFTrainer(Stepwise):
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`."""
-        learning = self.weights.learning(self.callbacks.heard)
+        learning = self.weights.learning(self.callbacks.registered_events)
         if self.engine is not None:
             self.engine.is_current = False
         with self.interventions.learning(), self.forward.products(), learning:
@@ -265,11 +265,11 @@ class RLHFTrainer(Stepwise):
     def evaluate(self) -> dict[str, float | int | None]:
         """Sample afresh from the policy as it is, and average over several batches."""
         rollouts = list(self.fresh_rollouts())
-        return refuse_nan(mean_of_batches(rollouts) | final_kl_to_start(self, rollouts), self)
+        return validate_finite(mean_of_batches(rollouts) | final_kl_to_start(self, rollouts), self)
 
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Several batches of fresh samples, the same ones at every call in a phase."""
-        refuse_broken_weights(self)
+        validate_finite_weights(self)
         generator = phase_generator(self.args.seed, self.phase, "evaluation")
         for batch in range(EVALUATION_BATCHES):
             samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)

@@ -68,7 +68,9 @@ def test_phase_sets_the_precision_of_products(tmp_path, monkeypatch, precision):
     """In sampling, scoring and learning, also when they are called separately."""
     seen, before = {}, products()
     during = {"tf32" if precision == "tf32" else before}
-    monkeypatch.setattr("rlhf_lab.training.parts.validate_tf32", lambda device, precision: None)
+    monkeypatch.setattr(
+        "rlhf_lab.training.components.validate_tf32", lambda device, precision: None
+    )
     trainer = RLHFTrainer(RLHFArgs(**SMALL, precision=precision), out=tmp_path / "run")
     for event in ("after_rollout", "after_score", "after_loss", "after_backward", "after_phase"):
         trainer.on(event)(lambda ctx, event=event: seen.update({event: products()}))

@@ -89,15 +89,15 @@ def test_a_process_that_is_killed_ends_the_run_which_goes_on_in_another_number(r
 
 KILLED = """
 import signal
-import rlhf_lab.training.ascent as a
-step, taken = a.Ascent.step, []
+import rlhf_lab.training.optimization as a
+step, taken = a.PolicyUpdate.step, []
 def dying(self):
     step(self)
     taken.append(self)
     if rank in {lost} and len(taken) == 7:
         (place / f"died-{{rank}}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-a.Ascent.step = dying
+a.PolicyUpdate.step = dying
 """
 
 

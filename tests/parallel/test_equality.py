@@ -147,11 +147,11 @@ FAULTS = {
         "rlhf_lab.parallel.Ranks.add_up = averaged"
     ),
     "each weighs by its own tokens": (
-        "weigh = rlhf_lab.training.ascent._weigh\n"
-        "rlhf_lab.training.ascent._weigh = lambda t, part, whole, how: weigh(t, part, part, how)"
+        "weigh = rlhf_lab.training.optimization._weigh\n"
+        "rlhf_lab.training.optimization._weigh = lambda t, part, whole, a: weigh(t, part, part, a)"
     ),
     "noise of each rank's own": (
-        "rlhf_lab.training.parts.phase_spec = lambda spec, args, phase: spec\n"
+        "rlhf_lab.training.components.phase_spec = lambda spec, args, phase: spec\n"
         "noise = rlhf_lab.sampling.sampling_noise\n"
         "rlhf_lab.sampling.sampling_noise = lambda n, g, r: noise(n, g, r).roll(rank, 1)"
     ),
@@ -160,9 +160,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_told_by_the_numbers(ranks, name):
-    before = (
-        f"import rlhf_lab.parallel, rlhf_lab.training.ascent, rlhf_lab.sampling\n{FAULTS[name]}"
-    )
+    modules = "rlhf_lab.parallel, rlhf_lab.training.optimization, rlhf_lab.sampling"
+    before = f"import {modules}\n{FAULTS[name]}"
     settings = {"stop_tokens": ".", "total_phases": 1, "warmup_steps": 0}
     (alone,), both = ranks(1, run_of(settings)), ranks(2, run_of(settings, before))
     assert both[0].status == 0, both[0].error

@@ -92,7 +92,7 @@ MANY: dict[str, dict[str, Any]] = {
 } | {name: SETTINGS[name] for name in ("parts", "grpo", "lora", "critic", "target_kl")}
 ONE: dict[str, Any] = {"stop_tokens": ".", "total_phases": 1, "warmup_steps": 0}
 MUTATIONS = """
-import rlhf_lab.training.ascent as ascent
+import rlhf_lab.training.optimization as ascent
 import rlhf_lab.training.sharded_weights as sharded
 from torch.distributed.fsdp import FSDPModule
 factor, weigh = FSDPModule.set_gradient_divide_factor, ascent._weigh

@@ -266,7 +266,7 @@ REVIEWED = (
         "S3 max for min in the surrogate's shares",
         "StepLedger",
         "step_ledger:_surrogate",
-        "surrogate_shares(logprobs, minibatch, args)",
+        "surrogate_per_token(logprobs, minibatch, args)",
         "torch.maximum(clipped, ratio * whitened) / minibatch.mask.sum()",
     ),
     Fault(

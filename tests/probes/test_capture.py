@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.capture import capture_activations, resolve_sites
-from rlhf_lab.training.undisturbed import borrowed_gradients, undisturbed
+from rlhf_lab.training.isolation import detached_gradients, no_side_effects
 
 POST = "blocks.1.hook_resid_post"
 
@@ -165,7 +165,7 @@ def test_undisturbed_puts_everything_back(reel_policy, raises):
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()[1][:-1]
     expected = RuntimeError if raises else ConfigError
     with pytest.raises(expected, match="for itself" if raises else "hooks of .* were changed"):
-        with undisturbed(policy):
+        with no_side_effects(policy):
             vandalize(policy)
             if raises:
                 raise RuntimeError("for itself")
@@ -189,7 +189,7 @@ def test_undisturbed_puts_everything_back(reel_policy, raises):
 def test_copies_of_gradients_are_lent_when_asked(reel_policy):
     weight = reel_policy.base_model.embed.W_E
     weight.grad = torch.ones_like(weight)
-    with borrowed_gradients(reel_policy, lend=True):
+    with detached_gradients(reel_policy, lend=True):
         assert bool((weight.grad == 1).all())
         weight.grad.zero_()
     assert bool((weight.grad == 1).all())

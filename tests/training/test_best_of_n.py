@@ -17,7 +17,7 @@ from rlhf_lab.training.best_of_n import (
     mean_and_half,
     student_t,
 )
-from rlhf_lab.training.parts import Parts
+from rlhf_lab.training.components import Parts
 from tests.doors.door import accepted, refused
 
 

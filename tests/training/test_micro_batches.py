@@ -13,13 +13,13 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.sampling import SamplingSpec, join_samples, sample, sample_in_parts
 from rlhf_lab.training import (
-    Functions,
     Objective,
+    Overrides,
     ReplayMemory,
     RLHFTrainer,
     objective_terms,
 )
-from rlhf_lab.training.ascent import Ascent
+from rlhf_lab.training.optimization import PolicyUpdate
 
 SETTINGS = {
     "plain": {},
@@ -49,7 +49,7 @@ def in_parts(trainer, minibatch, objective, kl_coef, part_size):
     """The terms of a minibatch that is cut, whose gradients are added to the policy's."""
     args = dataclasses.replace(objective.args, micro_batch_size=None)
     object.__setattr__(args, "micro_batch_size", part_size)  # need not divide the minibatch here
-    cut = Ascent(trainer, Objective(args, objective.functions))
+    cut = PolicyUpdate(trainer, Objective(args, objective.functions))
     return cut.total(
         objective_terms(trainer.policy, trainer.reference, part, cut.objective, kl_coef)
         for part in cut.parts(minibatch)
@@ -109,7 +109,7 @@ def test_the_callers_own_functions_need_not_know_of_parts(reel_args):
     trainer = RLHFTrainer(args)
     rollout = trainer.rollout_phase()
     minibatch = next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
-    own = Functions(
+    custom = Overrides(
         clipped_surrogate=lambda *given: F.calc_clipped_surrogate_objective(*given),
         value_loss=lambda *given: F.calc_value_function_loss(*given),
         entropy_bonus=lambda *given: F.calc_entropy_bonus(*given),
@@ -117,7 +117,7 @@ def test_the_callers_own_functions_need_not_know_of_parts(reel_args):
     )
     models = (trainer.policy, trainer.reference)
     whole = objective_terms(*models, minibatch, Objective(args), 0.3)
-    cut = in_parts(trainer, minibatch, Objective(args, own), 0.3, 4)
+    cut = in_parts(trainer, minibatch, Objective(args, custom), 0.3, 4)
     assert cut.objective.item() == pytest.approx(whole.objective.item(), abs=1e-5)
 
 

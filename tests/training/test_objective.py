@@ -13,8 +13,8 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training import (
-    Functions,
     Objective,
+    Overrides,
     ReplayMemory,
     RLHFTrainer,
     objective_terms,
@@ -270,7 +270,7 @@ def ppo(logprobs, old_logprobs, advantages, clip_coef, mask):
 
 
 DEFAULTS = {
-    **{f.name: f.default for f in dataclasses.fields(Functions)},
+    **{f.name: f.default for f in dataclasses.fields(Overrides)},
     "advantages": one_step,
     "policy_loss": ppo,
     "kl_estimator": lambda logprobs, ref_logprobs: F.kl_estimate(logprobs, ref_logprobs, "k1"),
@@ -299,7 +299,7 @@ def unchanged_weights(tmp_path_factory, reel_args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Functions)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Overrides)])
 def test_the_callers_own_function_is_called_and_drives_the_run(
     make_trainer, unchanged_weights, name
 ):
@@ -437,7 +437,7 @@ def test_each_estimator_is_the_one_that_args_name(make_trainer, reel_args):
     """Values 0.5, 0.25 and reward 1: one-step [-0.25, 0.75]; gae 1, 0.5: [-0.25 + 0.375, 0.75]."""
     values, rewards = torch.tensor([[0.5, 0.25]]), torch.tensor([1.0])
     mask = torch.ones(1, 2, dtype=torch.bool)
-    functions = Functions()
+    functions = Overrides()
     one = functions.estimate_advantages(reel_args(advantages="one_step"), values, rewards, mask)
     assert one.tolist() == [[-0.25, 0.75]]
     gae = functions.estimate_advantages(

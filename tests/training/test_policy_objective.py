@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Functions, Objective, ReplayMemory, ReplayMinibatch, RLHFTrainer
-from rlhf_lab.training.objective import surrogate_shares
-from rlhf_lab.training.phase_stats import clipped_share
+from rlhf_lab.training import Objective, Overrides, ReplayMemory, ReplayMinibatch, RLHFTrainer
+from rlhf_lab.training.objective import surrogate_per_token
+from rlhf_lab.training.phase_stats import clipped_fraction
 
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
@@ -95,14 +95,14 @@ def policy_objective(logprobs: Tensor, minibatch: ReplayMinibatch, args, functio
 @pytest.mark.parametrize("case", CASES)
 def test_every_policy_loss_is_the_sum_over_its_tokens(reel_args, case):
     args = reel_args(**({"normalize_advantages": False} | CASES[case]))
-    found = policy_objective(torch.tensor(NEW), minibatch(), args, Functions())
+    found = policy_objective(torch.tensor(NEW), minibatch(), args, Overrides())
     assert found.item() == pytest.approx(by_hand(args), rel=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_shares_of_the_tokens_add_up_to_the_objective(reel_args, case):
     args = reel_args(**({"normalize_advantages": False} | CASES[case]))
-    shares = surrogate_shares(torch.tensor(NEW), minibatch(), args)
+    shares = surrogate_per_token(torch.tensor(NEW), minibatch(), args)
     assert shares.sum().item() == pytest.approx(by_hand(args), rel=1e-5)
     assert shares[1, 2].item() == 0.0
 
@@ -112,7 +112,7 @@ def test_the_cases_are_all_different(reel_args):
     assert len({round(by_hand(reel_args(**(plain | case))), 6) for case in CASES.values()}) == 10
 
 
-def gradient(args, functions: Functions) -> Tensor:
+def gradient(args, functions: Overrides) -> Tensor:
     logprobs = torch.tensor(NEW, requires_grad=True)
     policy_objective(logprobs, minibatch(), args, functions).backward()
     return logprobs.grad
@@ -121,14 +121,14 @@ def gradient(args, functions: Functions) -> Tensor:
 def test_masked_tokens_and_held_ratios_have_no_gradient(reel_args):
     """Log-ratios -0.5, 0.4, 0, 0.1, 0.5: within 0.15 are the third and the fourth."""
     args = reel_args(max_log_ratio=0.15, clip_coef=0.9, normalize_advantages=False)
-    found = gradient(args, Functions())
+    found = gradient(args, Overrides())
     assert (found != 0).tolist() == [[False, False, True], [True, False, False]]
 
 
 def test_a_registered_loss_handed_in_is_the_same_as_its_name(reel_args):
     args = reel_args(policy_loss="gspo", clip_coef=0.02)
-    by_hand = Functions(policy_loss=F.gspo_surrogate)
-    assert torch.equal(gradient(args, Functions()), gradient(args, by_hand))
+    by_hand = Overrides(policy_loss=F.gspo_surrogate)
+    assert torch.equal(gradient(args, Overrides()), gradient(args, by_hand))
 
 
 def test_an_own_surrogate_that_would_be_left_unused_is_refused(reel_args):
@@ -151,7 +151,7 @@ def test_the_clip_fraction_counts_what_the_loss_clips(reel_args):
         ({"policy_loss": "policy_gradient"}, 0.0),
     ]
     for fields, share in expected:
-        found = clipped_share(torch.tensor(NEW), minibatch(), reel_args(**fields))
+        found = clipped_fraction(torch.tensor(NEW), minibatch(), reel_args(**fields))
         assert found.item() == pytest.approx(share)
 
 
@@ -172,4 +172,4 @@ def test_own_policy_losses_may_leave_out_what_they_do_not_use(make_trainer):
     batch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
     args = dataclasses.replace(trainer.args, policy_loss="policy_gradient")
     own = policy_objective(batch.logprobs, batch, trainer.args, trainer.functions)
-    assert own.item() == policy_objective(batch.logprobs, batch, args, Functions()).item()
+    assert own.item() == policy_objective(batch.logprobs, batch, args, Overrides()).item()

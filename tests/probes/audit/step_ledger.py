@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.training import Functions
+from rlhf_lab.training import Overrides
 from tests.probes.audit.anew import (
     as_float64,
     as_rows_say,
@@ -117,7 +117,7 @@ def _terms(
     seen: Observation, record: Record, columns: Columns, mask: Bool[Tensor, "minibatch gen"]
 ) -> list[Check]:
     """The trainer's own terms, values and log-probs, where all its functions are the package's."""
-    names = {field.name for field in dataclasses.fields(Functions)}
+    names = {field.name for field in dataclasses.fields(Overrides)}
     if names & set(seen.own_parts):
         return []
     terms, values = seen.ctx.terms, record.values

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 
-class Ascent:
+class PolicyUpdate:
     """Steps up the objective, whole, in micro-batches or during the backward pass.
 
     One is made for each learning phase. Once an objective or a gradient was not finite, no further

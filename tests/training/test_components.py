@@ -5,7 +5,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.objective import Functions
+from rlhf_lab.training.objective import Overrides
 
 # what a stranger may hand in for a part, by a name that sounds like it
 SOUNDS_LIKE = {
@@ -31,17 +31,17 @@ FITS = {
 )
 def test_a_function_that_does_not_fit_its_part_is_refused_in_one_sentence(part, function):
     with pytest.raises(ConfigError, match=rf"^{part} is called with \(.*{function.__name__}\("):
-        Functions.choose({part: function})
+        Overrides.choose({part: function})
 
 
 def test_functions_that_fit_are_taken_whatever_their_parameters_are_called():
-    assert Functions.choose(FITS) == Functions()
+    assert Overrides.choose(FITS) == Overrides()
     anything = {part: lambda *_: torch.zeros(()) for part in FITS}
-    assert Functions.choose(anything).kl_penalty is anything["kl_penalty"]
+    assert Overrides.choose(anything).kl_penalty is anything["kl_penalty"]
     mine = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
-    assert Functions.choose({"clipped_surrogate": mine}).clipped_surrogate is mine
+    assert Overrides.choose({"clipped_surrogate": mine}).clipped_surrogate is mine
     # torch's own functions cannot say what they take
-    assert Functions.choose({"kl_penalty": torch.add}).kl_penalty is torch.add
+    assert Overrides.choose({"kl_penalty": torch.add}).kl_penalty is torch.add
 
 
 def test_no_part_of_the_trainer_bears_the_name_of_a_public_function_that_does_not_fit():

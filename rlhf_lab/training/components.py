@@ -42,7 +42,11 @@ from rlhf_lab.rewards import (
 )
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample_in_parts
-from rlhf_lab.training.functions import Functions
+from rlhf_lab.training.custom_components import (
+    refuse_other_kinds,
+    refuse_other_weights,
+    refuse_unfit_models,
+)
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import (
@@ -51,11 +55,7 @@ from rlhf_lab.training.optim import (
     get_optimizer_and_scheduler,
     own_optimizer_and_scheduler,
 )
-from rlhf_lab.training.own_parts import (
-    refuse_other_kinds,
-    refuse_other_weights,
-    refuse_unfit_models,
-)
+from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.ranks import (
     by_rank,
@@ -83,7 +83,7 @@ class Parts:
             two learning rates when None.
         scheduler: of the own optimizer, stepped once per phase; constant rates when None.
         rollout_engine: what writes responses in place of the built-in sampler; see `RolloutEngine`.
-        functions: the caller's own functions by name; see `Functions`.
+        functions: the caller's own functions by name; see `Overrides`.
 
     Attributes:
         own_parts: the names of the parts that were handed in.
@@ -123,7 +123,7 @@ class Parts:
         refuse_other_kinds(args, given)
         self.own_parts = sorted(name for name, part in given.items() if part is not None)
         self.args, self.phase = args, 0
-        self.functions = Functions.choose(functions)
+        self.functions = Overrides.choose(functions)
         self.functions.check(args)
         self.device = device_of_rank(pick_device(args.device), args.device, args.parallel)
         refuse_undealt(args, launched(), is_launched())

@@ -45,7 +45,7 @@ NAMES_ELSEWHERE = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Functions:
+class Overrides:
     """The functions that make advantages and objective; each can be the caller's own.
 
     Args:
@@ -79,7 +79,7 @@ class Functions:
     kl_estimator: Callable[..., Tensor] | None = None
 
     @classmethod
-    def choose(cls, given: dict[str, Any]) -> "Functions":
+    def choose(cls, given: dict[str, Any]) -> "Overrides":
         """The defaults, with those that the caller gives in their place.
 
         Raises:
@@ -98,7 +98,7 @@ class Functions:
                     f"{', '.join([*OBJECTS, *names])}."
                 )
             if not callable(function) and function is not None:
-                raise ConfigError(f"{name}={function!r} is no function; see `Functions` for it.")
+                raise ConfigError(f"{name}={function!r} is not callable. See `Overrides`.")
             if name in CALLED_WITH:
                 try:
                     F.check_order(function, CALLED_WITH[name].split(), name)
@@ -203,7 +203,7 @@ class Functions:
         return inspect.signature(self._estimator(args)).parameters
 
 
-def refuse_other_than_numbers(**terms: Any) -> None:
+def validate_terms(**terms: Any) -> None:
     """Refuse terms of the objective that are not one number each, in a tensor.
 
     Raises:

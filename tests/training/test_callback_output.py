@@ -10,7 +10,7 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.listener_output import MOST_NUMBERS, name_of, plain
+from rlhf_lab.training.callback_output import MOST_NUMBERS, function_name, plain
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -116,7 +116,9 @@ class Norms:
 
 def test_a_name_is_that_of_the_function_or_of_the_class():
     norms = Norms()
-    found = [name_of(f) for f in (Norms(), norms.of_weights, functools.partial(reward_and_kl))]
+    found = [
+        function_name(f) for f in (Norms(), norms.of_weights, functools.partial(reward_and_kl))
+    ]
     assert found == ["Norms", "of_weights", "reward_and_kl"]
 
 

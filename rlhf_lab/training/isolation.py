@@ -19,7 +19,7 @@ from rlhf_lab.training.callbacks import Event
 
 
 @contextlib.contextmanager
-def undisturbed(*modules: nn.Module) -> Iterator[None]:
+def no_side_effects(*modules: nn.Module) -> Iterator[None]:
     """Let code look at modules, and put everything that it may have touched back afterwards.
 
     1. Note the global random states, the train/eval flags, the hooks and the gradients.
@@ -33,7 +33,7 @@ def undisturbed(*modules: nn.Module) -> Iterator[None]:
     parts = [(name, part) for top in modules for name, part in top.named_modules()]
     hooks = [(name, part, _hooks_of(part)) for name, part in parts]
     try:
-        with borrowed_gradients(*modules, lend=False), _forked_random(modules), torch.no_grad():
+        with detached_gradients(*modules, lend=False), _forked_random(modules), torch.no_grad():
             yield
     finally:
         for module, training in flags:
@@ -48,7 +48,7 @@ def undisturbed(*modules: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def borrowed_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
+def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
     """Take the gradients of modules away, or lend out copies of them, and put them back after."""
     gradients = [(p, p.grad) for top in modules for p in top.parameters()]
     for parameter, gradient in gradients:
@@ -61,7 +61,7 @@ def borrowed_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gradients_put_back(policy: nn.Module, event: Event) -> Iterator[None]:
+def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
     """Let callbacks of an event call backward() without a change to what training does.
 
     Only between the objective and the step are there gradients that count: the next minibatch
@@ -71,7 +71,7 @@ def gradients_put_back(policy: nn.Module, event: Event) -> Iterator[None]:
         with torch_modes_kept():
             yield
         return
-    with torch_modes_kept(), borrowed_gradients(policy, lend=True), _graphs_kept():
+    with torch_modes_kept(), detached_gradients(policy, lend=True), _graphs_kept():
         yield
 
 

@@ -25,7 +25,7 @@ LEAST_ENTROPY = 1e-3
 """Nats per token; below it, a sample of 26 tokens is the same text 39 times out of 40."""
 
 
-def remarks_on(
+def diagnose_batch(
     stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None
 ) -> dict[str, str]:
     """What is wrong with a batch for learning: a sentence for each sign, by its name.
@@ -87,7 +87,7 @@ def _signs(stats: RolloutStats, rollout: Rollout) -> Iterator[tuple[str, str]]:
         )
 
 
-def refuse_nan(found: dict[str, Any], trainer: "RLHFTrainer") -> dict[str, Any]:
+def validate_finite(found: dict[str, Any], trainer: "RLHFTrainer") -> dict[str, Any]:
     """Figures of a policy, unless it gives nan: they would say nothing about it.
 
     Raises:
@@ -101,7 +101,7 @@ def refuse_nan(found: dict[str, Any], trainer: "RLHFTrainer") -> dict[str, Any]:
     return found
 
 
-def refuse_broken_weights(trainer: "RLHFTrainer") -> None:
+def validate_finite_weights(trainer: "RLHFTrainer") -> None:
     """Refuse to sample from a policy whose weights, or whose reference's, are not finite.
 
     Raises:

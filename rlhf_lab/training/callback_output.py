@@ -12,7 +12,7 @@ from rlhf_lab.errors import ConfigError
 MOST_NUMBERS = 100_000
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """A function's name with nothing but letters, digits and _, so that it can name a file.
 
     A partial has the name of its function, a callable object that of its class.
