@@ -1,13 +1,12 @@
 """Hooked models: loading, the value head, the critic, the frozen reference, LoRA, export."""
 
-from rlhf_lab.models.build import build_policy, load_with_adapters, make_reference
-from rlhf_lab.models.critic import DetachedValueHead, TransformerWithCritic, init_cache, make_policy
+from rlhf_lab.models.build import build_policy, load_with_adapters, make_policy, make_reference
+from rlhf_lab.models.critic import TransformerWithCritic, init_cache
 from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.export import export_language_model, export_policy
-from rlhf_lab.models.forward import Forward
-from rlhf_lab.models.hooked_model import HookedModel, make_model
+from rlhf_lab.models.forward import Forward, recomputing_blocks, validate_unhooked_blocks
+from rlhf_lab.models.hooked_model import HookedModel, has_hooks, make_model
 from rlhf_lab.models.hooked_transformer import HookedTransformer, HookPoint
-from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
@@ -27,19 +26,23 @@ from rlhf_lab.models.outputs import (
     policy_outputs,
     reference_logprobs,
     run_policy,
-    unembed_residuals,
 )
 from rlhf_lab.models.peft_format import export_adapter, load_adapter
-from rlhf_lab.models.recompute import recomputing_blocks, validate_unhooked_blocks
 from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
     merged_copy,
     normalized_residuals,
     same_weights,
+    unembed_residuals,
 )
 from rlhf_lab.models.token_stats import token_stats_chunked
-from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead, make_value_head
+from rlhf_lab.models.value_head import (
+    DetachedValueHead,
+    TransformerWithValueHead,
+    ValueHead,
+    make_value_head,
+)
 
 __all__ = [
     "Decoder",

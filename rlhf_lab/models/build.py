@@ -3,19 +3,43 @@
 import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
-from rlhf_lab.models.critic import TransformerWithCritic, make_policy
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
 from rlhf_lab.models.peft_format import load_adapter
 from rlhf_lab.models.reference import frozen_copy
-from rlhf_lab.models.value_head import TransformerWithValueHead
+from rlhf_lab.models.value_head import (
+    DetachedValueHead,
+    TransformerWithValueHead,
+    make_value_head,
+)
 
 
 def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
     """Make the policy before training: base model, adapters if configured, value head."""
     base_model = load_with_adapters(args.base_model, args, device, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
+
+
+def make_policy(
+    base_model: HookedModel, value_head: str = "shared", seed: int = 0
+) -> TransformerWithValueHead:
+    """Return a policy with a value head of one of three kinds.
+
+    - "shared": it reads the policy's residual, and its gradient flows into the transformer.
+    - "detached": it reads the same residual, without a gradient to the transformer.
+    - "separate": it reads the residual of a critic (see `TransformerWithCritic`).
+    """
+    if value_head == "shared":
+        return TransformerWithValueHead(base_model, seed=seed)
+    if value_head == "detached":
+        head = make_value_head(base_model.cfg.d_model, seed, DetachedValueHead)
+        return TransformerWithValueHead(base_model, head)
+    if value_head == "separate":
+        return TransformerWithCritic(base_model, seed=seed)
+    raise ConfigError(f"Unknown value_head {value_head!r}. Choose shared, detached or separate.")
 
 
 def in_weight_precision(
@@ -47,8 +71,9 @@ def load_with_adapters(
     return model
 
 
-def make_reference(model: HookedModel) -> HookedModel:
+def make_reference(model: HookedModel | TransformerWithValueHead) -> HookedModel:
     """Return the frozen reference: a view without adapters if they are new, otherwise a copy."""
+    model = getattr(model, "base_model", model)
     layers = lora_layers(model).values()
     is_new = layers and not any(layer.B.any() for layer in layers)
     return without_adapters(model) if is_new else frozen_copy(model)

@@ -47,7 +47,8 @@ class Decoder:
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self.run(tokens, None if bool(mask.all()) else mask)
-        select_cache_rows(self.cache, row_of)
+        for cache in self.cache if isinstance(self.cache, tuple) else (self.cache,):
+            select_cache_rows(cache, row_of)
         self.state = State(*(None if x is None else x[row_of] for x in state))
         self.step = None
         if can_capture(policy, gen_len):
@@ -65,10 +66,10 @@ class Decoder:
         policy = self.policy
         with autocast(policy.device, self.dtype):
             if has_standard_forward(policy):
-                states = policy.states(tokens, mask, self.cache).last()
-                logits = policy.unembed(states.hidden)
-                return State(logits[:, 0], states.values[:, 0], states.residual[:, 0])
-            mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+                residual, hidden, values = (
+                    x[:, -1:] for x in policy.states(tokens, mask, self.cache)
+                )
+                return State(policy.unembed(hidden)[:, 0], values[:, 0], residual[:, 0])
             logits, values = policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
             return State(logits[:, -1], values[:, -1], None)
 

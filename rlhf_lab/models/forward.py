@@ -1,14 +1,23 @@
-"""Settings of a run's forward passes: precision, and what is stored for the backward pass."""
+"""Activation checkpointing and precision: the settings of a run's forward passes."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models.device import float32_products, product_dtype
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.device import autocast, float32_products, product_dtype
+from rlhf_lab.models.hooked_model import has_hooks, named_blocks
+
+Units = Mapping[nn.Module, nn.Module]
 
 
 @dataclass
@@ -25,7 +34,7 @@ class Forward:
     dtype: torch.dtype | None = None
     recompute: bool = False
     tf32: bool = field(default=False, kw_only=True)
-    units: Mapping[nn.Module, nn.Module] = field(default_factory=dict, repr=False, compare=False)
+    units: Units = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
@@ -35,4 +44,62 @@ class Forward:
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context in which CUDA multiplies matrices in TF32 if that is set."""
-        return float32_products("tf32") if self.tf32 else nullcontext()
+        return float32_products("tf32") if self.tf32 else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def applied(self, policy: nn.Module) -> Iterator[None]:
+        """Return a context in which the policy runs with this dtype and recomputation."""
+        recomputing = recomputing_blocks(policy, self.recompute, self.units)
+        with autocast(policy.device, self.dtype), recomputing:
+            yield
+
+
+@contextlib.contextmanager
+def recomputing_blocks(
+    module: nn.Module, on: bool = True, units: Units = MappingProxyType({})
+) -> Iterator[None]:
+    """Return a context in which blocks store only their inputs for the backward pass.
+
+    The gradients are the same. Random numbers are not replayed. Chen et al. 2016, "Training Deep
+    Nets with Sublinear Memory Cost".
+
+    Args:
+        units: see `Forward`.
+
+    Raises:
+        ConfigError: If a block has a hook, now or when it runs.
+    """
+    if on:
+        validate_unhooked_blocks(module)
+    replaced = {}
+    for _, block in named_blocks(module):
+        if on or block in units:
+            replaced[block] = vars(block).get("forward")
+        if on:
+            run = partial(_run_unhooked, block, block.forward)
+            block.forward = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+        if block in units:
+            block.forward = partial(units[block], block.forward)
+    try:
+        yield
+    finally:
+        for block, forward in replaced.items():
+            del block.forward
+            if forward is not None:
+                block.forward = forward
+
+
+def _run_unhooked(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
+    validate_unhooked_blocks(block)
+    return forward(*inputs, **more)
+
+
+def validate_unhooked_blocks(module: nn.Module) -> None:
+    """Raise ConfigError if a block has a hook, which would fire again in the backward pass."""
+    for name, block in named_blocks(module):
+        if has_hooks(block):
+            raise ConfigError(
+                f"activation_checkpointing=True runs {name} again in the backward pass, where the "
+                "hooks in it would fire a second time. Remove them (reset_hooks), or set "
+                "activation_checkpointing=False."
+            )

@@ -1,8 +1,10 @@
-"""The protocol that every transformer of the package has, and functions on such a model.
+"""Hook detection, forward passes and caches of any model with the protocol `HookedModel`.
 
 `HookedTransformer` of this package has it, and so has the class of that name in TransformerLens 3.
 """
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -12,13 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.models.hooked_transformer import HookedTransformer, soft_cap
+from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, soft_cap
 from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.models.model_config import ModelConfig
 
+# attributes in which torch stores the hooks of a module, and TransformerLens those of a hook point
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_STATE = ("fwd_hooks", "bwd_hooks", "context_level")
-"""Attributes in which TransformerLens stores hooks, on a hook point or a model."""
-FORWARD = HookedTransformer.forward
+FORWARD, UNEMBED = HookedTransformer.forward, Unembed.forward
 NamedHook = tuple[str, Callable[..., Tensor | None]]
 
 
@@ -55,13 +58,14 @@ def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -
     return HookedTransformer(ModelConfig(**sizes), tokenizer).to(sizes.get("device", "cpu"))
 
 
-def final_residual(
+def call_model(
     model: HookedModel,
     tokens: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     cache: Any = None,
-) -> Float[Tensor, "batch seq d_model"]:
-    """Compute the residual stream after the last block.
+    **options: Any,
+) -> Float[Tensor, "batch seq out"]:
+    """Call a model.
 
     Args:
         attention_mask: False on padding; None without padding.
@@ -70,8 +74,14 @@ def final_residual(
     if not isinstance(model, HookedTransformer):  # TransformerLens guesses a mask from the tokens
         mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         attention_mask = mask.long()
-    n_layers, options = model.cfg.n_layers, dict(past_kv_cache=cache)
-    return model(tokens, attention_mask=attention_mask, stop_at_layer=n_layers, **options)
+    return model(tokens, attention_mask=attention_mask, past_kv_cache=cache, **options)
+
+
+def final_residual(
+    model: HookedModel, tokens: Int[Tensor, "batch seq"], *mask_and_cache: Any
+) -> Float[Tensor, "batch seq d_model"]:
+    """Compute the residual stream after the last block (see `call_model`)."""
+    return call_model(model, tokens, *mask_and_cache, stop_at_layer=model.cfg.n_layers)
 
 
 def unembed(
@@ -88,11 +98,24 @@ def final_logits(
     return unembed(model, model.ln_final(residual))
 
 
+def is_original(module: nn.Module, method: Callable) -> bool:
+    """Return True if the module's method of this name is `method`, or TransformerLens's."""
+    kind, name = type(module), method.__name__
+    is_known = kind.__module__.startswith("transformer_lens.") or (
+        getattr(kind, name, None) is method
+    )
+    return is_known and name not in vars(module)
+
+
 def has_custom_forward(model: HookedModel) -> bool:
     """Return True if `forward` was replaced, so that logits may not follow from the residual."""
-    kind = type(model)
-    is_known = kind.forward is FORWARD or kind.__module__.startswith("transformer_lens.")
-    return "forward" in vars(model) or not is_known
+    return not is_original(model, FORWARD)
+
+
+def is_plain_unembed(model: HookedModel) -> bool:
+    """Return True if the logits are hidden @ W_U + b_U: no soft cap, hook or custom forward."""
+    is_capped = (model.cfg.output_logits_soft_cap or 0) > 0
+    return is_original(model.unembed, UNEMBED) and not has_hooks(model.unembed) and not is_capped
 
 
 def empty_cache(model: HookedModel, batch_size: int) -> Any:
@@ -126,15 +149,28 @@ def is_centered(norm: nn.Module) -> bool:
     return getattr(norm, "is_centered", type(norm).__name__.startswith("LayerNorm"))
 
 
-def reason_not_additive(model: HookedModel) -> str | None:
-    """Return why the logits are not a sum over heads and MLPs; None for a sum.
+def is_hooked(module: nn.Module) -> bool:
+    """Return True if the module itself has a hook."""
+    return any(vars(module)[table] for table in HOOK_TABLES)
 
-    They are if the outputs of heads and MLPs are added to the residual stream unchanged, and only
-    the final norm, whose scale is known, and the unembedding follow.
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if the module or one of its submodules has a hook."""
+    return any(map(is_hooked, module.modules()))
+
+
+@contextlib.contextmanager
+def without_hooks(*modules: nn.Module) -> Iterator[None]:
+    """Return a context in which modules have no hooks.
+
+    Afterwards they have the same hooks as before; hooks added in the context are removed.
     """
-    cfg = model.cfg
-    if cfg.use_normalization_before_and_after or getattr(cfg, "norms_after", False):
-        return "its blocks normalize the output of attention before it is added"
-    if (cfg.output_logits_soft_cap or 0) > 0:
-        return f"its logits are capped at {cfg.output_logits_soft_cap:g}"
-    return None
+    hooked = [part for module in modules for part in module.modules() if is_hooked(part)]
+    hooks = [{table: vars(part)[table] for table in HOOK_TABLES} for part in hooked]
+    for part in hooked:
+        vars(part).update({table: OrderedDict() for table in HOOK_TABLES})
+    try:
+        yield
+    finally:
+        for part, tables in zip(hooked, hooks, strict=True):
+            vars(part).update(tables)

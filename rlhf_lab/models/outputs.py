@@ -1,9 +1,4 @@
-"""Per-token outputs of a policy on complete texts: log-probs, values, entropy, KL.
-
-The policy runs once over a minibatch, and the functions of `rlhf_lab.functional` turn its logits
-into what the objective needs. If all logits together are more than `MAX_LOGITS` numbers, they are
-computed in chunks of rows instead (`token_stats.py`), with the same results.
-"""
+"""Per-token outputs of a policy on complete texts: log-probs, values, entropy, KL."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,26 +8,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.functional import (
-    entropy_per_token,
-    generated_values,
-    get_logprobs,
-    kl_per_token,
-    log_probs,
-    token_logprobs,
-)
+from rlhf_lab.functional import generated_values, get_logprobs, log_probs
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
-from rlhf_lab.models.hooked_model import HookedModel, final_logits, unembed
-from rlhf_lab.models.hooked_transformer import Unembed
-from rlhf_lab.models.hooks import has_hooks
-from rlhf_lab.models.recompute import recomputing_blocks
-from rlhf_lab.models.reference import final_residuals, same_weights
-from rlhf_lab.models.token_stats import TokenStats, read_token_stats
+from rlhf_lab.models.hooked_model import HookedModel, has_hooks
+from rlhf_lab.models.reference import final_residuals, same_weights, unembed_residuals
+from rlhf_lab.models.token_stats import (
+    StatsInputs,
+    compute_token_stats,
+    sampled_logprobs,
+    stats_from_logits,
+)
 from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
 from rlhf_lab.samples import Samples, Support
 
-MAX_LOGITS = 2**23  # logits that are computed at once
 TOKENS_AT_ONCE = 8192  # tokens per forward pass in `compare_with_reference`, at least
 
 
@@ -83,84 +72,21 @@ def run_policy(
             whole vocabulary, with -inf outside the support.
     """
     forward, states = forward or Forward(), slice(prefix_len - 1, -1)
-    generated, compared = tokens[:, prefix_len:], (support, reference, ref_residuals, forward)
-    is_custom = logprobs is not get_logprobs
+    generated, is_custom = tokens[:, prefix_len:], logprobs is not get_logprobs
+    inputs = StatsInputs(temperature, support, reference, ref_residuals, forward.dtype)
     if is_custom or not has_standard_forward(policy):
         logits, values = policy_outputs(policy, tokens, attention_mask, forward)
-        stats = stats_from_logits(logits[:, states], generated, temperature, *compared)
+        stats = stats_from_logits(logits[:, states], generated, inputs)
         if is_custom:
             scored = logits if support is None else support.restrict(logits, prefix_len)
             stats = stats._replace(logprobs=logprobs(scored, tokens, prefix_len, temperature))
     else:
-        recomputing = recomputing_blocks(policy, forward.recompute, forward.units)
-        with autocast(policy.device, forward.dtype), recomputing:
+        with forward.applied(policy):
             is_padded = attention_mask is not None
             _, hidden, values = policy.padded_states(tokens, attention_mask, is_padded)
-        hidden = hidden[:, states]
-        stats = compute_token_stats(policy.base_model, hidden, generated, temperature, *compared)
+        stats = compute_token_stats(policy.base_model, hidden[:, states], generated, inputs)
     values = generated_values(values, prefix_len)
     return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
-
-
-def compute_token_stats(
-    model: HookedModel,
-    hidden: Float[Tensor, "batch gen d_model"],
-    tokens: Int[Tensor, "batch gen"],
-    temperature: float,
-    support: Support | None = None,
-    reference: HookedModel | None = None,
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
-    forward: Forward | None = None,
-) -> TokenStats:
-    """Compute log-probability, entropy and KL of each generated token from its hidden state."""
-    dtype = None if forward is None else forward.dtype
-    models = (model,) if reference is None else (model, reference)
-    if tokens.numel() * model.cfg.d_vocab > MAX_LOGITS and all(map(is_plain_unembed, models)):
-        ref_hidden = None if reference is None else reference.ln_final(ref_residuals)
-        compared = support, reference, ref_hidden, dtype
-        return read_token_stats(model, hidden, tokens, temperature, *compared)
-    with autocast(hidden.device, dtype):
-        logits = unembed(model, hidden)
-    return stats_from_logits(
-        logits, tokens, temperature, support, reference, ref_residuals, forward
-    )
-
-
-def stats_from_logits(
-    logits: Float[Tensor, "batch gen d_vocab"],
-    tokens: Int[Tensor, "batch gen"],
-    temperature: float,
-    support: Support | None = None,
-    reference: HookedModel | None = None,
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
-    forward: Forward | None = None,
-) -> TokenStats:
-    """Compute log-probability, entropy and KL of each generated token from its logits."""
-    all_logprobs, kl = log_probs(logits, temperature), None
-    if reference is not None:
-        ref_logits = unembed_residuals(reference, ref_residuals, forward)
-        kl = kl_per_token(all_logprobs, log_probs(ref_logits, temperature))
-    sampled = sampled_logprobs(all_logprobs, tokens, support)
-    return TokenStats(sampled, entropy_per_token(all_logprobs), kl)
-
-
-def sampled_logprobs(
-    logprobs: Float[Tensor, "batch gen d_vocab"],
-    tokens: Int[Tensor, "batch gen"],
-    support: Support | None,
-) -> Float[Tensor, "batch gen"]:
-    """Select the log-probability of each token, renormalized over the support."""
-    if support is None:
-        return token_logprobs(logprobs, tokens)
-    return support.token_logprobs(logprobs, tokens)
-
-
-def is_plain_unembed(model: HookedModel) -> bool:
-    """Return True if the logits are hidden @ W_U + b_U: no soft cap, hook or custom forward."""
-    kind, is_capped = type(model.unembed), (model.cfg.output_logits_soft_cap or 0) > 0
-    is_known = kind is Unembed or kind.__module__.startswith("transformer_lens.")
-    is_changed = "forward" in vars(model.unembed) or has_hooks(model.unembed)
-    return is_known and not is_changed and not is_capped
 
 
 def policy_outputs(
@@ -174,20 +100,8 @@ def policy_outputs(
     Raises:
         ConfigError: If `forward.recompute` is set and a hook within a block would fire twice.
     """
-    forward = forward or Forward()
-    recomputing = recomputing_blocks(policy, forward.recompute, forward.units)
-    with autocast(policy.device, forward.dtype), recomputing:
+    with (forward or Forward()).applied(policy):
         return policy(tokens, attention_mask)
-
-
-def unembed_residuals(
-    model: HookedModel,
-    residuals: Float[Tensor, "batch gen d_model"],
-    forward: Forward | None = None,
-) -> Float[Tensor, "batch gen d_vocab"]:
-    """Compute the logits of residuals that `final_residuals` returned."""
-    with autocast(residuals.device, None if forward is None else forward.dtype):
-        return final_logits(model, residuals)
 
 
 class ReferenceComparison(NamedTuple):
@@ -236,11 +150,11 @@ def compare_with_reference(
         texts = samples.tokens[rows], samples.attention_mask[rows]
         options = forward.dtype, samples.is_padded
         ref_residual = final_residuals(reference, *texts, *options)[:, states]
-        compared = temperature, None, reference, ref_residual, forward
+        inputs = StatsInputs(temperature, None, reference, ref_residual, forward.dtype)
         generated = samples.tokens[rows, samples.prefix_len :]
         if model is None:
             logits = policy_outputs(policy, *texts, forward)[0][:, states]
-            stats = stats_from_logits(logits, generated, *compared)
+            stats = stats_from_logits(logits, generated, inputs)
         else:
             if is_stored:
                 residual = samples.residuals[rows]
@@ -248,7 +162,7 @@ def compare_with_reference(
                 residual = final_residuals(model, *texts, *options)[:, states]
             with autocast(residual.device, forward.dtype):
                 hidden = model.ln_final(residual)
-            stats = compute_token_stats(model, hidden, generated, *compared)
+            stats = compute_token_stats(model, hidden, generated, inputs)
         chunks.append(ReferenceComparison(stats.kl, stats.entropy, ref_residual))
     return ReferenceComparison(*map(torch.cat, zip(*chunks, strict=True)))
 
@@ -272,9 +186,10 @@ def reference_logprobs(
         chunk_size: number of sequences at a time.
     """
     chunks, generated = [], samples.tokens[:, samples.prefix_len :]
+    dtype = None if forward is None else forward.dtype
     for rows in torch.arange(len(generated), device=generated.device).split(chunk_size):
-        logits = unembed_residuals(reference, ref_residuals[rows], forward)
+        logits = unembed_residuals(reference, ref_residuals[rows], dtype)
         support = None if samples.support is None else samples.support[rows]
-        all_logprobs = log_probs(logits, temperature)
-        chunks.append(sampled_logprobs(all_logprobs, generated[rows], support))
+        logprobs = log_probs(logits, temperature)
+        chunks.append(sampled_logprobs(logprobs, generated[rows], support))
     return torch.cat(chunks)

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
-from rlhf_lab.models.hooked_model import HookedModel, final_residual, has_custom_forward
+from rlhf_lab.models.hooked_model import (
+    HookedModel,
+    final_logits,
+    final_residual,
+    has_custom_forward,
+)
 from rlhf_lab.models.lora import effective_weights, remove_adapters
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.value_head import VALUE_HOOK
@@ -104,6 +109,16 @@ def final_residuals(
             return (final_residual(model, tokens),)
 
     return run_left_padded(run, input_ids, attention_mask, padded)[0]
+
+
+def unembed_residuals(
+    model: HookedModel,
+    residuals: Float[Tensor, "batch gen d_model"],
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "batch gen d_vocab"]:
+    """Compute the logits of residuals that `final_residuals` returned."""
+    with autocast(residuals.device, dtype):
+        return final_logits(model, residuals)
 
 
 def same_weights(model: HookedModel, reference: HookedModel) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_model import HookedModel, reason_not_additive
+from rlhf_lab.models.hooked_model import HookedModel
 
 PART_SITES = ("hook_*embed", "blocks.*.attn.hook_z", "blocks.*.hook_mlp_out")
 SITES = (*PART_SITES, "ln_final.hook_scale", "logits")
@@ -37,6 +37,20 @@ def residual_components(
         parts.append(block.attn.b_O.double().expand_as(parts[0]))
         parts.append(acts[f"blocks.{layer}.hook_mlp_out"].double())
     return names, torch.stack(parts)
+
+
+def reason_not_additive(model: HookedModel) -> str | None:
+    """Return why the logits are not a sum over heads and MLPs; None for a sum.
+
+    They are if the outputs of heads and MLPs are added to the residual stream unchanged, and only
+    the final norm, whose scale is known, and the unembedding follow.
+    """
+    cfg = model.cfg
+    if cfg.use_normalization_before_and_after or getattr(cfg, "norms_after", False):
+        return "its blocks normalize the output of attention before it is added"
+    if (cfg.output_logits_soft_cap or 0) > 0:
+        return f"its logits are capped at {cfg.output_logits_soft_cap:g}"
+    return None
 
 
 def validate_additive(model: HookedModel, probe: str = "logit_shift") -> None:

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.device import autocast
+from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.hooked_transformer import AttentionContext, HookedTransformer
-from rlhf_lab.models.hooks import has_hooks
 from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache, NewKeys
 from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
 

@@ -1,5 +1,10 @@
-"""Log-probability, entropy and exact KL of generated tokens without a tensor of all logits."""
+"""Log-probability, entropy and exact KL of generated tokens, also without all logits at once.
 
+The functions of `rlhf_lab.functional` compute them from the logits. If all logits together are more
+than `MAX_LOGITS` numbers, they are computed in chunks of tokens instead, with the same results.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -7,13 +12,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlhf_lab.functional import LOG_ZERO, log_probs, token_logprobs
+from rlhf_lab.functional import (
+    LOG_ZERO,
+    entropy_per_token,
+    kl_per_token,
+    log_probs,
+    token_logprobs,
+)
 from rlhf_lab.functional.kl import MAX_KL
-from rlhf_lab.models.device import total_memory
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.device import autocast, total_memory
+from rlhf_lab.models.hooked_model import HookedModel, is_plain_unembed, unembed
 from rlhf_lab.models.hooked_transformer import linear
+from rlhf_lab.models.reference import unembed_residuals
 from rlhf_lab.samples import Support
 
+MAX_LOGITS = 2**23  # logits that are computed at once
 MIN_ROWS, LOGITS_AT_ONCE = 256, 2**22  # tokens and logits per chunk on the CPU, at least
 BYTES_KEPT = 2**29  # of log-probabilities stored for the backward pass on the CPU
 Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, W_U and b_U
@@ -27,23 +40,71 @@ class TokenStats(NamedTuple):
     kl: Float[Tensor, "batch gen"] | None  # KL(policy || reference), over the whole vocabulary
 
 
-def read_token_stats(
+@dataclass(frozen=True)
+class StatsInputs:
+    """Inputs of a token's statistics other than its logits.
+
+    Args:
+        support: tokens that truncated sampling kept.
+        reference: model for the KL.
+        ref_residuals: of the reference, at the states before the generated tokens.
+        dtype: dtype of the matrix products; that of the weights if None.
+    """
+
+    temperature: float
+    support: Support | None = None
+    reference: HookedModel | None = None
+    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None
+    dtype: torch.dtype | None = None
+
+
+def compute_token_stats(
     model: HookedModel,
     hidden: Float[Tensor, "batch gen d_model"],
     tokens: Int[Tensor, "batch gen"],
-    temperature: float,
-    support: Support | None = None,
-    reference: HookedModel | None = None,
-    ref_hidden: Float[Tensor, "batch gen d_model"] | None = None,
-    dtype: torch.dtype | None = None,
+    inputs: StatsInputs,
 ) -> TokenStats:
-    """Call `token_stats_chunked` for models, with products in `dtype` (None: of the weights)."""
-    cast = lambda *inputs: tuple(x.to(dtype or inputs[1].dtype) for x in inputs)
-    policy, fixed = cast(hidden, model.unembed.W_U, model.unembed.b_U), None
-    if reference is not None:
-        fixed = cast(ref_hidden, reference.unembed.W_U, reference.unembed.b_U)
+    """Compute the statistics of each generated token from its final normalized residual."""
+    reference, dtype = inputs.reference, inputs.dtype
+    models = [model] if reference is None else [model, reference]
+    is_small = tokens.numel() * model.cfg.d_vocab <= MAX_LOGITS
+    if is_small or not all(map(is_plain_unembed, models)):
+        with autocast(hidden.device, dtype):
+            logits = unembed(model, hidden)
+        return stats_from_logits(logits, tokens, inputs)
+    states = [hidden] if reference is None else [hidden, reference.ln_final(inputs.ref_residuals)]
+    weights = [(m.unembed.W_U, m.unembed.b_U) for m in models]
+    policy, *fixed = (
+        tuple(x.to(dtype or W_U.dtype) for x in (state, W_U, b_U))
+        for state, (W_U, b_U) in zip(states, weights, strict=True)
+    )
+    options = inputs.temperature, inputs.support, *(fixed or [None])
     sizes = chunk_sizes(model.cfg.d_vocab, total_memory(hidden.device))
-    return token_stats_chunked(*policy, tokens, temperature, support, fixed, *sizes)
+    return token_stats_chunked(*policy, tokens, *options, *sizes)
+
+
+def stats_from_logits(
+    logits: Float[Tensor, "batch gen d_vocab"],
+    tokens: Int[Tensor, "batch gen"],
+    inputs: StatsInputs,
+) -> TokenStats:
+    """Compute the statistics of each generated token from its logits."""
+    all_logprobs, kl = log_probs(logits, inputs.temperature), None
+    if inputs.reference is not None:
+        ref_logits = unembed_residuals(inputs.reference, inputs.ref_residuals, inputs.dtype)
+        kl = kl_per_token(all_logprobs, log_probs(ref_logits, inputs.temperature))
+    sampled = sampled_logprobs(all_logprobs, tokens, inputs.support)
+    return TokenStats(sampled, entropy_per_token(all_logprobs), kl)
+
+
+def sampled_logprobs(
+    logprobs: Float[Tensor, "batch gen d_vocab"],
+    tokens: Int[Tensor, "batch gen"],
+    support: Support | None,
+) -> Float[Tensor, "batch gen"]:
+    """Select the log-probability of each token, renormalized over the support."""
+    select = token_logprobs if support is None else support.token_logprobs
+    return select(logprobs, tokens)
 
 
 def chunk_sizes(d_vocab: int, memory: int | None) -> tuple[int, int]:
@@ -102,8 +163,8 @@ class ChunkedStats(torch.autograd.Function):
         ctx.constants, stats, kept = (references, tokens, temperature, support), [], []
         for rows in ctx.chunks:
             log_p, log_ratio = chunk_logprobs([(hidden, W_U, b_U), *references], rows, temperature)
-            in_support = Support(*(x[rows] for x in support)).token_logprobs if support else None
-            logprobs, p = (in_support or token_logprobs)(log_p, tokens[rows]), log_p.exp()
+            kept_tokens = Support(*(x[rows] for x in support)) if support else None
+            logprobs, p = sampled_logprobs(log_p, tokens[rows], kept_tokens), log_p.exp()
             stats.append((logprobs, -(p * log_p).sum(dim=-1), p.mul_(log_ratio).sum(dim=-1)))
             kept += [log_p, log_ratio] if keep else []
             del p, log_p, log_ratio  # free the memory before the next chunk

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,12 +13,14 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import (
     HookedModel,
     NamedHook,
+    call_model,
     final_residual,
     has_custom_forward,
+    is_hooked,
+    is_original,
     unembed,
 )
 from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default
-from rlhf_lab.models.hooks import is_hooked
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 
@@ -39,21 +40,22 @@ class ValueHead(nn.Sequential):
         self.hook_hidden = HookPoint()  # [batch seq hidden], after the ReLU
         self.hook_value = HookPoint()  # [batch seq 1]
 
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter((self[0], self[1], self[2]))
-
-    def __len__(self) -> int:
-        return 3
-
     def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
         """Compute the value of each state, in the dtype of the weights."""
-        first, activation, last = self
-        x = self.hook_in(normalized.to(first.weight.dtype))
-        hidden = self.hook_hidden(activation(first(x)))
-        return self.hook_value(last(hidden))
+        x = self.hook_in(normalized.to(self[0].weight.dtype))
+        hidden = self.hook_hidden(self[1](self[0](x)))
+        return self.hook_value(self[2](hidden))
 
 
-def make_value_head(d_model: int, seed: int = 0) -> ValueHead:
+class DetachedValueHead(ValueHead):
+    """A value head whose gradient stops at its input."""
+
+    def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
+        """Compute the values without a gradient to the transformer."""
+        return super().forward(normalized.detach())
+
+
+def make_value_head(d_model: int, seed: int = 0, kind: type[ValueHead] = ValueHead) -> ValueHead:
     """Return a head d -> 4d -> 1 whose first values are near 0.
 
     With large random values the first advantages would be noise (Huang et al. 2024, "The N
@@ -61,7 +63,7 @@ def make_value_head(d_model: int, seed: int = 0) -> ValueHead:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = ValueHead(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, 1))
+        head = kind(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, 1))
         nn.init.normal_(head[2].weight, std=1e-2 / (4 * d_model) ** 0.5)
         nn.init.zeros_(head[2].bias)
     return head
@@ -73,10 +75,6 @@ class PolicyStates(NamedTuple):
     residual: Float[Tensor, "batch seq d_model"]
     hidden: Float[Tensor, "batch seq d_model"]
     values: Float[Tensor, "batch seq"]
-
-    def last(self) -> "PolicyStates":
-        """Return the states at the last position."""
-        return PolicyStates(*(x[:, -1:] for x in self))
 
 
 class TransformerWithValueHead(nn.Module):
@@ -99,21 +97,14 @@ class TransformerWithValueHead(nn.Module):
         self, base_model: HookedModel, value_head: nn.Module | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        if isinstance(base_model, str):
+        if VALUE_HOOK not in getattr(base_model, "hook_dict", ()):
             raise ConfigError(
-                f"base_model={base_model!r} is a name; load it with "
-                f"{type(self).__name__}.from_pretrained({base_model!r})."
+                f"base_model={base_model!r:.60} is not a model with the hook point {VALUE_HOOK!r}. "
+                f"Load a model by its name with {type(self).__name__}.from_pretrained."
             )
         self.base_model = base_model
-        if VALUE_HOOK not in base_model.hook_dict:
-            raise ConfigError(
-                f"the model has no hook {VALUE_HOOK!r} for the value head, since its "
-                f"normalization_type={base_model.cfg.normalization_type!r} leaves out the final "
-                "norm; set it to 'LN', 'LNPre', 'RMS' or 'RMSPre'."
-            )
         parameter = next(base_model.parameters())
-        fresh = value_head is None
-        head = make_value_head(base_model.cfg.d_model, seed) if fresh else value_head
+        head = make_value_head(base_model.cfg.d_model, seed) if value_head is None else value_head
         self.value_head = head.to(device=parameter.device, dtype=parameter.dtype)
         for name, point in self._value_points().items():
             point.name = name
@@ -143,15 +134,18 @@ class TransformerWithValueHead(nn.Module):
             attention_mask: False on padding, on the left of a prompt.
             past_kv_cache: keys and values of earlier tokens (see `init_cache`).
         """
-        if not has_standard_logits(self.base_model):
-            if past_kv_cache is None:
-                return run_left_padded(self.call_model, input_ids, attention_mask)
-            return self.call_model(input_ids, attention_mask, past_kv_cache)
-        if past_kv_cache is None:
-            states = self.padded_states(input_ids, attention_mask)
-        else:
-            states = self.states(input_ids, attention_mask, past_kv_cache)
-        return self.unembed(states.hidden), states.values
+        if past_kv_cache is not None:
+            return self.call_once(input_ids, attention_mask, past_kv_cache)
+        return run_left_padded(self.call_once, input_ids, attention_mask)
+
+    def call_once(
+        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None, cache: Any = None
+    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+        """Compute logits and values without moving padding."""
+        if has_standard_logits(self.base_model):
+            states = self.states(tokens, mask, cache)
+            return self.unembed(states.hidden), states.values
+        return self.call_base_model(tokens, mask, cache)
 
     def states(
         self,
@@ -171,13 +165,12 @@ class TransformerWithValueHead(nn.Module):
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
 
-    def call_model(
-        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None, cache: Any = None
+    def call_base_model(
+        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None, cache: Any
     ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-        """Call the transformer as a whole, for a model whose `forward` was replaced or hooked."""
-        mask = torch.ones_like(tokens) if mask is None else mask.long()
+        """Call a base model whose `forward` was replaced or hooked, and the value head."""
         with self.value_hook() as values:
-            logits = self.base_model(tokens, attention_mask=mask, past_kv_cache=cache)
+            logits = call_model(self.base_model, tokens, mask, cache)
         return logits, values[0]
 
     @contextlib.contextmanager
@@ -197,10 +190,7 @@ class TransformerWithValueHead(nn.Module):
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
         padded: bool | None = None,
     ) -> PolicyStates:
-        """Compute `states` with each row's left padding moved to its end (see `run_left_padded`).
-
-        So position 0 is the first real token and no mask is needed.
-        """
+        """Compute `states` with left padding moved to the end of each row."""
         return PolicyStates(*run_left_padded(self.states, tokens, attention_mask, padded))
 
     def unembed(
@@ -231,16 +221,15 @@ class TransformerWithValueHead(nn.Module):
         Raises:
             ConfigError: If a name is not in `hook_dict`.
         """
-        points = self.hook_dict
         for name, _ in (*fwd_hooks, *bwd_hooks):
-            if name not in points:
+            if name not in self.hook_dict:
                 raise ConfigError(f"Unknown hook point {name!r}. Choose one of policy.hook_dict.")
         with self.base_model.hooks():
             level = self.base_model.context_level  # hooks of this level end with the context
             try:
                 for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
                     for name, function in hooks:
-                        points[name].add_hook(function, dir=direction, level=level)
+                        self.hook_dict[name].add_hook(function, dir=direction, level=level)
                 yield self
             finally:
                 for point in self._value_points().values():
@@ -261,10 +250,9 @@ class TransformerWithValueHead(nn.Module):
             names_filter: hook points to cache, by name or by a function of the name; all but
                 `hook_result`, the largest, by default.
         """
-        if names_filter is None:
-            names_filter = is_cached_by_default
-        names = [names_filter] if isinstance(names_filter, str) else names_filter
-        is_kept = names if callable(names) else lambda name: name in names
+        names = is_cached_by_default if names_filter is None else names_filter
+        names = [names] if isinstance(names, str) else names
+        is_kept = names if callable(names) else names.__contains__
         activations: dict[str, Tensor] = {}
 
         def keep(activation: Tensor, hook: nn.Module) -> None:
@@ -283,9 +271,7 @@ class TransformerWithValueHead(nn.Module):
         return self
 
 
-STANDARD = MappingProxyType(
-    {name: getattr(TransformerWithValueHead, name) for name in ("forward", "unembed")}
-)
+FORWARD, UNEMBED = TransformerWithValueHead.forward, TransformerWithValueHead.unembed
 
 
 def has_standard_logits(model: HookedModel) -> bool:
@@ -295,8 +281,5 @@ def has_standard_logits(model: HookedModel) -> bool:
 
 def has_standard_forward(policy: nn.Module) -> bool:
     """Return True if the logits are `unembed` of `states`: no method was replaced or hooked."""
-    is_standard = all(
-        name not in vars(policy) and getattr(type(policy), name, None) is method
-        for name, method in STANDARD.items()
-    )
+    is_standard = is_original(policy, FORWARD) and is_original(policy, UNEMBED)
     return is_standard and not is_hooked(policy) and has_standard_logits(policy.base_model)

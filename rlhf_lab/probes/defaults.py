@@ -3,7 +3,7 @@
 import warnings
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_model import reason_not_additive
+from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction_probe import Direction

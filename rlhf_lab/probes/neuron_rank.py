@@ -16,8 +16,7 @@ from rlhf_lab.diffing.neurons import (
     refuse_no_neurons,
 )
 from rlhf_lab.functional import bootstrap_means
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.hooks import without_hooks
+from rlhf_lab.models.hooked_model import HookedModel, without_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import SITES, single_token, validate_additive
 from rlhf_lab.probes.eval_text import EvalText

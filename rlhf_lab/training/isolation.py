@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_model import HOOK_STATE
-from rlhf_lab.models.hooks import TABLES
+from rlhf_lab.models.hooked_model import HOOK_STATE, HOOK_TABLES
 from rlhf_lab.torch_modes import torch_modes_kept
 from rlhf_lab.training.callbacks import Event
 
@@ -98,15 +97,15 @@ def _keep_graph(function: Callable[..., Any], place: int, *inputs: Any, **more: 
 
 def _hooks_of(module: nn.Module) -> dict[str, Any]:
     """The hooks of a module as they are: torch's tables, and what TransformerLens notes of them."""
-    names = (*TABLES, *HOOK_STATE)
+    names = (*HOOK_TABLES, *HOOK_STATE)
     return {name: copy(getattr(module, name)) for name in names if hasattr(module, name)}
 
 
 def _put_back_hooks(module: nn.Module, noted: dict[str, Any]) -> bool:
     """Let a module have these hooks again, and say whether it had others."""
-    differed = any(getattr(module, table) != noted[table] for table in TABLES)
+    differed = any(getattr(module, table) != noted[table] for table in HOOK_TABLES)
     for name, value in noted.items():
-        if name in TABLES:  # in place: the handles of hooks refer to the table
+        if name in HOOK_TABLES:  # in place: the handles of hooks refer to the table
             getattr(module, name).clear()
             getattr(module, name).update(value)
         else:

@@ -18,7 +18,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.export import to_hugging_face
-from rlhf_lab.models.hooks import has_hooks
+from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.load import load_pretrained_model
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples, Support

@@ -16,9 +16,9 @@ from rlhf_lab.models import (
     frozen_copy,
     make_model,
     make_value_head,
-    outputs,
     reference_logprobs,
     run_policy,
+    token_stats,
 )
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.transformer_lens_model import to_transformer_lens
@@ -143,7 +143,7 @@ def check_paths(policy, reference, atol=2e-5):
 @pytest.fixture(params=["whole", "chunks"])
 def logits_at_once(request, monkeypatch):
     if request.param == "chunks":
-        monkeypatch.setattr(outputs, "MAX_LOGITS", 0)
+        monkeypatch.setattr(token_stats, "MAX_LOGITS", 0)
 
 
 @pytest.mark.parametrize("kind", [TransformerWithValueHead, TransformerWithCritic])

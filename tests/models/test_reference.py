@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_lab.models import final_residuals, frozen_copy, unembed_residuals
+from rlhf_lab.models import final_residuals, frozen_copy, make_reference, unembed_residuals
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 
@@ -25,7 +25,7 @@ def test_the_weights_are_equal_but_their_storage_is_not_shared(policy):
 
 def test_the_reference_is_frozen_and_in_eval_mode(policy):
     policy.train()
-    reference = frozen_copy(policy.base_model)
+    reference = make_reference(policy)
     assert not any(parameter.requires_grad for parameter in reference.parameters())
     assert not any(module.training for module in reference.modules())
     assert not final_residuals(reference, TOKENS).requires_grad

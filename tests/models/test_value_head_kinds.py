@@ -6,7 +6,6 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import add_lora, load_model, lora_layers, make_policy, make_value_head
-from rlhf_lab.models.hooked_model import empty_cache
 from rlhf_lab.sampling import SamplingSpec, sample
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
@@ -142,9 +141,3 @@ def test_kinds_share_the_seeded_head_and_others_raise(gpt2_dir):
         assert torch.equal(policy.value_head[2].weight, make_value_head(16, seed=5)[2].weight)
     with pytest.raises(ConfigError, match=r"(?s)value_head 'none'.*shared, detached or separate"):
         make_policy(load_model(str(gpt2_dir)), "none")
-
-
-def test_cache_without_layers_of_the_critic_raises(make):
-    policy = make("separate")
-    with pytest.raises(ValueError, match="2 layers.*init_cache"):
-        policy(TOKENS, torch.ones_like(TOKENS).bool(), empty_cache(policy.base_model, 2))

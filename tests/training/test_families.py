@@ -11,7 +11,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.export import export_policy
-from rlhf_lab.models.hooked_model import reason_not_additive
+from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models import effective_weights, merged_copy
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.hooks import without_hooks
+from rlhf_lab.models.hooked_model import HookedModel, without_hooks
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.probes.probe import Check, Observation, Record

@@ -5,8 +5,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.hooks import without_hooks
+from rlhf_lab.models.hooked_model import HookedModel, without_hooks
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.text_rows import TextRows
 from tests.probes.audit.anew import as_float64, gap, log_probs_by_hand, relative_gap, unpadded_row

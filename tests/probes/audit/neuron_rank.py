@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.hooks import without_hooks
+from rlhf_lab.models.hooked_model import HookedModel, without_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
