@@ -18,7 +18,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.conversion import IN_EVERY_CONFIG, IN_EVERY_FAMILY, WITHOUT_EFFECT
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.families import FAMILIES
-from rlhf_lab.models.hooked_model import reason_not_additive
+from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import LLAMA3, LONGROPE, VARIANTS, YARN, random_tokens, tiny_of
 from tests.tiny_models import llama_tokenizer, save
