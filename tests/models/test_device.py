@@ -41,26 +41,26 @@ def test_unavailable_device_raises(monkeypatch, name):
         pick_device(name)
 
 
-@pytest.mark.parametrize("name", ["mps", "auto"])
 @pytest.mark.parametrize("version", ["2.9.0", "2.12.1", "2.13.0", "2.13.0+cpu", "2.20"])
-def test_mps_raises_with_old_torch(version, name, monkeypatch):
+def test_mps_raises_with_old_torch(version, monkeypatch):
     set_devices(monkeypatch, 0, True)
     monkeypatch.setattr(torch, "__version__", version)
     assert pick_device("cpu").type == "cpu"
-    if version in ("2.9.0", "2.12.1"):
-        with pytest.raises(ConfigError, match=f"needs torch 2.13 or newer.*this is {version}"):
-            pick_device(name)
-    else:
-        assert pick_device(name).type == "mps"
+    for name in ("mps", "auto"):
+        if version in ("2.9.0", "2.12.1"):
+            with pytest.raises(ConfigError, match=f"needs torch 2.13 or newer.*this is {version}"):
+                pick_device(name)
+        else:
+            assert pick_device(name).type == "mps"
 
 
-@pytest.mark.parametrize(("precision", "within"), [("tf32", "tf32"), ("fp32", "ieee")])
-def test_float32_products_restores_the_precision(precision, within):
+def test_float32_products_restores_the_precision():
     before = products()
-    with pytest.raises(KeyError), float32_products(precision):
-        assert products() == within
-        raise KeyError
-    assert products() == before
+    for precision, within in (("tf32", "tf32"), ("fp32", "ieee")):
+        with pytest.raises(KeyError), float32_products(precision):
+            assert products() == within
+            raise KeyError
+        assert products() == before
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
@@ -114,6 +114,14 @@ def test_rounding_errors_of_tf32_are_within_tolerance(tmp_path):
     gap = (outputs.logprobs - samples.logprobs)[samples.mask].abs().max().item()
     assert 1e-5 < gap < LOGPROB_ROUNDING["tf32"] / 4
     assert LOGPROB_ROUNDING["fp32"] < LOGPROB_ROUNDING["tf32"] < LOGPROB_ROUNDING["bf16"]
+
+
+def test_half_precision_raises_on_mps_only():
+    for name, dtype in (("mps", torch.float32), ("mps", None), ("cpu", torch.bfloat16)):
+        device.validate_half_precision(torch.device(name), dtype, "bf16")
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ConfigError, match="device='mps'"):
+            device.validate_half_precision(torch.device("mps"), dtype, "bf16")
 
 
 def test_total_memory_is_none_except_on_cuda(monkeypatch):

@@ -74,14 +74,6 @@ def test_unsupported_setting_raises_with_its_name(architecture, changes, name, l
     assert "\n" not in message and message[-1] == "."
 
 
-def test_unknown_architecture_raises(llama_tokenizer):
-    class MambaForCausalLM(type(tiny_of("LlamaForCausalLM"))):
-        pass
-
-    hf_model = MambaForCausalLM(tiny_of("LlamaForCausalLM").config)
-    assert error_message(hf_model, llama_tokenizer).startswith("MambaForCausalLM is not supported.")
-
-
 def test_soft_cap_raises_with_a_transformers_that_ignores_it(llama_tokenizer, monkeypatch):
     hf_model = tiny_of("Gemma2ForCausalLM")
     monkeypatch.setattr(families, "__version__", "5.20.1")

@@ -1,4 +1,4 @@
-"""Tests of the loader against plain transformers, without the network, and on damaged files."""
+"""Tests of loading: against plain transformers, without the network, and from damaged files."""
 
 import json
 import shutil
@@ -9,15 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
+from transformers.utils.logging import is_progress_bar_enabled
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load as load_module
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.rewards import SentimentReward
+from tests.tiny_families import CONTEXT, TINY, tiny_of
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5, 5, 18], [12, 4, 19, 6, 8, 0, 15, 10]])
-FC_WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 
 
 def load_plain(place, **options):
@@ -49,44 +50,37 @@ def copied(gpt2_dir, tmp_path):
     return Path(shutil.copytree(gpt2_dir, tmp_path / "copied"))
 
 
-def test_directory_matches_transformers(model_dir, monkeypatch, no_network):
-    monkeypatch.setenv("HOME", str(model_dir.parent))
-    for name in (str(model_dir), f"~/{model_dir.name}"):
-        assert_same_logits(load_model(name), load_plain(model_dir))
+@pytest.mark.parametrize("architecture", TINY)
+def test_directory_matches_transformers(
+    architecture, llama_tokenizer, save_model, tmp_path, monkeypatch, no_network
+):
+    directory = save_model(tiny_of(architecture), llama_tokenizer, tmp_path / "tiny")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (str(directory), "~/tiny"):
+        model = load_model(name)
+        assert_same_logits(model, load_plain(directory))
+        assert (model.cfg.model_name, model.cfg.n_ctx) == (name, CONTEXT)
 
 
 def test_bundled_name_matches_transformers(no_network):
-    model, place = load_model("reel-nano"), weights_dir("reel-nano")
-    assert_same_logits(model, load_plain(place), TOKENS[:, :6])
+    model, directory = load_model("reel-nano"), weights_dir("reel-nano")
+    assert_same_logits(model, load_plain(directory), TOKENS[:, :6])
 
 
 def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
-    hf_model = load_plain(model_dir)
+    hf_model = load_plain(model_dir).train()
     tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
     before = {name: value.clone() for name, value in hf_model.state_dict().items()}
     config = hf_model.config.to_dict()
     assert "requires its tokenizer" in error_message(hf_model)
     model = load_model(hf_model, tokenizer)
     assert model.tokenizer.get_vocab() == tokenizer.get_vocab()
-    assert_same_logits(model, hf_model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
+    assert hf_model.training and is_progress_bar_enabled()
+    assert_same_logits(model, hf_model.eval())
+    for parameter in model.parameters():
+        parameter.data += 1
     assert hf_model.config.to_dict() == config
-    for name, value in hf_model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
-def test_weights_are_neither_folded_nor_centered(model_dir):
-    model, hf = load_model(str(model_dir)), load_plain(model_dir)
-    assert torch.equal(model.W_U, hf.lm_head.weight.T)
-    assert torch.equal(model.W_E, hf.get_input_embeddings().weight)
-    hf_norms = [part for part in hf.modules() if type(part).__name__.endswith("Norm")]
-    norms = [norm for block in model.blocks for norm in (block.ln1, block.ln2)]
-    for norm, expected in zip([*norms, model.ln_final], hf_norms, strict=True):
-        assert torch.equal(norm.w, expected.weight) and norm.w.requires_grad
-        if norm.is_centered:
-            assert torch.equal(norm.b, expected.bias) and norm.b.requires_grad
+    assert all(torch.equal(value, before[k]) for k, value in hf_model.state_dict().items())
 
 
 def test_hook_normalized_is_before_the_gain(model_dir):
@@ -107,40 +101,56 @@ def test_dtype_device_and_name_are_set(tmp_path, make_tiny_gpt2, gpt2_tokenizer,
         assert model.cfg.model_name == directory
 
 
-def test_conversion_with_other_logits_raises(gpt2_dir, monkeypatch):
+def lose_bias(model):
+    model.blocks[0].mlp.b_out.data.zero_()
+
+
+def lose_window(model):
+    model.cfg.window_size = CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("lose", "architecture", "changes"),
+    [
+        (lose_bias, "GPT2LMHeadModel", {}),
+        (lose_window, "MistralForCausalLM", {"sliding_window": 30}),
+        (lose_window, "Gemma3ForCausalLM", {"sliding_window": 30}),
+    ],
+)
+def test_conversion_with_other_logits_raises(
+    lose, architecture, changes, llama_tokenizer, monkeypatch
+):
     convert = load_module.from_hugging_face
 
-    def lose_bias(*arguments):
-        model = convert(*arguments)
-        model.blocks[0].mlp.b_out.data.zero_()
+    def convert_wrongly(*inputs):
+        model = convert(*inputs)
+        lose(model)
         return model
 
-    monkeypatch.setattr(load_module, "from_hugging_face", lose_bias)
-    assert "its logits differ" in error_message(str(gpt2_dir))
+    monkeypatch.setattr(load_module, "from_hugging_face", convert_wrongly)
+    hf_model = tiny_of(architecture, **changes)
+    assert "its logits differ" in error_message(hf_model, tokenizer=llama_tokenizer)
 
 
-def test_missing_model_directory_raises(tmp_path):
-    for place in (tmp_path / "missing", tmp_path):
-        message = error_message(str(place))
+def test_name_without_a_model_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name in (str(tmp_path / "missing"), str(tmp_path)):
+        message = error_message(name)
         assert "no model directory" in message and "reel-nano" in message
+    for name in ("nobody/no-such-model", "no-such-model"):
+        message = error_message(name)
+        assert "reel-nano" in message and "hub" in message
     (tmp_path / "run.json").write_text("{}")
     assert "is a run" in error_message(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model"])
-def test_unknown_hub_name_raises(name, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    message = error_message(name)
-    assert "reel-nano" in message and "hub" in message
-
-
 CONFIGS = ["{", "[]", "3", "null", '{"a": ' * 5000 + "1" + "}" * 5000]
-BAD_VALUES = [{"n_head": 0}, {"n_embd": "x"}, {"n_embd": 0}, {"n_positions": -4}, {"n_layer": -1}]
-BAD_VALUES += [{"vocab_size": None}, {"dtype": "junk"}, {"model_type": ["gpt2"]}]
-BAD_VALUES += [{"model_type": None}, {"layer_norm_epsilon": "small"}, {"activation_function": "x"}]
+CONFIGS += [{"n_head": 0}, {"n_embd": "x"}, {"n_embd": 0}, {"n_positions": -4}, {"n_layer": -1}]
+CONFIGS += [{"vocab_size": None}, {"dtype": "junk"}, {"model_type": ["gpt2"]}, {"model_type": None}]
+CONFIGS += [{"layer_norm_epsilon": "small"}, {"activation_function": "x"}]
 
 
-@pytest.mark.parametrize("config", [*CONFIGS, *BAD_VALUES], ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda x: str(x)[:40])
 def test_invalid_config_raises_one_line(copied, config):
     if isinstance(config, str):
         (copied / "config.json").write_text(config)
@@ -149,66 +159,59 @@ def test_invalid_config_raises_one_line(copied, config):
     error_message(str(copied))
 
 
-@pytest.mark.parametrize("content", [None, 2000, b"xy" * 500, b""], ids=str)
-def test_missing_or_corrupt_weights_raise(copied, content):
+@pytest.mark.parametrize("n_layer", [0, 1])
+def test_layers_left_out_by_config_raise(copied, n_layer):
+    change_config(copied, n_layer=n_layer)
+    assert "is in a layer that config.json leaves out" in error_message(str(copied))
+
+
+@pytest.mark.parametrize("content", [2000, b"xy" * 500, b""], ids=["truncated", "noise", "empty"])
+def test_corrupt_weights_raise(copied, content):
     path = copied / "model.safetensors"
-    stored = path.read_bytes()
-    path.unlink()
-    if content is not None:
-        path.write_bytes(stored[:content] if isinstance(content, int) else content)
-    assert content is not None or path.name in error_message(str(copied))
+    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
     error_message(str(copied))
 
 
 @pytest.mark.parametrize(
-    ("weight", "expected"),
+    ("weight", "message"),
     [
-        (None, "is missing"),  # transformers would draw it at random
-        (torch.zeros(3, 4), "has shape [3, 4], expected [16, 64]"),
-        (torch.full((16, 64), torch.nan), "contains nan or inf"),
-        (torch.full((16, 64), torch.inf), "contains nan or inf"),
+        (None, "{} is missing"),  # transformers would draw it at random
+        (torch.zeros(3, 4), "{} has shape [3, 4], expected [16, 64]"),
+        (torch.full((16, 64), torch.nan), "{} contains nan or inf"),
+        (torch.full((16, 64), torch.inf), "{} contains nan or inf"),
+        (torch.ones(16, 64, dtype=torch.int8), "is stored as I8"),
     ],
-    ids=["missing", "shape", "nan", "inf"],
+    ids=["missing", "shape", "nan", "inf", "int8"],
 )
-def test_incomplete_weights_raise_by_name(copied, weight, expected):
-    weights = load_file(copied / "model.safetensors") | {FC_WEIGHT: weight}
-    weights = {name: x for name, x in weights.items() if x is not None}
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    assert f"{FC_WEIGHT} {expected}" in error_message(str(copied))
+def test_unusable_weight_raises_with_its_name(copied, weight, message):
+    name, path = "transformer.h.1.mlp.c_fc.weight", copied / "model.safetensors"
+    weights = {k: x for k, x in (load_file(path) | {name: weight}).items() if x is not None}
+    save_file(weights, path, metadata={"format": "pt"})
+    error = error_message(str(copied))
+    assert name in error and message.format(name) in error
 
 
-def test_layers_left_out_by_config_raise(copied):
-    for n_layer in (1, 0):
-        change_config(copied, n_layer=n_layer)
-        assert "is in a layer that config.json leaves out" in error_message(str(copied))
-
-
-def test_missing_or_corrupt_tokenizer_raises(copied):
-    (copied / "tokenizer.json").write_text("{")
-    assert "tokenizer" in error_message(str(copied))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (copied / name).unlink()
-    assert "no tokenizer files" in error_message(str(copied))
-
-
-def test_missing_tokenizer_config_warns(copied):
+def test_incomplete_tokenizer_warns_or_raises(copied):
     (copied / "tokenizer_config.json").unlink()
     with pytest.warns(UserWarning, match="has no tokenizer_config.json"):
         load_model(str(copied))
+    (copied / "tokenizer.json").write_text("{")
+    assert "tokenizer" in error_message(str(copied))
+    (copied / "tokenizer.json").unlink()
+    assert "no tokenizer files" in error_message(str(copied))
 
 
 def test_token_without_embedding_raises(copied):
     tokenizer = AutoTokenizer.from_pretrained(str(copied), local_files_only=True)
-    rows = load_file(copied / "model.safetensors")["transformer.wte.weight"].shape[0]
-    tokenizer.add_tokens([f"new{i}" for i in range(rows)])
+    tokenizer.add_tokens(["new"])
     tokenizer.save_pretrained(copied)
     message = error_message(str(copied))
-    assert f"{rows} embeddings" in message and f"the id {len(tokenizer) - 1}" in message
+    assert "'new' with the id 21" in message and "21 embeddings" in message
 
 
-def test_unsupported_architecture_raises(tmp_path, gpt2_tokenizer, save_model):
+def test_unsupported_architecture_raises(gpt2_tokenizer):
     model = BloomForCausalLM(BloomConfig(vocab_size=21, hidden_size=16, n_layer=1, n_head=2))
-    message = error_message(str(save_model(model, gpt2_tokenizer, tmp_path / "other")))
+    message = error_message(model, tokenizer=gpt2_tokenizer)
     assert "BloomForCausalLM is not supported" in message
     assert "GPT2LMHeadModel" in message and "LlamaForCausalLM" in message
 
@@ -240,6 +243,6 @@ def test_pickled_weights_are_never_read(copied):
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     load_model(str(copied))
     (copied / "model.safetensors").unlink()
-    assert "safetensors" in error_message(str(copied))
+    assert "model.safetensors" in error_message(str(copied))
     (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert "safetensors" in error_message(str(copied))

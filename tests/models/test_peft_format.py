@@ -9,11 +9,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models import add_lora, export_adapter, load_adapter, load_model, lora_layers
+from rlhf_lab.models import (
+    add_lora,
+    export_adapter,
+    load_adapter,
+    load_model,
+    lora_layers,
+    peft_format,
+)
 from rlhf_lab.models.lora import LORA_TARGETS
 from rlhf_lab.models.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.tiny_families import TINY, tiny_of
-from tests.tiny_models import gpt2_tokenizer, llama_tokenizer, save, tiny_gpt2, tiny_llama
 
 peft = pytest.importorskip("peft")
 TOKENS = torch.randint(21, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -23,21 +29,15 @@ PEFT_TARGETS = {
 }
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
-def base(request, tmp_path_factory):
-    place = tmp_path_factory.mktemp("base") / "model"
-    if request.param == "gpt2":
-        save(tiny_gpt2(), gpt2_tokenizer(), place)
-    else:
-        save(tiny_llama(), llama_tokenizer(), place)
-    return request.param, str(place)
+@pytest.fixture(params=["gpt2", "llama"])
+def base(request):
+    return request.param, str(request.getfixturevalue(f"{request.param}_dir"))
 
 
 def make_adapted(directory, targets="all"):
     model = load_model(directory)
-    n_targets = 7 if model.cfg.gated_mlp else 6
-    targets = LORA_TARGETS[:n_targets] if targets == "all" else targets.split(",")
-    add_lora(model, 3, 7.0, targets)
+    every = LORA_TARGETS if model.cfg.gated_mlp else LORA_TARGETS[:-1]
+    add_lora(model, 3, 7.0, every if targets == "all" else targets.split(","))
     generator = torch.Generator().manual_seed(1)
     for layer in lora_layers(model).values():
         layer.B.data = 0.3 * torch.randn(layer.B.shape, generator=generator)
@@ -90,27 +90,28 @@ def test_peft_and_this_package_load_exported_adapters(base, targets, tmp_path):
     assert len(trainable) == 2 * len(after) and all(".parametrizations." in n for n in trainable)
 
 
-@pytest.mark.parametrize("settings", ["plain", "rsLoRA", "one layer", "patterns"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"r": 3, "lora_alpha": 7},
+        {"r": 4, "lora_alpha": 2, "use_rslora": True},
+        {"r": 2, "lora_alpha": 5, "layers_to_transform": [1]},
+        {"r": 3},
+    ],
+    ids=["plain", "rsLoRA", "one layer", "patterns"],
+)
 def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
-    kind, directory = base
-    first, second = PEFT_TARGETS[kind][:2]
-    options = {
-        "plain": {"r": 3, "lora_alpha": 7},
-        "rsLoRA": {"r": 4, "lora_alpha": 2, "use_rslora": True},
-        "one layer": {"r": 2, "lora_alpha": 5, "layers_to_transform": [1]},
-        "patterns": {
-            "r": 3,
-            "rank_pattern": {first: 5, f".*0.*{second}": 2},
-            "alpha_pattern": {second: 9},
-        },
-    }[settings]
-    names = [first, second] if settings == "patterns" else PEFT_TARGETS[kind]
-    theirs = make_with_peft(directory, tmp_path / "a", target_modules=names, **options)
+    (kind, directory), ranks = base, {settings["r"]}
+    names = PEFT_TARGETS[kind]
+    if settings == {"r": 3}:
+        names, ranks = names[:2], {5, 2, 3}
+        patterns = {names[0]: 5, f".*0.*{names[1]}": 2}
+        settings = settings | {"rank_pattern": patterns, "alpha_pattern": {names[1]: 9}}
+    theirs = make_with_peft(directory, tmp_path / "a", target_modules=names, **settings)
     model = load_model(directory)
     load_adapter(model, tmp_path / "a", directory)
     torch.testing.assert_close(logits(model), logits(theirs), atol=1e-4, rtol=0)
-    expected = {5, 2, 3} if settings == "patterns" else {options["r"]}
-    assert {layer.rank for layer in lora_layers(model).values()} == expected
+    assert {layer.rank for layer in lora_layers(model).values()} == ranks
     export_adapter(model, directory, tmp_path / "b")
     assert_peft_loads(directory, tmp_path / "b", logits(theirs))
 
@@ -126,8 +127,10 @@ def test_new_adapter_of_peft_changes_nothing_and_is_trainable(base, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", sorted(set(TINY) - {"GPT2LMHeadModel"}))
-def test_adapters_of_all_architectures_match_peft(architecture, tmp_path):
-    directory = str(save(tiny_of(architecture), llama_tokenizer(), tmp_path / "base"))
+def test_adapters_of_all_architectures_match_peft(
+    architecture, llama_tokenizer, save_model, tmp_path
+):
+    directory = str(save_model(tiny_of(architecture), llama_tokenizer, tmp_path / "base"))
     model, again = make_adapted(directory), load_model(directory)
     export_adapter(model, directory, tmp_path / "a")
     assert_peft_loads(directory, tmp_path / "a", logits(model))
@@ -169,6 +172,16 @@ def test_unsupported_settings_and_damaged_files_raise(base, tmp_path):
     for place in (tmp_path / "a", tmp_path / "missing"):
         with pytest.raises(LoadError, match="is not a PEFT adapter in safetensors"):
             load_adapter(load_model(directory), place, directory)
+
+
+def test_export_joins_adapters_of_different_scales(gpt2_dir, tmp_path, monkeypatch):
+    directory, model = str(gpt2_dir), make_adapted(str(gpt2_dir), "W_Q,W_V")
+    lora_layers(model)["blocks.0.attn.W_V"].alpha *= 2
+    export_adapter(model, directory, tmp_path / "a")
+    assert_peft_loads(directory, tmp_path / "a", logits(model))
+    monkeypatch.setattr(peft_format, "MAX_GAP", -1)
+    with pytest.raises(LoadError, match="log-probs of the adapters differ"):
+        export_adapter(model, directory, tmp_path / "b")
 
 
 def test_dropout_warns_and_wrong_models_raise(gpt2_dir, tmp_path):
