@@ -15,16 +15,6 @@ from rlhf_lab.rewards.pipeline import Scores
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats, reward_metric
 
-SAMPLE_COLUMNS = (
-    "text",
-    "prompt",
-    "response",
-    "reward",
-    "gold_reward",
-    "kl_per_sequence",
-    "response_length",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Scores):

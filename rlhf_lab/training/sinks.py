@@ -1,192 +1,266 @@
-"""Sinks: loggers that a run's metrics and samples are sent to, besides its own directory."""
+"""Sinks: wandb, trackio and TensorBoard get a run's metrics and samples next to its directory."""
 
+import contextlib
+import io
+import json
+import os
 import warnings
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.extras import import_extra
 from rlhf_lab.training.callbacks import Callbacks, Context
-from rlhf_lab.training.rollout import SAMPLE_COLUMNS, sample_lines
-from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
+from rlhf_lab.training.rollout import sample_lines
+from rlhf_lab.training.run_dir import SAMPLES, RunDir
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-N_SAMPLES = 16
-FINAL, FINAL_SAMPLES = "final/", "final_samples"
-"""What stands before the name of a figure of the final evaluation; the table of its samples."""
+Mode = Literal["disabled", "offline", "online"]
+Values = dict[str, Any]  # by name: numbers, a table as a list of dicts, (picture, caption)
+N_SAMPLES = 16  # rows of the samples table, per phase
+IDENTITY = ("name", "project", "entity", "group", "job_type", "notes", "tags")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One phase as a sink sees it, or what is added to one.
-
-    Args:
-        phase: counted from 0; the step of a curve.
-        scalars: the line of metrics.jsonl, what a phase cost under names such as
-            cost/rollout_seconds, without what is not known.
-        samples: the first 16 sequences, each a tuple of `columns`.
-        columns: `SAMPLE_COLUMNS`, and each of several rewards.
-        pictures: each with its caption, by name.
-        is_final: found at the end of the run, of the weights after `phase` learning phases.
-    """
-
-    phase: int
-    scalars: dict[str, float]
-    samples: list[tuple[Any, ...]] = field(default_factory=list)
-    pictures: dict[str, tuple["Image", str]] = field(default_factory=dict)
-    is_final: bool = False
-    columns: tuple[str, ...] = SAMPLE_COLUMNS
-
-    @classmethod
-    def of(cls, line: dict[str, Any], samples: list[dict[str, Any]]) -> "Entry":
-        """From a line of metrics.jsonl, and the lines of samples.jsonl that belong to it."""
-        costs = {f"cost/{name}": value for name, value in line["cost"].items()}
-        metrics = {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
-        columns, rows = _table_of(samples)
-        return cls(line["phase"], metrics | costs, rows, columns=columns)
-
-    @property
-    def table_name(self) -> str:
-        """What the table of the samples is called."""
-        return FINAL_SAMPLES if self.is_final else "samples"
-
-    @classmethod
-    def of_end(cls, run: RunDir) -> "Entry | None":
-        """The final evaluation of a finished run, and what the policy wrote in it, if it had one.
-
-        The figures are those of run.json, each under its name there behind final/.
-        """
-        info = run.read_info()
-        if info.get("status") != "finished" or not info.get("final"):
-            return None
-        phase = info["phases_done"]
-        figures = {FINAL + k: value for k, value in info["final"].items() if value is not None}
-        samples = [sample for sample in run.read(SAMPLES) if sample["phase"] == phase]
-        columns, rows = _table_of(samples)
-        return cls(phase, figures, rows, is_final=True, columns=columns)
+def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
+    """Build the loggers of `args.loggers`, and wandb if it is enabled, and attach them."""
+    mode = choose_wandb_mode(args)
+    sinks: list[Sink] = [] if mode == "disabled" else [WandbSink(args, mode)]
+    for name in args.logger_names:
+        package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
+        module = import_extra(package, f"loggers={name!r}", "loggers")
+        sinks.append({"tensorboard": TensorBoardSink, "trackio": TrackioSink}[name](module))
+    if args.log_probes and not sinks:
+        raise ConfigError(
+            "log_probes=True requires a logger. Set wandb_mode='offline' or loggers='tensorboard'."
+        )
+    for sink in sinks:
+        sink.attach(callbacks)
+    return sinks
 
 
-def _table_of(samples: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """The names of the columns, and the first lines of samples.jsonl in them.
+def choose_wandb_mode(args: RLHFArgs, environment: Mapping[str, str] = os.environ) -> Mode:
+    """Return the more private of `args.wandb_mode` and WANDB_MODE; "disabled" without either."""
+    variable = environment.get("WANDB_MODE", "").strip().lower()
+    variable = {"dryrun": "offline", "run": "online"}.get(variable, variable)
+    modes = get_args(Mode)
+    if variable not in ("", *modes):
+        raise ConfigError(f"Unknown WANDB_MODE={variable!r}. Choose one of: {', '.join(modes)}.")
+    return min(filter(None, (args.wandb_mode, variable)), key=modes.index, default="disabled")
 
-    Runs of earlier versions have fewer of them.
-    """
-    rewards = [name for name in (samples[0] if samples else {}) if name.startswith("reward/")]
-    columns = (*SAMPLE_COLUMNS, *rewards)
-    return columns, [tuple(sample.get(name) for name in columns) for sample in samples[:N_SAMPLES]]
 
-
-def entries_so_far(run: RunDir) -> list[Entry]:
-    """What the run's directory holds, one entry per phase."""
-    by_phase: dict[int, list[dict[str, Any]]] = {}
-    for sample in run.read(SAMPLES):
-        by_phase.setdefault(sample["phase"], []).append(sample)
-    return [Entry.of(line, by_phase.get(line["phase"], [])) for line in run.read(METRICS)]
+def to_values(line: dict[str, Any], samples: list[dict[str, Any]], prefix: str = "") -> Values:
+    """Return what is logged of a line of metrics.jsonl and its lines of samples.jsonl, by name."""
+    numbers = line | {f"cost/{name}": value for name, value in line.get("cost", {}).items()}
+    known = {k for k, v in numbers.items() if v is not None} - {"phase", "cost"}
+    values: Values = {prefix + k: v for k, v in numbers.items() if k in known}
+    rows = [{k: v for k, v in row.items() if k != "phase"} for row in samples[:N_SAMPLES]]
+    return values | ({prefix.replace("/", "_") + "samples": rows} if rows else {})
 
 
 class Sink:
-    """Sends a run's phases to one logger, and does nothing else.
+    """Callback that sends a run's phases to one logger; subclasses define `open`, `send`, `close`.
 
-    A logger is a subclass with `open`, `send` and `close`, and with `add` if it is to have the
-    final figures and what probes record. What is in the run's directory is the record; a sink that
-    fails is switched off with a warning, and the run goes on.
-
-    Attributes:
-        exit_code: how the run ended, there for `close`: 0 when it is finished, 130 when it was
-            stopped before its last phase, 1 after an error.
+    The run's directory is the record: a sink that raises is switched off with a warning.
     """
 
-    def __init__(self) -> None:
-        self._state: Literal["new", "open", "closed"] = "new"
-        self._adds = True
-        self.exit_code = 0
+    state: Literal["new", "open", "closed"] = "new"
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Begin a log, or go on with that of an earlier part of the run.
+        """Start a log, or continue an earlier one from `phase`, replacing it and later phases."""
 
-        Args:
-            run: its directory, where what is needed to find the log again can be noted.
-            phase: the one to come; a log that has it or later ones drops them.
-        """
-        raise NotImplementedError
+    def send(self, phase: int, values: Values, is_final: bool = False) -> None:
+        """Log values of a phase, once or more, or of the policy after `phase` learning phases."""
 
-    def send(self, entry: Entry) -> None:
-        """Add one phase to the log."""
-        raise NotImplementedError
-
-    def add(self, entry: Entry) -> None:
-        """Add to the phase that was sent last, or to the whole run if `entry.is_final`.
-
-        Nothing is done by a logger that has no use for it.
-        """
-
-    def complete(self, phase: int) -> None:
-        """Write what was sent of a phase: all other callbacks have seen it, and more follow it.
-
-        Nothing is done by a logger that writes at once.
-        """
-
-    def close(self) -> None:
-        """Finish the log; it may be opened again."""
-        raise NotImplementedError
+    def close(self, exit_code: int) -> None:
+        """Finish the log: 0 for a finished run, 130 for a stopped one, 1 after an error."""
 
     def attach(self, callbacks: Callbacks) -> None:
-        """Be called when the run starts, after each phase, and when all others saw its end."""
+        """Register for the start of the run, each phase, and its end after all other callbacks."""
         for event in ("run_start", "after_phase"):
             callbacks.on(event)(self)
-        callbacks.on("after_phase", last=True)(self._complete)
         callbacks.on("run_end", last=True)(self)
 
     def __call__(self, ctx: Context) -> None:
-        """Open, send or close, as the event asks; a run that goes on after its end is reopened."""
-        if ctx.event == "run_start" or self._state == "closed":
+        """Open, send or close, depending on the event; reopen if a stopped run continues."""
+        if ctx.event == "run_start" or self.state == "closed":
             self.open(ctx.run, ctx.args, ctx.phase)
-            self._state = "open"
-        if self._state != "open":
-            return
+            self.state = "open"
         if ctx.event == "after_phase":
             samples = sample_lines(ctx.rollout, ctx.policy.base_model.tokenizer)
-            self.send(Entry.of(ctx.report.to_dict(), samples))
-        if ctx.event == "run_end":
-            self._end(ctx.run)
+            self.offer(ctx.phase, to_values(ctx.report.to_dict(), samples))
+        if ctx.event == "run_end" and self.state == "open":
+            info = ctx.run.read_info()
+            is_finished = info.get("status") == "finished"
+            if is_finished and info.get("final"):
+                phase = info["phases_done"]
+                samples = [row for row in ctx.run.read(SAMPLES) if row["phase"] == phase]
+                self.send(phase, to_values(info["final"], samples, "final/"), is_final=True)
+            self._close(0 if is_finished else INTERRUPTED)
 
-    def offer(self, entry: Entry) -> None:
-        """Add something that is found beside the phases; what fails is not tried again."""
-        if self._state != "open" or not self._adds:
-            return
-        try:
-            self.add(entry)
-        except Exception as error:
-            self._adds = False
-            self._warn("adding", error)
-
-    def _complete(self, ctx: Context) -> None:
-        """Leave the last phase open for what is found at the end of the run."""
-        if self._state == "open" and ctx.phase + 1 < ctx.args.total_phases:
-            self.complete(ctx.phase)
-
-    def _end(self, run: RunDir) -> None:
-        """Add the final evaluation, and close the log."""
-        final = Entry.of_end(run)
-        if final is not None:
-            self.offer(final)
-        self._close(0 if run.read_info().get("status") == "finished" else INTERRUPTED)
+    def offer(self, phase: int, values: Values, is_final: bool = False) -> None:
+        """Send values if the log is open."""
+        if self.state == "open":
+            self.send(phase, values, is_final)
 
     def break_off(self, error: BaseException) -> None:
-        """Close the log of a run that an error ended."""
-        if self._state != "open":
-            return
+        """Close the log of a run that ended with an error."""
         try:
-            self._close(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+            if self.state == "open":
+                self._close(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
         except Exception as second:
-            self._warn("closing", second)
+            warnings.warn(f"closing a logger raised {second!r}", stacklevel=2)
 
     def _close(self, exit_code: int) -> None:
-        self._state, self.exit_code = "closed", exit_code
-        self.close()
+        self.state = "closed"
+        self.close(exit_code)
 
-    def _warn(self, doing: str, error: Exception) -> None:
-        name = getattr(self, "__name__", type(self).__name__)
-        warnings.warn(f"{name} raised {type(error).__name__} in {doing}: {error}", stacklevel=2)
+
+class WandbSink(Sink):
+    """Weights & Biases; its variables (WANDB_NAME, ...) apply where no setting does."""
+
+    def __init__(self, args: RLHFArgs, mode: Mode) -> None:
+        import wandb
+
+        self.module, self.mode, self.summary = wandb, mode, Values()
+        options = {
+            "project": args.wandb_project_name,
+            "entity": args.wandb_entity,
+            "run_group": args.wandb_group,
+            "run_tags": args.wandb_tags and [tag.strip() for tag in args.wandb_tags.split(",")],
+            "run_notes": args.wandb_notes,
+            "x_transaction_log_flush_interval": 1.0,  # seconds; 15 by default, lost by a kill
+        }
+        if os.environ.get("WANDB_PROJECT") and options["project"] == RLHFArgs.wandb_project_name:
+            del options["project"]
+        try:
+            wandb.Settings().update_from_env_vars(os.environ)
+            self.settings = wandb.Settings(**{k: v for k, v in options.items() if v is not None})
+        except (wandb.Error, ValueError) as error:
+            raise ConfigError(f"wandb rejects a setting: {' '.join(str(error).split())}") from None
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ConfigError(
+                "wandb mode 'online' requires a login. Run `wandb login`, set WANDB_API_KEY, or "
+                "use wandb_mode='offline'."
+            )
+
+    def attach(self, callbacks: Callbacks) -> None:
+        """Register as every sink, and to write each step after all other callbacks."""
+        super().attach(callbacks)
+        callbacks.on("after_phase", last=True)(self.commit)
+
+    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
+        """Start a run, or continue the earlier one, of which wandb keeps the steps it has."""
+        info = run.read_info()
+        names = {"name": os.environ.get("WANDB_NAME") or run.path.absolute().name}
+        self.run = self.module.init(
+            **names | (info.get("wandb_run") or {}),
+            config=args.to_dict(),
+            id=info.get("wandb_id"),
+            resume="allow" if info.get("wandb_id") else None,
+            mode=self.mode,
+            dir=os.environ.get("WANDB_DIR") or str(run.path),
+            reinit="create_new" if self.module.run else None,  # next to another trainer's run
+            settings=self.settings,
+        )
+        identity = {name: getattr(self.run, name, None) or None for name in IDENTITY}
+        info |= {"wandb_id": self.run.id, "wandb_run": identity}
+        if self.mode == "online":
+            info["wandb_url"] = self.run.url
+        else:
+            info.setdefault("wandb_directories", []).append(str(self.run.sync_dir))
+        run.write_info(info)
+
+    def send(self, phase: int, values: Values, is_final: bool = False) -> None:
+        """Log at the phase's step; final numbers, and all after the last commit, as summary."""
+        values = to_media(values, self.module)
+        if not is_final:
+            self.phase = phase
+        else:
+            is_open = self.run.step == self.phase
+            late = {k: v for k, v in values.items() if isinstance(v, int | float) or not is_open}
+            self.summary |= late
+            values = {k: v for k, v in values.items() if k not in late}
+        if values:
+            self.run.log(values, step=self.phase)
+
+    def commit(self, ctx: Context) -> None:
+        """Write the step of a phase that others follow, unless wandb.log has done so."""
+        if self.state == "open" and self.run.step == ctx.phase < ctx.args.total_phases - 1:
+            self.run.log({}, step=ctx.phase, commit=True)
+
+    def close(self, exit_code: int) -> None:
+        """Commit the last step, update the summary, and finish the run."""
+        if self.summary:
+            if self.run.step == self.phase:
+                self.run.log({}, step=self.phase, commit=True)
+            self.run.summary.update(self.summary)
+            self.summary = {}
+        self.run.finish(exit_code=exit_code)
+
+
+def to_media(values: Values, module: ModuleType) -> dict[str, Any]:
+    """Convert tables and pictures to the types of wandb or trackio."""
+    media = dict(values)
+    for name, value in values.items():
+        if isinstance(value, list):
+            media[name] = module.Table(list(value[0]), [list(row.values()) for row in value])
+        elif isinstance(value, tuple):
+            media[name] = module.Image(value[0], caption=value[1])
+    return media
+
+
+class TrackioSink(Sink):
+    """trackio: a local database, in TRACKIO_DIR, that `trackio show` reads."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
+        """Start a run, or continue it; a phase that is run again is there twice."""
+        options = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+        options |= {"group": args.wandb_group, "config": args.to_dict(), "resume": "allow"}
+        name = f"{run.path.name}-{run.read_info()['id'][:6]}"  # unique in the project
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.run = self.module.init(args.wandb_project_name, name=name, **options)
+
+    def send(self, phase: int, values: Values, is_final: bool = False) -> None:
+        """Log a phase, or the final evaluation as one more step; ignore records of probes."""
+        if any(isinstance(value, list) for value in values.values()):
+            self.run.log(to_media(values, self.module), step=phase)
+
+    def close(self, exit_code: int) -> None:
+        """Wait until everything is written, and finish the run."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.run.finish()
+
+
+class TensorBoardSink(Sink):
+    """TensorBoard: event files with scalars, images, and samples as JSON lines."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
+        """Start an event file that replaces this phase and later ones of earlier files."""
+        self.writer = self.module.SummaryWriter(str(run.path / "tensorboard"), purge_step=phase)
+
+    def send(self, phase: int, values: Values, is_final: bool = False) -> None:
+        """Write everything at the step of the phase."""
+        for name, value in values.items():
+            if isinstance(value, list):
+                lines = (f"    {json.dumps(row, ensure_ascii=False)}" for row in value)
+                self.writer.add_text(name, "\n".join(lines), phase)
+            elif isinstance(value, tuple):
+                pixels = np.asarray(value[0].convert("RGB"))
+                self.writer.add_image(name, pixels, phase, dataformats="HWC")
+            else:
+                self.writer.add_scalar(name, value, phase)
+        self.writer.flush()
+
+    def close(self, exit_code: int) -> None:
+        """Close the event file."""
+        self.writer.close()

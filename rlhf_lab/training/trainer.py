@@ -24,7 +24,6 @@ from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weigh
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.isolation import preserve_gradients
-from rlhf_lab.training.loggers import attach_sinks
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.reference_reset import (
@@ -37,6 +36,7 @@ from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
 from rlhf_lab.training.run_dir import RunDir
+from rlhf_lab.training.sinks import attach_sinks
 from rlhf_lab.training.stepwise import Stepwise
 
 EVALUATION_BATCHES = 4

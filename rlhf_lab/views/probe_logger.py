@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.sinks import Entry, Sink
+from rlhf_lab.training.sinks import Sink
 from rlhf_lab.views.probe_pictures import probe_plots
 
 
@@ -41,10 +41,10 @@ class ProbeLogger:
             return
         is_end, done = ctx.event == "run_end", ctx.phase + 1
         pictures = self._new_pictures(run, names) if is_end or done & (done - 1) == 0 else {}
-        entry = Entry(ctx.phase, self._new_numbers(run, names), [], pictures, is_end)
-        if entry.scalars or entry.pictures:
+        values = self._new_numbers(run, names) | pictures
+        if values:
             for sink in self.sinks:
-                sink.offer(entry)
+                sink.offer(ctx.phase, values, is_end)
 
     def _new_numbers(self, run: Run, names: Sequence[str]) -> dict[str, float]:
         """The numbers of all records that were not sent, the later ones over the earlier."""

@@ -1,6 +1,7 @@
 """A run on the terminal: a live view, signals that save first, and the figures at the end."""
 
 import os
+import shlex
 import signal
 import sys
 from contextlib import nullcontext
@@ -14,7 +15,6 @@ from rlhf_lab.errors import LostRankError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.checkpoint_space import in_words
-from rlhf_lab.training.wandb_sink import offline_in_wandb
 from rlhf_lab.views.live import RunView
 
 HANGUP = getattr(signal, "SIGHUP", None)
@@ -83,8 +83,9 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     done = f"{trainer.phase} of {trainer.args.total_phases} phases"
     how_to_go_on = f"stopped after {done}; go on with: python -m rlhf_lab resume {path}"
     print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
-    if trainer.run is not None and (sending := offline_in_wandb(trainer.run.read_info())):
-        print_line(sending, console)
+    if trainer.run and (directories := trainer.run.read_info().get("wandb_directories")):
+        command = f"wandb sync {shlex.join(directories)}"
+        print_line(f"wandb, offline; send it with: {command}", console)
     if is_done:
         return 0
     return 128 + received[0] if received else INTERRUPTED

@@ -199,25 +199,14 @@ ELSEWHERE = {
     "reward_model",
     "positive_label",
     "reward_per_token",
-    "wandb_mode",
     "parallel",
-    "wandb_project_name",
-    "wandb_entity",
-    "wandb_group",
-    "wandb_tags",
-    "wandb_notes",
-    "loggers",
     "log_probes",
     "save_every",
     "keep_checkpoints",
 }
-"""Fields with a test of their own below."""
-
-
-def tiny_run(out: Path | None, **overrides: Any) -> RLHFTrainer:
-    trainer = RLHFTrainer(RLHFArgs(**(BASE | overrides)), out=out)
-    trainer.train()
-    return trainer
+"""Fields with a separate test below."""
+LOGGING = {"wandb_mode", "wandb_project_name", "wandb_entity", "wandb_group", "wandb_tags"}
+LOGGING |= {"wandb_notes", "loggers"}  # tested in test_wandb.py and test_sinks.py
 
 
 def phases_only(out: Path | None, **overrides: Any) -> RLHFTrainer:
@@ -264,7 +253,7 @@ def perturbed(tmp_path_factory) -> Callable[[str], str]:
 def test_every_field_has_a_case_and_changing_it_changes_the_weights(base_run, tmp_path, name):
     """A field without an entry in CHANGED, and without a test of its own, fails here."""
     assert not without_a_case([name]), f"{name} has no case, and no test named test_{name}_..."
-    if name in ELSEWHERE:
+    if name in ELSEWHERE | LOGGING:
         return
     assert CHANGED[name] != BASE[name]
     changed = phases_only(tmp_path / "run", **{name: CHANGED[name]})
@@ -284,14 +273,16 @@ def without_a_case(names: list[str]) -> list[str]:
         for test in tests
     }
     return [
-        name for name in names if name not in CHANGED and not (name in ELSEWHERE and name in owners)
+        name
+        for name in names
+        if name not in {*CHANGED, *LOGGING} and not (name in ELSEWHERE and name in owners)
     ]
 
 
 def test_the_cases_are_of_all_fields_and_of_no_others():
     names = [field.name for field in dataclasses.fields(RLHFArgs)]
     assert without_a_case(names) == []
-    assert set(CHANGED) | ELSEWHERE == set(names)
+    assert set(CHANGED) | ELSEWHERE | LOGGING == set(names)
     assert not set(CHANGED) & ELSEWHERE
 
 
@@ -845,130 +836,10 @@ def test_keep_checkpoints_is_how_many_numbered_ones_stay(tmp_path, keep, stay):
     assert there == {"last", "best", *(f"phase_{number:06d}" for number in stay)}
 
 
-@pytest.fixture
-def wandb_calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
-    """Stands in for the wandb package and notes what it is asked to do."""
-    calls = []
-
-    class Run:
-        id, url, sync_dir = "run-id", "https://wandb.test/run-id", "offline-run"
-        step, summary = 0, {}
-
-        def log(
-            self, metrics: dict[str, Any], step: int | None = None, commit: bool | None = None
-        ) -> None:
-            if step is not None and "mean_reward" in metrics:
-                calls.append(("log", {"metrics": metrics, "step": step}))
-
-        def finish(self, exit_code: int) -> None:
-            calls.append(("finish", {"exit_code": exit_code}))
-
-    def login(**options: Any) -> bool:
-        calls.append(("login", options))
-        return True
-
-    def init(**options: Any) -> Run:
-        calls.append(("init", options))
-        return Run()
-
-    fake = types.ModuleType("wandb")
-    settings = types.SimpleNamespace(
-        update_from_env_vars=lambda environment: None, model_fields_set=frozenset()
-    )
-    fake.__dict__.update(login=login, init=init, Table=lambda columns, data: data)
-    fake.__dict__.update(Settings=lambda **names: settings, Error=RuntimeError, run=None)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return calls
-
-
-def options_of_init(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    (options,) = [options for call, options in calls if call == "init"]
-    return options
-
-
-@pytest.mark.slow
-def test_wandb_mode_disabled_never_touches_wandb(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="disabled")
-    assert wandb_calls == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["online", "offline"])
-def test_wandb_mode_mirrors_every_phase(wandb_calls, tmp_path, mode):
-    trainer = tiny_run(tmp_path / "run", wandb_mode=mode)
-    names = [name for name, _ in wandb_calls if name != "login"]
-    assert names == ["init", "log", "log", "log", "finish"]
-    options = options_of_init(wandb_calls)
-    assert (options["mode"], options["dir"]) == (mode, str(trainer.run.path))
-    logged = [options for name, options in wandb_calls if name == "log"]
-    assert [entry["step"] for entry in logged] == [0, 1, 2]
-    for entry, line in zip(logged, trainer.run.read("metrics.jsonl"), strict=True):
-        assert entry["metrics"]["mean_reward"] == line["mean_reward"]
-        assert "cost" not in entry["metrics"] and len(entry["metrics"]["samples"]) == 4
-    for name, options in wandb_calls:
-        if name == "login":
-            assert options["prompt"] is False
-    assert trainer.run.read_info()["wandb_id"] == "run-id"
-
-
-@pytest.mark.slow
-def test_wandb_does_not_change_the_run(wandb_calls, base_run, tmp_path):
-    mirrored = tiny_run(tmp_path / "run", wandb_mode="offline")
-    assert not differ(weights(base_run), weights(mirrored))
-
-
-@pytest.mark.slow
-def test_wandb_project_name_is_handed_on(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_project_name="my-project")
-    assert options_of_init(wandb_calls)["project"] == "my-project"
-
-
-@pytest.mark.slow
-def test_wandb_entity_is_handed_on(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_entity="my-team")
-    assert options_of_init(wandb_calls)["entity"] == "my-team"
-
-
-@pytest.mark.slow
-def test_wandb_group_is_handed_on(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_group="pairs")
-    assert options_of_init(wandb_calls)["group"] == "pairs"
-
-
-@pytest.mark.slow
-def test_wandb_tags_are_handed_on_one_by_one(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_tags="one, two")
-    assert options_of_init(wandb_calls)["tags"] == ["one", "two"]
-
-
-@pytest.mark.slow
-def test_wandb_notes_are_handed_on(wandb_calls, tmp_path):
-    tiny_run(tmp_path / "run", wandb_mode="offline", wandb_notes="of my own")
-    assert options_of_init(wandb_calls)["notes"] == "of my own"
-
-
-def test_log_probes_without_a_logger_is_refused(tmp_path):
-    """What it logs is read back in test_wandb.py."""
-    with pytest.raises(ConfigError, match="log_probes=True has no logger"):
+def test_log_probes_without_a_logger_raises(tmp_path):
+    with pytest.raises(ConfigError, match="log_probes=True requires a logger"):
         RLHFTrainer(RLHFArgs(**(BASE | {"log_probes": True})), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_loggers_add_a_log_and_change_no_weight(base_run, tmp_path):
-    pytest.importorskip("tensorboard")
-    mirrored = phases_only(tmp_path / "run", loggers="tensorboard")
-    assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
-    assert not differ(weights(base_run), weights(mirrored))
-
-
-@pytest.mark.process  # older versions of wandb ask git for its version
-def test_wandb_mode_online_without_a_login_is_refused_at_construction(monkeypatch, reel_args):
-    import wandb
-
-    monkeypatch.setattr(wandb, "login", lambda **options: False)
-    with pytest.raises(ConfigError, match="wandb_mode='online' needs a login.*offline"):
-        RLHFTrainer(reel_args(wandb_mode="online"))
 
 
 def changes_an_adaptive_run(tmp_path: Path, **change: Any) -> bool:

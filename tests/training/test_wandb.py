@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -14,9 +13,10 @@ from PIL import Image
 from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.wandb_sink import wandb_mode_of
+from rlhf_lab.training.sinks import choose_wandb_mode
 from tests.wandb_file import WandbFile
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,6 @@ VARIABLES = {
     "WANDB_NOTES": "a first look",
     "WANDB_JOB_TYPE": "ppo",
 }
-FIGURES = ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence", "samples")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -76,18 +75,8 @@ def only_file_of(run: Path, n_open: int = 0) -> WandbFile:
     return found
 
 
-def info_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run.json").read_text("utf-8"))
-
-
-def lines_of(run: Path, file: str) -> list[dict[str, Any]]:
+def read_lines(run: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / file).read_text("utf-8").splitlines()]
-
-
-def logged_curves(line: dict[str, Any]) -> dict[str, float]:
-    """A line of metrics.jsonl as curves: without phase and nulls, costs under cost/."""
-    curves = {f"cost/{name}": value for name, value in line["cost"].items()}
-    return curves | {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
 
 
 @pytest.fixture(scope="module")
@@ -100,130 +89,74 @@ def logged(warm_python, surroundings, tmp_path_factory) -> tuple[Any, Path, Wand
     return done, place / "first", only_file_of(place / "first")
 
 
-def test_the_variables_of_wandb_say_what_the_run_is_called_and_where_it_is(logged):
-    run = logged[2].run
+def test_offline_run_matches_its_directory(logged):
+    _, path, file = logged
+    run, info = file.run, json.loads((path / "run.json").read_text("utf-8"))
     assert (run.display_name, run.project, run.entity) == ("first light", "reviews", "a-team")
     assert (run.run_group, list(run.tags)) == ("ablation", ["reel", "short"])
     assert (run.notes, run.job_type) == ("a first look", "ppo")
-    assert logged[2].exit_codes == [0]
-
-
-def test_the_settings_are_the_runs_config(logged):
-    _, path, file = logged
-    config = {name: value for name, value in file.config.items() if name != "_wandb"}
-    assert config == info_of(path)["args"]
-
-
-def test_every_number_of_every_phase_is_at_its_step(logged):
-    _, path, file = logged
-    lines = lines_of(path, "metrics.jsonl")
+    assert {k: v for k, v in file.config.items() if k != "_wandb"} == info["args"]
+    assert {k: file.summary[f"final/{k}"] for k in info["final"]} == info["final"]
+    assert info["final"]["samples"] == 4 * 24 and file.exit_codes == [0]
+    lines = read_lines(path, "metrics.jsonl")
     assert [row["_step"] for row in file.history] == [line["phase"] for line in lines] == [0, 1, 2]
     for row, line in zip(file.history, lines, strict=True):
-        expected = logged_curves(line)
-        assert {name: row[name] for name in expected} == expected and len(expected) > 25
-
-
-def test_the_tables_have_prompt_and_response_apart_and_what_is_known_of_each_sample(logged):
-    _, path, file = logged
+        curves = {f"cost/{name}": value for name, value in line["cost"].items()}
+        curves |= {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
+        assert {name: row[name] for name in curves} == curves and len(curves) > 25
     tables = [file.table(row, "samples") for row in file.history]
     tables.append(file.table(file.history[-1], "final_samples"))
     columns = "text prompt response reward gold_reward kl_per_sequence response_length".split()
     for phase, table in enumerate(tables):
-        written = [s for s in lines_of(path, "samples.jsonl") if s["phase"] == phase]
-        assert table["columns"] == columns
-        rows = [[sample[name] for name in columns] for sample in written[:16]]
-        assert table["data"] == rows and len(rows) == 16
-        for text, prompt, response, *_ in rows:
-            assert (prompt, prompt + response) == ("this movie", text)
-
-
-def test_a_samples_kl_and_length_have_the_means_of_the_phase(logged):
-    _, path, _ = logged
-    for line in lines_of(path, "metrics.jsonl"):
-        samples = [s for s in lines_of(path, "samples.jsonl") if s["phase"] == line["phase"]]
-        for name in ("kl_per_sequence", "response_length"):
+        samples = [s for s in read_lines(path, "samples.jsonl") if s["phase"] == phase]
+        assert table["columns"] == columns and len(table["data"]) == 16
+        assert table["data"] == [[sample[name] for name in columns] for sample in samples[:16]]
+        assert all(prompt + response == text for text, prompt, response, *_ in table["data"])
+        for name in ("kl_per_sequence", "response_length") if phase < 3 else ():
             mean = sum(sample[name] for sample in samples) / len(samples)
-            assert mean == pytest.approx(line[name], rel=1e-5, abs=1e-6)
+            assert mean == pytest.approx(lines[phase][name], rel=1e-5, abs=1e-6)
 
 
-def test_the_final_figures_are_in_the_summary(logged):
+def test_probe_numbers_and_pictures_are_logged(logged):
     _, path, file = logged
-    final = info_of(path)["final"]
-    assert {name: file.summary[f"final/{name}"] for name in FIGURES} == final
-    assert final["samples"] == 4 * 24
-
-
-def test_the_numbers_that_probes_record_are_logged_in_their_phase(logged):
-    _, path, file = logged
-    run = Run(path)
-    records = run.records("run_health")
-    assert records[0]["phase"] == 0
-    for record in records:  # of every phase, unless the machine is busy and the probe is thinned
+    for record in Run(path).records("run_health"):
         row = file.history[record["phase"]]
         for name in ("mean_reward", "beta_eff", "optimal_kl_per_sequence"):
             assert row.get(f"probe/run_health/{name}") == record[name], name
-    last = run.records("weight_delta")[-1]
+    last = Run(path).records("weight_delta")[-1]
     assert last["phase"] == 3
     assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
-    assert 0 == file.history[0]["probe/weight_delta/total_norm"]
+    assert file.history[0]["probe/weight_delta/total_norm"] == 0
+    name = "probe/weight_delta/picture_1"
+    assert [f"{name}.path" in row for row in file.history] == [True, False, True]
+    assert file.history[0][f"{name}.sha256"] != file.history[2][f"{name}.sha256"]
+    name = "probe/run_health/picture_2"
+    picture = Image.open(file.directory / "files" / file.history[0][f"{name}.path"])
+    assert picture.size == (768, 384) and len(set(picture.convert("L").tobytes())) > 20
+    assert file.history[0][f"{name}.caption"].startswith("KL from the reference")
 
 
-def test_the_pictures_of_probes_are_logged_after_1_2_4_phases_and_at_the_end(logged):
-    _, _, file = logged
-    name, captions = "probe/run_health/picture_2", []
-    shown = [row for row in file.history if f"{name}.path" in row]
-    assert shown[0] == file.history[0]
-    for row in shown:
-        picture = Image.open(file.directory / "files" / row[f"{name}.path"])
-        assert picture.size == (row[f"{name}.width"], row[f"{name}.height"]) == (768, 384)
-        assert len(set(picture.convert("L").tobytes())) > 20
-        captions.append(row[f"{name}.caption"])
-    assert all(caption.startswith("KL from the reference") for caption in captions)
-    ends = [
-        row["probe/weight_delta/picture_1.sha256"] for row in (file.history[0], file.history[2])
-    ]
-    assert ends[0] != ends[1]
-    assert "probe/weight_delta/picture_1.path" not in file.history[1]
-
-
-def test_the_command_says_once_how_to_send_an_offline_run(logged, warm_python, surroundings):
+def test_printed_command_sends_the_offline_run(logged, warm_python, surroundings):
     done, path, file = logged
     (line,) = [line for line in done.stdout.splitlines() if "wandb" in line]
     command = line.partition("send it with: ")[2].split()
     assert command == ["wandb", "sync", str(file.directory.relative_to(path.parent))]
     assert "wandb" not in done.stderr
-    assert info_of(path)["wandb_directories"] == command[2:]
-    tried = warm_python.run(
-        ["-m", *command, "--dry-run"],
-        cwd=path.parent,
-        env={name: value for name, value in surroundings.items()},
-    )
+    dry_run = ["-m", *command, "--dry-run"]
+    tried = warm_python.run(dry_run, cwd=path.parent, env=dict(surroundings))
     assert tried.returncode == 0 and "Would sync 1 run" in tried.stdout + tried.stderr
 
 
-def test_the_variable_alone_logs_offline_under_the_directorys_name(make_trainer, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    trainer = make_trainer(total_phases=2)
-    trainer.train()
-    run = only_file_of(trainer.run.path).run
-    assert (run.display_name, run.project) == (trainer.run.path.name, "rlhf_transformers")
-
-
-def test_fields_come_before_the_variables(make_trainer, monkeypatch):
+def test_settings_come_before_variables(make_trainer, monkeypatch):
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    trainer = make_trainer(
-        total_phases=2,
-        wandb_project_name="mine",
-        wandb_entity="me",
-        wandb_group="pairs",
-        wandb_tags="one, two",
-        wandb_notes="of my own",
-    )
+    names = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
+    settings = {f"wandb_{name}": value for name, value in names.items()}
+    trainer = make_trainer(wandb_tags="one, two", **settings)
     trainer.train()
     run = only_file_of(trainer.run.path).run
     assert (run.project, run.entity, run.run_group) == ("mine", "me", "pairs")
-    assert (list(run.tags), run.notes) == (["one", "two"], "of my own")
+    assert (list(run.tags), run.notes) == (["one", "two"], "my own")
 
 
 @pytest.mark.parametrize(
@@ -241,39 +174,34 @@ def test_fields_come_before_the_variables(make_trainer, monkeypatch):
         ("disabled", "online", "disabled"),
     ],
 )
-def test_of_field_and_variable_the_one_that_sends_less_holds(field, variable, expected):
+def test_mode_is_the_more_private_of_setting_and_variable(field, variable, expected):
     environment = {} if variable is None else {"WANDB_MODE": variable}
-    assert wandb_mode_of(RLHFArgs(wandb_mode=field), environment) == expected
-
-
-def test_the_variable_switches_wandb_off(make_trainer, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    trainer = make_trainer(total_phases=2, wandb_mode="offline")
-    trainer.train()
-    assert files_of(trainer.run.path) == [] and "wandb_id" not in trainer.run.read_info()
+    assert choose_wandb_mode(RLHFArgs(wandb_mode=field), environment) == expected
 
 
 @pytest.mark.parametrize(
-    ("variables", "options", "expected"),
+    ("variables", "settings", "message"),
     [
-        ({"WANDB_MODE": "sometimes"}, [], "WANDB_MODE='sometimes'.*disabled, offline, online"),
-        ({"WANDB_MODE": "online"}, [], "WANDB_MODE=online needs a login.*offline"),
-        ({}, ["--wandb-mode=offline", "--wandb-project-name=a/b"], "wandb refuses.*'a/b'"),
-        ({}, ["--wandb-mode=offline", f"--wandb-tags=short,{'x' * 65}"], "wandb refuses.*tag"),
-        ({"WANDB_SILENT": "perhaps"}, ["--wandb-mode=offline"], "wandb refuses.*silent.*perhaps"),
-        ({}, ["--log-probes"], "log_probes=True has no logger.*wandb_mode"),
+        ({"WANDB_MODE": "sometimes"}, {}, "WANDB_MODE='sometimes'.*disabled, offline, online"),
+        ({"WANDB_MODE": "online"}, {}, "requires a login.*offline"),
+        ({}, {"wandb_project_name": "a/b"}, "wandb rejects.*'a/b'"),
+        ({}, {"wandb_tags": f"short,{'x' * 65}"}, "wandb rejects.*tag"),
+        ({"WANDB_SILENT": "perhaps"}, {}, "wandb rejects.*silent.*perhaps"),
+        ({"WANDB_MODE": "disabled"}, {"log_probes": True}, "log_probes=True requires a logger"),
     ],
 )
-def test_what_wandb_would_refuse_is_refused_first(
-    warm_python, surroundings, tmp_path, variables, options, expected
+def test_invalid_settings_raise_at_construction(
+    make_trainer, monkeypatch, variables, settings, message
 ):
-    done = warm_python.run(
-        lab(*SMALL, "--out", "run", *options), cwd=tmp_path, env=surroundings | variables
-    )
-    last = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and len(last) == 1, done.stderr
-    assert re.search(expected, last[0], re.IGNORECASE), last
-    assert not (tmp_path / "run").exists()
+    import wandb
+
+    monkeypatch.setattr(wandb, "login", lambda **options: False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"(?i){message}"):
+        make_trainer(
+            **{"wandb_mode": "online" if "WANDB_MODE" in variables else "offline"} | settings
+        )
 
 
 KILLED = """
@@ -296,7 +224,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_killed_run_goes_on_under_its_id_and_names(warm_python, surroundings, tmp_path):
+def test_killed_run_resumes_under_its_id_and_names(warm_python, surroundings, tmp_path):
     """Saved after 2 phases, killed in the fourth: the third is done again."""
     arguments = [*SMALL, "--total-phases", "4", "--save-every", "2", "--out", "run"]
     killed = warm_python.run(["-c", KILLED, *arguments], cwd=tmp_path, env=surroundings | VARIABLES)
@@ -316,12 +244,15 @@ def test_a_killed_run_goes_on_under_its_id_and_names(warm_python, surroundings, 
         assert (list(run.tags), run.notes) == (["reel", "short"], "a first look")
     assert [row["_step"] for row in second.history] == [2, 3]
     assert second.exit_codes == [0]
-    assert second.summary["final/mean_reward"] == info_of(tmp_path / "run")["final"]["mean_reward"]
+    assert (
+        second.summary["final/mean_reward"]
+        == json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["final"]["mean_reward"]
+    )
     (line,) = [line for line in resumed.stdout.splitlines() if "wandb sync" in line]
     assert line.endswith(" ".join(f"run/wandb/{part.directory.name}" for part in (first, second)))
 
 
-def test_a_run_that_is_given_more_phases_begins_with_a_new_step(make_trainer):
+def test_extended_run_starts_with_a_new_step(make_trainer):
     trainer = make_trainer(total_phases=2, wandb_mode="offline")
     trainer.train()
     RLHFTrainer.resume(trainer.run.path, {"total_phases": 3}).train()
@@ -331,69 +262,57 @@ def test_a_run_that_is_given_more_phases_begins_with_a_new_step(make_trainer):
     assert first.summary["final/mean_reward"] != second.summary["final/mean_reward"]
 
 
-@pytest.mark.parametrize(("error", "exit_code"), [(ValueError, 1), (KeyboardInterrupt, 130)])
-def test_the_exit_code_tells_of_an_error(make_trainer, monkeypatch, error, exit_code):
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(ValueError, 1), (KeyboardInterrupt, 130), (None, 130)]
+)
+def test_exit_code_names_how_the_run_ended(make_trainer, monkeypatch, error, exit_code):
     trainer = make_trainer(total_phases=3, wandb_mode="offline")
-    learn = trainer.learning_phase
+
+    @trainer.on("after_phase")
+    def stop(ctx: Any) -> None:
+        trainer.request_stop()
 
     def fail(rollout: Any) -> Any:
-        if trainer.phase == 1:
-            raise error("no more")
-        return learn(rollout)
+        raise error("no more")
 
-    monkeypatch.setattr(trainer, "learning_phase", fail)
-    with pytest.raises(error):
+    if error is None:
         trainer.train()
+    else:
+        monkeypatch.setattr(trainer, "evaluate", fail)
+        trainer.run_phase()
+        monkeypatch.setattr(trainer, "learning_phase", fail)
+        with pytest.raises(error):
+            trainer.train()
     file = only_file_of(trainer.run.path)
     assert file.exit_codes == [exit_code] and [row["_step"] for row in file.history] == [0]
+    assert "final/mean_reward" not in file.summary
 
 
-def test_the_exit_code_tells_of_a_stop(make_trainer):
+@pytest.mark.parametrize("finishes", [True, False])
+def test_run_of_steps_is_closed_by_finish_and_by_with(make_trainer, finishes):
     trainer = make_trainer(total_phases=3, wandb_mode="offline")
-    for _ in trainer:
-        trainer.request_stop()
+    with trainer:
+        for _ in range(2):
+            responses = trainer.generate(["this movie"] * trainer.args.batch_size)
+            scores = [float(row % 3) for row in range(trainer.args.batch_size)]
+            trainer.step(["this movie"] * len(responses), responses, scores)
+        assert only_file_of(trainer.run.path, n_open=1).exit_codes == []
+        if finishes:
+            trainer.finish()
+            assert only_file_of(trainer.run.path).exit_codes == [0]
     file = only_file_of(trainer.run.path)
-    assert file.exit_codes == [130] and "final/mean_reward" not in file.summary
-
-
-def test_a_run_of_steps_is_closed_by_finish_and_by_a_with_statement(make_trainer):
-    for finishes in (True, False):
-        trainer = make_trainer(total_phases=3, wandb_mode="offline")
-        with trainer:
-            for _ in range(2):
-                answers = trainer.generate(["this movie"] * trainer.args.batch_size)
-                scores = [float(row % 3) for row in range(trainer.args.batch_size)]
-                trainer.step(["this movie"] * len(answers), answers, scores)
-            assert only_file_of(trainer.run.path, n_open=1).exit_codes == []
-            if finishes:
-                trainer.finish()
-                assert only_file_of(trainer.run.path).exit_codes == [0]
-        file = only_file_of(trainer.run.path)
-        assert file.exit_codes == [0] and [row["_step"] for row in file.history] == [0, 1]
-        assert [row[3] for row in file.table(file.history[1], "samples")["data"]][:3] == [0, 1, 2]
+    assert file.exit_codes == [0] and [row["_step"] for row in file.history] == [0, 1]
+    assert [row[3] for row in file.table(file.history[1], "samples")["data"]][:3] == [0, 1, 2]
 
 
 def test_two_trainers_at_once_are_two_runs(make_trainer):
     trainers = [make_trainer(total_phases=2, wandb_mode="offline", seed=seed) for seed in (1, 2)]
     for _ in zip(*trainers, strict=True):
         pass
-    files = [only_file_of(trainer.run.path) for trainer in trainers]
-    assert files[0].run.run_id != files[1].run.run_id
-    for file, trainer in zip(files, trainers, strict=True):
-        lines = trainer.run.read("metrics.jsonl")
+    for trainer in trainers:
+        file, lines = only_file_of(trainer.run.path), trainer.run.read("metrics.jsonl")
         assert [row["mean_reward"] for row in file.history] == [r["mean_reward"] for r in lines]
         assert file.exit_codes == [0]
-
-
-def test_the_first_trainers_run_is_the_one_that_callbacks_log_to(make_trainer):
-    import wandb
-
-    trainer = make_trainer(total_phases=2, wandb_mode="offline")
-    trainer.on("after_phase")(lambda ctx: wandb.log({"my/number": 7 + ctx.phase}, step=ctx.phase))
-    trainer.train()
-    history = only_file_of(trainer.run.path).history
-    assert [row["my/number"] for row in history] == [7, 8]
-    assert "mean_reward" in history[1]
 
 
 class OnlineRun:
@@ -410,7 +329,7 @@ class OnlineRun:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_address_of_an_online_run_is_shown_once(make_trainer, monkeypatch, terminal):
+def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch, terminal):
     import wandb
 
     from rlhf_lab.views.terminal import train_on_terminal
@@ -432,9 +351,7 @@ def chosen(parameter: dict[str, Any]) -> Any:
     return parameter.get("value", parameter.get("min"))
 
 
-def test_the_sweep_file_runs_as_wandbs_agent_runs_it(
-    warm_python, surroundings, tmp_path, monkeypatch
-):
+def test_sweep_file_runs_with_wandbs_agent(warm_python, surroundings, tmp_path, monkeypatch):
     """The agent's own code makes the command; the run is offline, as there is no server."""
     from wandb import wandb_agent
     from wandb.sdk.launch.sweeps.utils import load_sweep_config
@@ -474,47 +391,7 @@ def how_of() -> Any:
     return type("Process", (), {})()
 
 
-@pytest.mark.parametrize("logger", ["tensorboard"])
-def test_probes_are_logged_to_other_loggers_too(make_trainer, logger):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from rlhf_lab.probes import Budget, RunHealth, attach
-
-    trainer = make_trainer(total_phases=2, loggers=logger, log_probes=True)
-    attach(trainer, RunHealth(), budget=Budget(time_frac=1e6))
-    trainer.train()
-    events = accumulator.EventAccumulator(str(trainer.run.path / "tensorboard"))
-    events.Reload()
-    found = [event.value for event in events.Scalars("probe/run_health/mean_reward")]
-    assert found == pytest.approx([r["mean_reward"] for r in trainer.run.read("metrics.jsonl")])
-    pictures = events.Images("probe/run_health/picture_1")
-    assert [picture.step for picture in pictures] == [0, 1]
-    assert (pictures[0].width, pictures[0].height) == (768, 384)
-
-
-def test_without_the_field_nothing_of_the_probes_is_logged(make_trainer):
-    from rlhf_lab.probes import RunHealth, attach
-
-    trainer = make_trainer(total_phases=2, wandb_mode="offline")
-    attach(trainer, RunHealth())
-    trainer.train()
-    file = only_file_of(trainer.run.path)
-    assert not [name for name in file.history[0] if name.startswith("probe/")]
-
-
-def test_probes_that_are_logged_change_no_weight(make_trainer, parameters_of):
-    from rlhf_lab.probes import RunHealth, attach
-
-    ends = []
-    for fields in ({}, {"wandb_mode": "offline", "log_probes": True}):
-        trainer = make_trainer(total_phases=2, **fields)
-        if fields:
-            attach(trainer, RunHealth())
-        trainer.train()
-        ends.append(parameters_of(trainer.policy))
-    assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
-
-
-def test_what_probes_find_at_the_end_of_a_stopped_run_is_in_its_summary(make_trainer):
+def test_final_probe_records_of_a_stopped_run_are_in_its_summary(make_trainer):
     from rlhf_lab.probes import WeightDelta, attach
 
     trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
@@ -532,7 +409,7 @@ def test_what_probes_find_at_the_end_of_a_stopped_run_is_in_its_summary(make_tra
     assert [row["_step"] for row in file.history] == [0, 1, 2, 3]
 
 
-def test_a_callback_that_logs_by_itself_keeps_every_phase(make_trainer):
+def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):
     """wandb.log without a step completes the step that is open."""
     import wandb
 
