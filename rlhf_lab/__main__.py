@@ -1,9 +1,9 @@
-"""The command line, `python -m rlhf_lab`: its commands, and the defaults of presets."""
+"""The command line, `python -m rlhf_lab`: its commands, and the settings of `train`."""
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Set
 from dataclasses import fields
-from inspect import signature
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -16,43 +16,27 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from rlhf_lab import (
-    best_of_n_command,
-    commands,
-    compare_command,
-    model_commands,
-    sample_command,
-    tuning_commands,
-)
-from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
+from rlhf_lab import commands, compare_commands, model_commands, tuning_commands
+from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.config.args import settings_of
-from rlhf_lab.entry import guarded, read_call
+from rlhf_lab.entry import parse_call, run_guarded
 from rlhf_lab.errors import ConfigError
 
-DESCRIPTION = "RLHF you can see inside: train a policy, look at it, go on with it."
+DESCRIPTION = "RLHF you can see inside: train a policy, inspect it, continue from it."
 DEFAULT_PRESET = "reel"
-NEEDS = MappingProxyType(
-    {
-        "--preset": f"a name; choose one of {', '.join(PRESETS)}",
-        "--config": "a YAML or JSON file, such as a run's run.json",
-    }
-)
-"""What the options are followed by that decide the defaults of the others."""
-FLAGS = frozenset(field.name for field in fields(RLHFArgs) if field.type is bool)
-"""Settings that are on or off."""
 COMMANDS = MappingProxyType(
     {
         "train": commands.train,
         "resume": commands.resume,
-        "sample": sample_command.write_samples,
+        "sample": model_commands.sample_command,
         "score": commands.score,
-        "train-reward": model_commands.train_reward,
+        "train-reward": tuning_commands.train_reward,
         "sft": tuning_commands.sft,
         "dpo": tuning_commands.dpo,
         "kto": tuning_commands.kto,
         "orpo": tuning_commands.orpo,
-        "best-of-n": best_of_n_command.best_of_n_command,
-        "compare": compare_command.compare_command,
+        "best-of-n": compare_commands.best_of_n_command,
+        "compare": compare_commands.compare_command,
         "export": model_commands.export,
         "report": commands.report,
         "doctor": commands.doctor,
@@ -63,72 +47,58 @@ COMMANDS = MappingProxyType(
 
 
 def parse(arguments: list[str]) -> Callable[[], int]:
-    """The call that the command line describes, not carried out yet: a partial with its options.
+    """Parse a command line into a partial of its command, without calling it.
 
-    For `train`, the defaults are those of the file and of the preset that it names.
+    For `train`, the defaults are those of `--config` and `--preset`.
 
     Raises:
-        ConfigError: an option or preset that does not exist, or values that do not go together.
+        ConfigError: If an option does not exist or values cannot be combined.
     """
     if "--out=" in arguments or ("--out", "") in pairwise(arguments):
-        raise ConfigError("--out is empty; name a place, such as runs/first.")
+        raise ConfigError("--out is empty. Set a path, such as runs/first.")
+    registry = None
     if arguments[:1] == ["train"]:
-        arguments = [_as_flag(argument) for argument in arguments]
-    if arguments[:1] == ["resume"]:
-        _refuse_fixed(arguments[1:])
-    base = _base(arguments) if arguments[:1] == ["train"] else {"preset": DEFAULT_PRESET}
-    asked = {_field_of(argument) for argument in arguments if argument.startswith("--")}
-    registry = ConstructorRegistry()
-    registry.struct_rule(lambda info: _in_groups(info, base, asked))
-    return read_call(COMMANDS, "rlhf_lab", arguments, DESCRIPTION, registry)
+        arguments = [_to_flag(argument) for argument in arguments]
+        base = _base_settings(arguments)
+        names = {_field_name(argument) for argument in arguments if argument.startswith("--")}
+        given = names | {name.removeprefix("no_") for name in names}
+        registry = ConstructorRegistry()
+        registry.struct_rule(lambda info: _group_settings(info, base, given))
+    return parse_call(COMMANDS, "rlhf_lab", arguments, DESCRIPTION, registry)
 
 
-def _base(arguments: list[str]) -> dict[str, Any]:
-    """The fields that the options of `train` stand over: those of a file, and the preset's name.
-
-    Raises:
-        ConfigError: see `_value_of`; or a file that holds no settings that can be.
-    """
-    file, preset = (_value_of(name, arguments) for name in ("--config", "--preset"))
-    named = {} if preset is None else {"preset": preset}
-    if file is None:
-        return {"preset": DEFAULT_PRESET} | named
-    RLHFArgs.from_file(file, **named)  # a wrong value is told with the file's name
-    return {"preset": DEFAULT_PRESET} | settings_of(file) | named
-
-
-def _refuse_fixed(options: list[str]) -> None:
-    """Refuse by name the settings of a run that `resume` cannot change."""
-    can_change = signature(commands.resume).parameters
-    for option in options:
-        name = _field_of(option)
-        if option.startswith("--") and name not in can_change:
-            if any(field.name == name.removeprefix("no_") for field in fields(RLHFArgs)):
-                raise ConfigError(
-                    f"{option} cannot change when a run goes on, only "
-                    f"{', '.join(list(can_change)[1:])} can; start a new run for it."
-                )
+def _base_settings(arguments: list[str]) -> dict[str, Any]:
+    """Read the settings that the options of `train` override: those of a file, and a preset."""
+    reader = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--config", "--preset"):
+        reader.add_argument(option, nargs="?")
+    options, _ = reader.parse_known_args(arguments)
+    preset = {} if options.preset is None else {"preset": options.preset}
+    if options.config is None:
+        return {"preset": DEFAULT_PRESET} | preset
+    RLHFArgs.from_file(options.config, **preset)  # its errors name the file
+    return {"preset": DEFAULT_PRESET} | settings_of(options.config) | preset
 
 
-def _as_flag(argument: str) -> str:
-    """`--name=True` and `--name=False` of a setting, as wandb's agent writes them, as a flag."""
+def _to_flag(argument: str) -> str:
+    """Convert `--name=True` of a boolean setting, as wandb's sweep agent writes it, to a flag."""
     option, _, value = argument.partition("=")
-    if value.lower() not in ("true", "false") or _field_of(argument) not in FLAGS:
+    flags = {field.name for field in fields(RLHFArgs) if field.type is bool}
+    if value.lower() not in ("true", "false") or _field_name(argument) not in flags:
         return argument
     return option if value.lower() == "true" else f"--no-{option.removeprefix('--')}"
 
 
-def _field_of(option: str) -> str:
-    """The field that an option sets: `--no-` in front turns one off, a value may follow."""
+def _field_name(option: str) -> str:
     return option.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
-def _in_groups(
-    info: StructTypeInfo, base: Mapping[str, Any], asked: Set[str]
+def _group_settings(
+    info: StructTypeInfo, base: Mapping[str, Any], given: Set[str]
 ) -> StructConstructorSpec | None:
-    """Let tyro ask for the settings of a run group by group, with options that stay flat.
+    """Show the settings of a run in groups, and set only the fields that were given.
 
-    Fields that were not asked for are left to the file and the preset, and may give way.
+    All other fields come from the file and the preset, which a method may override.
     """
     if info.type is not RLHFArgs:
         return None
@@ -136,39 +106,18 @@ def _in_groups(
     for title, group in GROUPS.items():
         default = group(**{field.name: getattr(defaults, field.name) for field in fields(group)})
         specs.append(StructFieldSpec(title, Annotated[group, arg(name=title)], default))
-    asked = asked | {name.removeprefix("no_") for name in asked}
 
     def from_groups(**groups: Any) -> RLHFArgs:
-        read = {k: value for group in groups.values() for k, value in vars(group).items()}
-        return RLHFArgs(**(base | {name: read[name] for name in read.keys() & asked}))
+        parsed = {name: value for group in groups.values() for name, value in vars(group).items()}
+        return RLHFArgs(**(base | {name: parsed[name] for name in parsed.keys() & given}))
 
     return StructConstructorSpec(from_groups, tuple(specs))
 
 
-def _value_of(option: str, arguments: list[str]) -> str | None:
-    """The value of an option that decides the defaults of the others; None if it is not there.
-
-    Raises:
-        ConfigError: it has none, or stands there twice: the last would be noted as the run's, and
-            the first would decide.
-    """
-    named: list[str] = []
-    for i, argument in enumerate(arguments):
-        if argument.startswith(f"{option}="):
-            named.append(argument.removeprefix(f"{option}="))
-        elif argument == option:
-            if i + 1 == len(arguments):
-                raise ConfigError(f"{option} needs {NEEDS[option]}.")
-            named.append(arguments[i + 1])
-    if len(named) > 1:
-        raise ConfigError(f"{option} is given {len(named)} times ({', '.join(named)}); give one.")
-    return named[0] if named else None
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status, 2 when something is for the user to fix."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return guarded("rlhf_lab", lambda: parse(given)())
+    """Run one command and return its exit status, 2 for an error of the user."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return run_guarded("rlhf_lab", lambda: parse(arguments)())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Commands about runs and texts: each parameter is an option, each docstring its help.
 
-What needs torch is imported within the functions, so that `--help` starts without it.
+Modules that need torch are imported in the functions, so that `--help` starts without them.
 """
 
 import sys
@@ -28,14 +28,14 @@ def train(
     probes: FlagCreatePairsOff[bool] = False,
     config: Path | None = None,
 ) -> int:
-    """Train a policy; the defaults, of preset reel, run the bundled language in under a minute.
+    """Train a policy. The defaults, of preset reel, train on the bundled language in under a
+    minute.
 
     Args:
         config: A YAML or JSON file with settings, such as the run.json of another run; options
-            stand over what it says.
-        out: The run's directory, new or empty; runs/PRESET-seedN when not given.
-        probes: Watch the run with the default probes, which `report` shows; the weights stay the
-            same.
+            override it.
+        out: The run's directory, new or empty; runs/PRESET-seedN by default.
+        probes: Attach the default probes, which `report` shows; the weights stay the same.
     """
     from rlhf_lab.models.cpu_tuning import tune_for
     from rlhf_lab.probes import attach_default_suite
@@ -46,7 +46,7 @@ def train(
     print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
     tune_for(trainer.policy, args.tune_cpu)
-    _say_what_is_rewarded(trainer.reward_fn, console)
+    _print_rewarded_class(trainer.reward_fn, console)
     if probes or args.log_probes:
         with trainer.world.apart():
             attach_default_suite(trainer)
@@ -62,17 +62,16 @@ def resume(
     save_every: int | None = None,
     parallel: Literal["auto", "ddp", "fsdp"] | None = None,
 ) -> int:
-    """Go on with a run that was stopped, killed or finished; without options, it ends as if it had
-    never been interrupted. What is changed holds from here on, and is noted in run.json.
+    """Continue a run that was stopped, killed or finished. Without options it ends as if it had
+    never been interrupted; changes are recorded in run.json.
 
     Args:
-        total_phases: How many phases the whole run is to have; learning rates fall towards the new
-            end.
+        total_phases: Phases of the whole run; learning rates decay toward the new end.
         base_lr: Peak learning rate of the transformer.
         head_lr: Peak learning rate of the value head.
         kl_coef: Weight of the KL penalty.
         save_every: Phases between two saves of the training state.
-        parallel: What each of several processes holds of the weights that learn.
+        parallel: What each of several processes stores of the trained weights.
     """
     from rlhf_lab.models.cpu_tuning import tune_for
     from rlhf_lab.probes import attach_default_suite, had_default_suite
@@ -80,25 +79,25 @@ def resume(
     from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
     console = PatientConsole(quiet=not is_main_process())
-    given = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
-    given |= dict(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
-    changes = {name: value for name, value in given.items() if value is not None}
+    options = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
+    options |= dict(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
+    changes = {name: value for name, value in options.items() if value is not None}
     trainer = RLHFTrainer.resume(directory, changes)
     tune_for(trainer.policy, trainer.args.tune_cpu)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         longer = "--total-phases N makes it longer"
         print_line(f"{directory} is finished; nothing is left to do ({longer}).", console)
         return 0
-    print_line(f"going on with {directory} at phase {trainer.phase}", console)
-    _say_what_is_rewarded(trainer.reward_fn, console)
+    print_line(f"continuing {directory} at phase {trainer.phase}", console)
+    _print_rewarded_class(trainer.reward_fn, console)
     if had_default_suite(trainer.run):
         with trainer.world.apart():
             attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 
 
-def _say_what_is_rewarded(reward_fn: Any, console: Any) -> None:
-    """Name the class or the logit that a classifier pays; nothing for other rewards."""
+def _print_rewarded_class(reward_fn: Any, console: Any) -> None:
+    """Print the class or logit that a classifier's reward is."""
     from rlhf_lab.rewards import LogitReward, SentimentReward, split_rewards
 
     for reward in split_rewards(reward_fn).values():
@@ -116,33 +115,31 @@ def score(
     device: Device = "auto",
     prompt: str | None = None,
 ) -> int:
-    """Print the reward of texts, given as arguments or one per line on standard input.
+    """Print the reward of texts, from arguments or from standard input with one text per line.
 
     Args:
         texts: Texts to score.
         reward_fn: Sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE,
             diversity:N, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length; or several
-            of them with commas between, whose sum is printed, and then each.
-        reward_model: The classifier behind sentiment: a bundled name, a Hugging Face directory or a
-            hub id; or the directory of the reward model behind learned.
-        direction: Which class is rewarded.
-        positive_label: The name of the positive class of a classifier whose names do not tell.
-        prompt: What the texts answer, for rewards that read prompt and response.
-        reward_weights: What each of several rewards is multiplied by; 1 each when not given.
+            of them, comma-separated: their sum is printed first, then each.
+        reward_model: The classifier of sentiment: a bundled name, a Hugging Face directory or a
+            hub id; or the directory of the reward model of learned.
+        direction: The class that is rewarded.
+        positive_label: The name of the positive class, if the classifier's names are ambiguous.
+        prompt: The prompt of the texts, for rewards that read prompt and response.
+        reward_weights: Weights of several rewards; 1 each by default.
     """
     from rich.console import Console
 
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import TextBatch, load_reward, score_batch
 
-    lines = list(texts) or _lines_of_input()
+    lines = list(texts) or _stdin_lines()
     if not lines:
         raise ConfigError(
-            "there is no text to score; give texts as arguments or on standard input."
+            "There is no text to score. Pass texts as arguments, or one per line on standard input."
         )
-    for line in lines:
-        if not line.isprintable() and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in line):
-            raise ConfigError(f"the text {line!a:.80} is not UTF-8; save it as UTF-8 first.")
+    "".join(lines).encode()  # half of a surrogate pair raises UnicodeEncodeError
     args = RLHFArgs(
         preset="reel",
         reward_fn=reward_fn,
@@ -155,35 +152,30 @@ def score(
     batch = TextBatch(lines)
     if prompt is not None:
         batch = TextBatch([prompt + line for line in lines], [prompt] * len(lines))
-    output = score_batch(scorer, batch)
-    _say_what_is_rewarded(scorer, Console(stderr=True))
+    scores = score_batch(scorer, batch)
+    _print_rewarded_class(scorer, Console(stderr=True))
     for i, line in enumerate(lines):
-        each = "".join(f"\t{name} {of[i].item():.4f}" for name, of in output.by_name.items())
-        print(visible(f"{output.rewards[i].item():.4f}{each}\t{line}"))
+        parts = "".join(f"\t{name} {part[i].item():.4f}" for name, part in scores.by_name.items())
+        print(visible(f"{scores.rewards[i].item():.4f}{parts}\t{line}"))
     return 0
 
 
-def _lines_of_input() -> list[str]:
-    """The lines of standard input that are not blank; none from a terminal, or where it is closed.
-
-    Raises:
-        ConfigError: they are not in its encoding.
-    """
+def _stdin_lines() -> list[str]:
+    """Return the lines of standard input that are not blank; none from a terminal."""
     if sys.stdin is None or sys.stdin.isatty():
         return []
     try:
-        read = sys.stdin.read()
+        text = sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input is no text ({error}); save it as UTF-8.") from None
-    return [line for line in read.removeprefix("\ufeff").split("\n") if line.strip()]
+        raise ConfigError(f"Standard input is not valid UTF-8 ({error}).") from None
+    return [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
 
 
 def report(directory: RunDirectory, out: Path | None = None) -> int:
-    """Write one HTML page about a run, which may be in progress: curves, samples, probes and their
-    checks.
+    """Write one HTML page about a run, finished or not: curves, samples, probes and their checks.
 
     Args:
-        out: The file to write; report.html in the run's directory when not given.
+        out: The file to write; report.html in the run's directory by default.
     """
     from rlhf_lab.views import write_report
 
@@ -192,7 +184,7 @@ def report(directory: RunDirectory, out: Path | None = None) -> int:
 
 
 def doctor() -> int:
-    """Show versions and devices, compare each device with the CPU, and say what can be reached."""
+    """Show versions and devices, and compare each device with the CPU."""
     from rlhf_lab.doctor import examine
 
     return examine()
@@ -204,8 +196,8 @@ def course(
     """Copy the lessons into a new directory, or open them in JupyterLab.
 
     Args:
-        action: Copy, or open what was copied, which copies it where it is not there.
-        directory: The directory of the lessons; the solutions are in a folder of it.
+        action: Copy; or open the copy, which is made if it does not exist.
+        directory: The directory of the lessons, with the solutions in a subdirectory.
     """
     from rlhf_lab.course.copying import copy_lessons, open_lessons
 
@@ -217,7 +209,7 @@ def course(
 
 
 def show_progress() -> int:
-    """Show how far you are in the course."""
+    """Show your progress in the course."""
     from rlhf_lab.course import progress
 
     progress()

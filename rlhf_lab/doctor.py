@@ -1,68 +1,62 @@
-"""Diagnostics of this machine: versions, devices against the CPU, and what can be reached."""
+"""Diagnostics of this machine: versions, and each device compared with the CPU."""
 
+import dataclasses
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import torch
 from huggingface_hub import HfApi
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from rlhf_lab import __version__
-from rlhf_lab.device_gaps import COMPARISONS, Compared
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, load_model, make_reference, run_policy
 from rlhf_lab.models.cpu_tuning import LARGEST_ERROR, WIDE, route_speedup, tune_cpu
+from rlhf_lab.models.device import validate_half_precision, where_exact
+from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer
+from rlhf_lab.probes.direction import fit_direction
+from rlhf_lab.probes.value_lens import fit_ridge
+from rlhf_lab.probes.weight_delta import spectrum
+from rlhf_lab.samples import Samples, Support
+from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
 
 PACKAGES = ("torch", "transformer_lens", "transformers", "numpy", "wandb")
-
-
-# what was looked at, what was found, and whether that is well; None where it is for information
-Finding = tuple[str, str, bool | None]
+PROMPT, ROWS, GEN_LEN, NOISE = "this movie", 16, 24, 0.02
+Finding = tuple[str, str, bool | None]  # subject, result, and whether it is right if it can fail
 
 
 def examine() -> int:
-    """Print all findings; status 1 when one of them is wrong."""
+    """Print all findings and return 1 if one of them is wrong."""
     table = Table("what", "found", "", box=None)
     marks = {True: "ok", False: "WRONG", None: ""}
-    is_well = True
-    for subject, found, ok in _findings():
-        table.add_row(subject, found, marks[ok])
-        is_well &= ok is not False
+    findings = [*_machine(), *_devices(), _hub(), _wandb()]
+    for subject, result, ok in findings:
+        table.add_row(subject, result, marks[ok])
     Console().print(table)
-    return 0 if is_well else 1
+    return int(any(ok is False for _, _, ok in findings))
 
 
-def _findings() -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
     yield "python", platform.python_version(), None
     yield "rlhf_lab", __version__, None
     for package in PACKAGES:
         yield package, version(package), None
     yield "processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None
-    yield _cpu_tuning()
+    tuning = tune_cpu(WIDE)
+    route = f"fp32 products of wide models by {tuning.route} (error {tuning.error:.0e}; oneDNN is "
+    route += f"{route_speedup():.2f} times as fast as BLAS)"
+    yield "cpu settings", route, tuning.error <= LARGEST_ERROR
     free = shutil.disk_usage(".").free / 1e9
     yield "disk", f"{free:.1f} GB free here", free > 1
-    yield from _bundled()
-    yield from _devices()
-    yield _hub()
-    yield _wandb()
-
-
-def _cpu_tuning() -> Finding:
-    tuning = tune_cpu(WIDE)
-    memory = "freed memory is kept" if tuning.keeps_memory else "freed memory goes back"
-    found = (
-        f"fp32 products of wide models by {tuning.route} (error {tuning.error:.0e}; oneDNN is "
-        f"{route_speedup():.2f} times as fast as BLAS), {memory}"
-    )
-    return "cpu settings", found, tuning.error <= LARGEST_ERROR
-
-
-def _bundled() -> Iterator[Finding]:
     for name in BUNDLED:
         try:
             load_tokenizer(weights_dir(name))
@@ -72,27 +66,127 @@ def _bundled() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    """Compare every accelerator with the CPU in what training runs there."""
-    others = [
-        *(f"cuda:{i}" for i in range(torch.cuda.device_count())),
-        *(["mps"] if torch.backends.mps.is_available() else []),
-    ]
-    if not others:
+    """Compare each accelerator with the CPU in what training runs there."""
+    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    if not devices:
         yield "device", "cpu; there is no other to compare with it", None
-    for name in others:
-        yield from dict.fromkeys(_compared(name, compare) for compare in COMPARISONS)
+    for device in devices:
+        for compare in (sampling_gap, objective_gap, probes_gap, bf16_gap):
+            try:
+                what, gap, tolerance = compare(device)
+                yield device, f"{what} differ from the CPU's by at most {gap:.1e}", gap <= tolerance
+            except ConfigError as error:  # training rejects it there
+                yield device, str(error), None
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0]
+                yield device, f"{compare.__name__} failed: {reason}", False
 
 
-def _compared(device: str, compare: Callable[[str], Compared]) -> Finding:
-    """One comparison of a device with the CPU; what training refuses there is not wrong."""
-    try:
-        found = compare(device)
-    except ConfigError as refusal:
-        return device, str(refusal), None
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        return device, f"{compare.__name__} failed: {reason}", False
-    return device, f"{found.what} by at most {found.gap:.1e}", found.ok
+def sampling_gap(device: str) -> tuple[str, float, float]:
+    """Compare the log-probs and values that a device sampled with the CPU's of the same tokens."""
+    samples = _sample_on(device)
+    host = _move(samples, "cpu")
+    with torch.no_grad():
+        out = run_policy(_policy("cpu"), host.tokens, host.prefix_len, support=host.support)
+    gap = _largest_gap((host.logprobs, out.logprobs), (host.values, out.values))
+    return "log-probs and values of its samples", gap, 1e-3
+
+
+def objective_gap(device: str) -> tuple[str, float, float]:
+    """Compare the objective of the device's samples and its gradient, relative to the largest."""
+    samples = _sample_on(device)
+    (objective, gradient), (expected, expected_gradient) = (
+        _objective_and_gradient(_move(samples, place), place) for place in (device, "cpu")
+    )
+    scale = expected_gradient.abs().max()
+    gradients = (gradient.cpu() / scale, expected_gradient / scale)
+    return "objective and gradient", _largest_gap((objective, expected), gradients), 1e-3
+
+
+def probes_gap(device: str) -> tuple[str, float, float]:
+    """Compare spectrum, direction and ridge regression of the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(96, 16, generator=generator), torch.randn(96, generator=generator)
+    results: list[list[Tensor]] = []
+    for place in (device, "cpu"):
+        features, target = where_exact(x.to(place)), where_exact(y.to(place))
+        mask = torch.ones_like(target, dtype=torch.bool)
+        direction = fit_direction(features, target > 0, "lda")
+        ridge = fit_ridge(features, target, mask, 1e-6)
+        results.append([spectrum(x.to(place))[0], *direction, *ridge])
+    return "results of the probes' linear algebra", _largest_gap(*zip(*results, strict=True)), 1e-4
+
+
+@torch.no_grad()
+def bf16_gap(device: str) -> tuple[str, float, float]:
+    """Compare final residuals in bf16 with the CPU's in fp32, relative to the largest.
+
+    Attention to later tokens would exceed the tolerance, too.
+
+    Raises:
+        ConfigError: If training rejects bf16 there.
+    """
+    validate_half_precision(torch.device(device), torch.bfloat16, "precision='bf16'")
+    generator = torch.Generator().manual_seed(0)
+    host, other = _policy("cpu"), _policy(device)
+    tokens = torch.randint(host.base_model.cfg.d_vocab, (8, 29), generator=generator)
+    full = final_residuals(host.base_model, tokens)
+    half = final_residuals(other.base_model, tokens.to(device), dtype=torch.bfloat16)
+    return "residuals in bf16", _largest_gap((half, full)) / full.abs().max().item(), 2e-2
+
+
+def _policy(device: str) -> TransformerWithValueHead:
+    """Load the bundled policy with noise on all weights, so that it differs from its reference."""
+    policy = TransformerWithValueHead(load_model("reel-nano")).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += NOISE * torch.randn(parameter.shape, generator=generator)
+    return policy.to(device)
+
+
+def _sample_on(device: str) -> Samples:
+    policy = _policy(device)
+    prompts = tokenize_prompts(policy.base_model.tokenizer, [PROMPT] * ROWS, prepend_bos=True)
+    noise = torch.Generator().manual_seed(0)
+    return sample(policy, prompts, SamplingSpec(GEN_LEN, top_p=0.9), noise)
+
+
+def _move(samples: Samples, device: str) -> Samples:
+    moved = {name: x.to(device) for name, x in vars(samples).items() if isinstance(x, Tensor)}
+    support = Support(samples.support.tokens.to(device), samples.support.kept.to(device))
+    return dataclasses.replace(samples, **moved, support=support)
+
+
+def _objective_and_gradient(samples: Samples, device: str) -> tuple[Tensor, Tensor]:
+    """Compute the objective of all samples as one minibatch, and its gradient as one vector."""
+    policy, prefix_len = _policy(device), samples.prefix_len
+    reference = make_reference(load_model("reel-nano", device=device))
+    residuals = final_residuals(reference, samples.tokens)[:, prefix_len - 1 : -1]
+    advantages = torch.linspace(-1, 1, samples.mask.numel()).view(samples.mask.shape).to(device)
+    minibatch = ReplayMinibatch(
+        tokens=samples.tokens,
+        attention_mask=samples.attention_mask,
+        mask=samples.mask,
+        logprobs=samples.logprobs,
+        values=samples.values,
+        advantages=advantages,
+        returns=advantages.flip(0),
+        ref_residuals=residuals,
+        support=samples.support,
+        padded=False,
+    )
+    args = RLHFArgs(preset="reel", batch_size=ROWS, gen_len=GEN_LEN)
+    terms = objective_terms(policy, reference, minibatch, Objective(args))
+    terms.objective.backward()
+    gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+    return terms.objective.detach(), torch.cat(gradients)
+
+
+def _largest_gap(*pairs: tuple[Tensor, Tensor]) -> float:
+    """Return the largest absolute difference; nan if one of them is."""
+    return torch.stack([(a.cpu() - b.cpu()).abs().max() for a, b in pairs]).max().item()
 
 
 def _hub() -> Finding:

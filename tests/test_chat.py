@@ -5,7 +5,7 @@ import pytest
 from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.sample_command import ask
+from rlhf_lab.model_commands import encode_prompt
 from rlhf_lab.sampling import SamplingSpec
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
 
@@ -109,19 +109,18 @@ def test_no_template_and_a_template_that_refuses_are_said_in_one_sentence():
         render_chat(chat_tokenizer("{% for %}"), [ASK], "row 7")
 
 
-def test_a_model_is_asked_with_one_bos_and_stops_at_the_end_of_its_turn():
+def test_encode_prompt_adds_one_bos_and_stops_at_the_turn():
     tokenizer = chat_tokenizer()
     end, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "</s>"))
     plain = SamplingSpec(4, stop_at_eos=True)
-    asked = ask(tokenizer, None, plain, "w1 w2", chat=True, system_prompt="w9")
-    assert asked.turns == [RULE, ASK]
-    assert asked.tokens.count(tokenizer.bos_token_id) == 1 and asked.tokens[0] == 1
-    assert set(asked.spec.stops(tokenizer)) == {end, eos}
-    bare = ask(tokenizer, None, plain, "w1 w2")
-    assert bare.tokens == [1, *tokenizer.encode("w1 w2", add_special_tokens=False)]
-    assert bare.spec == plain and bare.turns is None
+    chat = encode_prompt(tokenizer, None, plain, "w1 w2", chat=True, system_prompt="w9")
+    _, tokens, turns, spec = chat
+    assert turns == [RULE, ASK] and set(spec.stops(tokenizer)) == {end, eos}
+    assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == 1
+    bare = [1, *tokenizer.encode("w1 w2", add_special_tokens=False)]
+    assert encode_prompt(tokenizer, None, plain, "w1 w2") == ("w1 w2", bare, None, plain)
     args = RLHFArgs(preset="reel", chat=True, prefix="w1 w2", system_prompt="w9")
-    of_run = ask(tokenizer, args, SamplingSpec.from_args(args, tokenizer))
-    assert of_run.tokens == asked.tokens and set(of_run.spec.stops(tokenizer)) == {end, eos}
-    with pytest.raises(ConfigError, match="give --chat, too"):
-        ask(tokenizer, None, plain, "w1", system_prompt="w9")
+    _, of_run, _, spec = encode_prompt(tokenizer, args, SamplingSpec.from_args(args, tokenizer))
+    assert of_run == tokens and set(spec.stops(tokenizer)) == {end, eos}
+    with pytest.raises(ConfigError, match="Set --chat"):
+        encode_prompt(tokenizer, None, plain, "w1", system_prompt="w9")

@@ -99,10 +99,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=words):
             RLHFArgs.from_file(tmp_path / name)
-    with pytest.raises(ConfigError, match="--config needs a YAML or JSON file"):
+    with pytest.raises(ConfigError, match="Missing value for argument '--config'"):
         parse(["train", "--config"])
-    with pytest.raises(ConfigError, match="--config is given 2 times"):
-        parse(["train", "--config", "a", "--config", "b"])
 
 
 @pytest.mark.parametrize("preset", ["reel", "smol", "gpt2-small", "gpt2-medium"])

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.torch_version import TorchVersion
 
-from rlhf_lab import model_commands, tuning_commands
+from rlhf_lab import tuning_commands
 from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
@@ -189,9 +189,8 @@ def test_so_is_a_run_of_a_llama(runs_of, llama_dir):
 
 @pytest.mark.slow
 def test_a_learned_reward_pays_there_as_on_the_cpu(runs_of, tmp_path):
-    place = model_commands.ModelPlace(tmp_path / "reward", device="cpu")
-    assert COMMANDS["train-reward"](place) == 0
-    fields = {"reward_fn": "learned", "reward_model": str(place.out)}
+    assert tune("train-reward", tmp_path / "reward", "cpu") == 0
+    fields = {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
     assert_same_runs(*runs_of(**fields, may_read=None))
     of_tokens = {"reward_per_token": True, "normalize_reward": False, "total_phases": 1}
     there = tmp_path / "of tokens"
@@ -298,38 +297,30 @@ def test_a_model_on_the_device_is_copied_to_the_cpu_and_one_on_the_cpu_is_not():
 
 FEW = Fitting(steps=2, batch_size=4, held_out=0.2, show_progress=False)
 OWN = OwnTexts(4, 5)
-COMMANDS = {
-    "sft": lambda place: tuning_commands.sft(
-        "reel", place, AdapterArgs(), OWN, ChatArgs(), n_texts=20, fitting=FEW
-    ),
-    "dpo": lambda place: tuning_commands.dpo(
-        model_commands.PairSource("reel", 20), place, DPOLoss(), AdapterArgs(), OWN, fitting=FEW
-    ),
-    "dpo of adapters": lambda place: tuning_commands.dpo(
-        model_commands.PairSource("reel", 20),
-        place,
-        DPOLoss(),
-        AdapterArgs(lora_rank=2),
-        OWN,
-        fitting=FEW,
-    ),
-    "kto": lambda place: tuning_commands.kto(
-        tuning_commands.JudgedSource("reel", 20), place, KTOLoss(), AdapterArgs(), OWN, fitting=FEW
-    ),
-    "orpo": lambda place: tuning_commands.orpo(
-        model_commands.PairSource("reel", 20), place, ORPOLoss(), AdapterArgs(), OWN, fitting=FEW
-    ),
-    "train-reward": lambda place: model_commands.train_reward(
-        model_commands.PairSource("reel", 20), place, RewardLoss(), fitting=FEW
-    ),
+TUNING = {
+    "sft": (tuning_commands.sft, {"chat": ChatArgs(), "n_texts": 20}),
+    "dpo": (tuning_commands.dpo, {"loss": DPOLoss(), "n_pairs": 20}),
+    "kto": (tuning_commands.kto, {"loss": KTOLoss(), "n_pairs": 20}),
+    "orpo": (tuning_commands.orpo, {"loss": ORPOLoss(), "n_pairs": 20}),
 }
 
 
+def tune(command: str, out: Path, device: str) -> int:
+    """Run a tuning command with few steps."""
+    if command == "train-reward":
+        options = {"n_pairs": 20, "fitting": FEW, "device": device}
+        return tuning_commands.train_reward("reel", out, RewardLoss(), **options)
+    function, options = TUNING[command.removesuffix(" of adapters")]
+    adapters = AdapterArgs(lora_rank=2 if command.endswith("adapters") else 0)
+    return function(
+        "reel", out, adapters=adapters, own_texts=OWN, fitting=FEW, device=device, **options
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*TUNING, "dpo of adapters", "train-reward"])
 def test_a_command_makes_the_model_that_it_makes_on_the_cpu(command, tmp_path):
     for device in ("cpu", "mps"):
         with RefusingDevice():
-            place = model_commands.ModelPlace(tmp_path / device, device=device)
-            assert COMMANDS[command](place) == 0
+            assert tune(command, tmp_path / device, device) == 0
     assert_same_files(tmp_path / "cpu", tmp_path / "mps")

@@ -1,4 +1,4 @@
-"""`course copy` and `course open`: the lessons for whoever has the package and no clone."""
+"""`course copy` and `course open`: the lessons without a clone."""
 
 import json
 import os
@@ -10,83 +10,60 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab import __version__
-from rlhf_lab.__main__ import main
 from rlhf_lab.course import copying
+from tests.doors.door import accepted, refused, run, untouched
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
-def cells(path: Path) -> list[dict]:
-    return json.loads(path.read_text(encoding="utf-8"))["cells"]
-
-
-def test_the_lessons_are_copied_unsolved_and_the_solutions_apart(tmp_path, capsys):
+def test_the_lessons_are_copied_unsolved_and_the_solutions_apart(tmp_path):
     place = tmp_path / "here" / "lessons"
-    assert main(["course", "copy", str(place)]) == 0
-    assert f"{2 * len(NAMES)} notebooks written" in capsys.readouterr().out
-    for kind, found in (("notebooks", place), ("solutions", place / "solutions")):
-        assert sorted(path.name for path in found.glob("*.ipynb")) == NAMES
-        for name in NAMES:
-            assert (found / name).read_bytes() == (ROOT / kind / name).read_bytes()
-    assert not any(cell.get("outputs") for name in NAMES for cell in cells(place / name))
+    assert f"{2 * len(NAMES)} notebooks written" in accepted(["course", "copy", place]).out
+    for kind, copies in (("notebooks", place), ("solutions", place / "solutions")):
+        assert sorted(path.name for path in copies.glob("*.ipynb")) == NAMES
+        assert all((copies / x).read_bytes() == (ROOT / kind / x).read_bytes() for x in NAMES)
+    cells = [cell for x in NAMES for cell in json.loads((place / x).read_text())["cells"]]
+    assert not any(cell.get("outputs") for cell in cells)
     assert (place / "version.txt").read_text() == f"rlhf_lab {__version__}\n"
 
 
-@pytest.mark.parametrize("there", ["a lesson begun", "another file", "a file in its place"])
-def test_what_is_there_is_never_written_over(tmp_path, capsys, there):
-    place = tmp_path / "lessons"
-    kept = place if there == "a file in its place" else place / "00_start.ipynb"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text("mine")
-    assert main(["course", "copy", str(place)]) == 2
-    assert str(place) in capsys.readouterr().err and kept.read_text() == "mine"
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+@pytest.mark.parametrize("file", ["lessons/00_start.ipynb", "lessons"])
+def test_copy_never_overwrites(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    with untouched(tmp_path):
+        refused(["course", "copy", tmp_path / "lessons"], str(tmp_path / "lessons"))
 
 
-def test_open_copies_first_and_starts_jupyterlab_there(tmp_path, monkeypatch):
-    started = []
+def test_open_copies_first_and_starts_jupyterlab(tmp_path, monkeypatch):
+    commands, place = [], tmp_path / "lessons"
 
-    def run(command):
-        started.append(command)
+    def start(command):
+        commands.append(command)
         return subprocess.CompletedProcess(command, 3)
 
     monkeypatch.setattr(copying, "find_spec", lambda name: object())
-    monkeypatch.setattr(copying.subprocess, "run", run)
-    place = tmp_path / "lessons"
-    assert main(["course", "open", str(place)]) == 3
+    monkeypatch.setattr(copying.subprocess, "run", start)
+    assert run(["course", "open", place]).status == 3
     (place / "00_start.ipynb").write_text("mine")
-    assert main(["course", "open", str(place)]) == 3
-    assert started == [[sys.executable, "-m", "jupyterlab", str(place)]] * 2
+    assert run(["course", "open", place]).status == 3
+    assert commands == [[sys.executable, "-m", "jupyterlab", str(place)]] * 2
     assert (place / "00_start.ipynb").read_text() == "mine"
-    assert (place / "06_ppo.ipynb").is_file()
 
 
-def test_open_without_jupyterlab_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_open_without_jupyterlab_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(copying, "find_spec", lambda name: None)
-    assert main(["course", "open", str(tmp_path / "lessons")]) == 2
-    assert 'pip install -e ".[course]"' in capsys.readouterr().err
-    assert not (tmp_path / "lessons").exists()
+    with untouched(tmp_path):
+        refused(["course", "open", tmp_path / "lessons"], 'pip install -e ".[course]"')
 
 
 @pytest.mark.process
 def test_the_layout_of_a_wheel_has_them_too(tmp_path):
-    """As setup.py maps them: beside the code; away from the clone, and without them, refused."""
+    """setup.py maps the lessons into the package."""
     site = tmp_path / "site"
     left_out = shutil.ignore_patterns("__pycache__", "weights")
     shutil.copytree(ROOT / "rlhf_lab", site / "rlhf_lab", ignore=left_out)
-
-    def copy(name: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "rlhf_lab", "course", "copy", name],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-        )
-
-    refused = copy("none")
-    assert refused.returncode == 2 and "are not beside the package" in refused.stderr
     mapped = {}
     source = (ROOT / "setup.py").read_text(encoding="utf-8")
     source = source.replace("from setuptools import find_packages, setup", "")
@@ -94,6 +71,7 @@ def test_the_layout_of_a_wheel_has_them_too(tmp_path):
     assert set(mapped["package_dir"]) <= set(mapped["packages"])
     for package, kind in mapped["package_dir"].items():
         shutil.copytree(ROOT / kind, site.joinpath(*package.split(".")))
-    done = copy("lessons")
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "rlhf_lab", "course", "copy", "lessons"]
+    env = os.environ | {"PYTHONPATH": str(site)}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True)
     assert sorted(path.name for path in (tmp_path / "lessons").glob("*.ipynb")) == NAMES

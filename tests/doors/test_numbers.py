@@ -9,8 +9,8 @@ from rlhf_lab.config import RLHFArgs
 from tests.doors.door import refused, untouched
 
 OF_COMMANDS = {
-    "sample RUN -n 0": ("n=0", "at least 1"),
-    "sample RUN -n -3": ("n=-3", "at least 1"),
+    "sample RUN -n 0": ("n=0", "1 or greater"),
+    "sample RUN -n -3": ("n=-3", "1 or greater"),
     "sample RUN -n 1.5": ("-n", "1.5"),
     "sample RUN -n many": ("-n", "many"),
     "sample RUN -n 1000000000000000000000000000000": ("n=1000", "too large"),

@@ -126,7 +126,7 @@ def test_through_the_door_of_the_command_line(warm_python, tmp_path):
     assert (one["n"], four["n"], found["samples"]) == (1, 4, 8)
     assert four["reward"] > one["reward"] + 0.1 and four["gold"] > one["gold"] + 0.1
     assert four["kl_bound"] == pytest.approx(math.log(4) - 0.75) and 0 < four["exact_kl"] < 0.64
-    assert "fine-tuned on 24 answers, the best of 4" in done.stdout
+    assert "fine-tuned on 24 responses, the best of 4" in done.stdout
     assert "rejection sampling" in (fit / "README.md").read_text()
     drift = json.loads((fit / "tuning.json").read_text())["drift"]
     assert drift["gold_after"] > drift["gold_before"]
@@ -150,11 +150,11 @@ def test_a_run_is_sampled_before_or_after_training(tmp_path):
     ("words", "said"),
     [
         (["--n", "0"], "n=0"),
-        (["--n", "4", "--samples", "3"], "samples=3 is below n=4"),
+        (["--n", "4", "--samples", "3"], "samples=3 must be at least n=4"),
         (["--n-prompts", "0"], "n_prompts=0"),
         (["--reward-fn", "diversity:2"], "whole batch"),
         (["--reward-fn", "nothing"], "unknown"),
-        (["--out", "no/such/place.json"], "name a new file"),
+        (["--out", "no/such/place.json"], "Use a new file"),
         (["--fit", "."], "."),
     ],
 )

@@ -1,0 +1,299 @@
+"""Commands that measure models: best-of-n, and compare, which measures what training changed.
+
+Modules that need torch are imported in the functions, so that `--help` starts without them.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from rlhf_lab.commands import Checkpoint, Device
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.checks import AT_LEAST_1, check_range
+from rlhf_lab.console import print_line
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.fitting import Fitting, OwnTexts
+from rlhf_lab.model_commands import ModelName, is_run, load_checked
+from rlhf_lab.tuning_commands import SFT, write_tuned, written
+
+REEL_WORDS = ("loved", "hated")
+
+
+def best_of_n_command(
+    model: ModelName,
+    n: tuple[int, ...] = (1, 2, 4, 8, 16),
+    n_prompts: int = 256,
+    samples: int | None = None,
+    checkpoint: Checkpoint = 0,
+    out: Path | None = None,
+    fit: Path | None = None,
+    fitting: Fitting = SFT,
+    device: Device = "auto",
+    reward_fn: str | None = None,
+    reward_model: str | None = None,
+    prompts: str | None = None,
+    prompts_column: str | None = None,
+    answers_column: str | None = None,
+    gen_len: int | None = None,
+) -> int:
+    """Sample several responses to each prompt, and measure the reward of the best of n and the
+    bound on its KL; with --fit, fine-tune on the best (rejection sampling).
+
+    Args:
+        n: Values of n.
+        n_prompts: Number of prompts, which may repeat.
+        samples: Responses to each; twice the largest n by default.
+        out: A new JSON file for the results.
+        fit: A new directory for the model fine-tuned on the best of the largest n.
+        reward_fn: The reward that selects the best; the run's, or preset reel's, by default.
+        reward_model: The classifier or reward model of that reward.
+        prompts: A file of prompts; the run's prompts by default.
+        prompts_column: The column of the prompts.
+        answers_column: The column of the right answers.
+        gen_len: Tokens to generate.
+    """
+    from rlhf_lab.models import merged_lora
+    from rlhf_lab.models.export import validate_new_directory
+    from rlhf_lab.training.best_of_n import draw_candidates, exact_figures
+    from rlhf_lab.tuning import fine_tune
+
+    options = dict(reward_fn=reward_fn, reward_model=reward_model, prompts=prompts)
+    options |= dict(prompts_column=prompts_column, answers_column=answers_column, gen_len=gen_len)
+    changes = {name: value for name, value in options.items() if value is not None}
+    numbers = sorted(set(n)) or [0]
+    samples = 2 * numbers[-1] if samples is None else samples
+    check_range(AT_LEAST_1, n=numbers[0], samples=samples, n_prompts=n_prompts)
+    if samples < numbers[-1]:
+        raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
+    _validate_new_file(out, (".json",))
+    if fit is not None:
+        validate_new_directory(fit)
+    parts = _load_parts(model, changes, checkpoint, device)
+    if fit is not None and not parts.sampling_spec.stops(parts.tokenizer):
+        raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
+    candidates = draw_candidates(parts, n_prompts, samples, fitting.seed, fitting.show_progress)
+    is_untrained = not is_run(model) or checkpoint == 0
+    exact = exact_figures(parts, numbers) if is_untrained else {}
+    results = [replace(candidates.figures(k), **exact.get(k, {})) for k in numbers]
+    print_line(
+        f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over prompts; "
+        "KL in nats per sequence"
+    )
+    for result in results:
+        print_line(_format_result(result))
+    if out is not None:
+        notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
+        notes |= {"figures": [r.to_dict() for r in results], "args": parts.args.to_dict()}
+        _write_text(out, json.dumps(notes, indent=2) + "\n")
+    if fit is not None:
+        examples = candidates.chosen(numbers[-1])
+        base, own_texts = parts.policy.base_model, OwnTexts(gen_len=parts.args.gen_len)
+        fitted = fine_tune(base, examples, fitting, None, own_texts, parts.gold_fn)
+        print_line(f"fine-tuned on {len(examples)} responses, the best of {numbers[-1]}")
+        notes = {"method": "best_of_n", "n": numbers[-1], "reward_fn": parts.args.reward_fn}
+        with merged_lora(parts.policy):
+            print_line(written(*write_tuned(base, parts.args.base_model, fit, fitted, notes)))
+    return 0
+
+
+def _load_parts(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
+    """Build the policy, prompts and reward of a run or a model.
+
+    Raises:
+        RunError: If a custom component of the run was not stored.
+    """
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.rewards.model import refuse_reward_model
+    from rlhf_lab.training import RunDir
+    from rlhf_lab.training.components import Parts
+    from rlhf_lab.training.restore import load_policy
+
+    if not is_run(model):
+        refuse_reward_model(model)
+        changes |= {"base_model": model, "device": device}
+        return Parts(RLHFArgs(**({"preset": "reel"} | changes)))
+    if "reward_fn" in changes:
+        changes |= {"reward_weights": None}
+    info = RunDir.open(model).read_info()
+    custom = set(info.get("own_parts", [])) & {"policy", "prompts", "reward_fn"} - changes.keys()
+    if custom:
+        raise RunError(
+            f"{model} was trained with a custom {', '.join(sorted(custom))}, which is not stored. "
+            "Set --reward-fn or --prompts, or use another run."
+        )
+    parts = Parts(replace(RLHFArgs.from_dict(info["args"]), device=device, **changes))
+    if checkpoint != 0:
+        parts.policy, _ = load_policy(model, checkpoint, pick_device(device))
+    return parts
+
+
+def _format_result(result: Any) -> str:
+    line = f"best of {result.n}: reward {result.reward:.4f} ± {result.reward_half:.4f}"
+    if result.gold is not None:
+        line += f", gold {result.gold:.4f} ± {result.gold_half:.4f}"
+    line += f", KL at most {result.kl_bound:.3f}"
+    if result.exact_kl is not None:
+        line += f" (exact: reward {result.exact_reward:.4f}, gold {result.exact_gold:.4f}, "
+        line += f"KL {result.exact_kl:.3f})"
+    return line
+
+
+def compare_command(
+    base: ModelName,
+    tuned: ModelName,
+    methods: tuple[Literal["split", "weights", "patching"], ...] = ("split", "weights", "patching"),
+    ranks: tuple[int, ...] = (0, 1, 2, 4, 8),
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
+    base_checkpoint: Annotated[
+        int | str | None, arg(help="Of a run as BASE; 0 if both are the same run, else last.")
+    ] = None,
+    checkpoint: Checkpoint = "last",
+    out: Path | None = None,
+    device: Device = "auto",
+    text: str | None = None,
+    column: str = "text",
+    n_texts: int = 32,
+    length: int | None = None,
+    words: tuple[str, str] | None = None,
+) -> int:
+    """Measure what training changed between two models: the shift of the logit difference of two
+    words, by component, by rank of the change, and along the line between the weights.
+
+    Args:
+        methods: How components are attributed: split, by their outputs at the last position;
+            weights, by derivatives along their change (slow on a large model); patching, by
+            patching their outputs into the other model.
+        ranks: Singular directions of each matrix's change that are applied.
+        alphas: Points of the line; 0 is BASE, 1 is TUNED.
+        out: A new file for the tables (.html) or the numbers (.json).
+        text: A file of texts that both models read; by default the eval text that a run stored,
+            or Reel's reviews up to the verdict.
+        column: The column of the texts.
+        n_texts: Number of texts.
+        length: Tokens of each text; those of the shortest text by default.
+        words: Two words of one token each, as in --words " good" " bad"; loved and hated on Reel.
+    """
+    import torch
+    from rich.console import Console
+
+    from rlhf_lab.diffing import compare
+    from rlhf_lab.models.device import pick_device
+    from rlhf_lab.organism.tokenizer import speaks_reel
+
+    check_range(AT_LEAST_1, n_texts=n_texts)
+    _validate_new_file(out, (".html", ".htm", ".json"))
+    if base_checkpoint is None:
+        is_same = is_run(base) and Path(base).resolve() == Path(tuned).resolve()
+        base_checkpoint = 0 if is_same else "last"
+    place = pick_device(device)
+    models = [
+        load_checked(name, which, place)[0].base_model
+        for name, which in ((base, base_checkpoint), (tuned, checkpoint))
+    ]
+    rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
+    rows = [row for row in rows if row][:n_texts]
+    if len(rows) < 2:
+        raise ConfigError(f"There are {len(rows)} texts. Set at least 2, for intervals.")
+    shortest = min(min(map(len, rows)), models[0].cfg.n_ctx)
+    length = shortest if length is None else length
+    if not 1 <= length <= shortest:
+        raise ConfigError(f"length={length} must be between 1 and {shortest}.")
+    if words is None and not speaks_reel(models[0].tokenizer):
+        raise ConfigError('words is not set. Set two, such as --words " good" " bad".')
+    tokens = torch.tensor([row[:length] for row in rows], device=place)
+    print_line(f"{len(tokens)} texts of {length} tokens, {source}")
+    with _progress_stages() as stage:
+        result = compare(*models, tokens, words or REEL_WORDS, -1, methods, ranks, alphas, stage)
+    tables = [table for table in result.tables() if table.row_count]
+    for table in tables:
+        Console().print(table)
+    failed = [check for check in result.checks if not check.ok]
+    print_line(f"{len(result.checks) - len(failed)} of {len(result.checks)} checks hold")
+    for check in failed:
+        print_line(f"Do not rely on these numbers: {check.name} is off by {check.value:.3g}.")
+    if out is not None:
+        notes = {"base": base, "tuned": tuned, "text": source}
+        is_json = out.suffix.lower() == ".json"
+        content = json.dumps(notes | result.to_dict(), indent=2) + "\n"
+        _write_text(out, content if is_json else _page(result, tables, notes))
+    return 1 if failed else 0
+
+
+def _token_rows(
+    model: Any, runs: tuple[str, str], text: str | None, column: str, n_texts: int
+) -> tuple[list[list[int]], str]:
+    """Return the tokens of each text, from a file, a run or Reel's grammar, and their source."""
+    from rlhf_lab.data_sources import read_rows
+    from rlhf_lab.organism.tokenizer import speaks_reel
+    from rlhf_lab.probes import ReelTruth
+    from rlhf_lab.probes.store import ProbeStore
+    from rlhf_lab.sampling import tokenize_prompts
+    from rlhf_lab.training import RunDir
+
+    if text is not None:
+        texts = [row.text(column) for row in read_rows(text, "text", column)]
+        has_bos = model.tokenizer.bos_token_id is not None
+        return tokenize_prompts(model.tokenizer, texts, has_bos), f"from {text}"
+    for run in filter(is_run, runs):
+        stored = ProbeStore(RunDir.open(run)).kept_text()
+        if stored is not None:
+            rows = [row[mask].tolist() for row, mask in zip(*stored, strict=True)]
+            return rows, f"the eval text of {run}"
+    if not speaks_reel(model.tokenizer):
+        raise ConfigError("There is no text for both models to read. Set --text.")
+    truth = ReelTruth()
+    reviews, _ = truth.reviews(n_texts, 0)
+    return reviews[:, : truth.grammar.slot("VERB")].tolist(), "reviews up to the verdict"
+
+
+@contextmanager
+def _progress_stages() -> Iterator[Any]:
+    """Show a progress bar for each stage on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, transient=True, disable=not Console().is_terminal) as progress:
+
+        @contextmanager
+        def stage(name: str, steps: int) -> Iterator[Any]:
+            task = progress.add_task(name, total=steps)
+            yield lambda: progress.advance(task)
+
+        yield stage
+
+
+def _page(result: Any, tables: list[Any], notes: dict[str, str]) -> str:
+    """Format the tables and checks as an HTML page."""
+    from rlhf_lab.views import html
+
+    models = f"{notes['base']} and {notes['tuned']}, on {result.n} texts: {notes['text']}"
+    body = [f"<h1>What training changed</h1><p>{escape(models)}</p>"]
+    for table in tables:
+        rows = [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+        names = [str(column.header) for column in table.columns]
+        body.append(f"<h2>{escape(str(table.title))}</h2>{html.table(names, rows)}")
+    checks = [[check.name, check.ok] for check in result.checks]
+    body.append(f"<h2>Checks</h2>{html.table(['check', 'holds'], checks)}")
+    return html.page("rlhf_lab: two models", "\n".join(body))
+
+
+def _validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
+    if out is not None and out.suffix.lower() not in suffixes:
+        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
+    if out is not None and (out.exists() or not out.parent.is_dir()):
+        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
+
+
+def _write_text(out: Path, text: str) -> None:
+    from rlhf_lab.training.run_dir import replacing
+
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print_line(f"written to {out}")

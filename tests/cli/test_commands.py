@@ -1,0 +1,289 @@
+"""The commands about runs and texts: output, files, exit status, and rejected input."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf_lab.__main__ import COMMANDS, parse
+from rlhf_lab.config import GROUPS, RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import Run
+from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from tests.cli.conftest import SMALL
+from tests.doors.door import accepted, refused, untouched
+from tests.terminal import on_a_terminal
+
+ROOT = Path(__file__).parents[2]
+
+
+def read_help(*arguments: str) -> str:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit, match="0"):
+        parse([*arguments, "--help"])
+    out.seek(0)
+    return out.read()
+
+
+def test_readme_lists_the_commands_of_help(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    panel = read_help().split("╭─ subcommands")[1]
+    listed = "\n".join(line.strip("│").rstrip() for line in panel.splitlines()[2:-1])
+    assert listed in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"• (\S+)", listed) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command):
+    assert f"usage: rlhf_lab {command} " in read_help(command)
+
+
+def test_read_help_train_shows_the_preset_defaults():
+    text = read_help("train", "--preset", "smol")
+    unwrapped = re.sub(r"[\s│]+", " ", text)
+    for name, value in RLHFArgs(preset="smol").to_dict().items():
+        option = unwrapped.split(f" --{name.replace('_', '-')}", 1)[1]
+        assert re.search(r"\(default: (.*?)\)", option)[1].strip("'") == str(value), name
+    assert all(f"─ {title} options ─" in text for title in GROUPS)
+
+
+def test_help_starts_without_torch(cold_python):
+    code = "import sys; from rlhf_lab.__main__ import main; main(['sample', 'x', '--colour']); "
+    done = cold_python(["-c", code + "assert 'torch' not in sys.modules"])
+    assert done.returncode == 0 and "--colour" in done.stderr, done.stderr
+
+
+def test_train_prints_and_writes_its_numbers(finished):
+    done, out = finished
+    lines = done.out.splitlines()
+    assert [x.split(" | ")[0] for x in lines if x.startswith("phase ")] == ["phase 0", "phase 1"]
+    assert "samples of phase 0, before learning:" in lines and lines[-1] == f"written to {out}"
+    assert sum("this movie" in line for line in lines) == 10
+    info = json.loads((out / "run.json").read_text())
+    for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
+        assert f"{name} {info['final'][name]:.3f}" in done.out
+    assert 0.2 < info["final"]["mean_reward"] < 0.9
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 3 * 16
+    names = {path.name for path in (out / "checkpoints").iterdir()}
+    assert {"phase_000000.safetensors", "best.safetensors", "last.safetensors"} < names
+
+
+def test_resume_of_a_finished_run_has_nothing_to_do(finished):
+    assert "is finished; nothing is left to do" in accepted(["resume", finished[1]]).out
+
+
+def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished[1], run)
+    done = accepted(["resume", run, "--total-phases", "3", "--kl-coef", "0.3"])
+    lines = done.out.splitlines()
+    assert f"continuing {run} at phase 2" in lines
+    (line,) = [line for line in lines if line.startswith("phase ")]
+    metrics = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["phase"] for m in metrics] == [0, 1, 2] and metrics[2]["kl_coef"] == 0.3
+    assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.3f} ")
+    accepted(["report", run])
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "Final samples, after 3 learning phases" in page
+
+
+def test_sample_prints_the_samples_of_its_seed_up_to_eos():
+    policy = TransformerWithValueHead(load_model("reel-nano"))
+    prompts = tokenize_prompts(policy.base_model.tokenizer, ["this movie"] * 4, True)
+
+    def expected(seed: int, stop_at_eos: bool = True) -> list[str]:
+        spec = SamplingSpec(28, stop_at_eos=stop_at_eos)
+        noise = torch.Generator().manual_seed(seed)
+        return sample(policy, prompts, spec, noise).texts(policy.base_model.tokenizer)
+
+    command = ["sample", "reel-nano", "-n", "4", "--prompt", "this movie", "--gen-len", "28"]
+    for seed in (0, 3):
+        assert accepted([*command, "--seed", seed]).out.splitlines() == expected(seed)
+    assert expected(0) != expected(3) and expected(0) != expected(0, stop_at_eos=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [([], "this movie"), (["--checkpoint", "best"], "this movie"),
+     (["--checkpoint", "0", "--prompt", "this film"], "this film")],
+)  # fmt: skip
+def test_sample_of_a_run_prints_rewards(finished, options, text):
+    done = accepted(["sample", finished[1], "-n", "3", *options])
+    assert len(re.findall(rf"^ +[01]\.\d{{3}} +{text}", done.out, re.MULTILINE)) == 3
+
+
+def test_score_prints_reward_tab_text():
+    done = accepted(["score", "this movie wow", "i hated it"])
+    positive = [line.split("\t") for line in done.out.splitlines()]
+    assert [text for _, text in positive] == ["this movie wow", "i hated it"]
+    negative = accepted(["score", "i hated it", "--direction", "neg"]).out.split("\t")[0]
+    assert float(positive[1][0]) + float(negative) == pytest.approx(1, abs=2e-4)
+    assert accepted(["score", "--reward-fn", "gold", "no review"]).out == "0.0000\tno review\n"
+    two = accepted(["score", "--reward-fn", "count:a,count:b", "aab", "--reward-weights", "2", "1"])
+    assert two.out == "5.0000\tcount:a 2.0000\tcount:b 1.0000\taab\n"
+
+
+def test_score_reads_standard_input(warm_python):
+    command = ["-m", "rlhf_lab", "score", "--reward-fn", "count:o"]
+    done = warm_python.run(command, text="foo\n\nbar\n")
+    assert (done.returncode, done.stdout) == (0, "2.0000\tfoo\n0.0000\tbar\n")
+
+
+REJECTED = {
+    "": ("train", "resume", "doctor"),
+    "tran": ("tran",),
+    "train --learning-rate 3": ("--learning-rate",),
+    "train --batch-size many": ("--batch-size", "many"),
+    "train --top-p 3": ("top_p=3.0", "at most 1"),
+    "train --batch-size 10 --num-minibatches 4": ("batch_size=10", "num_minibatches=4"),
+    "train --preset real": ("'real'", "reel, smol"),
+    "train --preset": ("--preset",),
+    "train --device abacus --out never": ("device='abacus'",),
+    "train --base-model ./nowhere --out never": ("./nowhere",),
+    "train --reward-fn kindness --out never": ("kindness", "sentiment"),
+    "train --prefix zebra --out never": ("zebra",),
+    "train --gen-len 99 --out never": ("gen_len=99", "32"),
+    "train --out RUN": ("already holds a run",),
+    "train --out file": ("is a file",),
+    "train --out file/run": ("cannot write",),
+    "resume nowhere": ("there is no directory",),
+    "resume empty": ("empty", "run.json"),
+    "resume corrupt": ("last.safetensors is corrupt",),
+    "resume RUN --seed 3": ("--seed",),
+    "sample empty": ("empty",),
+    "sample RUN --checkpoint 7": ("phase_000007", "there are", "best"),
+    "sample RUN -n 0": ("n=0",),
+    "sample reel-nano --temperature 0": ("temperature=0",),
+    "sample reel-nano --prompt zebra": ("zebra",),
+    "sample reel-nano --system-prompt x": ("system_prompt", "--chat"),
+    "score a --reward-fn kindness": ("kindness",),
+    "export RUN RUN": ("already exists",),
+    "export RUN never --checkpoint 7": ("phase_000007",),
+    "report RUN --out .": ("is a directory",),
+    "best-of-n reel-nano --n 0": ("n=0",),
+    "best-of-n reel-nano --out never.txt": ("never.txt", ".json"),
+}
+
+
+@pytest.mark.parametrize("command", REJECTED)
+def test_bad_input_is_one_line_and_exit_status_2(finished, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished[1], "RUN")
+    if "corrupt" in command:
+        shutil.copytree(finished[1], "corrupt")
+        weights = Path("corrupt/checkpoints/last.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    Path("empty").mkdir()
+    Path("file").write_text("mine")
+    with untouched(tmp_path):
+        refused(command.split(), *REJECTED[command])
+
+
+KILLED = """
+import os, signal, sys
+
+import rlhf_lab.training
+from rlhf_lab.__main__ import main
+from rlhf_lab.training import RLHFTrainer
+
+
+class Killed(RLHFTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+        @self.on("after_step")
+        def die(ctx):
+            if ctx.phase == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+rlhf_lab.training.RLHFTrainer = Killed
+main(sys.argv[1:])
+"""
+
+
+def test_probes_and_a_kill_leave_the_weights_bitwise_equal(finished, warm_python, tmp_path):
+    run = tmp_path / "run"
+    command = ["train", *SMALL, "--seed", "1", "--probes", "--out", str(run)]
+    killed = warm_python.run(["-c", KILLED, *command])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = accepted(["resume", run])
+    weights, plain = (
+        load_file(path / "checkpoints" / "last.safetensors") for path in (run, finished[1])
+    )
+    assert weights.keys() == plain.keys()
+    assert all(torch.equal(weights[name], plain[name]) for name in plain)
+    assert not (finished[1] / "probes").exists()
+    probes = Run(run)
+    n = len(probes.checks())
+    assert f"8 probes recorded; {n} of {n} identity checks hold" in done.out
+    assert all(2 in probes.phases(name) for name in ("value_lens", "direction_sentiment"))
+
+
+DAMAGE = {
+    "run.json": ('{"args": {}}', "no arguments"),
+    "metrics.jsonl": ("[1]\n", "line 1, is [1], not an object"),
+    "samples.jsonl": ("{}\n", "line 1, has no field 'phase'"),
+    "probes/suite.json": ("{bad", "suite.json is unreadable"),
+    "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "line 1, has no field 'name'"),
+    "probes/notes.jsonl": ('{"phase": 0}\n', "line 1, has no field 'probe'"),
+    "probes/records/run_health.jsonl": ("{}\n", "line 1, has no field 'phase'"),
+    "probes/records/direction_sentiment.jsonl": ('{"phase": 0}\n', "'accuracy'"),
+}
+
+
+def test_report_shows_the_probes_of_a_run(probed):
+    accepted(["report", probed])
+    page = (probed / "report.html").read_text(encoding="utf-8")
+    assert all(f"<h3>{name}</h3>" in page for name in Run(probed).probes())
+
+
+@pytest.mark.parametrize("file", DAMAGE)
+def test_report_of_a_damaged_run_names_the_file(probed, tmp_path, file):
+    text, words = DAMAGE[file]
+    path = tmp_path / "run"
+    shutil.copytree(probed, path, ignore=shutil.ignore_patterns("checkpoints"))
+    (path / file).write_text(text)
+    refused(["report", path], f"run/{file}", words)
+
+
+def test_a_full_disk_leaves_the_saved_state(finished, warm_python, tmp_path):
+    shutil.copytree(finished[1], tmp_path / "run")
+    with untouched(tmp_path / "run" / "checkpoints"):
+        command = ["-m", "rlhf_lab", "resume", str(tmp_path / "run"), "--total-phases", "3"]
+        done = warm_python.run(command, file_size=200_000)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "cannot write" in done.stderr and "resume" in done.stderr
+
+
+def test_a_closed_pipe_ends_quietly(warm_python):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = ["-m", "rlhf_lab", "score", "--reward-fn", "zero", "a"]
+    with open(os.devnull) as nothing, open(os.devnull, "w") as errors:
+        process = warm_python.start(command, (nothing.fileno(), writer, errors.fileno()))
+    os.close(writer)
+    assert process.wait() == 0
+
+
+def test_the_panel_shows_progress_on_a_terminal(warm_python, surroundings, tmp_path):
+    run = tmp_path / "run"
+    command = ["-m", "rlhf_lab", "train", *SMALL, "--out", str(run)]
+    status, output = on_a_terminal(warm_python, command, surroundings, width=100, height=40)
+    assert status == 0, output[-2000:]
+    assert {int(n) for n in re.findall(r"(\d) of 2 done", output)} >= {0, 2}
+    assert output.count("\x1b[1A") > 5 or output.count("\x1b[2K") > 5
+    text = re.sub(r"[\s│]+", " ", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output))
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert re.search(rf"explained variance \S+ to {last['explained_variance']:z.3f} ", text)
+    assert "sample of phase 1 " in text and "KL nats/seq" in text and "Traceback" not in text
+    assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l") >= 0  # the cursor is shown again
