@@ -83,6 +83,7 @@ class Samples(Rows):
         values: the value head's estimate of the state before each generated token.
         support: the tokens that top-k or top-p left, when either is on.
         residuals: the policy's last residual before each generated token, if it was noted.
+        engine_logprobs: of each generated token by the rollout engine that sampled it, if known.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -92,6 +93,7 @@ class Samples(Rows):
     values: Float[Tensor, "batch gen"]
     support: Support | None
     residuals: Float[Tensor, "batch gen d_model"] | None = None
+    engine_logprobs: Float[Tensor, "batch gen"] | None = None
 
     @property
     def prefix_len(self) -> int:
@@ -145,7 +147,7 @@ def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
     3. Put everything one below the other.
     """
     supports = [part.support for part in parts]
-    residuals = [part.residuals for part in parts]
+    residuals, engine = ([getattr(x, k) for x in parts] for k in ("residuals", "engine_logprobs"))
     support = None
     if supports[0] is not None:
         tokens, kept = ([getattr(s, name) for s in supports] for name in ("tokens", "kept"))
@@ -158,6 +160,7 @@ def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
         values=torch.cat([part.values for part in parts]),
         support=support,
         residuals=None if any(x is None for x in residuals) else torch.cat(residuals),
+        engine_logprobs=None if any(x is None for x in engine) else torch.cat(engine),
     )
 
 

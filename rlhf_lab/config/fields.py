@@ -274,6 +274,10 @@ class PPOArgs:
     """No token of negative advantage falls below dual_clip times it; above 1, off when None."""
     max_log_ratio: float | None = None
     """Hold log-ratios between -max_log_ratio and it, without gradient outside; off when None."""
+    importance_correction: Literal["none", "truncated", "masked"] = "none"
+    """Weight of a token from a rollout_engine: 1, or the policy's probability over the engine's, in
+    which a ratio above 2 becomes 2 (truncated) or 0 (masked).
+    """
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """How the policy loss counts: each token alike, each response alike, or the sum divided by
     responses times gen_len; the other terms are means over tokens.

@@ -17,6 +17,7 @@ __all__ = [
     "calc_clipped_surrogate_objective",
     "cispo_surrogate",
     "gspo_surrogate",
+    "masked_importance_weights",
     "policy_gradient_objective",
     "policy_gradient_surrogate",
     "policy_ratio",
@@ -244,16 +245,12 @@ def truncated_importance_weights(
     cap: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Weigh tokens by how much likelier the scorer finds them than the sampler did, up to a cap.
+    """Weight tokens by their probability over the sampler's, up to a cap, without gradient.
 
-    1. Take the ratio, as a number.
-    2. Hold it at `cap` at most, and put 0 where the mask is False.
+    Multiply a surrogate by it if another program samples. Masked tokens have weight 0. Raises
+    ValueError unless cap > 0, or if the mask has another shape.
 
-    Multiply a surrogate by it where sampler and scorer are not the same program (another
-    precision, another cache). Raises ValueError unless cap is above 0, or if the mask has another
-    shape.
-
-    min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
+    min(rho, cap),  rho = pi / pi_sampler   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
     """
     if not cap > 0:
         raise ValueError(f"cap is {cap}; give a number above 0, such as 2.")
@@ -261,6 +258,20 @@ def truncated_importance_weights(
     logprobs, sampler_logprobs = _blank(mask, logprobs, sampler_logprobs)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
     return zero_masked(weights, mask)
+
+
+def masked_importance_weights(
+    logprobs: Float[Tensor, "batch gen"],
+    sampler_logprobs: Float[Tensor, "batch gen"],
+    cap: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Weight tokens as `truncated_importance_weights`, with 0 instead of the cap above it.
+
+    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, TRL's `token_mask`)
+    """
+    weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
+    return weights.masked_fill(weights > cap, 0.0)
 
 
 def _mean_log_ratio(

@@ -147,8 +147,12 @@ class Parts:
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.engine = None
         if rollout_engine is not None:
-            self.engine = EngineSampler(rollout_engine, args.base_model)
-            self.engine.refuse(self.sampling_spec)
+            self.engine = EngineSampler(rollout_engine, args, self.sampling_spec)
+        elif args.importance_correction != "none":
+            raise ConfigError(
+                f"importance_correction={args.importance_correction!r} requires a rollout_engine. "
+                "Pass one, or set importance_correction='none'."
+            )
         self.speaks_reel = speaks_reel(self.tokenizer) and "policy" not in self.own_parts
         self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, prompts, self.policy.base_model)
@@ -229,7 +233,7 @@ class Parts:
         rows = self.world.share(len(prompts))
 
         with self.world.together("sampling"):
-            if self.engine is not None and self.engine.writes(spec):
+            if self.engine is not None and self.engine.supports(spec):
                 seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
                 within = self.forward, self.args.rows_at_once
                 samples = self.engine.sample(self.policy, prompts[rows], spec, seed, *within)

@@ -22,6 +22,8 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.replay import ReplayMinibatch
 
+IMPORTANCE_CAP = 2.0  # of the importance ratios between trainer and engine; verl's default
+
 
 class Objective:
     """The four terms of the objective as a run asks for them.
@@ -67,6 +69,10 @@ class Objective:
         advantages, normalize = minibatch.advantages, self.normalize
         if normalize and minibatch.teaching is not None:
             advantages, normalize = minibatch.whitened_advantages(), False
+        weights = importance_weights(minibatch, self.args)
+        if weights is not None:
+            advantages = minibatch.whitened_advantages() if normalize else advantages
+            advantages, normalize = weights * advantages, False
         known = logprobs, minibatch.logprobs, advantages
         return self.clipped_surrogate(*known, self.clip_coef, minibatch.mask, normalize)
 
@@ -194,6 +200,21 @@ def limit_log_ratio(
     return old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
 
 
+def importance_weights(
+    minibatch: ReplayMinibatch, args: RLHFArgs
+) -> Float[Tensor, "minibatch gen"] | None:
+    """Return the weight of each token for a sampler that is not the policy; None without one.
+
+    Every policy objective is linear in the advantages for weights >= 0, so they are multiplied.
+    """
+    if args.importance_correction == "none" or minibatch.engine_logprobs is None:
+        return None
+    is_masked = args.importance_correction == "masked"
+    weigh = F.masked_importance_weights if is_masked else F.truncated_importance_weights
+    logprobs, mask = minibatch.logprobs, minibatch.mask
+    return weigh(logprobs, minibatch.engine_logprobs, IMPORTANCE_CAP, mask)
+
+
 def surrogate_per_token(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
@@ -204,10 +225,12 @@ def surrogate_per_token(
        number of responses and the token's own response, or over responses times gen_len.
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
+    advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages
+    weights = importance_weights(minibatch, args)
     given = {
         "logprobs": limit_log_ratio(logprobs, old, args),
         "old_logprobs": old,
-        "advantages": minibatch.whitened_advantages() if args.normalize_advantages else advantages,
+        "advantages": advantages if weights is None else weights * advantages,
         "mask": mask,
         "clip_coef": args.clip_coef,
         "clip_coef_high": args.clip_coef_high,

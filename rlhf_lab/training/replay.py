@@ -28,6 +28,7 @@ class ReplayMinibatch(Rows):
         ref_logprobs: see `Rollout`.
         padded: whether the attention mask hides anything; True where unknown.
         teaching: see `Rollout`; advantages are whitened over these.
+        engine_logprobs: see `Samples`; `logprobs` over these are the importance ratios.
     """
 
     tokens: Int[Tensor, "minibatch seq"]
@@ -42,6 +43,7 @@ class ReplayMinibatch(Rows):
     ref_logprobs: Float[Tensor, "minibatch gen"] | None = None
     padded: bool = True
     teaching: Bool[Tensor, " minibatch"] | None = None
+    engine_logprobs: Float[Tensor, "minibatch gen"] | None = None
 
     @property
     def prefix_len(self) -> int:
@@ -86,7 +88,7 @@ class ReplayMemory:
 
     def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
         samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
-        teaching = self.rollout.teaching
+        teaching, engine = self.rollout.teaching, samples.engine_logprobs
         return ReplayMinibatch(
             tokens=samples.tokens[rows],
             attention_mask=samples.attention_mask[rows],
@@ -100,4 +102,5 @@ class ReplayMemory:
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
             padded=padded,
             teaching=None if teaching is None else teaching[rows],
+            engine_logprobs=None if engine is None else engine[rows],
         )

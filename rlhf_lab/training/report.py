@@ -55,6 +55,10 @@ class RolloutStats:
         uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
             None with one answer to each.
         redraws: how often prompts were drawn again; None without `dynamic_sampling`.
+        engine_kl_per_token: k3 estimate of KL(rollout engine || policy) on the engine's samples, in
+            nats; None without the engine's log-probs.
+        effective_sample_fraction: effective sample size of the tokens, weighted by policy over
+            engine probability, divided by their number; None likewise.
         reward_means: of several rewards, the mean of each, before it is weighted; in metrics.jsonl
             each is `reward/NAME`. None where there is one.
         kl_to_start_per_sequence: exact KL from the reference that the run began with, in nats; None
@@ -74,6 +78,8 @@ class RolloutStats:
     explained_variance: float
     uninformative_group_fraction: float | None = None
     redraws: int | None = None
+    engine_kl_per_token: float | None = None
+    effective_sample_fraction: float | None = None
     reward_means: dict[str, float] | None = None
     kl_to_start_per_sequence: float | None = None
     reference_phase: int | None = None

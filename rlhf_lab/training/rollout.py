@@ -74,6 +74,13 @@ def summarize(rollout: Rollout) -> RolloutStats:
         "response_length": mask.float().sum(1).mean(),
         "explained_variance": F.explained_variance(rollout.samples.values, rollout.returns, mask),
     }
+    engine_logprobs = rollout.samples.engine_logprobs
+    if engine_logprobs is not None:
+        logprobs = rollout.samples.logprobs
+        mismatch = F.kl_estimate(engine_logprobs, logprobs, "k3", mask)
+        found["engine_kl_per_token"] = F.masked_mean(mismatch, mask)
+        size = F.effective_sample_size(logprobs, engine_logprobs, mask)
+        found["effective_sample_fraction"] = size / mask.sum()
     if rollout.group is not None:
         informative = F.informative_groups(rollout.raw_rewards, rollout.group)
         found["uninformative_group_fraction"] = 1 - informative.float().mean()

@@ -15,6 +15,7 @@ from rlhf_lab.functional import (
     calc_policy_objective,
     cispo_surrogate,
     gspo_surrogate,
+    masked_importance_weights,
     policy_gradient_objective,
     policy_gradient_surrogate,
     ppo_surrogate,
@@ -197,6 +198,8 @@ def test_importance_weights_by_hand():
     mask = tensor([[True, True, False]])
     weights = truncated_importance_weights(logprobs, torch.zeros(1, 3), 2.0, mask)
     assert weights[0].tolist() == pytest.approx([0.5, 2.0, 0.0]) and not weights.requires_grad
+    weights = masked_importance_weights(logprobs, torch.zeros(1, 3), 2.0, mask)
+    assert weights[0].tolist() == pytest.approx([0.5, 0.0, 0.0]) and not weights.requires_grad
     with pytest.raises(ValueError, match="cap is 0"):
         truncated_importance_weights(logprobs, logprobs, 0.0)
 

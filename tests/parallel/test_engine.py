@@ -1,4 +1,4 @@
-"""A rollout engine on several processes, each of which has one of its own."""
+"""A rollout engine on several processes, each with an engine of its own."""
 
 import pytest
 
@@ -23,8 +23,8 @@ trainer.world.leave()
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_each_process_writes_its_rows_with_the_weights_of_the_phase(ranks, parallel):
-    """The main one's engine gives the rows of both the log-probabilities that were gathered."""
+def test_each_process_samples_its_rows_with_current_weights(ranks, parallel):
+
     both = ranks(2, RUN.format(root=str(ROOT), parallel=parallel))
     first, second = (ended.told for ended in both)
     assert [ended.status for ended in both] == [0, 0], both[0].error + both[1].error

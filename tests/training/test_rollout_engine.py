@@ -1,4 +1,4 @@
-"""Responses that an engine of one's own writes, with a test double that runs transformers."""
+"""Rollout engines, with a test double that runs transformers."""
 
 import pytest
 import torch
@@ -8,6 +8,10 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.objective import Objective, surrogate_per_token
+from rlhf_lab.training.replay import ReplayMinibatch
+from rlhf_lab.training.rollout import summarize
+from rlhf_lab.training.rollout_engine import EngineOutput
 
 SMALL = {
     "preset": "reel",
@@ -22,14 +26,14 @@ SMALL = {
 
 
 class Double:
-    """Writes with transformers alone, token by token, from the weights that it was given."""
+    """Samples with transformers, from loaded weights, at a temperature that is `heat` too high."""
 
-    def __init__(self, **wrong):
+    def __init__(self, heat=0.0):
         self.model = AutoModelForCausalLM.from_pretrained(weights_dir("reel-nano"))
         self.model.config.tie_word_embeddings = False
         head = self.model.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        self.loads, self.seeds, self.wrong = 0, [], wrong
+        self.loads, self.seeds, self.heat = 0, [], heat
 
     def load(self, weights):
         self.loads += 1
@@ -42,20 +46,24 @@ class Double:
     def write(self, prompts, spec, seed):
         self.seeds.append(seed)
         generator = torch.Generator().manual_seed(seed)
-        written, kept = [], []
+        written, kept, logprobs = [], [], []
         for prompt in prompts:
-            text, left = list(prompt), []
+            text, left, known = list(prompt), [], []
             while len(text) < len(prompt) + spec.gen_len:
-                logits = self.model(torch.tensor([text])).logits[0, -1] / spec.temperature
+                logits = self.model(torch.tensor([text])).logits[0, -1] / (
+                    spec.temperature + self.heat
+                )
                 ids = logits.topk(spec.top_k).indices if spec.top_k else torch.arange(len(logits))
                 drawn = torch.multinomial(logits[ids].softmax(-1), 1, generator=generator)
+                known.append(logits[ids].log_softmax(-1)[drawn].item())
                 text.append(int(ids[drawn]))
                 left.append(ids.tolist())
                 if text[-1] in spec.stop_tokens:
                     break
             written.append(text[len(prompt) :])
             kept.append(left)
-        return (written, kept) if spec.top_k else written
+            logprobs.append(known)
+        return EngineOutput(written, logprobs, kept if spec.top_k else None)
 
 
 class Truncating(Double):
@@ -78,7 +86,7 @@ def expected_logprobs(engine, samples, temperature, top_k=None):
 
 
 @pytest.mark.slow
-def test_the_engine_writes_with_the_weights_of_each_phase():
+def test_engine_samples_with_the_weights_of_each_phase():
     """Loaded once per phase; what it wrote has the log-probability that transformers gives it."""
     engine = Double()
     trainer = trainer_with(engine, temperature=0.8)
@@ -97,7 +105,7 @@ def test_the_engine_writes_with_the_weights_of_each_phase():
 
 
 @pytest.mark.slow
-def test_the_greedy_answers_of_remax_are_the_policys_own():
+def test_greedy_responses_of_remax_are_the_policys():
     """They are the likeliest tokens, which the engine, asked with a seed, does not write."""
     engine = Double()
     trainer = trainer_with(engine, advantages="remax", normalize_reward=False, total_phases=1)
@@ -125,54 +133,114 @@ def test_responses_may_stop_and_prompts_differ_in_length():
 
 
 @pytest.mark.slow
-def test_top_k_needs_an_engine_that_tells_what_it_left(tmp_path):
-    with pytest.raises(
-        ConfigError, match="top_k=3 and top_p=None leave tokens that rollout_engine"
-    ):
+def test_top_k_requires_the_support(tmp_path):
+    with pytest.raises(ConfigError, match="top_k and top_p require"):
         trainer_with(Double(), top_k=3)
     engine = Truncating()
-    trainer = trainer_with(engine, top_k=3)
-    samples = trainer.rollout_phase().samples
+    samples = trainer_with(engine, top_k=3).rollout_phase().samples
     assert samples.support.kept.sum(-1).unique().tolist() == [3]
     expected = expected_logprobs(engine, samples, 1.0, top_k=3)
     torch.testing.assert_close(samples.logprobs, expected, atol=2e-5, rtol=0)
-    engine.write = lambda prompts, spec, seed: ([[7] * 6] * 4, [[[8, 9, 10]] * 6] * 4)
-    with pytest.raises(RunError, match="that is not among those that it says truncation left"):
-        trainer.sample([[1, 4]] * 4, torch.Generator())
+    torch.testing.assert_close(samples.engine_logprobs, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.slow
-def test_a_run_ends_and_needs_its_engine_to_go_on(tmp_path):
+def test_mismatch_is_reported_and_correction_changes_the_weights(parameters_of):
+    equal = trainer_with(Double()).run_phase()
+    assert equal.engine_kl_per_token == pytest.approx(0, abs=1e-8)
+    assert equal.effective_sample_fraction == pytest.approx(1, abs=1e-6)
+    ends = {}
+    for correction in ("none", "truncated", "masked"):
+        trainer = trainer_with(Double(heat=3.0), importance_correction=correction)
+        rollout = trainer.rollout_phase()
+        samples, report = rollout.samples, summarize(rollout)
+        ratio = (samples.logprobs - samples.engine_logprobs)[samples.mask].double().exp()
+        assert report.engine_kl_per_token == pytest.approx((ratio - 1 - ratio.log()).mean().item())
+        fraction = ratio.sum().square() / ratio.square().sum() / len(ratio)
+        assert report.effective_sample_fraction == pytest.approx(fraction.item())
+        assert fraction < 0.95
+        trainer.learning_phase(rollout)
+        ends[correction] = parameters_of(trainer.policy)["base_model.unembed.W_U"]
+    assert (ratio > 2).any(), "otherwise both corrections are equal"
+    assert not torch.equal(ends["none"], ends["truncated"])
+    assert not torch.equal(ends["truncated"], ends["masked"])
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"), [("truncated", [0.5, 2.0, 2.0]), ("masked", [0.5, 2.0, 0.0])]
+)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("policy_loss", ["ppo", "cispo", "policy_gradient"])
+def test_surrogate_gradient_has_importance_weights(correction, weights, normalize, policy_loss):
+    """Three tokens of ratios 0.5, 2 and 3: at the old policy, d/dlogp of the mean is w A / 3."""
+    old = torch.tensor([[-1.0, -2.0, -3.0]])
+    advantages = torch.tensor([[1.0, -2.0, 4.0]])
+    zeros = torch.zeros(1, 3)
+    minibatch = ReplayMinibatch(
+        tokens=torch.zeros(1, 4, dtype=torch.long),
+        attention_mask=torch.ones(1, 4, dtype=torch.bool),
+        mask=torch.ones(1, 3, dtype=torch.bool),
+        logprobs=old,
+        values=zeros,
+        advantages=advantages,
+        returns=zeros,
+        ref_residuals=torch.zeros(1, 3, 2),
+        support=None,
+        engine_logprobs=old - torch.tensor([[0.5, 2.0, 3.0]]).log(),
+    )
+    args = RLHFArgs(
+        preset="reel",
+        importance_correction=correction,
+        normalize_advantages=normalize,
+        policy_loss=policy_loss,
+    )
+    logprobs = old.clone().requires_grad_()
+    Objective(args).surrogate(logprobs, minibatch).backward()
+    if normalize:
+        advantages = (advantages - 1.0) / advantages.std()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([weights]) * advantages / 3)
+    parts = surrogate_per_token(logprobs.detach(), minibatch, args)
+    assert parts.sum().item() == pytest.approx(
+        Objective(args).surrogate(logprobs.detach(), minibatch).item()
+    )
+
+
+def test_importance_correction_requires_engine_logprobs():
+    args = RLHFArgs(**SMALL, importance_correction="masked")
+    with pytest.raises(ConfigError, match="requires a rollout_engine"):
+        RLHFTrainer(args)
+    engine = Double()
+    trainer = RLHFTrainer(args, rollout_engine=engine)
+    engine.write = lambda prompts, spec, seed: [[7]] * len(prompts)
+    with pytest.raises(RunError, match="requires the engine's log-probs"):
+        trainer.sample([[1, 4]], torch.Generator())
+
+
+@pytest.mark.slow
+def test_resumed_run_requires_its_engine(tmp_path):
     args = RLHFArgs(**(SMALL | {"total_phases": 1, "gen_len": 2}))
     trainer = RLHFTrainer(args, out=tmp_path / "run", rollout_engine=Double())
-    reports = trainer.train()
-    assert len(reports) == 1 and trainer.run.read_info()["own_parts"] == ["rollout_engine"]
+    assert len(trainer.train()) == 1
+    assert trainer.run.read_info()["own_parts"] == ["rollout_engine"]
     with pytest.raises(RunError, match="rollout_engine"):
         RLHFTrainer.resume(tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_hooks_which_an_engine_does_not_run_are_warned_of_once():
-    trainer = trainer_with(Double())
-    trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x)
-    with pytest.warns(UserWarning, match="hooks, which do not run in rollout_engine") as said:
-        for _ in range(2):
-            trainer.sample([[1, 4]], torch.Generator())
-    assert sum("rollout_engine" in str(warning.message) for warning in said) == 1
-
-
-@pytest.mark.slow
-def test_what_is_no_engine_or_no_response_is_refused():
-    with pytest.raises(ConfigError, match="has no method load"):
+def test_hooks_and_invalid_responses_are_reported():
+    with pytest.raises(ConfigError, match="must have methods load and write"):
         trainer_with(object())
     engine = Double()
     trainer = trainer_with(engine)
-    for written, said in {
-        ((7,), (7,)): "wrote 2 responses to 3 prompts",
-        ((7,), (), (7,)): "wrote 0 tokens to prompt 1, and a response has 1 to gen_len=6",
-        ((7,), (7,), (7,) * 7): "wrote 7 tokens to prompt 2",
-        ((7,), (7,), (10**6,)): "to prompt 2 that is none of the 72",
+    trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x)
+    with pytest.warns(UserWarning, match="hooks do not run in rollout_engine"):
+        trainer.sample([[1, 4]], torch.Generator())
+    for responses, message in {
+        ((7,), (7,)): "2 responses to 3 prompts",
+        ((7,), (), (7,)): r"returned \[\] for prompt 1. Return 1 to gen_len=6",
+        ((7,), (7,), (7,) * 7): "for prompt 2",
+        ((7,), (7,), (10**6,)): "for prompt 2.*below 72",
     }.items():
-        engine.write = lambda prompts, spec, seed, written=written: list(map(list, written))
-        with pytest.raises(RunError, match=said):
+        engine.write = lambda prompts, spec, seed, rows=responses: list(map(list, rows))
+        with pytest.raises(RunError, match=message):
             trainer.sample([[1, 4]] * 3, torch.Generator())
