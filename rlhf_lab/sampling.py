@@ -23,25 +23,23 @@ from rlhf_lab.sampling_spec import SamplingSpec
 def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], prepend_bos: bool
 ) -> list[list[int]]:
-    """Token ids of each prompt, with BOS in front when asked and no other special token.
+    """Return the token ids of each prompt, starting with one BOS if requested.
 
     Raises:
-        ConfigError: no BOS token to prepend, or a word that a closed vocabulary does not have.
+        ConfigError: If there is no BOS token to prepend, or a word is outside a closed vocabulary.
     """
-    bos = []
-    if prepend_bos:
-        if tokenizer.bos_token_id is None:
-            raise ConfigError("prepend_bos=True, but the tokenizer has no BOS token; set it False.")
-        bos = [tokenizer.bos_token_id]
+    bos = tokenizer.bos_token_id
+    if prepend_bos and bos is None:
+        raise ConfigError("prepend_bos=True requires a BOS token. Set prepend_bos=False.")
     encoded = []
     for prompt in prompts:
         try:
-            encoded.append(bos + tokenizer.encode(prompt, add_special_tokens=False))
+            tokens = tokenizer.encode(prompt, add_special_tokens=False)
         except Exception as error:
             raise ConfigError(
-                f"the prompt {prompt!r} has a word outside the model's vocabulary ({error}); "
-                "use words that it knows."
+                f"the prompt {prompt!r} has a word outside the model's vocabulary ({error})."
             ) from None
+        encoded.append([bos, *tokens] if prepend_bos and tokens[:1] != [bos] else tokens)
     return encoded
 
 

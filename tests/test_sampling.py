@@ -799,3 +799,9 @@ def test_reel_samples_score_as_texts_without_bos():
     texts = found.texts(tokenizer)
     assert all(text.startswith("this movie ") for text in texts)
     assert not any("<" in text for text in texts)
+
+
+def test_tokenize_prompts_never_doubles_bos(gpt2_tokenizer):
+    bos = gpt2_tokenizer.bos_token
+    once = [gpt2_tokenizer.bos_token_id, *gpt2_tokenizer.encode("w1", add_special_tokens=False)]
+    assert tokenize_prompts(gpt2_tokenizer, ["w1", f"{bos} w1"], True) == [once, once]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
-from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, read_rows
+from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import sample_preferences
 from rlhf_lab.organism import Grammar, read_features
@@ -142,16 +142,18 @@ def read_pairs(name: str, prompt_column: str | None = None, with_margins: bool =
     """The pairs of a .jsonl or .csv file or of a dataset, by its columns chosen and rejected.
 
     Args:
-        prompt_column: holds what stands before both texts of a pair; they are whole when None.
+        prompt_column: the column of the beginning of both texts, unless they contain it; `prompt`
+            if it exists when None.
         with_margins: read the numbers in the column margin too.
 
     Raises:
         LoadError: no such source, or one sentence on the first row that is no pair.
     """
     rows = read_rows(name, "pairs")
+    prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
     chosen, rejected = (
-        [prompt + row.text(column) for prompt, row in zip(prompts, rows, strict=True)]
+        [p + row.text(column).removeprefix(p) for p, row in zip(prompts, rows, strict=True)]
         for column in ("chosen", "rejected")
     )
     margins = np.array([row.number("margin") for row in rows]) if with_margins else None

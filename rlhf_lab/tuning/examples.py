@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
-from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
+from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
@@ -48,7 +48,7 @@ def load_examples(
             real ones, a file, or hub:NAME:SPLIT (see `read_rows`).
         n_texts, seed: how many to take and from what seed; of Reel's and the real reviews only.
         column: where the texts are; a plain text file has one per line.
-        prompt_column: where their prompts are; there are none when None.
+        prompt_column: the column of their prompts; `prompt` if it exists when None.
 
     Raises:
         LoadError: no such source, or a row without a text.
@@ -64,6 +64,7 @@ def load_examples(
     if name.partition(":")[0] == MOVIE_REVIEWS:
         rows = [rows[i] for i in rng.permutation(len(rows))[:n_texts]]
         column = TEXT
+    prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
     return Examples(prompts, [row.text(column) for row in rows])
 

@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -45,7 +43,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("x.jsonl", '{"chosen": "a", "rejected": "b"}\nnot json\n', ("line 2", "JSON")),
+        ("x.jsonl", '{"chosen": "a", "rejected": "b"}\nnot json\n', ("line 2", "Expecting value")),
         ("x.jsonl", '{"chosen": "a"}\n', ("line 1", "'rejected'")),
         ("x.jsonl", '{"chosen": "a", "rejected": ["b"]}\n', ("line 1", "'rejected'")),
         ("x.jsonl", '{"chosen": " ", "rejected": "b"}\n', ("line 1", "'chosen'")),
@@ -73,11 +71,10 @@ def test_fewer_than_two_pairs_are_refused(tmp_path, text):
 
 
 def test_the_columns_of_a_dataset_are_read(monkeypatch):
-    fake = types.ModuleType("datasets")
-    fake.load_dataset = lambda *a, **k: ROWS
-    monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: ROWS)
     assert load_pairs("hub:some/data", 0, 0).rejected == ["c", "f é"]
-    fake.load_dataset = lambda *a, **k: [{"chosen": [{}], "rejected": "x"}]
+    rows = [{"chosen": [{}], "rejected": "x"}]
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: rows)
     with pytest.raises(LoadError, match="row 0 has no text under 'chosen'"):
         load_pairs("hub:some/data", 0, 0)
 
