@@ -121,7 +121,9 @@ def _load_parts(model: str, changes: dict[str, Any], checkpoint: int | str, devi
     if "reward_fn" in changes:
         changes |= {"reward_weights": None}
     info = RunDir.open(model).read_info()
-    custom = set(info.get("own_parts", [])) & {"policy", "prompts", "reward_fn"} - changes.keys()
+    custom = (
+        set(info.get("custom_components", [])) & {"policy", "prompts", "reward_fn"} - changes.keys()
+    )
     if custom:
         raise RunError(
             f"{model} was trained with a custom {', '.join(sorted(custom))}, which is not stored. "

@@ -61,9 +61,9 @@ MAY_READ = {
     "training/phase_stats.py:judge_step": "whether the policy has moved too far",
     "training/optim.py:step_if": "whether a gradient is finite",
     "training/recorder.py:save_best": "the recorder",
-    "training/remarks.py:broken_weight": "whether weights are finite, when a run starts",
-    "training/remarks.py:_signs": "whether penalties made all rewards alike",
-    "training/sources.py:weights_digest": "the models' checksum, when a run starts",
+    "training/diagnostics.py:broken_weight": "whether weights are finite, when a run starts",
+    "training/diagnostics.py:_signs": "whether penalties made all rewards alike",
+    "training/input_digests.py:weights_digest": "the models' checksum, when a run starts",
     "training/rollout.py:sample_lines": "the recorder",
     "training/checkpoint_writer.py:copied_to_host": "the recorder",
 }

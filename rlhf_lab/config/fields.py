@@ -35,8 +35,8 @@ class RunArgs:
     save_every: int = 1
     """Phases between saves of the full training state, from which a killed run goes on."""
     keep_checkpoints: int | None = None
-    """Keep so many of the weights after 1, 2, 4, 8, ... phases, the newest, besides those of phase
-    0, the best and the last; and leave what phase 0 loaded where it was loaded from. All when None.
+    """How many of the weights after 1, 2, 4, 8, ... phases to keep, next to those of phase 0, the
+    best and the last. All when None.
     """
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
     """Mirror metrics and samples to Weights & Biases; as WANDB_MODE says, or not at all, when None.

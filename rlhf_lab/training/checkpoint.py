@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.notes import check_notes
+from rlhf_lab.training.checkpoint_metadata import flatten_state, unflatten_state
 from rlhf_lab.training.run_dir import replacing
 
-OPTIMIZER = "optimizer."
+UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
 
 
-def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write tensors, and notes as JSON in the file's header, in one step that cannot be half done.
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write tensors, and metadata as JSON in the header, to a draft that replaces the file.
 
     Raises:
-        RunError: the file cannot be written; an earlier one of that name is intact.
+        RunError: If the file cannot be written; an earlier file of that name is intact.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    written = json.dumps(notes)
-    header = {"notes": written, "crc32": str(checksum(tensors, written))}
+    text = json.dumps(metadata)
+    header = {"metadata": text, "crc32": str(checksum(tensors, text))}
     with replacing(path) as partial:
         try:
             save_file(tensors, partial, metadata=header)
@@ -36,68 +36,63 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_checkpoint` wrote.
+    """Read the tensors and the metadata that `save_checkpoint` wrote.
 
     Raises:
-        RunError: there is no such file, or it is not as it was written.
+        RunError: If the file does not exist, or is not as it was written.
     """
     if not path.is_file():
-        found = sorted(p.stem for p in path.parent.glob("*.safetensors"))
-        numbers = [str(int(name.split("_")[1])) for name in found if name.startswith("phase_")]
-        named = [name for name in found if not name.startswith("phase_")]
-        if numbers:
-            named.append(f"those after {', '.join(numbers)} phases, by number")
-        there = f"there are {', '.join(named)}" if found else "there are none yet"
-        raise RunError(f"there is no checkpoint {path}; {there}.")
+        names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
+        available = f"Available: {', '.join(names)}." if names else "None has been saved yet."
+        raise RunError(f"No checkpoint {path}. {available}")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if int(header["crc32"]) != checksum(tensors, header["notes"]):
+        if int(header["crc32"]) != checksum(tensors, header["metadata"]):
             raise ValueError("checksum differs")
-        notes = json.loads(header["notes"])
-        check_notes(notes)
-    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+        return tensors, json.loads(header["metadata"])
+    except UNREADABLE as error:
         raise RunError(
-            f"{path} is corrupt ({error}); use another checkpoint or a backup."
+            f"{path} is corrupt ({error}). Use another checkpoint or a backup."
         ) from None
-    return tensors, notes
 
 
-def read_notes(path: Path) -> dict[str, Any]:
-    """The notes of a checkpoint, without its tensors.
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's metadata without its tensors.
 
     Raises:
-        RunError: there is no such file, or it is not a checkpoint.
+        RunError: If the file does not exist or is not a checkpoint.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            notes = json.loads(file.metadata()["notes"])
-        check_notes(notes)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no checkpoint ({error}); name another one.") from None
-    return notes
+            return json.loads(file.metadata()["metadata"])
+    except UNREADABLE as error:
+        raise RunError(f"{path} is not a checkpoint ({error}). Choose another one.") from None
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters that can be trained, by name; a frozen one is where it was loaded from."""
+    """Return the trainable parameters by name; frozen ones are not saved."""
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
-def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy the checkpoint's weights into a module of the same shape.
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy a checkpoint's weights into a module of the same shape.
+
+    Args:
+        path: The file, for the error message.
 
     Raises:
-        RunError: a parameter is missing, or has another shape or dtype.
+        RunError: If a parameter is missing, or has another shape or dtype.
     """
     parameters = weights(module)
     for name, parameter in parameters.items():
-        if name not in tensors or tensors[name].shape != parameter.shape:
-            raise RunError(f"{path} has no fitting {name!r}; it belongs to another model.")
-        if tensors[name].dtype != parameter.dtype:
+        saved = tensors.get(name)
+        if saved is None or (saved.shape, saved.dtype) != (parameter.shape, parameter.dtype):
+            found = "missing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
             raise RunError(
-                f"{path} holds {name!r} as {tensors[name].dtype}, and the model as "
-                f"{parameter.dtype}; restore the file that the run wrote."
+                f"{path} is of another model: {name!r} is {found}, expected {parameter.dtype} "
+                f"{tuple(parameter.shape)}. Restore the file that the run wrote."
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -105,55 +100,57 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> N
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, put_together: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    optimizer: Optimizer, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> dict[str, Tensor]:
-    """The optimiser's state as flat tensors of their own: optimizer.INDEX.NAME.
-
-    INDEX counts the parameters of all groups, as `Optimizer.state_dict` does. Whole numbers become
-    tensors, and a tensor that several parameters share (a table of 8-bit codes) one for each.
+    """Return the tensors of an optimizer's state, by name.
 
     Args:
-        put_together: makes the whole of a tensor of which this process has a part.
+        gather: Returns the whole of a tensor of which this process has a part.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    tensors = {
-        f"{OPTIMIZER}{index}.{name}": put_together(torch.as_tensor(value))
-        for index, parameter in enumerate(parameters)
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if value is not None  # SGD without momentum notes that it has none
-    }
-    owners = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    return {
-        name: tensor if owners[tensor.data_ptr()] == name else tensor.clone()
-        for name, tensor in tensors.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    flatten_state(optimizer.state_dict(), "optimizer", tensors)
+    return {name: gather(tensor) for name, tensor in tensors.items()}
 
 
 def load_optimizer(
     optimizer: Optimizer,
-    tensors: dict[str, Tensor],
-    cut_up: Callable[[Tensor, Tensor], Tensor] = lambda whole, weight: whole,
+    tree: Any,
+    tensors: Mapping[str, Tensor],
+    shard: Callable[[Tensor, Tensor], Tensor] = lambda whole, weight: whole,
 ) -> None:
-    """Put back the state that `optimizer_tensors` took; learning rates are left as they are.
+    """Restore the state whose JSON part is `tree`, learning rates included.
 
     Args:
-        cut_up: takes of the moment of a weight the part that this process holds.
+        shard: Returns the part of a moment of a weight that this process holds.
     """
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor | int]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(OPTIMIZER):
-            index, field = name.removeprefix(OPTIMIZER).split(".", 1)
-            number = tensor.ndim == 0 and not tensor.is_floating_point()
-            value = tensor.item() if number else cut_up(tensor, weights[int(index)])
-            state.setdefault(int(index), {})[field] = value
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = unflatten_state(tree, tensors)
+    for index, fields in state["state"].items():
+        for name, value in fields.items():
+            if isinstance(value, Tensor) and index < len(parameters):
+                fields[name] = shard(value, parameters[index])
+    optimizer.load_state_dict(state)
 
 
-def checksum(tensors: Mapping[str, Tensor], notes: str = "") -> int:
-    """CRC-32 over the notes, then names and bytes, in host memory, in the order of names."""
-    crc = zlib.crc32(notes.encode())
+def checksum(tensors: Mapping[str, Tensor], metadata: str) -> int:
+    """CRC-32 of the metadata, then of names and bytes in the order of names."""
+    crc = zlib.crc32(metadata.encode())
     for name in sorted(tensors):
         raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
         crc = zlib.crc32(raw, zlib.crc32(name.encode(), crc))
     return crc
+
+
+def is_numbered(phase: int, keep: int | None) -> bool:
+    """Return True if the weights are saved under their number: after 0, 1, 2, 4, 8, ... phases."""
+    return phase & (phase - 1) == 0 and (phase == 0 or keep != 0)
+
+
+def remove_outdated(directory: Path, keep: int | None, phase: int) -> None:
+    """Remove numbered checkpoints up to `phase`, except that of phase 0 and the newest `keep`."""
+    if keep is None:
+        return
+    paths = {path.stem[6:]: path for path in directory.glob("phase_*.safetensors")}
+    older = sorted((n for n in paths if n.isdecimal() and 0 < int(n) <= phase), key=int)
+    for number in older[: max(0, len(older) - keep)]:
+        paths[number].unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism.bundled import BUNDLED
-from rlhf_lab.training.checkpoint import read_notes
+from rlhf_lab.training.checkpoint import read_metadata
 from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
 
 SIGNATURE = "Written by rlhf_lab"
@@ -58,8 +58,8 @@ def keep_run_card(run: RunDir) -> None:
 
 def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") -> Path:
     """Write the card of checkpoint `which` of a run, into `out` if it was exported there."""
-    info, phase = run.read_info(), read_notes(run.checkpoints / f"{which}.safetensors")["phase"]
-    args, custom = RLHFArgs.from_dict(info["args"]), info.get("own_parts", [])
+    info, phase = run.read_info(), read_metadata(run.checkpoints / f"{which}.safetensors")["phase"]
+    args, custom = RLHFArgs.from_dict(info["args"]), info.get("custom_components", [])
     lines = [line for line in run.read(METRICS) if line["phase"] <= phase]
     if info.get("final") and phase == info["phases_done"]:
         lines.append(info["final"])

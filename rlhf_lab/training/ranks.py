@@ -16,7 +16,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.value_head import has_standard_forward
 from rlhf_lab.parallel import World
 from rlhf_lab.samples import Samples, Support
-from rlhf_lab.training.sources import weights_digest
+from rlhf_lab.training.input_digests import weights_digest
 
 if TYPE_CHECKING:
     from rlhf_lab.training.components import Parts

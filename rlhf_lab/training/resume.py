@@ -1,4 +1,4 @@
-"""Resume: a trainer that goes on where a run was last saved, with settings that may change."""
+"""Resume: a trainer that continues from a run's last checkpoint, with settings that may change."""
 
 import dataclasses
 import warnings
@@ -6,63 +6,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.training import checkpoint
+from rlhf_lab.training.checkpoint import load_checkpoint, load_weights, read_metadata
+from rlhf_lab.training.checkpoint_metadata import STATEFUL, load_state, unflatten_state
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.reference_reset import restore_reference
-from rlhf_lab.training.resume_checks import (
-    CHANGEABLE,
-    refuse_edited,
-    refuse_incomplete,
-    refuse_lost,
-    refuse_other_file,
-    refuse_other_moments,
-)
-from rlhf_lab.training.run_dir import RunDir
-from rlhf_lab.training.run_lock import refuse_locked
+from rlhf_lab.training.run_dir import RunDir, reading
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
+
+CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
+LOCATIONS = ("device", "base_model", "reward_model", "prompts", "critic_from", "adapter_from")
+SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 
 def resume_trainer(
     kind: "type[RLHFTrainer]", run: RunDir, changes: Mapping[str, Any] | None, parts: dict[str, Any]
 ) -> "RLHFTrainer":
-    """A trainer that goes on where a run was last saved; see `RLHFTrainer.resume`.
-
-    Raises:
-        RunError: another trainer has the run, an own part is missing, or see `restore`.
-        ConfigError: a change that cannot be, an intervention that is missing, or one that the run
-            does not have.
-    """
+    """Make a trainer that continues from a run's last checkpoint; see `RLHFTrainer.resume`."""
     info = run.read_info()
-    refuse_locked(run.path)
     interventions = parts.pop("interventions", None)
-    missing = sorted(set(info.get("own_parts", [])) - {"interventions"} - parts.keys())
-    if missing:
-        raise RunError(
-            f"{run.path} was trained with its own {', '.join(missing)}; resume it from Python with "
-            f"RLHFTrainer.resume({str(run.path)!r}, {missing[0]}=...)."
-        )
-    for name in sorted(name for name, part in parts.items() if part is not None):
-        if name not in info.get("own_parts", [name]):
-            raise RunError(
-                f"{run.path} was trained without a {name} of its own; leave {name} out, or start a "
-                "new run with it."
-            )
+    validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
-    args = changed_args(before, changes or {})
-    for name, part in {
-        "kl_coef": "kl_controller",
-        "base_lr": "optimizer",
-        "head_lr": "optimizer",
-    }.items():
-        if getattr(args, name) != getattr(before, name) and part in parts:
-            raise ConfigError(f"{name} cannot change under your own {part}; change it there.")
+    args = changed_args(before, {} if changes is None else changes, parts)
     trainer = kind(args, **parts)
-    warn_of_another_class(trainer, info)
+    warn_about_rewarded_class(info.get("rewarded_class"), trainer.rewarded_class)
     records = info.get("interventions", [])
     trainer.interventions.put_back(records, interventions, run.path)
     trainer.own_parts += ["interventions"] * bool(records)
@@ -70,118 +43,153 @@ def resume_trainer(
     if trainer.phase > args.total_phases:
         raise ConfigError(
             f"total_phases={args.total_phases} is below the {trainer.phase} phases that the run "
-            "has done; choose at least that many."
+            "has done. Set at least that many."
         )
-    note_changes(trainer, before, info.get("changes", []))
+    # changes of later phases, which are run again, apply from this phase on
+    earlier = [c | {"phase": min(c["phase"], trainer.phase)} for c in info.get("changes", [])]
+    values = ((name, getattr(before, name), getattr(args, name)) for name in CHANGEABLE)
+    trainer.recorder.changes = earlier + [
+        {"phase": trainer.phase, "field": name, "from": old, "to": new}
+        for name, old, new in values
+        if old != new
+    ]
     return trainer
 
 
-def warn_of_another_class(trainer: "RLHFTrainer", info: Mapping[str, Any]) -> None:
-    """Say so if the run's classifier now has another class in the place of the rewarded one."""
-    before, now = info.get("rewarded_class"), trainer.rewarded_class
+def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path) -> None:
+    """Raise RunError unless the custom components of the run, and no others, are passed."""
+    passed = {name for name, part in parts.items() if part is not None}
+    missing = sorted(set(custom) - {"interventions"} - passed)
+    if missing:
+        raise RunError(
+            f"{path} was trained with custom components: {', '.join(missing)}. Resume it from "
+            f"Python with RLHFTrainer.resume({str(path)!r}, {missing[0]}=...)."
+        )
+    for name in sorted(passed - set(custom)):
+        raise RunError(
+            f"{path} was trained without a custom {name}. Leave {name} out, or start a new run."
+        )
+
+
+def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> RLHFArgs:
+    """Return a run's settings with these changes.
+
+    Raises:
+        ConfigError: If a setting cannot change, or is set by a component in `parts`.
+    """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(
+            f"changes={changes!r} must map settings to new values, as in {{'total_phases': 30}}."
+        )
+    for name, value in changes.items():
+        if name not in CHANGEABLE:
+            raise ConfigError(
+                f"{name}={value!r} cannot change when a run is resumed, only "
+                f"{', '.join(CHANGEABLE)} can. Start a new run."
+            )
+        if SET_BY.get(name) in parts and value != getattr(args, name):
+            raise ConfigError(
+                f"{name} cannot change with a custom {SET_BY[name]}. Change the value there."
+            )
+    return dataclasses.replace(args, **changes)
+
+
+def warn_about_rewarded_class(before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    """Warn if the labels of the reward model have changed, and with them the rewarded class."""
     if before and now and before != now:
         warnings.warn(
-            f"the run rewarded class {before['index']}, {before['label']!r}; from here on it "
+            f"The run rewarded class {before['index']}, {before['label']!r}. From here on it "
             f"rewards class {now['index']}, {now['label']!r}, as reward_model names them now.",
             stacklevel=2,
         )
 
 
-def changed_args(args: RLHFArgs, changes: Mapping[str, Any]) -> RLHFArgs:
-    """The settings of a run that goes on with these changes.
-
-    Raises:
-        ConfigError: a setting that may not change, or values that do not go together.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigError(
-            f"changes={changes!r} must name settings with their new values, as in "
-            "{'total_phases': 30}."
-        )
-    for name in changes:
-        if name not in CHANGEABLE:
-            raise ConfigError(
-                f"{name}={changes[name]!r} cannot change when a run goes on, only "
-                f"{', '.join(CHANGEABLE)} can; start a new run for it."
-            )
-    return dataclasses.replace(args, **changes)
-
-
-def note_changes(trainer: "RLHFTrainer", before: RLHFArgs, noted: list[dict[str, Any]]) -> None:
-    """Let the recorder write what is changed from this phase on, besides what was noted before.
-
-    What was noted for later phases, which are done again, holds from this one.
-    """
-    phase, recorder = trainer.phase, trainer.recorder
-    recorder.changes = [change | {"phase": min(change["phase"], phase)} for change in noted]
-    for name in CHANGEABLE:
-        old, new = getattr(before, name), getattr(trainer.args, name)
-        if old != new:
-            recorder.changes.append({"phase": phase, "field": name, "from": old, "to": new})
-
-
 def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> None:
-    """Put a new trainer where the run in this directory was last saved.
-
-    1. Find `last`; a run that has none yet begins at phase 0.
-    2. Refuse one that is not this run's own `last`, whole.
-    3. Load weights, moments, best, reward moments, the coefficient of the KL penalty, and the
-       reference where it was reset.
-    4. Set the schedule to this phase, by the settings as they are now.
+    """Load `last` into a new trainer; a run without one starts at phase 0.
 
     Raises:
-        RunError: the checkpoint is missing, corrupt, foreign, or of other settings or parts.
+        RunError: If the checkpoint is missing, corrupt, or of another run, model or settings.
     """
     recorder, path = trainer.recorder, run.checkpoints / "last.safetensors"
-    recorder.run, recorder.run_id = run, info.get("id", recorder.run_id)
+    recorder.run, recorder.run_id = run, info["id"]
     wait_for_writers(run.checkpoints)
-    if not path.exists():
-        refuse_lost(run, info, trainer.args)
+    if not path.exists() and info.get("last_saved_phase") is None:
         return
-    tensors, notes = checkpoint.load_checkpoint(path)
-    refuse_other_file(notes, info, path)
-    refuse_incomplete(tensors, notes, path)
+    tensors, metadata = load_checkpoint(path)
+    validate_checkpoint_run(metadata, info, path)
+    validate_settings(metadata["args"], info, path)
+    load_weights(trainer.policy, tensors, path)
+    with reading(path):
+        load_training_state(trainer, tensors, metadata)
+    restore_reference(trainer, tensors, metadata, path)
+    trainer.phase = recorder.last_saved_phase = metadata["phase"]
+    recorder.best = metadata["best"]
+    trainer.rewards.moments = F.RunningMoments(**metadata["reward_moments"])
+
+
+def load_training_state(
+    trainer: "RLHFTrainer", tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
+) -> None:
+    """Restore optimizer, scheduler and KL controller; changed settings replace saved values."""
+    for name in STATEFUL:
+        saved, now = metadata[name]["class"], type(getattr(trainer, name)).__qualname__
+        if saved != now:
+            raise RunError(
+                f"The run was trained with {name}={saved}, and this trainer has {now}. Pass the "
+                f"{name} of the run."
+            )
+    rates = trainer.scheduler.base_lrs if hasattr(trainer.scheduler, "base_lrs") else None
+    trainer.weights.load_moments(trainer.optimizer, metadata["optimizer"]["state"], tensors)
+    load_state(trainer.scheduler, unflatten_state(metadata["scheduler"]["state"], tensors))
     if "optimizer" not in trainer.own_parts:
-        refuse_other_moments(trainer.optimizer, tensors, notes["phase"], path)
-    refuse_edited(notes, info, path)
-    checkpoint.load_weights(trainer.policy, tensors, path)
-    trainer.weights.load_moments(trainer.optimizer, tensors)
-    restore_reference(trainer, tensors, notes, path)
-    trainer.phase, recorder.best = notes["phase"], notes["best"]
-    recorder.saved = notes["phase"]
-    trainer.rewards.moments = F.RunningMoments(**notes.get("reward_moments", {}))
-    if _kl_coef_asked(notes, info) in (None, trainer.args.kl_coef):
-        trainer.kl_controller.kl_coef = notes["kl_coef"]  # which an adaptive one has moved
-    restore_schedule(trainer, notes["scheduler"], path)
+        set_rates(trainer, rates)
+    is_custom = "kl_controller" in trainer.own_parts
+    if is_custom or metadata["args"]["kl_coef"] == trainer.args.kl_coef:
+        state = unflatten_state(metadata["kl_controller"]["state"], tensors)
+        load_state(trainer.kl_controller, state)
 
 
-def restore_schedule(trainer: "RLHFTrainer", state: Mapping[str, Any], path: Path) -> None:
-    """Set the schedule to the phase it was saved in; the rates are those of the settings now.
+def set_rates(trainer: "RLHFTrainer", peaks: list[float]) -> None:
+    """Set the learning rates of this phase by the settings, which may have changed."""
+    scheduler = trainer.scheduler
+    scheduler.base_lrs = peaks
+    scales = [scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
+    scheduler._last_lr = [peak * scale for peak, scale in zip(peaks, scales, strict=True)]
+    for group, peak, rate in zip(
+        trainer.optimizer.param_groups, peaks, scheduler._last_lr, strict=True
+    ):
+        group["initial_lr"], group["lr"] = peak, rate
 
-    A schedule of the caller's own goes on from the rates that were saved.
 
-    Raises:
-        RunError: it was saved for another number of parameter groups.
-    """
-    scheduler, groups = trainer.scheduler, trainer.optimizer.param_groups
-    if len(state["_last_lr"]) != len(groups):
+def validate_checkpoint_run(
+    metadata: Mapping[str, Any], info: Mapping[str, Any], path: Path
+) -> None:
+    """Raise RunError if a checkpoint is of another run, or was copied to another name."""
+    if metadata.get("run") != info["id"]:
+        raise RunError(f"{path} is a checkpoint of another run. Restore this run's file.")
+    if metadata["name"] != path.stem:
+        raise RunError(f"{path} is a copy of this run's {metadata['name']}. Restore the file.")
+
+
+def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
+    """Raise RunError if run.json was edited since the checkpoint; warn about new locations."""
+    changed = {change["field"] for change in info.get("changes", [])}
+    for name, value in info["args"].items():
+        if name in changed or value == saved.get(name):
+            continue
+        edit = f"run.json has {name}={value!r}, but {path} was saved with {saved.get(name)!r}."
+        if name not in LOCATIONS:
+            how = "with `resume`" if name in CHANGEABLE else "in a new run"
+            raise RunError(f"{edit} Restore the value, and change it {how}.")
+        warnings.warn(f"{edit} The run continues with the former.", stacklevel=2)
+
+
+def validate_last_phase(run: RunDir, phase: int | None) -> None:
+    """Raise RunError if another trainer has saved the run since `last` was of this phase."""
+    path = run.checkpoints / "last.safetensors"
+    wait_for_writers(run.checkpoints)
+    if path.exists() and (saved := read_metadata(path).get("phase")) != phase:
         raise RunError(
-            f"{path} was saved by an optimizer with {len(state['_last_lr'])} parameter groups, and "
-            f"this one has {len(groups)}; hand in the one that the run had."
+            f"{path} is of phase {saved} now, not of {phase}: another trainer has continued the "
+            f"run. Load it again with `resume {run.path}`."
         )
-    scheduler.load_state_dict(scheduler.state_dict() | state)
-    if "scheduler" not in trainer.own_parts:
-        scales = [scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
-        rates = zip(scheduler.base_lrs, scales, strict=True)
-        scheduler._last_lr = [rate * scale for rate, scale in rates]
-    for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
-
-
-def _kl_coef_asked(notes: Mapping[str, Any], info: Mapping[str, Any]) -> float | None:
-    """The `kl_coef` of the settings that a checkpoint was saved under, where they are known."""
-    changes = (c for c in info.get("changes", []) if c["phase"] >= notes["phase"])
-    before = [change["from"] for change in changes if change["field"] == "kl_coef"]
-    if "args" in notes:
-        return notes["args"]["kl_coef"]
-    return before[0] if before else info["args"].get("kl_coef")

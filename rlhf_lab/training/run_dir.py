@@ -1,4 +1,4 @@
-"""A run's directory: run.json, metrics.jsonl, samples.jsonl and checkpoints/, never half there."""
+"""A run's directory: run.json, metrics.jsonl, samples.jsonl and checkpoints/."""
 
 import contextlib
 import json
@@ -10,70 +10,68 @@ from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside, refuse_foreign
-from rlhf_lab.training.notes import FORM_OF_INFO
+from rlhf_lab.files import beside, clear_draft, refuse_foreign
+
+INFO, METRICS, SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
+RETURNED = "returned"
+FORMAT = 2  # of run.json and the checkpoints; other versions of a run are not read
+Fields = Mapping[str, Any]  # fields that each line of a file has, with their types
+PHASE: Fields = MappingProxyType({"phase": int})
+METRIC: Fields = MappingProxyType(PHASE | {"mean_reward": float | int | None})
+SAMPLE: Fields = MappingProxyType(PHASE | {"text": str, "reward": float | int})
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (a full disk, a read-only place) into one sentence."""
+    """Raise a RunError that names the file if a write fails."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another --out, "
-            "then go on with `resume` (what was saved before is intact)."
+            f"cannot write {path}: {error.strerror or error}. Make room or choose another --out, "
+            "then continue with `resume` (what was saved before is intact)."
         ) from error
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """`beside` for a file of a run: a failed write is told in one sentence."""
+    """Yield a draft that replaces the file; see `beside`."""
     with writing(path), beside(path) as partial:
         yield partial
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn contents that are JSON, but not what a run writes, into one sentence that names them."""
+    """Raise a RunError that names the file if valid JSON has unexpected contents."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise RunError(
-            f"{path} does not hold what a run writes there ({type(error).__name__}: {error}); "
-            "correct or restore it."
+            f"{path} has unexpected contents ({type(error).__name__}: {error}). Correct or "
+            "restore it."
         ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The contents of a JSON file that holds an object.
+    """Read a JSON file that contains an object.
 
     Raises:
-        RunError: it cannot be read, or is no such file.
+        RunError: If the file cannot be read, or contains something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise RunError(f"{path} is unreadable ({error}); restore it or start anew.") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{path} holds {found!r:.80}, not an object; restore it or start anew.")
-    return found
-
-
-INFO, METRICS, SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
-RETURNED = "returned"
-Fields = Mapping[str, Any]
-"""The fields that each line of a file has, with the types that they may have."""
-PHASE: Fields = MappingProxyType({"phase": int})
-METRIC: Fields = MappingProxyType(PHASE | {"mean_reward": float | int | None})
-SAMPLE: Fields = MappingProxyType(PHASE | {"text": str, "reward": float | int})
+        raise RunError(f"{path} is unreadable ({error}). Restore it or start a new run.") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} contains {content!r:.80}, expected an object. Restore it.")
+    return content
 
 
 class RunDir:
-    """Where one run keeps what it produces.
+    """The directory of one run.
 
     Args:
-        path: the directory; see `create` and `open` for how it comes to be.
+        path: The directory; see `create` and `open`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,55 +79,31 @@ class RunDir:
 
     @classmethod
     def at(cls, path: Any) -> "RunDir":
-        """The directory of that name, which need not be there yet.
+        """Return the directory of that name, which need not exist yet.
 
         Raises:
-            RunError: no name of a directory.
+            RunError: If `path` is not a text or a path, or is empty.
         """
         if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise RunError(f"out={path!r:.60} names no directory; give a path.")
+            raise RunError(f"out={path!r:.60} is not a directory name. Pass a path.")
         return cls(Path(path))
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
-        """A new, empty run directory.
+        """Make a new run directory.
 
         Raises:
-            RunError: a run is there already, or the place cannot be written.
+            RunError: If the directory contains a run, or the directory cannot be written.
         """
         run = cls(Path(path))
-        run.refuse_occupied()
+        run.validate_empty()
         with writing(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
         return run
 
-    def refuse_occupied(self) -> None:
-        """Say so if no new run can go here.
-
-        Raises:
-            RunError: a run is there already, a file, or a directory with files of a run's names.
-        """
-        if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
-            raise RunError(f"{self.path} is not UTF-8, as checkpoints need; choose another --out.")
-        if self.info_path.exists() or (self.path / METRICS).exists():
-            raise RunError(
-                f"{self.path} already holds a run; "
-                f"go on with `resume {self.path}` or choose another --out (in Python, "
-                "RLHFTrainer.resume or another out)."
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose another --out.")
-        written = self.path.glob("checkpoints/*.safetensors")
-        found = next(written, self.path / SAMPLES)
-        if found.exists() or found.is_symlink():
-            raise RunError(
-                f"{self.path} holds {found.relative_to(self.path)} but no run, which would write "
-                "over it; choose another --out."
-            )
-
     @classmethod
     def create_numbered(cls, name: str, parent: str | Path = "runs") -> "RunDir":
-        """A new run directory `parent/name`, or `parent/name-2`, `-3`, ... if that is taken."""
+        """Make `parent/name`, or `parent/name-2`, `-3`, ... if that is taken."""
         number, path = 1, Path(parent, name)
         while path.exists():
             number += 1
@@ -138,17 +112,34 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
-        """The directory of an earlier run.
+        """Return the directory of an existing run.
 
         Raises:
-            RunError: there is no such directory, or it holds no run.
+            RunError: If there is no such directory, or no run in it.
         """
         run = cls(Path(path))
         if not run.path.is_dir():
-            raise RunError(f"there is no directory {run.path}; give the directory of a run.")
+            raise RunError(f"there is no directory {run.path}. Pass the directory of a run.")
         if not run.info_path.is_file():
-            raise RunError(f"{run.path} holds no run.json; give the directory of a run.")
+            raise RunError(f"{run.path} has no run.json. Pass the directory of a run.")
         return run
+
+    def validate_empty(self) -> None:
+        """Raise RunError if the directory contains a run, or files that a run would replace."""
+        if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
+            raise RunError(f"{self.path} is not UTF-8, as checkpoints need. Choose another --out.")
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file. Choose another --out.")
+        if self.info_path.exists() or (self.path / METRICS).exists():
+            raise RunError(
+                f"{self.path} already holds a run. Continue with `resume {self.path}`, or choose "
+                "another --out (in Python, RLHFTrainer.resume or another out)."
+            )
+        for path in (self.path / SAMPLES, *self.path.glob("checkpoints/*.safetensors")):
+            if path.exists() or path.is_symlink():
+                raise RunError(
+                    f"{path} exists, but there is no run in {self.path}. Choose another --out."
+                )
 
     @property
     def info_path(self) -> Path:
@@ -157,34 +148,33 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the weights are."""
+        """The directory of the weights."""
         return self.path / "checkpoints"
 
     def read_info(self) -> dict[str, Any]:
-        """The contents of run.json.
+        """Read run.json.
 
         Raises:
-            RunError: it is not JSON, or not that of a run.
+            RunError: If the file is not valid, or was written by another version.
         """
         info = read_object(self.info_path)
         if not isinstance(info.get("args"), dict) or not info["args"]:
-            raise RunError(f"{self.info_path} holds no arguments of a run; restore it.")
-        for name, (holds, meant) in FORM_OF_INFO.items():
-            if name in info and not holds(info[name]):
-                raise RunError(
-                    f"{self.info_path} has {name}={info[name]!r:.80}, not {meant}; "
-                    "correct or restore it."
-                )
+            raise RunError(f"{self.info_path} has no arguments of a run. Restore it.")
+        if info.get("format") != FORMAT:
+            raise RunError(
+                f"{self.info_path} was written by another version of rlhf_lab. Use that version, "
+                "or start a new run."
+            )
         return info
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Replace run.json."""
         with replacing(self.info_path) as partial:
-            text = json.dumps(finite(info), indent=2, allow_nan=False)
+            text = json.dumps(finite({"format": FORMAT} | info), indent=2, allow_nan=False)
             partial.write_text(text + "\n", encoding="utf-8")
 
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
-        """Add lines to a JSONL file; a folder below the run's own is made if it is not there."""
+        """Add lines to a JSONL file, whose folder in the run is made if it does not exist."""
         path = self.path / file
         refuse_foreign(path)
         with writing(path):
@@ -194,46 +184,58 @@ class RunDir:
                 out.write(json_lines(records))
 
     def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
-        """The records of a JSONL file; a last line that was cut off by a crash is left out.
+        """Read the records of a JSONL file, without a last line that a crash cut off.
 
         Args:
-            fields: what every line must have.
+            fields: Fields that every line must have, with their types.
 
         Raises:
-            RunError: it cannot be read, another line is not JSON, or a line lacks a field.
+            RunError: If the file cannot be read, or a line is not such a record.
         """
         path = self.path / file
         if not path.exists() and not path.is_symlink():
             return []
-        if not path.is_file():  # a pipe would be waited for, and a device read without end
-            raise RunError(f"{path} is no regular file; restore it or take it away.")
+        if not path.is_file():  # a pipe or a device would be read without end
+            raise RunError(f"{path} is not a regular file. Restore or remove it.")
         try:
-            whole_lines = path.read_bytes().split(b"\n")[:-1]
+            lines = path.read_bytes().split(b"\n")[:-1]
         except OSError as error:
-            raise RunError(f"{path} is unreadable ({error.strerror}); restore it.") from None
-        return [
-            _record(line, f"{path}, line {number},", fields)
-            for number, line in enumerate(whole_lines, 1)
-        ]
+            raise RunError(f"{path} is unreadable ({error.strerror}). Restore it.") from None
+        return [_record(line, f"{path}, line {n},", fields) for n, line in enumerate(lines, 1)]
 
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the other records of a JSONL file; one that is not there stays away."""
+        """Drop the records of a JSONL file for which `stays` is false."""
         path = self.path / file
         if path.exists() or path.is_symlink():
             kept = [record for record in self.read(file) if stays(record)]
-            with replacing(self.path / file) as partial:
+            with replacing(path) as partial:
                 partial.write_text(json_lines(kept), encoding="utf-8")
+
+    def rewind(self, phase: int) -> None:
+        """Drop the records of `phase` and later, and drafts that a killed run left."""
+
+        def is_done(record: dict[str, Any]) -> bool:
+            # `last` and the numbered checkpoint of this phase were saved before it; `best` in it
+            if record["phase"] == phase > 0:
+                return record.get("checkpoint", "best") != "best"
+            return record["phase"] < phase
+
+        for partial in self.checkpoints.glob(".*.partial"):
+            clear_draft(partial)
+        returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
+        for file in (METRICS, SAMPLES, *returned):
+            self.keep(file, is_done)
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:
-    """Records as JSON, one on each line."""
+    """Return records as JSON, one per line."""
     return "".join(
         json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records
     )
 
 
 def finite(value: Any) -> Any:
-    """A value of JSON's types, with null for the numbers that JSON does not have: nan and inf."""
+    """Return a value of JSON's types with null for nan and inf, which JSON does not have."""
     if isinstance(value, dict):
         return {name: finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -242,19 +244,13 @@ def finite(value: Any) -> Any:
 
 
 def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
-    """What one line holds; a line that no run writes is refused with its place."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{place} is not JSON ({error}); fix or delete it.") from None
-    if not isinstance(record, dict):
-        raise RunError(f"{place} is {record!r:.80}, not an object; fix or delete it.")
+        raise RunError(f"{place} is not valid JSON ({error}). Correct or delete it.") from None
     for name, kind in fields.items():
-        if name not in record:
-            raise RunError(f"{place} has no field {name!r}; fix or delete it.")
-        value = record[name]
-        flag_for_number = isinstance(value, bool) and kind is not bool
-        below_0 = name == "phase" and isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or flag_for_number or below_0:
-            raise RunError(f"{place} has {name}={record[name]!r:.80}; fix or delete it.")
+        value = record.get(name) if isinstance(record, dict) else record
+        is_flag = isinstance(value, bool) and kind is not bool
+        if not isinstance(record, dict) or not isinstance(value, kind) or is_flag:
+            raise RunError(f"{place} has {name}={value!r:.80}. Correct or delete it.")
     return record

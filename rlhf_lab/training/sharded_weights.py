@@ -9,7 +9,7 @@ every token, and the listeners on the main process look at them without the othe
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -224,9 +224,9 @@ class ShardedWeights(WholeWeights):
         found, self._moments = self._moments or {}, None
         return found
 
-    def load_moments(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    def load_moments(self, optimizer: Optimizer, tree: Any, tensors: Mapping[str, Tensor]) -> None:
         """See `WholeWeights`."""
-        load_optimizer(optimizer, tensors, self._sharded)
+        load_optimizer(optimizer, tree, tensors, self._sharded)
 
     @torch.no_grad()
     def _sharded(self, whole: Tensor, weight: Tensor) -> Tensor:

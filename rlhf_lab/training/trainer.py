@@ -67,7 +67,7 @@ class RLHFTrainer(Stepwise):
 
     def __init__(self, args: RLHFArgs, *, out: str | Path | None = None, **parts: Any) -> None:
         if out is not None:
-            RunDir.at(out).refuse_occupied()
+            RunDir.at(out).validate_empty()
         super().__init__(args, **parts)
         self.generated, self.stop_requested = 0, False
         self.directory: str | None = None  # known to all processes, of which one writes there
@@ -129,8 +129,8 @@ class RLHFTrainer(Stepwise):
         Of several processes the main one does, and the others wait for it where they meet next.
         """
         if event in SAVES:
-            due = event != "after_phase" or self.recorder.is_due(self.phase + 1)
-            self.weights.gather_moments(self.optimizer, due)
+            is_saved = event != "after_phase" or self.recorder.is_save_phase(self.phase + 1)
+            self.weights.gather_moments(self.optimizer, is_saved)
         if not self.weights.is_learning:
             self._call(event, phase, fields)
             return
@@ -282,7 +282,7 @@ class RLHFTrainer(Stepwise):
         """A trainer that goes on where a run was last saved; see `resume_trainer`.
 
         Args:
-            changes: new values of settings that may change: `training.resume_checks.CHANGEABLE`.
+            changes: new values of settings that may change: `training.resume.CHANGEABLE`.
             parts: the run's own parts, and `interventions={name: fn}`: they are not stored.
         """
         return resume_trainer(cls, RunDir.open(path), changes, parts)

@@ -1,7 +1,7 @@
 """Weights of a run: whole on every process, which is all there is to it without FSDP2."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,9 +74,9 @@ class WholeWeights:
         """The optimizer's state as whole tensors; see `checkpoint.optimizer_tensors`."""
         return optimizer_tensors(optimizer)
 
-    def load_moments(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        """Put back the state that `moments` gave."""
-        load_optimizer(optimizer, tensors)
+    def load_moments(self, optimizer: Optimizer, tree: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the optimizer's state; see `checkpoint.load_optimizer`."""
+        load_optimizer(optimizer, tree, tensors)
 
 
 def weights_of(policy: nn.Module, args: RLHFArgs, world: World, forward: Forward) -> WholeWeights:

@@ -14,7 +14,6 @@ from rlhf_lab.console import INTERRUPTED, print_line
 from rlhf_lab.errors import LostRankError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer, RunDir
-from rlhf_lab.training.checkpoint_space import in_words
 from rlhf_lab.views.live import RunView
 
 HANGUP = getattr(signal, "SIGHUP", None)
@@ -53,8 +52,6 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         trainer.request_stop()
         print_line("finishing this phase, then saving; Ctrl-C again stops at once", console)
 
-    most = in_words(trainer.recorder.most_bytes())
-    print_line(f"checkpoints take up to {most} on the disk", console)
     numbers = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
     # a signal that is ignored, as SIGHUP is under nohup, stays so
     numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]

@@ -122,7 +122,7 @@ def test_settings_that_make_no_store_are_refused():
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):
-    with pytest.raises(RunError, match="there is no checkpoint"):
+    with pytest.raises(RunError, match="No checkpoint"):
         ActivationStore.load(tmp_path / "none.safetensors")
 
 

@@ -82,7 +82,7 @@ OF_COMMANDS = {
     "resume RUN --total-phases 1": ("total_phases=1",),
     "resume RUN --total-phases two": ("--total-phases", "two"),
     "export RUN made --checkpoint -1": ("number out of range",),
-    "export RUN made --checkpoint 1.0": ("1.0", "names no checkpoint"),
+    "export RUN made --checkpoint 1.0": ("1.0", "is not a checkpoint"),
     "export RUN made --checkpoint 7": ("phase_000007",),
     "export RUN made --checkpoint 1000000000000000000": ("number out of range",),
 }

@@ -14,13 +14,13 @@ NO_SEED = ("seed", "below 2**63")
 
 OPTIONS = {
     "preset without a name": (["train", "--preset"], ["--preset", "train --help"]),
-    "checkpoint as a power": (["sample", "RUN", "--checkpoint", "²"], ["names no checkpoint"]),
+    "checkpoint as a power": (["sample", "RUN", "--checkpoint", "²"], ["is not a checkpoint"]),
     "checkpoint of 300 digits": (["sample", "RUN", "--checkpoint", "7" * 300], ["checkpoint"]),
     "checkpoint of 5000 digits": (["sample", "RUN", "--checkpoint", "7" * 5000], ["checkpoint"]),
-    "checkpoint elsewhere": (["sample", "RUN", "--checkpoint", "../last"], ["names no checkpoint"]),
+    "checkpoint elsewhere": (["sample", "RUN", "--checkpoint", "../last"], ["is not a checkpoint"]),
     "checkpoint below 0": (["sample", "RUN", "--checkpoint", "-1"], ["out of range"]),
-    "checkpoint empty": (["export", "RUN", "made", "--checkpoint", ""], ["names no checkpoint"]),
-    "checkpoint unknown": (["sample", "RUN", "--checkpoint", "lsat"], ["there is no checkpoint"]),
+    "checkpoint empty": (["export", "RUN", "made", "--checkpoint", ""], ["is not a checkpoint"]),
+    "checkpoint unknown": (["sample", "RUN", "--checkpoint", "lsat"], ["No checkpoint"]),
     "more samples than memory": (["sample", "RUN", "-n", "9" * 14], ["memory"]),
 }
 SEEDS = {

@@ -68,7 +68,7 @@ def test_a_sentence_about_an_odd_name(here: Path, kind: str) -> None:
 
 def test_a_name_that_safetensors_cannot_open(here: Path) -> None:
     with untouched(here):
-        refused([*SMALL.split(), "--out=a\udcffb"], "not UTF-8", "choose another --out")
+        refused([*SMALL.split(), "--out=a\udcffb"], "not UTF-8", "Choose another --out")
 
 
 @pytest.mark.parametrize("kind", ["version", "line break", "dash", "Japanese", "HTML", "dollar"])

@@ -224,7 +224,7 @@ def test_a_run_goes_over_nothing(place: Path, occupant: str) -> None:
         return
     before = sorted(place.rglob("*"))
     with untouched(place):
-        refused([*SMALL.split(), "--out", "made"], "made", "choose another --out")
+        refused([*SMALL.split(), "--out", "made"], "made", "hoose another --out")
     assert sorted(place.rglob("*")) == before
 
 

@@ -104,7 +104,7 @@ def train(out: Path) -> list[Any]:
 @pytest.mark.parametrize("changes", [[], ["--total-phases", 9]], ids=["plain", "changed"])
 def test_resume_of_a_run_in_progress(held, whole, tmp_path, moment, changes) -> None:
     first = held(moment, *train(tmp_path / "RUN"))
-    refused(["resume", tmp_path / "RUN", *changes], "is being trained by process", "stop that one")
+    refused(["resume", tmp_path / "RUN", *changes], "is being trained by another process")
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
@@ -131,7 +131,9 @@ def test_a_trainer_at_a_place_where_another_is_at_work(held, whole, tmp_path) ->
     late = held("start 0", *train(tmp_path / "RUN"))
     first = held("after_rollout 1", *train(tmp_path / "RUN"))
     status, said = late.end()
-    assert status == 2 and ("already holds a run" in said or "is being trained by" in said)
+    assert status == 2 and (
+        "already holds a run" in said or "is being trained by another process" in said
+    )
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
@@ -144,7 +146,7 @@ def test_a_resume_that_was_loaded_before_another_went_on(
     late = held("start 0", "resume", tmp_path / "RUN")
     first = held("after_rollout 3", "resume", tmp_path / "RUN")
     status, said = late.end()
-    assert status == 2 and "is being trained by" in said
+    assert status == 2 and "is being trained by another process" in said
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
@@ -155,5 +157,5 @@ def test_a_resume_that_was_loaded_before_another_finished(held, whole, tmp_path)
     late = held("start 0", "resume", tmp_path / "RUN")
     accepted(["resume", tmp_path / "RUN"])
     status, said = late.end()
-    assert status == 2 and "another trainer has gone on with the run" in said
+    assert status == 2 and "another trainer has continued the run" in said
     assert is_equal(tmp_path / "RUN", whole)

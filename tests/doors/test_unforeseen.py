@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from rlhf_lab.rewards import SentimentReward
-from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.views import curves, heatmap, sparkline, tokens_html
 from tests.doors.door import Ending, accepted, refused, run, untouched
 
@@ -285,83 +283,7 @@ def test_a_reward_model_does_not_write(here: Path, judge: Path) -> None:
     refused(["sample", judge, "-n", 1], "reward model")
 
 
-# Run directories, resume with changes, locks and interrupted writes
-
-
-CHANGES = {
-    "fewer phases than are done": (["--total-phases", "1"], ["total_phases=1"]),
-    "a rate below 0": (["--base-lr", "-1"], ["base_lr"]),
-    "a weight that is none": (["--kl-coef", "nan"], ["kl_coef"]),
-    "never to be saved": (["--save-every", "0"], ["save_every"]),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_that_cannot_be(here: Path, name: str) -> None:
-    options, words = CHANGES[name]
-    with untouched(here):
-        refused(["resume", "RUN", *options], *words)
-
-
-VALUES = {
-    "phases in words": {"total_phases": "5"},
-    "phases and a half": {"total_phases": 4.5},
-    "a rate of nothing": {"base_lr": None},
-    "a flag as weight": {"kl_coef": True},
-    "changes that are none": ["total_phases"],
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_a_change_of_another_kind(here: Path, name: str) -> None:
-    word = next(iter(VALUES[name]))
-    with untouched(here):
-        refuses(lambda: RLHFTrainer.resume("RUN", VALUES[name]).train(), word)
-
-
-def test_as_many_phases_as_are_done_finish_the_run(here: Path) -> None:
-    accepted(["resume", "RUN", "--total-phases", 2])
-    info = json.loads(Path("RUN/run.json").read_text())
-    assert info["status"] == "finished" and info["phases_done"] == 2
-    assert [line["phase"] for line in lines(Path("RUN/metrics.jsonl"))] == [0, 1]
-
-
-def test_a_change_that_changes_nothing_is_none(here: Path) -> None:
-    accepted(["resume", "RUN", "--total-phases", 3, "--kl-coef", 0.3])
-    assert json.loads(Path("RUN/run.json").read_text())["changes"] == []
-
-
-def test_a_finished_run_is_left_as_it_is(here: Path) -> None:
-    accepted(["resume", "RUN"])
-    with untouched(here / "RUN"):
-        accepted(["resume", "RUN"])
-
-
-def test_a_part_that_the_run_never_had(here: Path) -> None:
-    with untouched(here):
-        refuses(lambda: RLHFTrainer.resume("RUN", reward_fn=long_texts).train(), "reward_fn")
-
-
-def test_prompts_that_changed_while_the_run_was_away(here: Path) -> None:
-    Path("p.txt").write_text("this movie\nthis movie honestly ,\n")
-    trainer = RLHFTrainer(settings(prompts="p.txt", total_phases=3), out="made")
-    trainer.run_phase()
-    del trainer
-    Path("p.txt").write_text("this movie arguably ,\n")
-    ending = run(["resume", "made"])
-    told(ending)
-    assert "prompts='p.txt'" in ending.err
-
-
-def test_prompts_that_are_gone(here: Path) -> None:
-    Path("p.txt").write_text("this movie\n")
-    trainer = RLHFTrainer(settings(prompts="p.txt", total_phases=3), out="made")
-    trainer.run_phase()
-    wait_for_writers(Path("made/checkpoints"))
-    del trainer
-    Path("p.txt").unlink()
-    with untouched(here / "made"):
-        refused(["resume", "made"], "p.txt")
+# Runs that change while a trainer is away
 
 
 def test_a_reward_model_that_was_trained_anew_meanwhile(here: Path, judge: Path) -> None:
@@ -376,68 +298,6 @@ def test_a_reward_model_that_was_trained_anew_meanwhile(here: Path, judge: Path)
     ending = run(["resume", "made"])
     told(ending)
     assert "reward_model='judge'" in ending.err
-
-
-def test_half_a_last_line_after_a_power_cut(here: Path) -> None:
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        with Path("RUN", name).open("a") as file:
-            file.write('{"phase": 2, "mean_re')
-    accepted(["resume", "RUN"])
-    assert [line["phase"] for line in lines(Path("RUN/metrics.jsonl"))] == [0, 1, 2]
-    assert {line["phase"] for line in lines(Path("RUN/samples.jsonl"))} >= {0, 1, 2}
-
-
-def test_zeros_at_the_end_after_a_power_cut(here: Path) -> None:
-    with Path("RUN/metrics.jsonl").open("ab") as file:
-        file.write(b"\0" * 4096)
-    ending = run(["resume", "RUN"])
-    if ending.status == 2:
-        assert len(ending.sentences) == 1 and "metrics.jsonl" in ending.sentences[0]
-    else:
-        assert [line["phase"] for line in lines(Path("RUN/metrics.jsonl"))] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("command", ["resume", "report", "sample", "export"])
-def test_an_empty_run_json(here: Path, command: str) -> None:
-    Path("RUN/run.json").write_text("")
-    with untouched(here):
-        refused([command, "RUN", *(["made"] if command == "export" else [])], "run.json")
-
-
-def test_a_field_of_a_later_version(here: Path) -> None:
-    edit(Path("RUN/run.json"), lambda info: info | {"args": info["args"] | {"warp_factor": 9}})
-    with untouched(here):
-        refused(["resume", "RUN"], "warp_factor")
-
-
-def test_checkpoints_on_another_disk(here: Path) -> None:
-    shutil.move("RUN/checkpoints", "disk")
-    Path("RUN/checkpoints").symlink_to(here / "disk")
-    accepted(["resume", "RUN"])
-    assert Path("RUN/checkpoints").is_symlink() and not Path("disk/last.safetensors").is_symlink()
-    assert json.loads(Path("RUN/run.json").read_text())["saved"] == 3
-
-
-def test_what_a_user_put_into_the_run_stays(here: Path) -> None:
-    notes = {"notes.txt": "keep", "checkpoints/mine.safetensors": "keep", ".hidden": "keep"}
-    for name, text in notes.items():
-        Path("RUN", name).write_text(text)
-    accepted(["resume", "RUN"])
-    assert {name: Path("RUN", name).read_text() for name in notes} == notes
-
-
-def test_an_early_checkpoint_that_is_damaged(here: Path) -> None:
-    path = Path("RUN/checkpoints/phase_000001.safetensors")
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(["sample", "RUN", "--checkpoint", 1], "phase_000001")
-    accepted(["resume", "RUN"])
-
-
-def test_best_that_is_gone(here: Path) -> None:
-    Path("RUN/checkpoints/best.safetensors").unlink()
-    refused(["sample", "RUN", "--checkpoint", "best"], "best")
-    told_or_best = run(["resume", "RUN"])
-    assert told_or_best.status in (0, 2) and told_or_best.raised is None
 
 
 def test_two_trainers_that_were_made_before_either_began(here: Path) -> None:
@@ -461,75 +321,6 @@ def test_a_run_that_is_taken_away_while_it_trains(here: Path, how: str) -> None:
     else:
         Path("made").rename("moved")
     refuses(trainer.train, "made")
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_disk_that_fails_when_something_is_put_in_its_place(
-    here: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
-    whole = accepted_copy(here)
-    replace, calls = os.replace, []
-
-    def fail(source: Any, target: Any, **options: Any) -> None:
-        calls.append(target)
-        if len(calls) == nth:
-            raise OSError(5, "Input/output error", str(target))
-        replace(source, target, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        ending = run(["resume", "RUN"])
-    assert ending.raised is None and ending.status == 2, ending
-    assert len(ending.sentences) == 1 and "Input/output error" in ending.sentences[0]
-    accepted(["resume", "RUN"])
-    assert same(load_file("RUN/checkpoints/last.safetensors"), whole)
-
-
-def accepted_copy(here: Path) -> dict[str, torch.Tensor]:
-    """What the last checkpoint of RUN is when nothing goes wrong."""
-    shutil.copytree(here / "RUN", here / "whole")
-    accepted(["resume", "whole"])
-    return load_file(here / "whole" / "checkpoints" / "last.safetensors")
-
-
-LOCKS = {
-    "empty": "",
-    "of garbage": "\0\0\0",
-    "of a list": "[1, 2]",
-    "without a process": '{"host": "vm"}',
-    "with a process of text": '{"host": "vm", "pid": "x", "boot": 3}',
-}
-
-
-@pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_file_that_nobody_holds(here: Path, name: str) -> None:
-    Path("RUN/run.lock").write_text(LOCKS[name])
-    past = time.time() - 86400
-    os.utime("RUN/run.lock", (past, past))
-    trainer = RLHFTrainer.resume("RUN")
-    trainer.start()
-    assert json.loads(Path("RUN/run.lock").read_text())["pid"] == os.getpid()
-
-
-def test_a_lock_of_another_machine_whose_clock_is_a_year_ahead(here: Path) -> None:
-    Path("RUN/run.lock").write_text('{"host": "elsewhere", "pid": 1, "boot": "other"}\n')
-    future = time.time() + 365 * 86400
-    os.utime("RUN/run.lock", (future, future))
-    with untouched(here):
-        refused(["resume", "RUN"], "run.lock", "elsewhere")
-
-
-def test_a_lock_that_is_a_link_to_something_dear(here: Path) -> None:
-    Path("thesis.tex").write_text("three years of work\n")
-    Path("RUN/run.lock").symlink_to(here / "thesis.tex")
-    run(["resume", "RUN"])
-    assert Path("thesis.tex").read_text() == "three years of work\n"
-
-
-def test_a_lock_that_is_a_directory(here: Path) -> None:
-    Path("RUN/run.lock").mkdir()
-    with untouched(here):
-        refused(["resume", "RUN"], "run.lock")
 
 
 # Model directories and labels

@@ -211,7 +211,7 @@ def test_without_a_directory_the_same_call_finds_its_runs_again(tmp_path, monkey
 def test_parts_that_hold_no_state_are_those_of_each_run(tmp_path):
     found = ask(tmp_path, seeds=2, reward_fn=lambda texts: torch.full((len(texts),), 0.25))
     assert found.metrics()["mean_reward"].values == (0.25, 0.25)
-    assert all(run.info["own_parts"] == ["reward_fn"] for run in found)
+    assert all(run.info["custom_components"] == ["reward_fn"] for run in found)
 
 
 @pytest.mark.slow

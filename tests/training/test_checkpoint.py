@@ -1,26 +1,32 @@
-"""Checkpoints: what is written comes back bit for bit, and what is damaged is refused."""
+"""Checkpoints: tensors are stored bitwise, damaged files are rejected, old ones are removed."""
 
 import json
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rlhf_lab.errors import RunError
-from rlhf_lab.training import checkpoint, get_optimizer
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.training import RLHFTrainer, checkpoint, get_optimizer
 from rlhf_lab.training.checkpoint import (
+    is_numbered,
     load_checkpoint,
     load_optimizer,
     load_weights,
     optimizer_tensors,
+    remove_outdated,
     save_checkpoint,
     weights,
 )
+from rlhf_lab.training.checkpoint_metadata import flatten_state, unflatten_state
+from rlhf_lab.training.restore import load_policy
 
-NOTES = {"phase": 3, "best": {"phase": 2, "mean_reward": 0.1 + 0.2}, "text": "schön"}
+METADATA = {"phase": 3, "best": {"phase": 2, "mean_reward": 0.1 + 0.2}, "text": "schön"}
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -44,189 +50,194 @@ def bits(tensor: torch.Tensor) -> bytes:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, some_tensors(), NOTES)
+    save_checkpoint(path, some_tensors(), METADATA)
     return path
 
 
-def test_tensors_and_notes_come_back_bit_for_bit(saved):
-    tensors, notes = load_checkpoint(saved)
+def test_load_returns_saved_tensors_and_metadata_bitwise(saved):
+    tensors, metadata = load_checkpoint(saved)
     expected = some_tensors()
-    assert notes == NOTES and tensors.keys() == expected.keys()
+    assert metadata == METADATA and tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         assert tensors[name].dtype == tensor.dtype and tensors[name].shape == tensor.shape
         assert bits(tensors[name]) == bits(tensor), name
-
-
-def test_parameters_are_saved_without_their_graph(tmp_path):
-    save_checkpoint(tmp_path / "a.safetensors", weights(nn.Linear(2, 3)), {})
-    tensors, _ = load_checkpoint(tmp_path / "a.safetensors")
-    assert tensors.keys() == {"weight", "bias"}
-    assert not any(t.requires_grad for t in tensors.values())
-
-
-def test_nothing_is_left_beside_the_file(saved):
     assert [p.name for p in saved.parent.iterdir()] == ["last.safetensors"]
 
 
-def test_the_file_is_plain_safetensors_and_no_pickle(saved):
-    """Eight bytes of header length, then a JSON header; a pickle or zip starts otherwise."""
+def test_file_is_plain_safetensors(saved):
+    """Eight bytes of header length, then a JSON header; pickle and zip start differently."""
     raw = saved.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])
-    assert header["__metadata__"].keys() == {"notes", "crc32"}
-    assert json.loads(header["__metadata__"]["notes"]) == NOTES
+    assert header["__metadata__"].keys() == {"metadata", "crc32"}
+    assert json.loads(header["__metadata__"]["metadata"]) == METADATA
     assert "matrix" in header
-    assert raw[:2] not in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
 
 
-@pytest.mark.parametrize("writes", ["nothing", "half"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_partial_one(saved, monkeypatch, writes):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failed_write_keeps_the_old_file_only(saved, monkeypatch, error):
     before = saved.read_bytes()
 
-    def full_disk(tensors, path, metadata):
-        if writes == "half":
-            Path(path).write_bytes(before[: len(before) // 2])
-        raise OSError(28, "No space left on device")
+    def fail(tensors, path, metadata):
+        Path(path).write_bytes(before[: len(before) // 2])
+        raise error
 
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(RunError) as error:
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    is_full = isinstance(error, OSError)
+    with pytest.raises(RunError if is_full else KeyboardInterrupt) as caught:
         save_checkpoint(saved, {"matrix": torch.zeros(3)}, {})
-    assert str(saved) in str(error.value) and "No space left on device" in str(error.value)
+    assert not is_full or f"cannot write {saved}: No space left" in str(caught.value)
     assert saved.read_bytes() == before
     assert [p.name for p in saved.parent.iterdir()] == ["last.safetensors"]
 
 
-def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
-    """Ctrl-C in the middle of a save."""
+def flip_bit(raw: bytes) -> bytes:
+    return raw[:-20] + bytes([raw[-20] ^ 1]) + raw[-19:]
+
+
+def swap_names(raw: bytes) -> bytes:
+    for old, new in ((b"matrix", b"xxxxxx"), (b"bfloat", b"matrix"), (b"xxxxxx", b"bfloat")):
+        raw = raw.replace(old, new)
+    return raw
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda raw, n=n: raw[:n] for n in (0, 4, 8, 60, -1)),
+        flip_bit,
+        swap_names,
+        lambda raw: raw.replace(rb"\"phase\": 3", rb"\"phase\": 7"),
+        lambda raw: (2**63).to_bytes(8, "little") + raw[8:],
+    ],
+)
+def test_load_rejects_a_damaged_file(saved, damage):
     before = saved.read_bytes()
-
-    def interrupted(tensors, path, metadata):
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save_file", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(saved, {"matrix": torch.zeros(3)}, {})
-    assert saved.read_bytes() == before
-    assert [p.name for p in saved.parent.iterdir()] == ["last.safetensors"]
-
-
-def test_a_directory_that_is_gone_is_one_sentence(tmp_path):
-    with pytest.raises(RunError, match="cannot write .*gone"):
-        save_checkpoint(tmp_path / "gone" / "last.safetensors", some_tensors(), {})
-
-
-@pytest.mark.parametrize("keep", [0, 4, 8, 60, -1])
-def test_a_truncated_file_is_refused(saved, keep):
-    raw = saved.read_bytes()
-    saved.write_bytes(raw[:keep])
+    saved.write_bytes(damage(before))
+    assert saved.read_bytes() != before
     with pytest.raises(RunError, match="last.safetensors is corrupt") as error:
         load_checkpoint(saved)
     assert "\n" not in str(error.value)
 
 
-def test_one_flipped_bit_in_the_tensors_is_refused(saved):
-    raw = bytearray(saved.read_bytes())
-    raw[-20] ^= 1
-    saved.write_bytes(raw)
-    with pytest.raises(RunError, match="checksum differs"):
-        load_checkpoint(saved)
-
-
-def test_tensors_that_swapped_names_are_refused(tmp_path):
-    """The checksum covers the names: the same bytes under other names are another model."""
-    path = tmp_path / "a.safetensors"
-    save_checkpoint(path, {"aaaa": torch.zeros(3), "bbbb": torch.ones(3)}, {})
-    raw = path.read_bytes()
-    swapped = raw.replace(b"aaaa", b"xxxx").replace(b"bbbb", b"aaaa").replace(b"xxxx", b"bbbb")
-    assert swapped != raw
-    path.write_bytes(swapped)
-    with pytest.raises(RunError, match="corrupt"):
-        load_checkpoint(path)
-
-
-def test_changed_notes_are_refused(saved):
-    """A phase number that changed on the disk would resume a run at the wrong place."""
-    raw = saved.read_bytes()
-    changed = raw.replace(rb"\"phase\": 3", rb"\"phase\": 7")
-    assert changed != raw
-    saved.write_bytes(changed)
-    with pytest.raises(RunError, match="corrupt"):
-        load_checkpoint(saved)
-
-
-def test_a_safetensors_file_of_somebody_else_is_refused(tmp_path):
+def test_load_rejects_a_foreign_safetensors_file(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
     with pytest.raises(RunError, match="is corrupt"):
         load_checkpoint(tmp_path / "a.safetensors")
 
 
-def test_a_checkpoint_that_is_not_there_names_those_that_are(saved):
-    with pytest.raises(RunError, match="no checkpoint .*best.safetensors; there are last"):
+def test_missing_checkpoint_lists_the_available_ones(saved, tmp_path):
+    with pytest.raises(RunError, match="No checkpoint .*best.safetensors. Available: last"):
         load_checkpoint(saved.with_name("best.safetensors"))
+    with pytest.raises(RunError, match="None has been saved yet"):
+        load_checkpoint(tmp_path / "gone" / "last.safetensors")
 
 
-def test_without_any_checkpoint_it_says_so(tmp_path):
-    with pytest.raises(RunError, match="there are none yet"):
-        load_checkpoint(tmp_path / "last.safetensors")
-
-
-def test_weights_come_back_into_a_module(tmp_path):
+def test_load_weights_copies_into_a_module(tmp_path):
     first, second = nn.Linear(2, 3), nn.Linear(2, 3)
-    load_weights(second, dict(weights(first)), tmp_path / "x")
+    load_weights(second, weights(first), tmp_path / "x")
     assert torch.equal(first.weight, second.weight) and torch.equal(first.bias, second.bias)
-    assert first.weight.data_ptr() != second.weight.data_ptr()
-    assert second.weight.requires_grad
+    assert first.weight.data_ptr() != second.weight.data_ptr() and second.weight.requires_grad
 
 
-def test_a_missing_parameter_is_refused_by_name(tmp_path):
-    tensors = {"weight": torch.zeros(3, 2)}
-    with pytest.raises(RunError, match="x.safetensors has no fitting 'bias'; .*another model"):
-        load_weights(nn.Linear(2, 3), tensors, tmp_path / "x.safetensors")
-
-
-def test_a_parameter_of_another_shape_is_refused_by_name(tmp_path):
-    """The checkpoint of another model."""
-    with pytest.raises(RunError, match="no fitting 'weight'"):
-        load_weights(nn.Linear(2, 3), dict(weights(nn.Linear(4, 3))), tmp_path / "x")
-
-
-def test_a_refused_checkpoint_leaves_the_module_as_it_was(tmp_path):
+@pytest.mark.parametrize(
+    ("tensors", "word"),
+    [
+        ({"weight": torch.zeros(3, 2)}, "'bias' is missing"),
+        ({"weight": torch.zeros(3, 4)}, r"'weight' is torch.float32 \(3, 4\), expected .*\(3, 2\)"),
+        ({"weight": torch.zeros(3, 2).half()}, "'weight' is torch.float16"),
+    ],
+)
+def test_load_weights_rejects_another_model(tmp_path, tensors, word):
     module = nn.Linear(2, 3)
     before = module.weight.detach().clone()
-    with pytest.raises(RunError):
-        load_weights(module, {"weight": torch.zeros(3, 2)}, tmp_path / "x")
+    with pytest.raises(RunError, match=f"x.safetensors is of another model: {word}"):
+        load_weights(module, tensors, tmp_path / "x.safetensors")
     assert torch.equal(module.weight, before)
 
 
+STATE = {
+    "numbers": [1, 2.5, float("inf"), True, None, "text"],
+    3: {"tuple": (1, (2.0,)), "nested": [{"a": []}]},
+    "milestones": Counter({4: 1}),
+    "tensor": torch.tensor([0.1, 0.2]).double(),
+}
+
+
+def test_flattened_state_survives_json():
+    tensors: dict[str, torch.Tensor] = {}
+    tree = json.loads(json.dumps(flatten_state(STATE, "s", tensors)))
+    state = unflatten_state(tree, tensors)
+    assert tensors.keys() == {"s.tensor"} and torch.equal(state.pop("tensor"), STATE["tensor"])
+    assert state == {key: value for key, value in STATE.items() if key != "tensor"}
+    assert type(state["milestones"]) is Counter and type(state[3]["tuple"]) is tuple
+
+
+@pytest.mark.parametrize("value", [{1, 2}, print, object(), 1j, nn.Linear(1, 1)], ids=repr)
+def test_state_that_json_cannot_store_is_rejected_by_path(value):
+    with pytest.raises(ConfigError, match="scheduler.a.1 is a .*checkpoint cannot store"):
+        flatten_state({"a": [0, value]}, "scheduler", {})
+
+
 def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """One step on a gradient of its own."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     optimizer.step()
 
 
-def test_an_optimizer_goes_on_from_the_file_exactly_as_it_would_have(make_trainer, tmp_path):
-    """Two steps in one go equal one step, save, load into fresh objects, one step."""
+def test_restored_optimizer_steps_bitwise_equally(make_trainer, tmp_path):
     first, second = make_trainer().policy, make_trainer().policy
-    at_once = get_optimizer(first, 1e-3, 1e-2)
-    step(first, at_once, seed=1)
-    save_checkpoint(tmp_path / "a", weights(first) | optimizer_tensors(at_once), {})
-    step(first, at_once, seed=2)
-    again = get_optimizer(second, 1e-3, 1e-2)
-    tensors, _ = load_checkpoint(tmp_path / "a")
+    optimizer, restored = get_optimizer(first, 1e-3, 1e-2), get_optimizer(second, 5e-3, 5e-2)
+    step(first, optimizer, seed=1)
+    tree = flatten_state(optimizer.state_dict(), "optimizer", {})
+    save_checkpoint(tmp_path / "a", weights(first) | optimizer_tensors(optimizer), {"tree": tree})
+    step(first, optimizer, seed=2)
+    tensors, metadata = load_checkpoint(tmp_path / "a")
     load_weights(second, tensors, tmp_path / "a")
-    load_optimizer(again, tensors)
-    step(second, again, seed=2)
+    load_optimizer(restored, metadata["tree"], tensors)
+    step(second, restored, seed=2)
     for name, parameter in first.named_parameters():
         assert torch.equal(parameter, dict(second.named_parameters())[name]), name
 
 
-def test_loading_an_optimizer_leaves_its_learning_rates(make_trainer):
-    policy = make_trainer().policy
-    trained, fresh = get_optimizer(policy, 1e-3, 1e-2), get_optimizer(policy, 5e-3, 5e-2)
-    step(policy, trained, seed=1)
-    load_optimizer(fresh, optimizer_tensors(trained))
-    assert [group["lr"] for group in fresh.param_groups] == [5e-3, 5e-2]
-    assert len(fresh.state) == len(list(policy.parameters()))
+def test_numbered_phases_are_powers_of_two():
+    for keep in (None, 1, 5):
+        assert [n for n in range(20) if is_numbered(n, keep)] == [0, 1, 2, 4, 8, 16]
+    assert [n for n in range(20) if is_numbered(n, 0)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, "0 1 2 4 8 16"), (0, "0 16"), (1, "0 8 16"), (9, "0 1 2 4 8 16")]
+)
+def test_remove_outdated_keeps_phase_0_and_the_newest(tmp_path, keep, left):
+    names = [f"phase_{n:06d}" for n in (0, 1, 2, 4, 8, 16)] + ["best", "last", "phase_mine"]
+    for name in names:
+        (tmp_path / f"{name}.safetensors").touch()
+    remove_outdated(tmp_path, keep, phase=8)  # that of phase 16 is newer
+    stems = {path.stem for path in tmp_path.iterdir()}
+    expected = {f"phase_{int(n):06d}" for n in left.split()}
+    assert stems == expected | {"best", "last", "phase_mine"}
+
+
+@pytest.mark.slow
+def test_run_keeps_the_newest_numbered_checkpoints(make_trainer):
+    trainer = make_trainer(total_phases=4, keep_checkpoints=1)
+    trainer.train()
+    stems = sorted(path.stem for path in trainer.run.checkpoints.iterdir())
+    assert stems == ["best", "last", "phase_000000", "phase_000004"]
+    state = load_file(trainer.run.checkpoints / "last.safetensors")
+    policy, args = load_policy(trainer.run.path, 4)
+    assert args.keep_checkpoints == 1
+    assert all(torch.equal(w, state[name]) for name, w in weights(policy).items())
+    load_policy(trainer.run.path, 0)
+    with pytest.raises(RunError, match="keep_checkpoints=1 has removed the checkpoint of phase 2"):
+        load_policy(trainer.run.path, 2)
+    assert RLHFTrainer.resume(trainer.run.path).phase == 4
+
+
+def test_earlier_settings_keep_all_checkpoints():
+    fields = RLHFArgs(keep_checkpoints=0).to_dict()
+    assert RLHFArgs.from_dict(json.loads(json.dumps(fields))).keep_checkpoints == 0
+    del fields["keep_checkpoints"]
+    assert RLHFArgs.from_dict(fields).keep_checkpoints is None

@@ -1,12 +1,9 @@
-"""Checkpoints written in the background: the run goes on, and what is written is whole."""
+"""Checkpoints written in the background: the run continues, and every file is complete."""
 
-import gc
 import json
 import random
 import signal
 import threading
-import time
-import weakref
 from pathlib import Path
 
 import pytest
@@ -14,157 +11,75 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.training import RLHFTrainer, checkpoint_writer
-from rlhf_lab.training.checkpoint import load_checkpoint, read_notes, save_checkpoint, weights
-from rlhf_lab.training.checkpoint_writer import (
-    CheckpointWriter,
-    Snapshot,
-    copied_to_host,
-    wait_for_writers,
-)
+from rlhf_lab.training import RLHFTrainer, recorder
+from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint, weights
+from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host, wait_for_writers
 from rlhf_lab.training.restore import load_policy
 
 PATIENCE = 60
 
 
 class Gate:
-    """Stands before the disk: writes wait until it is opened, and are counted."""
+    """Holds back the writes of checkpoints until `open` is set; fails for the file `full_from`."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.begun: list[str] = []
-        self.at_once = self.most_at_once = 0
         self.full_from: str | None = None
 
-    def save(self, path, tensors, notes):
-        self.begun.append(path.stem)
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+    def save(self, path, tensors, metadata):
         assert self.open.wait(PATIENCE)
-        self.at_once -= 1
         if self.full_from == path.stem:
-            raise RunError(f"cannot write {path}: No space left on device; make room.")
-        save_checkpoint(path, tensors, notes)
+            raise RunError(f"cannot write {path}: No space left on device. Make room.")
+        save_checkpoint(path, tensors, metadata)
 
 
 @pytest.fixture
 def gate(monkeypatch):
     gate = Gate()
     gate.open.set()
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", gate.save)
+    monkeypatch.setattr(recorder, "save_checkpoint", gate.save)
     yield gate
     gate.open.set()
 
 
-def snapshot(path: Path, value: float = 1.0, **more) -> Snapshot:
-    return Snapshot(path, {"a": torch.full((3,), value)}, {"phase": int(value)}, **more)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_copies_are_contiguous_and_of_the_same_values_and_memory_of_their_own():
-    given = {
+def test_copies_are_contiguous_and_share_no_memory():
+    tensors = {
         "transposed": torch.arange(6.0).reshape(2, 3).T.requires_grad_(),
         "half": torch.ones(3).bfloat16(),
         "count": torch.tensor(7),
     }
-    copies = copied_to_host(given)
-    for name, tensor in given.items():
+    copies = copied_to_host(tensors)
+    for name, tensor in tensors.items():
         assert torch.equal(copies[name], tensor) and copies[name].dtype == tensor.dtype
         assert copies[name].is_contiguous() and not copies[name].requires_grad
         assert copies[name].data_ptr() != tensor.data_ptr()
 
 
-def test_save_returns_at_once_and_the_next_one_waits_for_it(tmp_path, gate):
-    writer, passed = CheckpointWriter(), threading.Event()
-    gate.open.clear()
-    writer.save([snapshot(tmp_path / "a.safetensors")])
-    until(lambda: gate.begun == ["a"])
-    assert not (tmp_path / "a.safetensors").exists()
-
-    def second():
-        writer.save([snapshot(tmp_path / "b.safetensors")])
-        passed.set()
-
-    thread = threading.Thread(target=second)
+def test_start_returns_at_once_and_the_next_one_waits(tmp_path):
+    writer, gate, done = CheckpointWriter(), threading.Event(), []
+    writer.start(tmp_path, lambda: (gate.wait(PATIENCE), done.append(1)))
+    assert not done
+    thread = threading.Thread(target=writer.start, args=(tmp_path, lambda: done.append(2)))
     thread.start()
-    assert not passed.wait(0.2) and gate.begun == ["a"]
-    gate.open.set()
+    thread.join(0.2)
+    assert thread.is_alive() and not done
+    gate.set()
     thread.join(PATIENCE)
-    writer.wait()
-    assert gate.begun == ["a", "b"] and gate.most_at_once == 1
-    assert {path.stem for path in tmp_path.iterdir()} == {"a", "b"}
+    wait_for_writers(tmp_path)
+    assert done == [1, 2]
 
 
-def test_what_comes_then_finds_the_file_whole(tmp_path):
-    path, writer, found = tmp_path / "a.safetensors", CheckpointWriter(), []
-    writer.save([snapshot(path, 4.0, then=lambda: found.append(load_checkpoint(path)[1]))])
-    writer.wait()
-    assert found == [{"phase": 4}]
+def test_failed_save_warns_and_is_raised_once_by_the_next_wait(tmp_path):
+    def fail() -> None:
+        raise RunError("cannot write a: No space left.")
 
-
-def test_a_relative_path_is_that_of_the_directory_in_which_it_was_given(
-    tmp_path, gate, monkeypatch
-):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    gate.open.clear()
     writer = CheckpointWriter()
-    writer.save([snapshot(Path("a.safetensors"))])
-    monkeypatch.chdir("elsewhere")
-    gate.open.set()
+    with pytest.warns(UserWarning, match="cannot write a"):
+        writer.start(tmp_path, fail)
+        wait_for_writers(tmp_path)
+    with pytest.raises(RunError, match="cannot write a"):
+        writer.wait()
     writer.wait()
-    assert (tmp_path / "a.safetensors").exists()
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_an_error_is_raised_once_by_the_next_wait_and_what_was_whole_stays(tmp_path, gate):
-    paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
-    writer = CheckpointWriter()
-    writer.save([snapshot(paths[1])])
-    writer.wait()
-    gate.full_from = "b"
-    writer.save([snapshot(path, 2.0) for path in paths])
-    with pytest.raises(RunError, match="cannot write .*b.safetensors: No space left") as error:
-        writer.save([snapshot(paths[2], 3.0)])
-    assert "\n" not in str(error.value)
-    writer.wait()
-    assert load_checkpoint(paths[0])[1] == {"phase": 2}
-    assert load_checkpoint(paths[1])[1] == {"phase": 1}
-    assert not paths[2].exists()
-
-
-def test_an_error_that_nobody_waited_for_is_said_when_the_writer_goes(tmp_path):
-    writer = CheckpointWriter()
-    writer.save([snapshot(tmp_path / "gone" / "a.safetensors")])
-    wait_for_writers(tmp_path / "gone")
-    with pytest.warns(UserWarning, match="cannot write .*gone"):
-        del writer
-        gc.collect()
-
-
-def test_memory_of_a_snapshot_is_free_before_the_next_is_written(tmp_path, monkeypatch):
-    """The best weights do not stay in memory while the state is written."""
-    pair, still_there = [snapshot(tmp_path / f"{name}.safetensors") for name in "ab"], []
-    references = [weakref.ref(one.tensors["a"]) for one in pair]
-
-    def save(path, tensors, notes):
-        still_there.append([reference() is not None for reference in references])
-
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", save)
-    writer = CheckpointWriter()
-    first = threading.Event()
-    pair[0] = Snapshot(pair[0].path, pair[0].tensors, pair[0].notes, first.wait)
-    writer.save(pair)
-    pair.clear()
-    first.set()
-    writer.wait()
-    assert still_there == [[True, True], [False, True]]
 
 
 @pytest.fixture
@@ -175,22 +90,20 @@ def reference_run(make_trainer):
 
 
 @pytest.mark.slow
-def test_the_run_goes_on_while_the_state_is_written_and_the_file_is_the_same(
-    make_trainer, gate, reference_run
-):
-    """All of the next phase is done before the first byte of this one's state is written."""
+def test_run_continues_during_a_save_and_the_file_is_the_same(make_trainer, gate, reference_run):
+    """The next phase is complete before the first byte of this phase's state is written."""
     trainer = make_trainer(total_phases=3, save_every=2)
     trainer.run_phase()
     trainer.recorder.writer.wait()
     gate.open.clear()
     trainer.run_phase()
-    learned = trainer.learning_phase(trainer.rollout_phase())  # steps on the very tensors
+    learned = trainer.learning_phase(trainer.rollout_phase())  # steps on the same tensors
     assert learned is not None
     path = trainer.run.checkpoints / "last.safetensors"
-    assert read_notes(path)["phase"] == 0
+    assert read_metadata(path)["phase"] == 0
     gate.open.set()
     trainer.recorder.writer.wait()
-    assert read_notes(path)["phase"] == 2
+    assert read_metadata(path)["phase"] == 2
     found = load_file(trainer.run.checkpoints / "phase_000002.safetensors")
     expected = load_file(reference_run / "phase_000002.safetensors")
     state = load_file(path)
@@ -199,15 +112,15 @@ def test_the_run_goes_on_while_the_state_is_written_and_the_file_is_the_same(
 
 
 @pytest.mark.slow
-def test_the_state_in_the_background_is_that_of_a_run_that_waits_for_each_save(make_trainer):
-    """A listener makes the run wait, so that file and model are compared at the same time."""
+def test_background_save_equals_a_save_that_is_awaited(make_trainer):
+    """With a callback for checkpoints the run waits, so that file and model can be compared."""
     alone, watched = make_trainer(total_phases=3), make_trainer(total_phases=3)
     seen = []
 
     @watched.on("checkpoint")
     def compare(ctx):
-        tensors, notes = load_checkpoint(ctx.checkpoint)
-        assert notes["phase"] == ctx.phase
+        tensors, metadata = load_checkpoint(ctx.checkpoint)
+        assert metadata["phase"] == ctx.phase
         policy = weights(ctx.policy)
         assert all(torch.equal(tensors[name], policy[name]) for name in policy)
         seen.append((ctx.checkpoint.stem, ctx.phase))
@@ -218,12 +131,13 @@ def test_the_state_in_the_background_is_that_of_a_run_that_waits_for_each_save(m
         ours, theirs = load_file(alone.run.checkpoints / path.name), load_file(path)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs), path.name
-        notes = [read_notes(each) for each in (alone.run.checkpoints / path.name, path)]
-        assert len({each.pop("run") for each in notes}) == 2 and notes[0] == notes[1]
+        found = [read_metadata(each) for each in (alone.run.checkpoints / path.name, path)]
+        assert len({each.pop("run") for each in found}) == 2 and found[0] == found[1]
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_at_the_next_save_in_one_sentence(make_trainer, gate):
+@pytest.mark.filterwarnings("ignore:cannot write")
+def test_full_disk_ends_the_run_at_the_next_save(make_trainer, gate):
     trainer = make_trainer(total_phases=4)
     trainer.run_phase()
     trainer.recorder.writer.wait()
@@ -232,13 +146,14 @@ def test_a_full_disk_ends_the_run_at_the_next_save_in_one_sentence(make_trainer,
     with pytest.raises(RunError, match="cannot write .*last.safetensors.*No space left") as error:
         trainer.run_phase()
     assert "\n" not in str(error.value)
-    assert read_notes(trainer.run.checkpoints / "last.safetensors")["phase"] == 1
+    assert read_metadata(trainer.run.checkpoints / "last.safetensors")["phase"] == 1
     gate.full_from = None
     assert RLHFTrainer.resume(trainer.run.path).phase == 1
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_last_save_is_said_at_the_end(make_trainer, gate):
+@pytest.mark.filterwarnings("ignore:cannot write")
+def test_full_disk_at_the_last_save_is_raised_at_the_end(make_trainer, gate):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     trainer.start()
     trainer.recorder.writer.wait()
@@ -250,7 +165,7 @@ def test_a_full_disk_at_the_last_save_is_said_at_the_end(make_trainer, gate):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_loop_waits_for_the_writer_and_comes_through(make_trainer, gate, error):
+def test_error_in_the_run_waits_for_the_save(make_trainer, gate, monkeypatch, error):
     trainer = make_trainer(total_phases=4)
     trainer.start()
     trainer.recorder.writer.wait()
@@ -258,51 +173,55 @@ def test_an_error_in_the_loop_waits_for_the_writer_and_comes_through(make_traine
     trainer.run_phase()  # whose checkpoint waits for the gate
     threading.Timer(0.3, gate.open.set).start()
 
-    def broken():
+    def fail() -> None:
         raise error
 
+    monkeypatch.setattr(trainer, "rollout_phase", fail)
     with pytest.raises(error):
-        trainer.run_phase_on(broken)
+        trainer.run_phase()
     assert gate.open.is_set()
-    assert read_notes(trainer.run.checkpoints / "last.safetensors")["phase"] == 1
+    assert read_metadata(trainer.run.checkpoints / "last.safetensors")["phase"] == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_is_loaded_while_it_is_written_is_what_was_saved_last(make_trainer, gate):
+def test_loading_waits_for_the_save_in_progress(make_trainer, gate, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     trainer = make_trainer(total_phases=4)
+    trainer.recorder.out = "relative"
     trainer.run_phase()
     trainer.recorder.writer.wait()
     gate.open.clear()
     trainer.run_phase()
+    monkeypatch.chdir("/")  # the path of the save does not change
     threading.Timer(0.3, gate.open.set).start()
-    policy, _ = load_policy(trainer.run.path)
+    policy, _ = load_policy(tmp_path / "relative")
     ours = weights(trainer.policy)
     assert all(torch.equal(w, ours[name]) for name, w in weights(policy).items())
-    assert RLHFTrainer.resume(trainer.run.path).phase == 2
+    assert RLHFTrainer.resume(tmp_path / "relative").phase == 2
 
 
 KILLED = """
 import json, os, sys, threading, time
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training import RLHFTrainer, checkpoint_writer
+from rlhf_lab.training import RLHFTrainer, recorder
 
 job = json.loads(sys.argv[1])
-save, left = checkpoint_writer.save_checkpoint, [job["file"]]
+save, left = recorder.save_checkpoint, [job["file"]]
 
 
-def slow(path, tensors, notes):
-    # the run goes on meanwhile; another thread kills it at the time given
+def slow(path, tensors, metadata):
+    # the run continues meanwhile; another thread kills the process at the given time
     left[0] -= 1
     if left[0] == 0:
         threading.Timer(job["after"], os.kill, (os.getpid(), 9)).start()
         time.sleep(job["half"])
-        save(path, tensors, notes)
+        save(path, tensors, metadata)
         time.sleep(60)
-    save(path, tensors, notes)
+    save(path, tensors, metadata)
 
 
-checkpoint_writer.save_checkpoint = slow
+recorder.save_checkpoint = slow
 RLHFTrainer(RLHFArgs(**job["args"]), out=job["out"]).train()
 """
 RUN = {
@@ -327,7 +246,7 @@ def uninterrupted(tmp_path_factory, warm_python) -> Path:
 
 
 @pytest.mark.parametrize("file", [2, 3, 4, 6])
-def test_a_run_that_is_killed_while_it_writes_in_the_background_ends_as_one_that_is_not(
+def test_run_killed_during_a_background_save_resumes_bitwise(
     tmp_path, warm_python, uninterrupted, file
 ):
     """Before or after the rename of the best, a numbered one or the last."""
@@ -336,7 +255,7 @@ def test_a_run_that_is_killed_while_it_writes_in_the_background_ends_as_one_that
     job = {"out": str(out), "args": RUN, "file": file} | times
     assert warm_python.run(["-c", KILLED, json.dumps(job)]).returncode == -signal.SIGKILL
     for path in out.glob("checkpoints/*.safetensors"):
-        load_checkpoint(path)  # whole, whatever was being written
+        load_checkpoint(path)  # complete, at any moment of the kill
     done = warm_python.run(["-m", "rlhf_lab", "resume", str(out)])
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (uninterrupted / "checkpoints").iterdir()}

@@ -104,17 +104,19 @@ def test_without_bitsandbytes_one_sentence_says_what_to_install(monkeypatch, mak
 def test_the_state_that_parameters_share_is_saved_for_each(tmp_path):
     """A table of codes that two parameters share: safetensors stores no shared memory."""
     from rlhf_lab.training import checkpoint
+    from rlhf_lab.training.checkpoint_writer import copied_to_host
 
     layer = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters())
     table = torch.arange(4.0)
     for step, parameter in enumerate(layer.parameters()):
         optimizer.state[parameter] = {"table": table, "step": step + 3}
-    tensors = checkpoint.optimizer_tensors(optimizer)
+    tensors = copied_to_host(checkpoint.optimizer_tensors(optimizer))
+    tree = checkpoint.flatten_state(optimizer.state_dict(), "optimizer", {})
     checkpoint.save_checkpoint(tmp_path / "x.safetensors", tensors, {})
     loaded, _ = checkpoint.load_checkpoint(tmp_path / "x.safetensors")
     fresh = torch.optim.SGD(layer.parameters())
-    checkpoint.load_optimizer(fresh, loaded)
+    checkpoint.load_optimizer(fresh, tree, loaded)
     states = [fresh.state[parameter] for parameter in layer.parameters()]
     assert [state["step"] for state in states] == [3, 4]
     assert all(

@@ -18,7 +18,7 @@ from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.probes import Budget, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_optimizer, optimizer_tensors
-from rlhf_lab.training.checkpoint_space import state_bytes
+from rlhf_lab.training.checkpoint_metadata import flatten_state
 from rlhf_lab.training.half_weights import HalfAdamW, for_half_weights, round_stochastically
 from rlhf_lab.training.restore import load_policy
 
@@ -170,9 +170,10 @@ def test_a_saved_optimizer_goes_on_to_the_bit(has_copy):
     optimizer = for_half_weights(adamw(policy, 1e-3), policy, has_copy, 1)
     climb(policy, optimizer, 3)
     saved = {name: x.clone() for name, x in optimizer_tensors(optimizer).items()}
+    tree = flatten_state(optimizer.state_dict(), "optimizer", {})
     resumed = copy.deepcopy(policy)
     again = for_half_weights(adamw(resumed, 1e-3), resumed, has_copy, 1)
-    load_optimizer(again, saved)
+    load_optimizer(again, tree, saved)
     for name, kept in optimizer_tensors(again).items():
         assert kept.dtype == saved[name].dtype and torch.equal(kept, saved[name]), name
     for step in range(3, 6):
@@ -193,11 +194,10 @@ def test_two_weights_of_one_shape_are_rounded_by_numbers_of_their_own():
     assert policy[0].float().mean().item() == pytest.approx(1.001, abs=1e-3)
 
 
-def test_weights_and_state_take_the_bytes_that_are_said(reel_args):
+def test_weights_and_state_take_the_documented_bytes():
     """Per weight: 2, and of state 4 + 8 with a copy, 4 without; 4 + 8 in float32."""
     found = {}
     for kind in ("fp32", *KINDS):
-        args = reel_args(weight_precision=kind)
         policy = in_weight_precision(TransformerWithValueHead(load_model("reel-nano")), kind)
         model = sum(w.numel() for w in policy.base_model.parameters())
         weights = sum(w.numel() * w.element_size() for w in policy.base_model.parameters())
@@ -210,10 +210,6 @@ def test_weights_and_state_take_the_bytes_that_are_said(reel_args):
         state = [optimizer.state[w] for w in policy.base_model.parameters()]
         kept = sum(x.numel() * x.element_size() for s in state for n, x in s.items() if n != "step")
         found[kind] = (weights / model, kept / model)
-        tensors = optimizer_tensors(optimizer)
-        of_file = sum(x.numel() * x.element_size() for x in tensors.values())
-        of_file += sum(x.numel() * x.element_size() for x in policy.state_dict().values())
-        assert state_bytes(args, policy) == pytest.approx(of_file, rel=0.1)
     assert found == {"fp32": (4, 8), "bf16": (2, 12), "bf16_stochastic": (2, 4)}
 
 
@@ -300,7 +296,7 @@ def test_state_of_another_kind_is_refused(make_trainer):
         info = json.loads((trainer.run.path / name).read_text(encoding="utf-8"))
         info["args"]["weight_precision"] = "bf16"
         (trainer.run.path / name).write_text(json.dumps(info), encoding="utf-8")
-    with pytest.raises(RunError, match="no fitting 'optimizer.0.exp_avg'|weight_precision"):
+    with pytest.raises(RunError, match="weight_precision"):
         RLHFTrainer.resume(trainer.run.path)
 
 

@@ -101,7 +101,7 @@ def test_wildcards_name_several_sites_and_it_is_written_in_run_json(make_trainer
     info = json.loads((trainer.run.path / "run.json").read_text())
     expected = {"name": "halve", "site": "blocks.*.hook_mlp_out", "during": ["learning", "rollout"]}
     assert info["interventions"] == [expected]
-    assert info["own_parts"] == ["interventions"]
+    assert info["custom_components"] == ["interventions"]
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_export_of_a_checkpoint_has_its_metrics(finished, tmp_path):
     first, last = (finished.run.read("metrics.jsonl")[phase]["mean_reward"] for phase in (0, 2))
     assert f"- mean_reward: {first:.4g} -> {last:.4g}" in card(tmp_path)
     assert "after 2 learning phases" in card(tmp_path)
-    with pytest.raises(RunError, match="no checkpoint"):
+    with pytest.raises(RunError, match="is not a checkpoint"):
         write_run_card(finished.run, tmp_path, "phase_000099")
 
 

@@ -1,11 +1,24 @@
-"""An optimiser and a schedule of the caller's own: they raise the objective, and are resumed."""
+"""Custom optimizers, schedulers and KL controllers: they train, and resume bitwise."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch.optim import SGD, Adagrad, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim import SGD, Adagrad, AdamW, NAdam, RMSprop
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiplicativeLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.rewards import load_policy_and_critic
@@ -16,13 +29,14 @@ OPTIMIZERS = {
     "SGD with momentum": partial(SGD, lr=1e-2, momentum=0.9),
     "Adagrad": partial(Adagrad, lr=1e-3),
     "RMSprop": partial(RMSprop, lr=1e-4),
+    "NAdam": partial(NAdam, lr=1e-4),
     "AdamW, amsgrad": partial(AdamW, lr=1e-4, amsgrad=True),
 }
 
 
 @pytest.fixture
 def trainer_with(make_trainer, reel_args):
-    """Makes trainers whose optimiser and schedule are the caller's."""
+    """Makes trainers with a custom optimizer and schedule."""
 
     def make(build, schedule=None, **fields) -> RLHFTrainer:
         policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
@@ -36,8 +50,7 @@ def trainer_with(make_trainer, reel_args):
 
 
 @pytest.mark.slow
-def test_the_own_adamw_of_a_run_trains_as_the_runs_own_does(make_trainer, reel_args, metrics_of):
-    """Handed in, what the settings describe comes to the same weights, bit for bit."""
+def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args, metrics_of):
     fields = {"total_phases": 3}
     policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
     optimizer, scheduler = get_optimizer_and_scheduler(reel_args(**fields), policy)
@@ -53,8 +66,8 @@ def test_the_own_adamw_of_a_run_trains_as_the_runs_own_does(make_trainer, reel_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_of_torchs_raises_the_objective(trainer_with, name):
-    """One phase on one rollout, on which the mean reward is worth more than everything else."""
+def test_torch_optimizers_maximize_the_objective(trainer_with, name):
+    """One phase on one rollout, with the mean reward dominating the objective."""
     trainer = trainer_with(
         OPTIMIZERS[name], kl_coef=0.0, batch_size=32, batches_per_learning_phase=6
     )
@@ -65,65 +78,139 @@ def test_any_of_torchs_raises_the_objective(trainer_with, name):
     assert all(group["maximize"] for group in trainer.optimizer.param_groups)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        None,
-        partial(StepLR, step_size=1, gamma=0.5),
-        partial(CosineAnnealingLR, T_max=3),
-        partial(LambdaLR, lr_lambda=lambda phase: 1 / (1 + phase)),
-    ],
-    ids=["constant", "step", "cosine", "lambda"],
-)
-def test_a_run_that_was_broken_off_goes_on_bit_for_bit(
-    trainer_with, reel_args, metrics_of, name, schedule
-):
-    fields = {"total_phases": 3, "save_every": 1}
-    whole = trainer_with(OPTIMIZERS[name], schedule, **fields)
-    whole.train()
-    broken_off = trainer_with(OPTIMIZERS[name], schedule, **fields)
-    for phase in broken_off:
-        if phase.phase == 1:
-            broken_off.request_stop()
-    policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
-    parts = {"policy": policy, "optimizer": OPTIMIZERS[name](policy.parameters())}
-    if schedule is not None:
-        parts["scheduler"] = schedule(parts["optimizer"])
-    resumed = RLHFTrainer.resume(broken_off.run.path, **parts)
-    assert resumed.phase == 2
-    resumed.train()
-    assert metrics_of(resumed.run.path) == metrics_of(whole.run.path)
-    for a, b in zip(resumed.policy.parameters(), whole.policy.parameters(), strict=True):
+def cut(trainer: RLHFTrainer, **parts) -> RLHFTrainer:
+    """Save a run after its second phase, and resume it in a new trainer."""
+    for _ in range(2):
+        trainer.run_phase()
+    trainer.recorder.break_off()
+    return RLHFTrainer.resume(trainer.run.path, **parts)
+
+
+def assert_same_run(found: RLHFTrainer, expected: RLHFTrainer, metrics_of) -> None:
+    assert metrics_of(found.run.path) == metrics_of(expected.run.path)
+    for a, b in zip(found.policy.parameters(), expected.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
+class Scale:
+    """A callable with state, for LambdaLR."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, phase):
+        self.calls += 1
+        return 1 / (1 + self.calls)
+
+
+def warmup_then_cosine(optimizer):
+    parts = [LinearLR(optimizer, 0.1, total_iters=2), CosineAnnealingLR(optimizer, T_max=3)]
+    return SequentialLR(optimizer, parts, milestones=[1])
+
+
+def chained(optimizer):
+    return ChainedScheduler([StepLR(optimizer, 1, 0.5), ExponentialLR(optimizer, 0.9)], optimizer)
+
+
+SCHEDULES = {
+    "constant": None,
+    "step": partial(StepLR, step_size=1, gamma=0.5),
+    "multi-step": partial(MultiStepLR, milestones=[1, 3], gamma=0.3),
+    "cosine": partial(CosineAnnealingLR, T_max=3),
+    "restarts": partial(CosineAnnealingWarmRestarts, T_0=2),
+    "lambda": partial(LambdaLR, lr_lambda=lambda phase: 1 / (1 + phase)),
+    "stateful lambda": lambda optimizer: LambdaLR(optimizer, Scale()),
+    "multiplied": partial(MultiplicativeLR, lr_lambda=lambda phase: 0.7),
+    "sequential": warmup_then_cosine,
+    "chained": chained,
+    "one cycle": partial(OneCycleLR, max_lr=1e-2, total_steps=5),
+    "cyclic": partial(CyclicLR, base_lr=1e-3, max_lr=1e-2, step_size_up=2),
+}
+PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD with momentum", s) for s in SCHEDULES]
+
+
 @pytest.mark.slow
-def test_resume_asks_for_the_own_parts_and_refuses_others(trainer_with, reel_args):
+@pytest.mark.parametrize(("name", "schedule"), PAIRS)
+def test_resumed_run_equals_uninterrupted_run(trainer_with, reel_args, metrics_of, name, schedule):
+    make, fields = SCHEDULES.get(schedule), {"total_phases": 4, "save_every": 1}
+    whole = trainer_with(OPTIMIZERS[name], make, **fields)
+    whole.train()
+    policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
+    parts = {"policy": policy, "optimizer": OPTIMIZERS[name](policy.parameters())}
+    if make is not None:
+        parts["scheduler"] = make(parts["optimizer"])
+    resumed = cut(trainer_with(OPTIMIZERS[name], make, **fields), **parts)
+    assert resumed.phase == 2
+    resumed.train()
+    assert_same_run(resumed, whole, metrics_of)
+
+
+class IntegralController:
+    """A controller whose coefficient depends on all KLs so far."""
+
+    def __init__(self):
+        self.kl_coef, self.kls = 0.3, []
+
+    def update(self, kl_per_sequence, n_sequences):
+        self.kls.append(kl_per_sequence)
+        self.kl_coef = 0.3 + sum(self.kls)
+
+
+@pytest.mark.slow
+def test_custom_controller_resumes_with_all_of_its_state(make_trainer, metrics_of):
+    whole = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
+    whole.train()
+    halved = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
+    resumed = cut(halved, kl_controller=IntegralController())
+    assert len(resumed.kl_controller.kls) == 2
+    resumed.train()
+    assert_same_run(resumed, whole, metrics_of)
+
+
+@pytest.mark.slow
+def test_resume_rejects_other_custom_components(trainer_with, reel_args):
     trainer = trainer_with(OPTIMIZERS["SGD"], total_phases=3, save_every=1)
     for _ in trainer:
         trainer.request_stop()
-    with pytest.raises(RunError, match="trained with its own optimizer, policy"):
-        RLHFTrainer.resume(trainer.run.path)
+    resume = partial(RLHFTrainer.resume, trainer.run.path)
+    with pytest.raises(RunError, match="custom components: optimizer, policy"):
+        resume()
     policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
     groups = [{"params": [p]} for p in policy.parameters()]
-    with pytest.raises(RunError, match="1 parameter groups, and this one has"):
-        RLHFTrainer.resume(trainer.run.path, policy=policy, optimizer=SGD(groups, lr=1e-2))
-    with pytest.raises(ConfigError, match="base_lr cannot change under your own optimizer"):
-        optimizer = SGD(policy.parameters(), lr=1e-2)
-        changes = {"base_lr": 1e-5}
-        RLHFTrainer.resume(trainer.run.path, changes, policy=policy, optimizer=optimizer)
+    with pytest.raises(RunError, match="different number of parameter groups"):
+        resume(policy=policy, optimizer=SGD(groups, lr=1e-2))
+    with pytest.raises(RunError, match="trained with optimizer=SGD, and this trainer has Adagrad"):
+        resume(policy=policy, optimizer=Adagrad(policy.parameters()))
+    optimizer = SGD(policy.parameters(), lr=1e-2)
+    with pytest.raises(ConfigError, match="base_lr cannot change with a custom optimizer"):
+        resume({"base_lr": 1e-5}, policy=policy, optimizer=optimizer)
+
+
+class Opaque(StepLR):
+    """A scheduler with state that a checkpoint cannot store."""
+
+    def __init__(self, optimizer):
+        self.rule = print
+        super().__init__(optimizer, 1)
+
+
+def test_state_that_cannot_be_saved_is_rejected_at_construction(trainer_with, make_trainer):
+    with pytest.raises(ConfigError, match="scheduler.rule is a builtin_function_or_method, which"):
+        trainer_with(OPTIMIZERS["SGD"], Opaque)
+    controller = IntegralController()
+    controller.kls = {0.1}
+    with pytest.raises(ConfigError, match="kl_controller.kls is a set, which a checkpoint cannot"):
+        make_trainer({"kl_controller": controller})
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimiser without the option maximize."""
+    """An optimizer without the option maximize."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 1e-4})
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence(make_trainer, reel_args):
+def test_trainer_rejects_unfit_optimizers(make_trainer, reel_args):
     policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
     other = load_policy_and_critic(reel_args(), torch.device("cpu"))
     own, foreign = AdamW(policy.parameters()), AdamW(other.parameters())

@@ -221,7 +221,7 @@ def test_resumed_run_requires_its_engine(tmp_path):
     args = RLHFArgs(**(SMALL | {"total_phases": 1, "gen_len": 2}))
     trainer = RLHFTrainer(args, out=tmp_path / "run", rollout_engine=Double())
     assert len(trainer.train()) == 1
-    assert trainer.run.read_info()["own_parts"] == ["rollout_engine"]
+    assert trainer.run.read_info()["custom_components"] == ["rollout_engine"]
     with pytest.raises(RunError, match="rollout_engine"):
         RLHFTrainer.resume(tmp_path / "run")
 

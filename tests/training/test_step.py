@@ -178,7 +178,7 @@ def test_finish_closes_the_loggers(make_trainer):
     reader = event_accumulator.EventAccumulator(str(trainer.run.path / "tensorboard"))
     assert len(reader.Reload().Scalars("mean_reward")) == 2
     sinks = [each for each in trainer.callbacks.listeners() if isinstance(each, Sink)]
-    assert [sink._state for sink in sinks] == ["closed"] * len(sinks) and sinks
+    assert [sink.state for sink in sinks] == ["closed"] * len(sinks) and sinks
 
 
 @pytest.mark.slow

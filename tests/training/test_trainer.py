@@ -294,7 +294,7 @@ def test_run_json_holds_arguments_versions_and_both_ends(watched):
     assert RLHFArgs.from_dict(info["args"]) == watched.trainer.args
     assert torch.__version__.startswith(info["versions"]["torch"])
     assert {"rlhf_lab", "python", "transformer_lens", "transformers"} < info["versions"].keys()
-    assert (info["device"], info["own_parts"]) == (str(watched.trainer.device), [])
+    assert (info["device"], info["custom_components"]) == (str(watched.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", PHASES)
     assert info["initial"]["mean_reward"] == watched.reports[0].mean_reward
     final = info["final"]

@@ -233,7 +233,7 @@ def test_the_command_writes_where_it_is_told(probed, tmp_path, capsys):
 
 def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds no run.json" in capsys.readouterr().err
+    assert "has no run.json" in capsys.readouterr().err
     with pytest.raises(RunError, match="choose another --out"):
         (tmp_path / "run.json").write_text('{"args": {"base_model": "m"}}')
         trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")

@@ -1,0 +1,273 @@
+"""Runs whose files were damaged, lost or replaced: rejected in one message, or resumed bitwise.
+
+The readers are tested one by one in tests/training (test_run_dir, test_checkpoint,
+test_resume_changes). Here each command meets one kind of damage for each reader.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.doors.door import accepted, contents, refused, untouched
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+
+Edit = Callable[[Path], Any]
+LAST, BEST = "checkpoints/last.safetensors", "checkpoints/best.safetensors"
+ONE = "checkpoints/phase_000001.safetensors"
+LOGS = ("metrics.jsonl", "samples.jsonl")
+BOM = b"\xef\xbb\xbf"
+
+
+def raw(file: str, change: Callable[[bytes], bytes]) -> Edit:
+    return lambda run: (run / file).write_bytes(change((run / file).read_bytes()))
+
+
+def info(*path: Any) -> Edit:
+    """Set a value in run.json, as info("args", "seed", 2); ... removes the key."""
+    *names, last, value = path
+
+    def edit(run: Path) -> None:
+        whole = inner = json.loads((run / "run.json").read_text())
+        for name in names:
+            inner = inner[name]
+        inner.pop(last) if value is ... else inner.update({last: value})
+        (run / "run.json").write_text(json.dumps(whole))
+
+    return edit
+
+
+def second_line(file: str, new: Any) -> Edit:
+    """Replace the second line of a log, by bytes or by other values in it."""
+
+    def change(content: bytes) -> bytes:
+        lines = content.splitlines(keepends=True)
+        is_bytes = isinstance(new, bytes)
+        lines[1] = new if is_bytes else json.dumps(json.loads(lines[1]) | new).encode()
+        return b"".join([lines[0], lines[1] + b"\n", *lines[2:]])
+
+    return raw(file, change)
+
+
+def instead(file: str, kind: str) -> Edit:
+    """Replace a regular file by something else."""
+
+    def edit(run: Path) -> None:
+        path, taken = run / file, run.absolute().parent / "taken"
+        if path.is_file():
+            path.rename(taken)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        path.parent.mkdir(exist_ok=True)
+        taken.touch()
+        if kind == "directory":
+            path.mkdir()
+            (path / "thesis.tex").write_text("all I have")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "file":
+            path.write_text("all I have")
+        elif kind != "nothing":
+            targets = {"device": "/dev/null", "link": taken}
+            path.symlink_to(targets.get(kind, taken.with_name("gone")))
+
+    return edit
+
+
+def checkpoint(change: Callable[[dict, dict], Any]) -> Edit:
+    """Change tensors or metadata of `last`, with a checksum that matches."""
+
+    def edit(run: Path) -> None:
+        tensors, metadata = load_checkpoint(run / LAST)
+        change(tensors, metadata)
+        save_checkpoint(run / LAST, tensors, metadata)
+
+    return edit
+
+
+def copy(source: str, target: str) -> Edit:
+    return lambda run: shutil.copy(run / source, run / target)
+
+
+CUT = raw(LAST, lambda b: b[:-1000])
+HALF = checkpoint(lambda t, m: t.update({k: v.half() for k, v in t.items() if k[:4] == "base"}))
+NAN = checkpoint(lambda t, m: [t[k].fill_(torch.nan) for k in t if k[:9] != "optimizer"])
+ANOTHER = checkpoint(lambda t, m: m.update(run="another"))
+ALL, LOADING = ("resume", "report", "sample", "export"), ("resume", "sample", "export")
+REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
+    (ALL, raw("run.json", lambda b: b""), "run.json"),
+    (ALL, raw("run.json", lambda b: b"[" * 100_000), "run.json"),
+    (ALL, info("format", 1), "another version"),
+    (LOADING, info("args", "warp_factor", 9), "warp_factor"),
+    *((ALL, instead("run.json", kind), "RUN") for kind in ("directory", "pipe", "nothing")),
+    (LOADING, CUT, "last.safetensors is corrupt"),
+    (LOADING, HALF, "is of another model"),
+    (("resume", "sample"), NAN, "nan or inf"),
+    (LOADING, ANOTHER, "another run"),
+    (LOADING, copy(ONE, LAST), "copy of this run's"),
+    (LOADING, lambda run: torch.save({}, run / LAST), "last.safetensors is corrupt"),
+    *((LOADING, instead(LAST, kind), "last.safetensors") for kind in ("pipe", "device", "nothing")),
+    (LOADING, instead("checkpoints", "file"), "last.safetensors"),
+    *((("resume", "report"), second_line(file, b"hello"), f"{file}, line 2") for file in LOGS),
+    *((("resume", "report"), second_line(f, {"phase": "1"}), f"{f}, line 2") for f in LOGS),
+    (("report",), second_line("metrics.jsonl", {"mean_reward": "x"}), "mean_reward"),
+    (("report",), second_line("samples.jsonl", {"text": 3}), "text"),
+    *((("resume",), instead(file, kind), file) for file in LOGS for kind in ("pipe", "link")),
+    *((("resume",), instead("run.lock", kind), "run.lock") for kind in ("directory", "link")),
+    (("resume",), instead(".run.json.partial", "directory"), "partial"),
+    (("resume",), instead("checkpoints/.last.safetensors.partial", "directory"), "partial"),
+    (("resume",), instead("run.json", "link"), "run.json"),
+    (("resume",), checkpoint(lambda t, m: m.update(phase=99)), "phase"),
+    (("resume",), info("args", "device", "tpu"), "device"),
+    (("resume",), info("args", "base_model", "no-such"), "'no-such'"),
+    (("resume",), info("args", "seed", 2), "seed"),
+    (("resume",), info("args", "gen_len", "8"), "gen_len"),
+    (("resume",), info("args", "reward_fn", "none such"), "reward_fn"),
+]
+COMMANDS = {
+    "resume": "resume RUN",
+    "report": "report RUN",
+    "sample": "sample RUN -n 1 --gen-len 2",
+    "export": "export RUN MADE",
+}
+
+
+@pytest.mark.parametrize("number", range(len(REJECTED)))
+def test_commands_reject_a_damaged_run_and_change_nothing(here: Path, number: int) -> None:
+    commands, edit, word = REJECTED[number]
+    edit(Path("RUN"))
+    for command in commands:
+        with untouched(here):
+            refused(COMMANDS[command].split(), word)
+
+
+def later_phases(content: bytes) -> bytes:
+    return (
+        content + json.dumps(json.loads(content.splitlines()[-1]) | {"phase": 7}).encode() + b"\n"
+    )
+
+
+HARMLESS: dict[str, Edit] = {
+    "unknown entry": info("extra", 1),
+    "no status": info("status", ...),
+    "spaces": raw("run.json", lambda b: b + b" " * 5_000_000),
+    "stale lock": lambda run: (run / "run.lock").write_text("\0 garbage"),
+    "other files": lambda run: [
+        (run / name).write_text("mine")
+        for name in ("notes.txt", ".hidden", "checkpoints/phase_x.y")
+    ],
+    "phase 1 damaged": raw(ONE, lambda b: b[:-100]),
+    **{f"{f} CRLF": raw(f, lambda b: b.replace(b"\n", b"\r\n")) for f in ("run.json", *LOGS)},
+    **{f"{f} later phases": raw(f, later_phases) for f in LOGS},
+    **{f"{f} half a line": raw(f, lambda b: b + b'{"phase": 2, "te') for f in LOGS},
+    **{f"{f} BOM": raw(f, lambda b: BOM + b) for f in LOGS},
+    **{
+        f"{draft} {kind}": instead(f"{draft}.partial", kind)
+        for draft in (".run.json", ".metrics.jsonl", "checkpoints/.last.safetensors")
+        for kind in ("file", "link", "pipe")
+    },
+}
+
+
+def difference(here: Path, whole: Path, edits: dict[str, Edit]) -> str | None:
+    """Return how a resumed run differs from `whole` after these edits; None if it does not."""
+    shutil.rmtree(here / "RUN", ignore_errors=True)
+    shutil.copytree(here / "SPARE", here / "RUN")
+    for edit in edits.values():
+        edit(here / "RUN")
+    outside = {name: digest for name, digest in contents(here).items() if name[:3] != "RUN"}
+    try:
+        accepted(["resume", "RUN"])
+        assert_equal(here / "RUN", whole)
+        assert outside.items() <= contents(here).items()
+    except AssertionError as error:
+        return str(error) or "differs"
+    return None
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_harmless_changes_leave_the_resumed_run_equal(here: Path, whole: Path, kind: str) -> None:
+    """All edits at once; if that fails, each alone, to name the culprit."""
+    (here / "RUN").rename(here / "SPARE")
+    edits = {n: e for n, e in HARMLESS.items() if "." not in n or n.endswith((kind, *WITHOUT_KIND))}
+    if difference(here, whole, edits) is not None:
+        alone = {name: difference(here, whole, {name: edit}) for name, edit in edits.items()}
+        pytest.fail(f"{ {name: why for name, why in alone.items() if why} or 'only together' }")
+
+
+WITHOUT_KIND = ("CRLF", "later phases", "half a line", "BOM")
+
+
+@pytest.fixture(scope="module")
+def whole(half_done: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run after it was resumed undamaged."""
+    path = tmp_path_factory.mktemp("whole") / "RUN"
+    shutil.copytree(half_done, path)
+    accepted(["resume", path])
+    return path
+
+
+def assert_equal(run: Path, whole: Path) -> None:
+    for path in (BEST, LAST):
+        ours, theirs = load_file(run / path), load_file(whole / path)
+        assert ours.keys() == theirs.keys(), path
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), path
+    for file in LOGS:
+        ours, theirs = (
+            [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in open(p / file)]
+            for p in (run, whole)
+        )
+        assert ours == theirs, file
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+def test_lost_best_or_early_checkpoint_does_not_stop_resume(here: Path) -> None:
+    for name in (BEST, ONE):
+        Path("RUN", name).unlink()
+        refused(["sample", "RUN", "--checkpoint", "best" if name == BEST else "1"], "No checkpoint")
+    accepted(["resume", "RUN"])
+
+
+def test_checkpoints_may_be_a_link_to_another_disk(here: Path) -> None:
+    shutil.move("RUN/checkpoints", "disk")
+    Path("RUN/checkpoints").symlink_to(here / "disk")
+    accepted(["resume", "RUN"])
+    assert Path("RUN/checkpoints").is_symlink() and not Path("disk/last.safetensors").is_symlink()
+    assert json.loads(Path("RUN/run.json").read_text())["last_saved_phase"] == 3
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_failing_disk_loses_nothing(
+    here: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    replace, calls = os.replace, []
+
+    def fail(source: Any, target: Any, **options: Any) -> None:
+        calls.append(target)
+        if len(calls) == nth:
+            raise OSError(5, "Input/output error", str(target))
+        replace(source, target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        refused(["resume", "RUN"], "Input/output error")
+    accepted(["resume", "RUN"])
+    assert_equal(here / "RUN", whole)
+
+
+@pytest.mark.process
+def test_process_rejects_as_the_function_does(here: Path, warm_python: Any) -> None:
+    CUT(Path("RUN"))
+    with untouched(here):
+        done = warm_python.run(["-m", "rlhf_lab", "resume", "RUN"], cwd=here)
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert done.returncode == 2 and len(lines) == 1, done.stderr
+    assert "last.safetensors is corrupt" in lines[0]
