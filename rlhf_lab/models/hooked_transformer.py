@@ -21,9 +21,16 @@ from torch import Tensor, nn
 from transformer_lens import ActivationCache, HookedRootModule, hook_points
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.models.kv_cache import KVCache, LayerCache
+from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache
 from rlhf_lab.models.model_config import ModelConfig
 from rlhf_lab.models.tokenization import Tokenization
+
+Tokens = Int[Tensor, "batch pos"]
+Residual = Float[Tensor, "batch pos d_model"]
+Logits = Float[Tensor, "batch pos d_vocab"]
+Queries = Float[Tensor, "batch query head d_head"]
+Mask = Bool[Tensor, "*batch query key"]  # True where a query may attend to a key
+Padding = Bool[Tensor, "batch key"]  # False on padding, for earlier and new tokens
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -59,11 +66,11 @@ class HookPoint(hook_points.HookPoint):
 class AttentionContext(NamedTuple):
     """Mask and rotary angles, which all layers of one type (global or local) share.
 
-    `mask` is True where a query may attend to a key; None stands for the causal mask. `cos` and
-    `sin` belong to the new tokens; None without rotary embedding.
+    A `mask` of None stands for the causal mask. `cos` and `sin` belong to the new tokens; None
+    without rotary embedding.
     """
 
-    mask: Bool[Tensor, "*batch query key"] | None
+    mask: Mask | None
     cos: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
     sin: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
 
@@ -74,21 +81,18 @@ class Norm(nn.Module):
     def __init__(self, cfg: ModelConfig, size: int | None = None) -> None:
         super().__init__()
         self.eps, self.size = cfg.eps, size or cfg.d_model
-        self.is_centered = cfg.normalization_type.startswith("LN")
-        if not cfg.normalization_type.endswith("Pre"):
-            self.w = nn.Parameter(torch.ones(self.size, dtype=cfg.dtype))
-            if self.is_centered:
-                self.b = nn.Parameter(torch.zeros(self.size, dtype=cfg.dtype))
+        self.is_centered = {"LN": True, "RMS": False}[cfg.normalization_type]
+        self.w = nn.Parameter(torch.ones(self.size, dtype=cfg.dtype))
+        if self.is_centered:
+            self.b = nn.Parameter(torch.zeros(self.size, dtype=cfg.dtype))
         self.hook_scale = HookPoint()  # [batch pos 1]
         self.hook_normalized = HookPoint()  # [batch pos d_model]
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        w, b = getattr(self, "w", None), getattr(self, "b", None)
         if not (self.hook_scale.is_hooked or self.hook_normalized.is_hooked):
-            return self.fused(x, w, b)
-        normalized = self.hook_normalized(self.normalize(x))
-        scaled = normalized if w is None else normalized * w
-        return scaled if b is None else scaled + b
+            return self.fused(x, self.w, self.b if self.is_centered else None)
+        scaled = self.hook_normalized(self.normalize(x)) * self.w
+        return scaled + self.b if self.is_centered else scaled
 
     def normalize(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         if not self.hook_scale.is_hooked:
@@ -140,11 +144,8 @@ class Attention(nn.Module):
         self.hook_result = HookPoint()  # [batch query head d_model]
 
     def forward(
-        self,
-        x: Float[Tensor, "batch query d_model"],
-        context: AttentionContext,
-        cache: LayerCache | None = None,
-    ) -> Float[Tensor, "batch query d_model"]:
+        self, x: Residual, context: AttentionContext, cache: LayerCache | None = None
+    ) -> Residual:
         q, k, v = self.compute_qkv(x, cache)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if self.cfg.qk_norm is not None:
@@ -160,7 +161,7 @@ class Attention(nn.Module):
         return linear(z.flatten(2), self.W_O.flatten(0, 1), self.b_O)
 
     def compute_qkv(
-        self, x: Float[Tensor, "batch pos d_model"], cache: LayerCache | None
+        self, x: Residual, cache: LayerCache | None
     ) -> tuple[Float[Tensor, "batch pos heads d_head"], ...]:
         """Compute x W_Q + b_Q, x W_K + b_K and x W_V + b_V as one product."""
         W, b = (cache and cache.qkv_projection) or self.qkv_projection()
@@ -175,13 +176,7 @@ class Attention(nn.Module):
         W = torch.cat([self.W_Q, *shared[:2]]).transpose(0, 1).flatten(1)
         return W, torch.cat([self.b_Q, *shared[2:]]).flatten()
 
-    def attend(
-        self,
-        q: Float[Tensor, "batch query head d_head"],
-        k: Float[Tensor, "batch key kv_head d_head"],
-        v: Float[Tensor, "batch key kv_head d_head"],
-        mask: Bool[Tensor, "*batch query key"] | None,
-    ) -> Float[Tensor, "batch query head d_head"]:
+    def attend(self, q: Queries, k: Keys, v: Keys, mask: Mask | None) -> Queries:
         """Compute softmax(q k / scale) v (Vaswani et al. 2017)."""
         cap = self.cfg.attn_scores_soft_cap
         is_hooked = self.hook_attn_scores.is_hooked or self.hook_pattern.is_hooked
@@ -198,8 +193,7 @@ class Attention(nn.Module):
 class GroupedQueryAttention(Attention):
     """Attention in which groups of query heads share a key and a value head (Ainslie et al. 2023).
 
-    As in TransformerLens, the parameters are `_W_K`, `_W_V`, `_b_K` and `_b_V`, and `W_K` etc.
-    repeat them for each query head.
+    As in TransformerLens, `W_K` etc. repeat the parameters `_W_K` etc. for each query head.
     """
 
     shared_prefix = "_"
@@ -227,7 +221,7 @@ class MLP(nn.Module):
             self.hook_pre_linear = HookPoint()  # [batch pos d_mlp]
         self.hook_post = HookPoint()  # [batch pos d_mlp]
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Residual) -> Residual:
         if not self.is_gated:
             post = self.act_fn(self.hook_pre(linear(x, self.W_in, self.b_in)))
         else:
@@ -243,8 +237,8 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.cfg = cfg
         attention = GroupedQueryAttention if cfg.n_key_value_heads else Attention
-        self.ln1, self.attn = make_norm(cfg), attention(cfg, layer)
-        self.ln2, self.mlp = make_norm(cfg), MLP(cfg)
+        self.ln1, self.attn = Norm(cfg), attention(cfg, layer)
+        self.ln2, self.mlp = Norm(cfg), MLP(cfg)
         if cfg.use_normalization_before_and_after:
             self.ln1_post, self.ln2_post = Norm(cfg), Norm(cfg)
         self.hook_resid_pre = HookPoint()  # [batch pos d_model], as the others
@@ -255,11 +249,8 @@ class TransformerBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(
-        self,
-        resid_pre: Float[Tensor, "batch pos d_model"],
-        context: AttentionContext,
-        cache: LayerCache | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
+        self, resid_pre: Residual, context: AttentionContext, cache: LayerCache | None = None
+    ) -> Residual:
         resid_pre = self.hook_resid_pre(resid_pre)
         attn_out = self.attn(self.norm_input(self.ln1, resid_pre), context, cache)
         attn_out = self.hook_attn_out(self.norm_output("ln1", attn_out))
@@ -271,7 +262,7 @@ class TransformerBlock(nn.Module):
         mlp_out = self.hook_mlp_out(self.norm_output("ln2", mlp_out))
         return self.hook_resid_post(resid_mid + mlp_out)
 
-    def norm_input(self, norm: nn.Module, x: Tensor) -> Tensor:
+    def norm_input(self, norm: Norm, x: Tensor) -> Tensor:
         return x if self.cfg.norms_after else norm(x)
 
     def norm_output(self, name: str, x: Tensor) -> Tensor:
@@ -289,7 +280,7 @@ class Embed(nn.Module):
         super().__init__()
         self.W_E = weight(cfg, cfg.d_vocab, cfg.d_model)
 
-    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, tokens: Tokens) -> Residual:
         return F.embedding(tokens, self.W_E)
 
 
@@ -313,7 +304,7 @@ class Unembed(nn.Module):
         self.hook_in = HookPoint()  # [batch pos d_model]
         self.hook_out = HookPoint()  # [batch pos d_vocab]
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+    def forward(self, x: Residual) -> Logits:
         return self.hook_out(linear(self.hook_in(x), self.W_U, self.b_U))
 
 
@@ -341,7 +332,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             self.pos_embed = PosEmbed(cfg)
             self.hook_pos_embed = HookPoint()  # [batch pos d_model]
         self.blocks = nn.ModuleList(TransformerBlock(cfg, layer) for layer in range(cfg.n_layers))
-        self.ln_final, self.unembed = make_norm(cfg), Unembed(cfg)
+        self.ln_final, self.unembed = Norm(cfg), Unembed(cfg)
         self.rotary = cfg.rotary_by_layer_type()
         if cfg.init_weights:
             self.init_weights()
@@ -349,7 +340,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"] | str | list[str],
+        tokens: Tokens | Residual | str | list[str],
         return_type: str | None = "logits",
         *,
         attention_mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
@@ -388,9 +379,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         return logits
 
-    def embed_tokens(
-        self, tokens: Int[Tensor, "batch pos"], positions: Int[Tensor, "rows pos"]
-    ) -> Float[Tensor, "batch pos d_model"]:
+    def embed_tokens(self, tokens: Tokens, positions: Int[Tensor, "rows pos"]) -> Residual:
         """Compute the residual stream before the first block."""
         residual = self.hook_embed(self.embed(tokens))
         if self.cfg.positional_embedding_type == "standard":
@@ -399,17 +388,9 @@ class HookedTransformer(Tokenization, HookedRootModule):
         return residual
 
     def attention_contexts(
-        self,
-        positions: Int[Tensor, "rows query"],
-        padding: Bool[Tensor, "batch key"] | None,
-        past: int,
+        self, positions: Int[Tensor, "rows query"], padding: Padding | None, past: int
     ) -> dict[str, AttentionContext]:
-        """Compute the mask and the rotary angles of the global and the local layers.
-
-        Args:
-            padding: False on padding, for earlier and new tokens; None without padding.
-            past: number of earlier tokens.
-        """
+        """Compute mask and rotary angles of the global and local layers, after `past` tokens."""
         contexts, n_query = {}, positions.shape[1]
         for layer_type in dict.fromkeys(self.cfg.attn_types or ["global"]):
             window = self.cfg.window_size if layer_type == "local" else None
@@ -429,20 +410,15 @@ class HookedTransformer(Tokenization, HookedRootModule):
         return angles.cos() * scale, angles.sin() * scale
 
     def run_with_cache(
-        self,
-        *inputs: Any,
-        names_filter: Any = None,
-        return_cache_object: bool = True,
-        **options: Any,
+        self, *inputs: Any, names_filter: Any = None, return_cache_object: bool = True, **more: Any
     ) -> Any:
-        """Return the output and the activations at hook points (see `HookedRootModule`).
+        """Return the output and the activations, by default at all hook points but `hook_result`.
 
-        Args:
-            names_filter: hook points to cache; all but `hook_result`, the largest, by default.
+        See `HookedRootModule`. `hook_result` is the largest activation.
         """
         if names_filter is None:
             names_filter = is_cached_by_default
-        output, activations = super().run_with_cache(*inputs, names_filter=names_filter, **options)
+        output, activations = super().run_with_cache(*inputs, names_filter=names_filter, **more)
         return output, ActivationCache(activations, self) if return_cache_object else activations
 
     def accumulated_bias(
@@ -455,10 +431,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         return sum(biases, torch.zeros_like(self.blocks[0].attn.b_O))
 
     def init_weights(self) -> None:
-        """Draw all matrices from a normal distribution, in the same order as TransformerLens.
-
-        Norm weights are 1 and biases 0.
-        """
+        """Draw all matrices from a normal distribution, in the same order as TransformerLens."""
         if self.cfg.seed is not None:
             torch.manual_seed(self.cfg.seed)
         for name, parameter in self.named_parameters():
@@ -504,13 +477,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * (x / cap).tanh() if cap > 0 else x
 
 
-def attend_fused(
-    q: Float[Tensor, "batch query head d_head"],
-    k: Float[Tensor, "batch key kv_head d_head"],
-    v: Float[Tensor, "batch key kv_head d_head"],
-    mask: Bool[Tensor, "*batch query key"] | None,
-    scale: float,
-) -> Float[Tensor, "batch query head d_head"]:
+def attend_fused(q: Queries, k: Keys, v: Keys, mask: Mask | None, scale: float) -> Queries:
     """Compute `Attention.attend` as one operation of torch.
 
     It has no forward-mode and no second derivatives on the CPU (see `differentiable_attention`).
@@ -526,14 +493,12 @@ def attend_fused(
     ).transpose(1, 2)
 
 
-def normalize_heads(x: Float[Tensor, "batch pos head d_head"], norm: Norm) -> Tensor:
+def normalize_heads(x: Queries, norm: Norm) -> Queries:
     """Normalize queries or keys, each head by itself or all heads together."""
     return norm(x) if norm.size == x.shape[-1] else norm(x.flatten(2)).view_as(x)
 
 
-def rotate(
-    x: Float[Tensor, "batch pos head d_head"], context: AttentionContext
-) -> Float[Tensor, "batch pos head d_head"]:
+def rotate(x: Queries, context: AttentionContext) -> Queries:
     """Rotate pairs of dimensions by their angles at each position (Su et al. 2021, RoPE)."""
     rotary_dim = context.cos.shape[-1]
     rotary, rest = x[..., :rotary_dim], x[..., rotary_dim:]
@@ -543,36 +508,28 @@ def rotate(
     return torch.cat([rotated, rest], -1) if rest.shape[-1] else rotated
 
 
-def padding_mask(
-    tokens: Tensor, mask: Tensor | None, cache: KVCache | None
-) -> Bool[Tensor, "batch key"] | None:
+def padding_mask(tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> Padding | None:
     """Return the mask of earlier and new tokens, False on padding; None without padding."""
     if mask is not None:
         mask = None if bool(mask.all()) else mask.bool()
     return mask if cache is None else cache.append_mask(mask, tokens)
 
 
-def token_positions(
-    tokens: Tensor, mask: Bool[Tensor, "batch key"] | None, past: int
-) -> Int[Tensor, "rows query"]:
+def token_positions(tokens: Tensor, mask: Padding | None, past: int) -> Int[Tensor, "rows query"]:
     """Return the position of each new token, counted from the first that is not padding."""
     if mask is None:
         return torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
     return (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
 
 
-def causal_mask(n_query: int, n_key: int, device: torch.device) -> Bool[Tensor, "query key"]:
+def causal_mask(n_query: int, n_key: int, device: torch.device) -> Mask:
     """Return True where one of the last `n_query` positions may attend: to itself and earlier."""
     return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril(n_key - n_query)
 
 
 def attention_mask(
-    n_query: int,
-    past: int,
-    padding: Bool[Tensor, "batch key"] | None,
-    window: int | None,
-    device: torch.device,
-) -> Bool[Tensor, "*batch query key"] | None:
+    n_query: int, past: int, padding: Padding | None, window: int | None, device: torch.device
+) -> Mask | None:
     """Return True where a query may attend: to itself and earlier tokens in the window.
 
     Padding attends to itself only, because the softmax over nothing is nan. None stands for the
@@ -588,10 +545,6 @@ def attention_mask(
         itself = torch.eye(past + n_query, dtype=torch.bool, device=device)[past:]
         mask = mask & (padding[:, None, None] | itself)
     return mask
-
-
-def make_norm(cfg: ModelConfig) -> nn.Module:
-    return nn.Identity() if cfg.normalization_type is None else Norm(cfg)
 
 
 def weight(cfg: ModelConfig, *shape: int) -> nn.Parameter:

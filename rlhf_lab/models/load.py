@@ -3,14 +3,11 @@
 import contextlib
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import logging
@@ -22,7 +19,6 @@ from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
 MAX_GAP, MAX_HALF_PRECISION_GAP = 1e-3, 0.25  # relative error of the logits of a converted model
 CHECKED_TOKENS = 64
-HUB_NAMES = MappingProxyType({"gpt2-small": "gpt2"})
 LAYER = re.compile(r"\.\d+\.")
 
 
@@ -41,7 +37,7 @@ def locate(name: str) -> tuple[str, bool]:
             f"There is no model directory {name!r} with a config.json. Choose a model directory, a "
             f"hub id, or a bundled name ({', '.join(BUNDLED)})."
         )
-    return HUB_NAMES.get(name, name), False
+    return "gpt2" if name == "gpt2-small" else name, False
 
 
 def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
@@ -57,17 +53,14 @@ def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
         with hidden_progress(on_disk):
             return loader.from_pretrained(place, **options)
     except Exception as error:  # an invalid configuration can raise any exception
-        where, advice = f"the directory {place!r}", "Save the model again as safetensors"
-        if not on_disk:
-            where = f"the bundled models ({', '.join(BUNDLED)}), this directory and the model hub"
-            advice = "Correct the name, or check the connection to the hub"
-        raise LoadError(
-            f"Cannot load the {kind} {name!r} from {where} ({error_line(error)}). {advice}."
-        ) from error
+        advice = f"the model hub. Correct the name, or choose a bundled model: {', '.join(BUNDLED)}"
+        if on_disk:
+            advice = f"the directory {place!r}. Save the model again as safetensors"
+        cause = _error_line(error)
+        raise LoadError(f"Cannot load the {kind} {name!r} ({cause}) from {advice}.") from error
 
 
-def error_line(error: Exception) -> str:
-    """Return the message of an error as one short line."""
+def _error_line(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return "it requires custom code, which is not run"
     text = " ".join(str(error).split())[:300].rstrip(".")
@@ -89,50 +82,33 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
 
 
 def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> PreTrainedModel:
-    """Load a model with `load_pretrained`, from safetensors only: a pickled file can run code."""
+    """Load a model from safetensors only, because a pickled file can run code.
+
+    Raises:
+        LoadError: If weights are missing, of another shape, not finite or not used.
+    """
     options |= {"use_safetensors": True, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True}  # validate_weights names the weight
+    options |= {"ignore_mismatched_sizes": True}  # named below
     model, report = load_pretrained(loader, name, kind, **options)
-    validate_weights(model, report, name, kind)
-    validate_stored_dtypes(model, name)
-    return model
-
-
-def validate_weights(model: PreTrainedModel, report: dict[str, Any], name: str, kind: str) -> None:
-    """Raise LoadError if weights are missing, of another shape, not finite or not used."""
-    weights, of_layer = dict(model.named_parameters()), LAYER.sub
-    kinds = {of_layer(".", weight) for weight in weights if LAYER.search(weight)}
-    unused = [weight for weight in report["unexpected_keys"] if LAYER.search(weight)]
-    unused = [weight for weight in unused if of_layer(".", weight) in kinds or not kinds]
+    weights = dict(model.named_parameters())
+    kinds = {LAYER.sub(".", weight) for weight in weights if LAYER.search(weight)}
     problems = [f"{weight} is missing" for weight in sorted(report["missing_keys"])]
     problems += [
         f"{weight} has shape {list(shape)}, expected {list(expected)} by config.json"
         for weight, shape, expected in sorted(report["mismatched_keys"])
     ]
-    problems += [f"{weight} is in a layer that config.json leaves out" for weight in sorted(unused)]
+    problems += [
+        f"{weight} is in a layer that config.json leaves out"
+        for weight in sorted(report["unexpected_keys"])
+        if LAYER.search(weight) and (LAYER.sub(".", weight) in kinds or not kinds)
+    ]
     problems += [f"{w} contains nan or inf" for w, x in weights.items() if not x.isfinite().all()]
     if problems:
         others = f" and {len(problems) - 1} more" if problems[1:] else ""
         raise LoadError(
             f"{name!r} is not a complete {kind}: {problems[0]}{others}. Use the files of one model."
         )
-
-
-def validate_stored_dtypes(model: PreTrainedModel, name: str) -> None:
-    """Raise LoadError if weights are stored as integers, which need scales that are not read."""
-    place, on_disk = locate(name)
-    prefix = f"{model.base_model_prefix}."
-    weights = {weight.removeprefix(prefix) for weight, _ in model.named_parameters()}
-    for path in sorted(Path(place).glob("model*.safetensors")) if on_disk else ():
-        with safe_open(path, framework="pt") as file:
-            for weight in weights & {key.removeprefix(prefix) for key in file.keys()}:
-                key = weight if weight in file.keys() else prefix + weight
-                dtype = file.get_slice(key).get_dtype()
-                if dtype not in ("F64", "F32", "F16", "BF16"):
-                    raise LoadError(
-                        f"{key} of {name!r} is stored as {dtype}, expected a floating-point type. "
-                        "Save the model in float32, float16 or bfloat16."
-                    )
+    return model
 
 
 def load_pretrained_tokenizer(name: str) -> Tokenizer:
@@ -140,13 +116,6 @@ def load_pretrained_tokenizer(name: str) -> Tokenizer:
     tokenizer = load_pretrained(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"{name!r} has no tokenizer files. Save a tokenizer next to the weights.")
-    place, on_disk = locate(name)
-    if on_disk and not Path(place, "tokenizer_config.json").is_file():
-        warnings.warn(
-            f"{name!r} has no tokenizer_config.json, so transformers guesses special tokens and "
-            "spaces. Save the file next to tokenizer.json.",
-            stacklevel=2,
-        )
     return tokenizer
 
 
@@ -185,8 +154,6 @@ def load_model(
         name = str(source)
         hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
         tokenizer = tokenizer or load_pretrained_tokenizer(name)
-    elif not hasattr(source, "config"):
-        raise LoadError(f"{source!r:.60} is not a model. Pass a name, a directory or a hub id.")
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
         if tokenizer is None:
@@ -196,7 +163,7 @@ def load_model(
         model = from_hugging_face(hf_model, tokenizer, dtype)
         gap = _logit_gap(model, hf_model)
     except Exception as error:  # an invalid configuration can raise any exception
-        raise LoadError(f"{name!r} cannot be converted: {error_line(error)}.") from error
+        raise LoadError(f"{name!r} cannot be converted: {_error_line(error)}.") from error
     is_half = min(torch.finfo(kind).bits for kind in (dtype, hf_model.dtype)) == 16
     max_gap = MAX_HALF_PRECISION_GAP if is_half else MAX_GAP
     if not gap <= max_gap:  # True for nan
@@ -210,7 +177,6 @@ def load_model(
 
 @torch.no_grad()
 def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
-    """Return the relative error of the logits; a lost bias or rope scaling is visible here."""
     tokens = torch.arange(min(CHECKED_TOKENS, model.cfg.n_ctx))[None] % model.cfg.d_vocab
     was_training = hf_model.training
     expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)

@@ -19,8 +19,7 @@ class ModelConfig:
         n_key_value_heads: number of key and value heads if several query heads share one.
         attn_types: "global" or "local" for each layer; None if all are global. Local layers attend
             to the last `window_size` tokens.
-        normalization_type: "LN" or "RMS"; with "Pre" appended the norms have no weights; None for
-            no norms.
+        normalization_type: "LN" or "RMS".
         use_normalization_before_and_after: also normalize the outputs of attention and MLP (Gemma).
         norms_after: normalize only the outputs of attention and MLP (OLMo 2).
         qk_norm: "head" normalizes the queries and keys of each head (Qwen 3), "all" those of all
@@ -40,7 +39,7 @@ class ModelConfig:
     d_mlp: int = -1
     act_fn: str = "gelu_new"
     gated_mlp: bool = False
-    normalization_type: str | None = "LN"
+    normalization_type: str = "LN"
     eps: float = 1e-5
     attn_scale: float = -1.0
     scale_attn_by_inverse_layer_idx: bool = False

@@ -40,7 +40,6 @@ MODELS = {
     "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 4},
     "caps": {"output_logits_soft_cap": 3.0, "attn_scores_soft_cap": 2.0},
     "window": {"attn_types": ["local", "global"], "window_size": 2},
-    "no weights in norms": {"normalization_type": "LNPre"},
 }
 
 
