@@ -26,7 +26,7 @@ from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead, load_model, same_weights
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.residual_parts import single_token
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.training.restore import load_policy
 
 Source = HookedModel | TransformerWithValueHead | str | Path

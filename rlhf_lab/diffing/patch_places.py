@@ -10,7 +10,8 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.residual_parts import reason_not_additive, single_token
+from rlhf_lab.models.residual_parts import reason_not_additive
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.training.capture import SQUARE, resolve_sites
 
 OF_HEADS = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v", *SQUARE)

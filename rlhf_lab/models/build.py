@@ -45,10 +45,7 @@ def make_policy(
 def in_weight_precision(
     policy: TransformerWithValueHead, weight_precision: str
 ) -> TransformerWithValueHead:
-    """Round the weights of policy and critic to bfloat16 in place, unless they are "fp32".
-
-    The value head and buffers such as rotary tables stay in float32.
-    """
+    """Round the weights of policy and critic to bfloat16 in place, except for the value head."""
     if weight_precision != "fp32":
         critics = [policy.critic] if isinstance(policy, TransformerWithCritic) else []
         for model in (policy.base_model, *critics):

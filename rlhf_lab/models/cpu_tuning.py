@@ -19,43 +19,30 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 2**30
 LARGEST_ERROR = 1e-6
 WIDE = 512
+# torch.backends.mkldnn.matmul.fp32_precision; bfloat16 only on processors with matrix units for it
 ROUTES = {"BLAS": "none", "oneDNN": "bf16"}
-"""Values of `torch.backends.mkldnn.matmul.fp32_precision`. With "bf16" oneDNN uses bfloat16 only if
-the processor has matrix units for it."""
 
 
 class Tuning(NamedTuple):
-    """Settings of the process.
+    """Settings of the process."""
 
-    Args:
-        keeps_memory: True if freed memory stays with the process, which avoids page faults.
-        route: library for float32 matrix products, "BLAS" or "oneDNN".
-        error: relative error of a product against float64, in the Frobenius norm.
-    """
-
-    keeps_memory: bool
-    route: str
-    error: float
+    keeps_memory: bool  # freed memory stays with the process, which avoids page faults
+    route: str  # library for float32 matrix products, "BLAS" or "oneDNN"
+    error: float  # relative error of a product against float64, in the Frobenius norm
 
 
 def tune_cpu(d_model: int) -> Tuning:
     """Set what is faster on this processor for a model of this width.
 
-    1. Let glibc keep freed memory.
-    2. For wide models on AMD processors, where the default BLAS is slow, use oneDNN if it is exact
-       (it is not with bfloat16 matrix units).
-
-    The route depends on processor, width and exactness, not on a timing, so the same seed gives the
-    same run.
+    Let glibc keep freed memory. For wide models on AMD processors, where the default BLAS is slow,
+    use oneDNN if it is exact. No timing is involved, so the same seed gives the same run.
     """
     kept = keep_freed_memory()
-    if d_model >= WIDE and processor_vendor() == "AuthenticAMD":
-        set_route("oneDNN")
-        error = matmul_error()
-        if error <= LARGEST_ERROR:
-            return Tuning(kept, "oneDNN", error)
-    set_route("BLAS")
-    return Tuning(kept, "BLAS", matmul_error())
+    is_slow = d_model >= WIDE and processor_vendor() == "AuthenticAMD"
+    set_route("oneDNN" if is_slow else "BLAS")
+    if matmul_error() > LARGEST_ERROR:
+        set_route("BLAS")
+    return Tuning(kept, current_route(), matmul_error())
 
 
 def tune_for(policy: TransformerWithValueHead, wanted: bool) -> Tuning | None:
@@ -80,8 +67,8 @@ def set_route(route: str) -> None:
 
 def current_route() -> str:
     """Return the library for float32 matrix products."""
-    chosen = torch.backends.mkldnn.matmul.fp32_precision
-    return "oneDNN" if chosen == ROUTES["oneDNN"] else "BLAS"
+    is_onednn = torch.backends.mkldnn.matmul.fp32_precision == ROUTES["oneDNN"]
+    return "oneDNN" if is_onednn else "BLAS"
 
 
 def processor_vendor() -> str:

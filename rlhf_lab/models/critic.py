@@ -41,10 +41,7 @@ class TransformerWithCritic(TransformerWithValueHead):
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
         past_kv_cache: Any = None,
     ) -> PolicyStates:
-        """Return residual and hidden states of the policy, and values of the critic.
-
-        `past_kv_cache` is a pair of caches (see `init_cache`).
-        """
+        """Return residual and hidden states of the policy, and values of the critic."""
         policy_cache, critic_cache = past_kv_cache or (None, None)
         values = self.critic_values(tokens, attention_mask, critic_cache)
         residual = final_residual(self.base_model, tokens, attention_mask, policy_cache)

@@ -15,24 +15,18 @@ from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_fo
 
 
 class State(NamedTuple):
-    """Outputs of the policy before it generates its next token.
-
-    `residual` is that after the last block; None if the policy's forward was replaced.
-    """
+    """Outputs of the policy before it generates its next token."""
 
     logits: Float[Tensor, "batch d_vocab"]
     value: Float[Tensor, " batch"]
-    residual: Float[Tensor, "batch d_model"] | None
+    residual: Float[Tensor, "batch d_model"] | None  # None if the policy's forward was replaced
 
 
 class Decoder:
     """Read left-padded prompts, each distinct one once, then one token per row and `feed`.
 
-    On CUDA, the steps are replayed from a captured graph if no hook is registered (see
-    `StaticStep`).
-
-    Attributes:
-        state: outputs after the tokens so far.
+    `state` has the outputs after the tokens so far. On CUDA, steps are replayed from a captured
+    graph if no hook is registered (see `StaticStep`).
     """
 
     def __init__(

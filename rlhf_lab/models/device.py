@@ -16,21 +16,15 @@ LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device of this name; "auto" is CUDA, MPS or the CPU, the first available.
-
-    Raises:
-        ConfigError: If the device is not available, or torch is too old for MPS.
-    """
+    """Return the device of this name; "auto" is CUDA, MPS or the CPU, the first available."""
     n_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     n_devices = {"cuda": n_cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
         name = next(kind for kind, n in n_devices.items() if n)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"Unknown device={name!r}. Choose auto, cpu, cuda or mps.") from None
-    if (device.index or 0) >= n_devices.get(device.type, 0):
-        raise ConfigError(f"device={name!r} is not available. Choose auto or cpu.")
+    kind, _, index = name.partition(":")
+    if int(index or 0) >= n_devices.get(kind, 0):
+        raise ConfigError(f"device={name!r} is not available. Choose auto, cpu, cuda or mps.")
+    device = torch.device(name)
     if device.type == "mps" and TorchVersion(torch.__version__) < MPS_TORCH:
         raise ConfigError(
             f"device={name!r} needs torch {MPS_TORCH} or newer, and this is {torch.__version__}."

@@ -49,12 +49,7 @@ class HookedModel(Protocol):
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -> HookedTransformer:
-    """Return a transformer with random weights.
-
-    Args:
-        sizes: fields of `ModelConfig`, such as `n_layers=2, d_model=16, n_ctx=32, d_head=8,
-            d_vocab=100, seed=0`.
-    """
+    """Return a transformer with random weights and these fields of `ModelConfig`."""
     return HookedTransformer(ModelConfig(**sizes), tokenizer).to(sizes.get("device", "cpu"))
 
 
@@ -65,12 +60,7 @@ def call_model(
     cache: Any = None,
     **options: Any,
 ) -> Float[Tensor, "batch seq out"]:
-    """Call a model.
-
-    Args:
-        attention_mask: False on padding; None without padding.
-        cache: earlier tokens (see `empty_cache`).
-    """
+    """Call a model. The mask is False on padding, the cache is from `empty_cache`."""
     if not isinstance(model, HookedTransformer):  # TransformerLens guesses a mask from the tokens
         mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         attention_mask = mask.long()
@@ -161,10 +151,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def without_hooks(*modules: nn.Module) -> Iterator[None]:
-    """Return a context in which modules have no hooks.
-
-    Afterwards they have the same hooks as before; hooks added in the context are removed.
-    """
+    """Return a context in which modules have no hooks; afterwards those before it are restored."""
     hooked = [part for module in modules for part in module.modules() if is_hooked(part)]
     hooks = [{table: vars(part)[table] for table in HOOK_TABLES} for part in hooked]
     for part in hooked:

@@ -12,20 +12,13 @@ NewKeys = Float[Tensor, "batch new kv_head d_head"]
 
 
 class LayerCache:
-    """Keys and values of the earlier tokens in one layer.
-
-    Attributes:
-        n_tokens: number of tokens whose keys and values are stored.
-        past_keys, past_values: the stored tensors; None while the cache is empty. They have room
-            for more tokens than `n_tokens`.
-        qkv_projection: W_Q, W_K and W_V as one matrix, with the biases; built once per cache.
-    """
+    """Keys and values of the earlier tokens in one layer."""
 
     def __init__(self) -> None:
         self.n_tokens = 0
-        self.past_keys: Keys | None = None
+        self.past_keys: Keys | None = None  # with room for more than `n_tokens`
         self.past_values: Keys | None = None
-        self.qkv_projection: tuple[Tensor, Tensor] | None = None
+        self.qkv_projection: tuple[Tensor, Tensor] | None = None  # see `Attention`; built once
 
     def append(self, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
         """Store the keys and values of new tokens and return those of all tokens."""
@@ -45,15 +38,10 @@ class LayerCache:
 
 @dataclass
 class KVCache:
-    """The earlier tokens of a model: one `LayerCache` per layer, and which tokens are padding.
-
-    Args:
-        entries: the layers' caches.
-        previous_attention_mask: False on padding; None while no padding has been seen.
-    """
+    """The earlier tokens of a model: one `LayerCache` per layer, and which tokens are padding."""
 
     entries: list[LayerCache]
-    previous_attention_mask: Bool[Tensor, "batch pos"] | None = None
+    previous_attention_mask: Bool[Tensor, "batch pos"] | None = None  # None without padding
 
     @classmethod
     def empty(cls, n_layers: int) -> "KVCache":
@@ -73,9 +61,8 @@ class KVCache:
         if mask is None and before is None:
             return None
         batch, n_new = tokens.shape[:2]
-        if before is None:
-            before = torch.ones(batch, self.n_tokens, dtype=torch.bool, device=tokens.device)
-        if mask is None:
-            mask = torch.ones(batch, n_new, dtype=torch.bool, device=tokens.device)
-        self.previous_attention_mask = torch.cat([before, mask], 1)
+        masks = (before, self.n_tokens), (mask, n_new)
+        self.previous_attention_mask = torch.cat(
+            [tokens.new_ones(batch, n, dtype=torch.bool) if x is None else x for x, n in masks], 1
+        )
         return self.previous_attention_mask

@@ -21,9 +21,6 @@ MARK = ".parametrizations."
 class LoRALinear(nn.Module):
     """Low-rank change of one linear map: W becomes W + (alpha / rank) A B.
 
-    1. A, from the inputs to `rank` numbers, starts as Gaussian noise of variance 1 / inputs.
-    2. B, from these numbers to the outputs, starts at 0, so the map is unchanged at first.
-
     As a parametrization (torch.nn.utils.parametrize), it makes `attn.W_Q` return the sum.
 
     Args:
@@ -95,8 +92,6 @@ def add_lora(
     """Freeze a model, in place, and add adapters to the chosen matrices of every block.
 
     Args:
-        rank: of each change, at least 1.
-        alpha: the change is scaled by alpha / rank.
         targets: of W_Q, W_K, W_V, W_O, W_in, W_out and, in gated MLPs, W_gate.
         seed: seeds A without changing the global random state.
     """

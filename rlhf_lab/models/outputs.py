@@ -12,6 +12,7 @@ from rlhf_lab.functional import generated_values, get_logprobs, log_probs
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooked_model import HookedModel, has_hooks
+from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import final_residuals, same_weights, unembed_residuals
 from rlhf_lab.models.token_stats import (
     StatsInputs,
@@ -27,20 +28,12 @@ TOKENS_AT_ONCE = 8192  # tokens per forward pass in `compare_with_reference`, at
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """Per-token numbers that the objective needs.
+    """Numbers of each sampled token that the objective needs; entropy and KL in nats."""
 
-    Args:
-        logprobs: of the sampled tokens, under the truncation with which they were sampled.
-        values: of the states before them.
-        entropy: over the whole vocabulary, in nats per token.
-        kl: KL(policy || reference) over the whole vocabulary, in nats per token; None without a
-            reference.
-    """
-
-    logprobs: Float[Tensor, "batch gen"]
-    values: Float[Tensor, "batch gen"]
-    entropy: Float[Tensor, "batch gen"]
-    kl: Float[Tensor, "batch gen"] | None = None
+    logprobs: Float[Tensor, "batch gen"]  # under the truncation with which it was sampled
+    values: Float[Tensor, "batch gen"]  # of the state before it
+    entropy: Float[Tensor, "batch gen"]  # of the policy, over the whole vocabulary
+    kl: Float[Tensor, "batch gen"] | None = None  # KL(policy || reference), over the vocabulary
 
 
 def run_policy(
@@ -82,8 +75,9 @@ def run_policy(
             stats = stats._replace(logprobs=logprobs(scored, tokens, prefix_len, temperature))
     else:
         with forward.applied(policy):
-            is_padded = attention_mask is not None
-            _, hidden, values = policy.padded_states(tokens, attention_mask, is_padded)
+            padded = attention_mask is not None
+            outputs = run_left_padded(policy.states, tokens, attention_mask, padded)
+        _, hidden, values = outputs
         stats = compute_token_stats(policy.base_model, hidden[:, states], generated, inputs)
     values = generated_values(values, prefix_len)
     return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
@@ -95,27 +89,17 @@ def policy_outputs(
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     forward: Forward | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
-    """Call the policy: logits and values at every position.
-
-    Raises:
-        ConfigError: If `forward.recompute` is set and a hook within a block would fire twice.
-    """
+    """Call the policy with the settings of a run: logits and values at every position."""
     with (forward or Forward()).applied(policy):
         return policy(tokens, attention_mask)
 
 
 class ReferenceComparison(NamedTuple):
-    """Difference of a policy from its reference at each generated token.
+    """Difference of a policy from its reference at each generated token, in nats."""
 
-    Args:
-        kl: KL(policy || reference), exact, in nats per token.
-        entropy: of the policy, in nats per token.
-        ref_residuals: last residual of the reference at the states before the tokens.
-    """
-
-    kl: Float[Tensor, "batch gen"]
-    entropy: Float[Tensor, "batch gen"]
-    ref_residuals: Float[Tensor, "batch gen d_model"]
+    kl: Float[Tensor, "batch gen"]  # KL(policy || reference), exact
+    entropy: Float[Tensor, "batch gen"]  # of the policy
+    ref_residuals: Float[Tensor, "batch gen d_model"]  # at the states before the tokens
 
 
 @torch.no_grad()
@@ -136,7 +120,6 @@ def compare_with_reference(
     3. Compute the logits of both, KL and entropy.
 
     Args:
-        policy: the policy or its transformer.
         chunk_size: number of sequences at a time, at least.
     """
     forward, model = forward or Forward(), policy
@@ -180,10 +163,6 @@ def reference_logprobs(
 
     If sampling was truncated, it is renormalized over the tokens that the policy kept, so both
     log-probabilities are of distributions over the same tokens.
-
-    Args:
-        ref_residuals: see `compare_with_reference`.
-        chunk_size: number of sequences at a time.
     """
     chunks, generated = [], samples.tokens[:, samples.prefix_len :]
     dtype = None if forward is None else forward.dtype

@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
-SURELY_READ = 100_000  # characters of a text that are always tokenized
+SURELY_READ = 100_000  # characters that are always tokenized; megabytes would take a minute
 
 
 def most_characters(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> int:
-    """Return an upper bound of the characters of `n_tokens` tokens, spaces not counted.
-
-    Tokenizing megabytes of text to find its length would take a minute.
-    """
+    """Return an upper bound of the characters of `n_tokens` tokens, spaces not counted."""
     longest = max(map(len, tokenizer.get_vocab()), default=1)
     return max(SURELY_READ, n_tokens * longest)
 
@@ -44,12 +42,7 @@ def pad_rows(
 def rotate_padding(
     x: Shaped[Tensor, "batch seq *rest"], attention_mask: Bool[Tensor, "batch seq"], to: str
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Move each row's left padding to its right end, or back, by rotating the row.
-
-    Args:
-        attention_mask: False on padding, before it is moved.
-        to: "left" or "right".
-    """
+    """Move each row's left padding to the "right" end, or back to the "left", by rotation."""
     seq = x.shape[1]
     n_pad = (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
     offset = n_pad if to == "right" else -n_pad
@@ -67,11 +60,7 @@ def run_left_padded(
     """Call `run` on rows whose left padding was moved to the right, and move its outputs back.
 
     Causal attention does not see padding on the right, so no mask is needed and position 0 is the
-    first real token.
-
-    Args:
-        attention_mask: False on padding.
-        padded: True if the mask has padding; if None the mask is read, for which a GPU must stop.
+    first real token. `padded` is True if the mask has padding; if None, a GPU must stop to read it.
 
     Raises:
         ValueError: If the mask is False between two real tokens.
@@ -81,17 +70,11 @@ def run_left_padded(
     if padded is None:
         if bool(attention_mask.all()):
             return run(input_ids)
-        broken = _gaps(attention_mask).any(1)
-        if bool(broken.any()):
+        n_starts = pad(attention_mask.int(), (1, 0)).diff(dim=1).eq(1).sum(1)
+        if bool((n_starts > 1).any()):
             raise ValueError(
                 "attention_mask is False between tokens that it shows in row "
-                f"{int(broken.int().argmax())}. Mask padding at the ends of a row only."
+                f"{int(n_starts.argmax())}. Mask padding at the ends of a row only."
             )
     outputs = run(rotate_padding(input_ids, attention_mask, "right"))
     return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)
-
-
-def _gaps(attention_mask: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
-    before = attention_mask.cumsum(1) > 0
-    after = attention_mask.flip(1).cumsum(1).flip(1) > 0
-    return before & after & ~attention_mask

@@ -47,11 +47,7 @@ def model_where_exact(model: HookedModel) -> HookedModel:
 
 
 def trainable_copy(model: HookedModel) -> HookedModel:
-    """Return a copy without hooks that shares frozen weights and copies trainable ones.
-
-    Raises:
-        ConfigError: See `frozen_copy`.
-    """
+    """Return a copy without hooks that shares frozen weights and copies trainable ones."""
     validate_forwards(model)
     frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     copied = copy.deepcopy(model, frozen)
@@ -71,7 +67,6 @@ def validate_forwards(model: HookedModel) -> None:
 
 
 def _reaches_modules(forward: object) -> bool:
-    """Return True if a function refers to modules or their methods."""
     if not isinstance(forward, FunctionType):
         return False
     held = [cell.cell_contents for cell in forward.__closure__ or ()]

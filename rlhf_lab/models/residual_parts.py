@@ -3,7 +3,6 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import HookedModel
@@ -19,9 +18,6 @@ def residual_components(
 
     They are the embeddings and, for each block, z W_O of every head, the bias b_O and the MLP's
     output. Their sum is the residual after the last block.
-
-    Raises:
-        ConfigError: If the logits are not a sum over the components.
     """
     validate_additive(model)
     names, parts = ["embed"], [acts["hook_embed"].double()]
@@ -40,11 +36,7 @@ def residual_components(
 
 
 def reason_not_additive(model: HookedModel) -> str | None:
-    """Return why the logits are not a sum over heads and MLPs; None for a sum.
-
-    They are if the outputs of heads and MLPs are added to the residual stream unchanged, and only
-    the final norm, whose scale is known, and the unembedding follow.
-    """
+    """Return why the logits are not a sum over heads and MLPs; None for a sum."""
     cfg = model.cfg
     if cfg.use_normalization_before_and_after or getattr(cfg, "norms_after", False):
         return "its blocks normalize the output of attention before it is added"
@@ -61,16 +53,3 @@ def validate_additive(model: HookedModel, probe: str = "logit_shift") -> None:
             f"The model's logits are not a sum over its heads and MLPs: {why}. Remove {probe}, and "
             "look at the residual stream."
         )
-
-
-def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """Return the id of a text that is one token, or raise ConfigError."""
-    try:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-    except Exception as error:
-        raise ConfigError(
-            f"The tokenizer cannot encode {text!r} ({error}). Use words of its vocabulary."
-        ) from None
-    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        raise ConfigError(f"{text!r} is not one token of this tokenizer. Choose another word.")
-    return ids[0]

@@ -36,11 +36,7 @@ class StaticLayerCache(LayerCache):
 
 
 class StaticStep:
-    """One decode step of the readable model, without any number from the host.
-
-    Attention reads the complete cache under a mask. On a GPU that costs less than the hundreds of
-    kernel launches per token that a captured graph saves.
-    """
+    """One decode step without any number from the host; attention reads the complete cache."""
 
     def __init__(
         self,
@@ -101,11 +97,7 @@ def can_capture(policy: TransformerWithValueHead, gen_len: int) -> bool:
 
 
 def capture(run: Callable[[], Outputs], state: list[Float[Tensor, "..."]]) -> Callable[[], Outputs]:
-    """Record the operations of `run` as a CUDA graph and return a function that replays it.
-
-    Args:
-        state: tensors that `run` changes; restored after the warm-up.
-    """
+    """Record `run`, which changes the tensors of `state`, and return a function that replays it."""
     before = [x.clone() for x in state]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -12,13 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlhf_lab.functional import (
-    LOG_ZERO,
-    entropy_per_token,
-    kl_per_token,
-    log_probs,
-    token_logprobs,
-)
+from rlhf_lab.functional import LOG_ZERO, entropy_per_token, kl_per_token, log_probs, token_logprobs
 from rlhf_lab.functional.kl import MAX_KL
 from rlhf_lab.models.device import autocast, total_memory
 from rlhf_lab.models.hooked_model import HookedModel, is_plain_unembed, unembed
@@ -42,20 +36,13 @@ class TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class StatsInputs:
-    """Inputs of a token's statistics other than its logits.
-
-    Args:
-        support: tokens that truncated sampling kept.
-        reference: model for the KL.
-        ref_residuals: of the reference, at the states before the generated tokens.
-        dtype: dtype of the matrix products; that of the weights if None.
-    """
+    """Inputs of a token's statistics other than its logits."""
 
     temperature: float
-    support: Support | None = None
+    support: Support | None = None  # tokens that truncated sampling kept
     reference: HookedModel | None = None
     ref_residuals: Float[Tensor, "batch gen d_model"] | None = None
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # of the matrix products; that of the weights if None
 
 
 def compute_token_stats(
@@ -108,11 +95,8 @@ def sampled_logprobs(
 
 
 def chunk_sizes(d_vocab: int, memory: int | None) -> tuple[int, int]:
-    """Return the tokens per chunk and the bytes that may be stored for the backward pass.
-
-    On a GPU, a chunk of logits gets 1/256 of its `memory`, and the stored log-probabilities get
-    1/16. Free memory does not matter, so the same seed gives the same run.
-    """
+    """Return the tokens per chunk and the bytes that may be stored for the backward pass."""
+    # fractions of a GPU's total memory, not of the free memory: the same seed gives the same run
     n_logits = max(LOGITS_AT_ONCE, (memory or 0) // 256 // 4)
     return max(MIN_ROWS, n_logits // d_vocab), max(BYTES_KEPT, (memory or 0) // 16)
 

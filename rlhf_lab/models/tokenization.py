@@ -7,14 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.model_config import ModelConfig
 
 
 def with_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy in which missing special tokens are set as in TransformerLens.
-
-    EOS is GPT-2's if the vocabulary contains it; PAD and BOS are EOS.
-    """
+    """Return a copy with the special tokens of TransformerLens: missing PAD and BOS are EOS."""
     tokenizer = copy.deepcopy(tokenizer)
     if tokenizer.eos_token is None and "<|endoftext|>" in tokenizer.get_vocab():
         tokenizer.eos_token = "<|endoftext|>"
@@ -22,6 +20,17 @@ def with_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
         if getattr(tokenizer, name) is None and tokenizer.eos_token is not None:
             setattr(tokenizer, name, tokenizer.eos_token)
     return tokenizer
+
+
+def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Return the id of a text that is one token, or raise ConfigError."""
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    except Exception:  # some tokenizers raise on unknown words
+        ids = []
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise ConfigError(f"{text!r} is not one token of this tokenizer. Choose another word.")
+    return ids[0]
 
 
 class Tokenization:
@@ -33,15 +42,7 @@ class Tokenization:
     def to_tokens(
         self, text: str | list[str], prepend_bos: bool = True, truncate: bool = True
     ) -> Int[Tensor, "batch pos"]:
-        """Return the token ids of one or several texts, padded on the right.
-
-        Args:
-            prepend_bos: put the BOS token first if the tokenizer has one.
-            truncate: keep at most `n_ctx` tokens.
-
-        Raises:
-            ValueError: If the model has no tokenizer.
-        """
+        """Return the token ids of texts, at most `n_ctx` if `truncate`, padded on the right."""
         if self.tokenizer is None:
             raise ValueError("The model has no tokenizer. Set one with set_tokenizer.")
         bos = self.tokenizer.bos_token_id if prepend_bos else None
@@ -64,15 +65,8 @@ class Tokenization:
         return [self.tokenizer.decode([token]) for token in tokens.flatten().tolist()]
 
     def to_single_token(self, text: str) -> int:
-        """Return the id of a text that is one token.
-
-        Raises:
-            ValueError: If the text has another number of tokens.
-        """
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        if len(tokens) != 1:
-            raise ValueError(f"{text!r} is {len(tokens)} tokens, expected 1.")
-        return tokens[0]
+        """Return the id of a text that is one token."""
+        return single_token(self.tokenizer, text)
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Int[Tensor, "*pos"]

@@ -26,13 +26,12 @@ from rlhf_lab.models.padding import run_left_padded
 
 VALUE_HOOK = "ln_final.hook_normalized"
 SomePolicy = TypeVar("SomePolicy", bound=nn.Module)
+Tokens, Padding = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
+Outputs = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
 
 
 class ValueHead(nn.Sequential):
-    """Two linear layers with a ReLU between them, and hook points.
-
-    The weights are `0.weight`, `0.bias`, `2.weight` and `2.bias`: hook points are not layers.
-    """
+    """Two linear layers with a ReLU between them, and hook points."""
 
     def __init__(self, first: nn.Module, activation: nn.Module, last: nn.Module) -> None:
         super().__init__(first, activation, last)
@@ -85,7 +84,6 @@ class TransformerWithValueHead(nn.Module):
     as `value_head.hook_in`; `hooks` and `run_with_cache` accept any of these names.
 
     Args:
-        base_model: the language model.
         value_head: any module `[batch seq d_model] -> [batch seq 1]`; `make_value_head` if None.
         seed: of the new value head.
 
@@ -122,15 +120,11 @@ class TransformerWithValueHead(nn.Module):
         return next(self.parameters()).device
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "batch seq"],
-        attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        past_kv_cache: Any = None,
-    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+        self, input_ids: Tokens, attention_mask: Padding | None = None, past_kv_cache: Any = None
+    ) -> Outputs:
         """Compute logits and values at every position.
 
         Args:
-            input_ids: tokens.
             attention_mask: False on padding, on the left of a prompt.
             past_kv_cache: keys and values of earlier tokens (see `init_cache`).
         """
@@ -138,9 +132,7 @@ class TransformerWithValueHead(nn.Module):
             return self.call_once(input_ids, attention_mask, past_kv_cache)
         return run_left_padded(self.call_once, input_ids, attention_mask)
 
-    def call_once(
-        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None = None, cache: Any = None
-    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+    def call_once(self, tokens: Tokens, mask: Padding | None = None, cache: Any = None) -> Outputs:
         """Compute logits and values without moving padding."""
         if has_standard_logits(self.base_model):
             states = self.states(tokens, mask, cache)
@@ -148,10 +140,7 @@ class TransformerWithValueHead(nn.Module):
         return self.call_base_model(tokens, mask, cache)
 
     def states(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        past_kv_cache: Any = None,
+        self, tokens: Tokens, attention_mask: Padding | None = None, past_kv_cache: Any = None
     ) -> PolicyStates:
         """Run the transformer up to its final norm, and the value head; all hooks fire."""
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
@@ -165,9 +154,7 @@ class TransformerWithValueHead(nn.Module):
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
 
-    def call_base_model(
-        self, tokens: Int[Tensor, "batch seq"], mask: Tensor | None, cache: Any
-    ) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+    def call_base_model(self, tokens: Tokens, mask: Padding | None, cache: Any) -> Outputs:
         """Call a base model whose `forward` was replaced or hooked, and the value head."""
         with self.value_hook() as values:
             logits = call_model(self.base_model, tokens, mask, cache)
@@ -183,15 +170,6 @@ class TransformerWithValueHead(nn.Module):
 
         with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
             yield values
-
-    def padded_states(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        padded: bool | None = None,
-    ) -> PolicyStates:
-        """Compute `states` with left padding moved to the end of each row."""
-        return PolicyStates(*run_left_padded(self.states, tokens, attention_mask, padded))
 
     def unembed(
         self, hidden: Float[Tensor, "batch seq d_model"]
@@ -212,24 +190,23 @@ class TransformerWithValueHead(nn.Module):
     def hooks(
         self, fwd_hooks: Sequence[NamedHook] = (), bwd_hooks: Sequence[NamedHook] = ()
     ) -> Iterator["TransformerWithValueHead"]:
-        """Register hooks until the context ends.
+        """Register hooks, pairs of a name and a function `(activation, hook)`, for a context.
 
-        Args:
-            fwd_hooks, bwd_hooks: pairs of a hook point's name and a function `(activation, hook)`,
-                which may return a replacement.
+        A function may return a replacement.
 
         Raises:
             ConfigError: If a name is not in `hook_dict`.
         """
-        for name, _ in (*fwd_hooks, *bwd_hooks):
-            if name not in self.hook_dict:
-                raise ConfigError(f"Unknown hook point {name!r}. Choose one of policy.hook_dict.")
+        points = self.hook_dict
         with self.base_model.hooks():
             level = self.base_model.context_level  # hooks of this level end with the context
             try:
                 for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
                     for name, function in hooks:
-                        self.hook_dict[name].add_hook(function, dir=direction, level=level)
+                        if name not in points:
+                            choices = "Choose one of policy.hook_dict."
+                            raise ConfigError(f"Unknown hook point {name!r}. {choices}")
+                        points[name].add_hook(function, dir=direction, level=level)
                 yield self
             finally:
                 for point in self._value_points().values():
@@ -237,12 +214,10 @@ class TransformerWithValueHead(nn.Module):
 
     def run_with_cache(
         self,
-        input_ids: Int[Tensor, "batch seq"],
-        attention_mask: Bool[Tensor, "batch seq"] | None = None,
-        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
-    ) -> tuple[
-        tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]], ActivationCache
-    ]:
+        input_ids: Tokens,
+        attention_mask: Padding | None = None,
+        names_filter: str | Sequence[str] | Callable[[str], bool] = is_cached_by_default,
+    ) -> tuple[Outputs, ActivationCache]:
         """Return logits and values, and the activations at hook points.
 
         Args:
@@ -250,8 +225,7 @@ class TransformerWithValueHead(nn.Module):
             names_filter: hook points to cache, by name or by a function of the name; all but
                 `hook_result`, the largest, by default.
         """
-        names = is_cached_by_default if names_filter is None else names_filter
-        names = [names] if isinstance(names, str) else names
+        names = [names_filter] if isinstance(names_filter, str) else names_filter
         is_kept = names if callable(names) else names.__contains__
         activations: dict[str, Tensor] = {}
 
@@ -263,11 +237,9 @@ class TransformerWithValueHead(nn.Module):
         return outputs, ActivationCache(activations, self.base_model)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
-        """Move or cast the policy; keep `cfg` of a TransformerLens model up to date."""
-        super()._apply(fn, recurse)
-        parameter = next(self.base_model.parameters())
-        self.base_model.cfg.device = str(parameter.device)
-        self.base_model.cfg.dtype = parameter.dtype
+        super()._apply(fn, recurse)  # does not change `cfg` of a TransformerLens model
+        parameter, cfg = next(self.base_model.parameters()), self.base_model.cfg
+        cfg.device, cfg.dtype = str(parameter.device), parameter.dtype
         return self
 
 

@@ -20,7 +20,8 @@ from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
-from rlhf_lab.models.residual_parts import single_token, validate_additive
+from rlhf_lab.models.residual_parts import validate_additive
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
 from rlhf_lab.probes.probe import (
     RESAMPLES,

@@ -8,12 +8,8 @@ from torch import Tensor
 
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.residual_parts import (
-    SITES,
-    residual_components,
-    single_token,
-    validate_additive,
-)
+from rlhf_lab.models.residual_parts import SITES, residual_components, validate_additive
+from rlhf_lab.models.tokenization import single_token
 
 __all__ = [
     "SITES",

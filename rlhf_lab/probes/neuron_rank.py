@@ -18,7 +18,8 @@ from rlhf_lab.diffing.neurons import (
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.hooked_model import HookedModel, without_hooks
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.models.residual_parts import SITES, single_token, validate_additive
+from rlhf_lab.models.residual_parts import SITES, validate_additive
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
 from rlhf_lab.probes.probe import (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.residual_parts import single_token
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.probe import Probe
 
 

@@ -11,7 +11,7 @@ from rlhf_lab.diffing import compare
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.identity import Check
 from rlhf_lab.models import load_model
-from rlhf_lab.models.residual_parts import single_token
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import ReelTruth, RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
 from tests.doors.door import accepted, refused, run

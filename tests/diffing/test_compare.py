@@ -11,7 +11,7 @@ from rlhf_lab.diffing import PatchPlace, Side, compare, patch_activations, trunc
 from rlhf_lab.diffing.compare import load_end
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.residual_parts import single_token
+from rlhf_lab.models.tokenization import single_token
 from tests.diffing.faults_compare import COMPARE_FAULTS
 from tests.probes.planting import planted, told_by
 

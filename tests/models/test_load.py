@@ -201,6 +201,12 @@ def test_incomplete_tokenizer_warns_or_raises(copied):
     assert "no tokenizer files" in error_message(str(copied))
 
 
+def test_missing_tokenizer_config_warns(copied):
+    (copied / "tokenizer_config.json").unlink()
+    with pytest.warns(UserWarning, match="has no tokenizer_config.json"):
+        load_model(str(copied))
+
+
 def test_token_without_embedding_raises(copied):
     tokenizer = AutoTokenizer.from_pretrained(str(copied), local_files_only=True)
     tokenizer.add_tokens(["new"])

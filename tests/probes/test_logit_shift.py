@@ -85,7 +85,7 @@ def test_words_must_be_single_tokens(model):
     assert model.tokenizer.decode([single_token(model.tokenizer, "loved")]) == "loved"
     with pytest.raises(ConfigError, match="'loved it' is not one token"):
         single_token(model.tokenizer, "loved it")
-    with pytest.raises(ConfigError, match="cannot encode 'adored'"):
+    with pytest.raises(ConfigError, match="'adored' is not one token"):
         single_token(model.tokenizer, "adored")
 
 
