@@ -179,9 +179,8 @@ def test_corrupt_weights_raise(copied, content):
         (torch.zeros(3, 4), "{} has shape [3, 4], expected [16, 64]"),
         (torch.full((16, 64), torch.nan), "{} contains nan or inf"),
         (torch.full((16, 64), torch.inf), "{} contains nan or inf"),
-        (torch.ones(16, 64, dtype=torch.int8), "is stored as I8"),
     ],
-    ids=["missing", "shape", "nan", "inf", "int8"],
+    ids=["missing", "shape", "nan", "inf"],
 )
 def test_unusable_weight_raises_with_its_name(copied, weight, message):
     name, path = "transformer.h.1.mlp.c_fc.weight", copied / "model.safetensors"
@@ -199,12 +198,6 @@ def test_incomplete_tokenizer_warns_or_raises(copied):
     assert "tokenizer" in error_message(str(copied))
     (copied / "tokenizer.json").unlink()
     assert "no tokenizer files" in error_message(str(copied))
-
-
-def test_missing_tokenizer_config_warns(copied):
-    (copied / "tokenizer_config.json").unlink()
-    with pytest.warns(UserWarning, match="has no tokenizer_config.json"):
-        load_model(str(copied))
 
 
 def test_token_without_embedding_raises(copied):

@@ -59,7 +59,9 @@ def test_from_pretrained_loads_a_name_and_adds_a_head():
 @pytest.mark.usefixtures("no_type_checks")
 def test_policy_raises_on_a_name_or_without_final_norm():
     sizes = {"n_layers": 1, "d_model": 8, "n_ctx": 4, "d_head": 8, "d_vocab": 5}
-    for base_model in ("gpt2", make_model(**sizes, normalization_type=None)):
+    without_norm = make_model(**sizes)
+    del without_norm.hook_dict["ln_final.hook_normalized"]
+    for base_model in ("gpt2", without_norm):
         with pytest.raises(ConfigError, match=r"hook point 'ln_final.hook_normalized'.*pretrained"):
             TransformerWithValueHead(base_model)
 
