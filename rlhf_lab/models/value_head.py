@@ -26,8 +26,8 @@ from rlhf_lab.models.padding import run_left_padded
 
 VALUE_HOOK = "ln_final.hook_normalized"
 SomePolicy = TypeVar("SomePolicy", bound=nn.Module)
-Tokens, Padding = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
-Outputs = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
+InputIds, InputMask = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
+LogitsAndValues = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
 
 
 class ValueHead(nn.Sequential):
@@ -120,8 +120,11 @@ class TransformerWithValueHead(nn.Module):
         return next(self.parameters()).device
 
     def forward(
-        self, input_ids: Tokens, attention_mask: Padding | None = None, past_kv_cache: Any = None
-    ) -> Outputs:
+        self,
+        input_ids: InputIds,
+        attention_mask: InputMask | None = None,
+        past_kv_cache: Any = None,
+    ) -> LogitsAndValues:
         """Compute logits and values at every position.
 
         Args:
@@ -132,7 +135,9 @@ class TransformerWithValueHead(nn.Module):
             return self.call_once(input_ids, attention_mask, past_kv_cache)
         return run_left_padded(self.call_once, input_ids, attention_mask)
 
-    def call_once(self, tokens: Tokens, mask: Padding | None = None, cache: Any = None) -> Outputs:
+    def call_once(
+        self, tokens: InputIds, mask: InputMask | None = None, cache: Any = None
+    ) -> LogitsAndValues:
         """Compute logits and values without moving padding."""
         if has_standard_logits(self.base_model):
             states = self.states(tokens, mask, cache)
@@ -140,7 +145,7 @@ class TransformerWithValueHead(nn.Module):
         return self.call_base_model(tokens, mask, cache)
 
     def states(
-        self, tokens: Tokens, attention_mask: Padding | None = None, past_kv_cache: Any = None
+        self, tokens: InputIds, attention_mask: InputMask | None = None, past_kv_cache: Any = None
     ) -> PolicyStates:
         """Run the transformer up to its final norm, and the value head; all hooks fire."""
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
@@ -154,7 +159,9 @@ class TransformerWithValueHead(nn.Module):
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
 
-    def call_base_model(self, tokens: Tokens, mask: Padding | None, cache: Any) -> Outputs:
+    def call_base_model(
+        self, tokens: InputIds, mask: InputMask | None, cache: Any
+    ) -> LogitsAndValues:
         """Call a base model whose `forward` was replaced or hooked, and the value head."""
         with self.value_hook() as values:
             logits = call_model(self.base_model, tokens, mask, cache)
@@ -214,10 +221,10 @@ class TransformerWithValueHead(nn.Module):
 
     def run_with_cache(
         self,
-        input_ids: Tokens,
-        attention_mask: Padding | None = None,
+        input_ids: InputIds,
+        attention_mask: InputMask | None = None,
         names_filter: str | Sequence[str] | Callable[[str], bool] = is_cached_by_default,
-    ) -> tuple[Outputs, ActivationCache]:
+    ) -> tuple[LogitsAndValues, ActivationCache]:
         """Return logits and values, and the activations at hook points.
 
         Args:
