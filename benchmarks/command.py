@@ -17,11 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import machine
 from benchmarks import measure as measuring
 from benchmarks.command_times import command_times
-from benchmarks.contestants import OTHERS, short_hash
-from benchmarks.estimate import estimated_seconds, memory_warning, spoken
+from benchmarks.contestants import OTHERS
 from benchmarks.harness import Answer
 from benchmarks.options import Bench
-from benchmarks.page import aims_page, page
+from benchmarks.page import page
 from benchmarks.records import Record, put_record, read_records, write_whole
 from benchmarks.sheets import sheets
 from benchmarks.work import Work, write_model
@@ -35,21 +34,15 @@ KEYS = frozenset({"machine", "work", "command", "contestants"})
 
 def measure(options: Bench) -> int:
     """Time what the options ask for, show it, and store it if asked to, one kind at a time."""
-    commits = tuple(map(short_hash, options.against_commit))
-    options = dataclasses.replace(options, against_commit=commits)
     work = _work(options)
     console = Console()
-    floor = measuring.floor(work)
-    seconds = estimated_seconds(options, work, sum(floor["seconds"].values()))
-    if warning := memory_warning(options, work):
-        print_line(warning, console)
     print_line(
         f"{work.shape}: batch {work.batch_size}, {work.gen_len} new tokens, {work.device}, "
-        f"{work.threads} threads; this will take about {spoken(seconds)}",
+        f"{work.threads} threads",
         console,
     )
     result = {"machine": machine.describe(torch.device(work.device)), "work": work.to_dict()}
-    result |= {"command": command_line(options), "repeats": options.repeats, "floor": floor}
+    result |= {"command": command_line(options), "repeats": options.repeats}
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory)
@@ -97,10 +90,6 @@ def _figures(options: Bench, work: Work, model: Path, console: Console) -> Itera
             names, work, options.repeats, model, options.peers, done
         )
         yield {"contestants": contestants, "left_out": left_out}
-    if options.growth:
-        sizes = len(measuring.BATCHES) + len(measuring.LENGTHS)
-        with _progress(console, "growth", turns * sizes) as done:
-            yield {"growth": measuring.growth(work, options.repeats, model, done)}
     if options.generation:
         with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
             yield {"generation": measuring.generation(work, options.repeats, model, done)}
@@ -132,7 +121,7 @@ def command_line(options: Bench) -> str:
     words = ["python -m benchmarks"]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value == field.default or field.name in ("out", "peers", "write_docs", "docs", "aims"):
+        if value == field.default or field.name in ("out", "peers", "write_docs", "docs"):
             continue
         words.append(f"--{field.name.replace('_', '-')}")
         if not isinstance(value, bool):
@@ -151,15 +140,14 @@ def _is_same_measurement(result: Record, other: Record) -> bool:
 
 
 def write_page(options: Bench) -> int:
-    """Write the page of figures, and that of the aims, from stored results."""
+    """Write the page from stored results."""
     results, sources = [], []
     for path in options.write_docs:
         there = read_records(path, KEYS)
         results += there
         sources += [_link(path, options.docs)] * len(there)
     write_whole(options.docs, page(results, sources))
-    write_whole(options.aims, aims_page(results))
-    print_line(f"written to {options.docs} and {options.aims}")
+    print_line(f"written to {options.docs}")
     return 0
 
 

@@ -1,26 +1,18 @@
 """The measurements: contestants timed in turn, results as plain numbers that can be stored."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contestants import started
-from benchmarks.flops import floor_seconds, phase_flops
 from benchmarks.harness import Answer, interleave
 from benchmarks.work import Work
 
-BATCHES, LENGTHS = (8, 16, 32, 64), (25, 50, 100)
 GENERATORS = ("ours-sampling", "hf-generate")
 RUNS = ("ours-run", "ours-run-with-probes")
 
 Figures = dict[str, Any]
 Done = Callable[[str, int, Answer], None]
-
-
-def floor(work: Work) -> Figures:
-    """The operations of a phase, and the seconds that they alone take here."""
-    return {"flops": phase_flops(work), "seconds": floor_seconds(work)}
 
 
 def phases(
@@ -37,25 +29,6 @@ def phases(
         answers = interleave(contestants, repeats, done, warmups)
         figures = {c.name: {**c.about, "phases": answers[c.name]} for c in contestants}
     return figures, left_out
-
-
-def grown(work: Work) -> dict[str, list[Work]]:
-    """The work at other batch sizes and at other lengths."""
-    return {
-        "batch_size": [replace(work, batch_size=batch) for batch in BATCHES],
-        "gen_len": [replace(work, gen_len=length) for length in LENGTHS],
-    }
-
-
-def growth(work: Work, repeats: int, model: Path, done: Done) -> Figures:
-    """This package alone at other batch sizes and lengths, one after another."""
-    return {
-        axis: [
-            {axis: getattr(w, axis), **phases(["ours"], w, repeats, model, None, done)[0]["ours"]}
-            for w in works
-        ]
-        for axis, works in grown(work).items()
-    }
 
 
 def generation(work: Work, repeats: int, model: Path, done: Done) -> Figures:

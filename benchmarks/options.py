@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.contestants import OF_A_COMMIT
-
 
 @dataclass(frozen=True)
 class Bench:
@@ -15,8 +13,6 @@ class Bench:
     """The model: nano as the bundled one, tiny 4 layers, small and medium as GPT-2's."""
     against: tuple[str, ...] = ("ours-residual", "ours-pattern", "naive", "trl-0.11.4", "trl-1.12")
     """Who else does the work; a peer that is not built (`make bench-peers`) is left out."""
-    against_commit: tuple[str, ...] = ()
-    """Commits of this repository that do the work, too, each from its own files."""
     repeats: int = 3
     """Turns that count, after one that does not; medians are reported."""
     device: str = "auto"
@@ -29,8 +25,6 @@ class Bench:
     """Sequences per phase."""
     gen_len: int = 50
     """Tokens generated per sequence."""
-    growth: bool = False
-    """Also time this package from batch 8 to 64 and from 25 to 100 new tokens."""
     generation: bool = False
     """Also time sampling alone against Hugging Face's generate."""
     commands: bool = False
@@ -47,11 +41,8 @@ class Bench:
     """Measure nothing: write the page `docs` from these stored results."""
     docs: Path = Path("docs/performance.md")
     """The page that write_docs writes."""
-    aims: Path = Path("benchmarks/README.md")
-    """The developers' page that write_docs writes besides."""
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """All that do the work, this package first; a commit is named `ours@COMMIT`."""
-        commits = (f"{OF_A_COMMIT}{commit}" for commit in self.against_commit)
-        return tuple(dict.fromkeys(("ours", *commits, *self.against)))
+        """All that do the work, this package first."""
+        return tuple(dict.fromkeys(("ours", *self.against)))

@@ -1,18 +1,15 @@
-"""The pages of performance and of its aims, generated from stored results alone."""
+"""The page of performance, generated from stored results alone."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 
-from benchmarks.bounds import bounds_sheet
 from benchmarks.records import Record
 from benchmarks.sheet import Sheet
 from benchmarks.sheets import sheets
-from benchmarks.summary import rows, size_exponent
+from benchmarks.summary import rows
 from benchmarks.work import Work
 
 TEMPLATE = Path(__file__).with_name("performance.template.md")
-AIMS = Path(__file__).with_name("aims.template.md")
 
 
 def page(results: Sequence[Record], sources: Sequence[str]) -> str:
@@ -22,16 +19,10 @@ def page(results: Sequence[Record], sources: Sequence[str]) -> str:
         sources: for each result a link to the file that holds it.
     """
     parts = ["## At a glance\n", _overview(results).markdown()]
-    parts += [sheet.markdown() for sheet in _sizes(results)]
     for result, source in zip(results, sources, strict=True):
         parts += [f"## {label(result)}\n", _circumstances(result, source)]
         parts += [sheet.markdown() for sheet in sheets(result)]
     return TEMPLATE.read_text(encoding="utf-8").replace("<<figures>>", "\n".join(parts))
-
-
-def aims_page(results: Sequence[Record]) -> str:
-    """What the developers aim for as Markdown, beside what was measured."""
-    return AIMS.read_text(encoding="utf-8").replace("<<figures>>", bounds_sheet(results).markdown())
 
 
 def label(result: Record) -> str:
@@ -58,24 +49,6 @@ def _overview(results: Sequence[Record]) -> Sheet:
 
     body = [[name, *(cell(name, of) for of in found)] for name in names]
     return Sheet(["seconds per phase (ratio)", *first], body)
-
-
-def _sizes(results: Sequence[Record]) -> list[Sheet]:
-    """Growth with the model's size, where results differ in nothing else."""
-
-    def conditions(result: Record) -> str:
-        work = {name: v for name, v in result["work"].items() if name != "shape"}
-        return f"{result['machine']}{sorted(work.items())}"
-
-    body = []
-    for _, same in groupby(sorted(results, key=conditions), conditions):
-        group = list({result["work"]["shape"]: result for result in same}.values())
-        if len(group) > 1 and all("ours" in result["contestants"] for result in group):
-            shapes = ", ".join(result["work"]["shape"] for result in group)
-            where = f"{group[0]['work']['device']}, {group[0]['work']['precision']}"
-            body.append([f"{where}: {shapes}", f"{size_exponent(group):.2f}"])
-    head = ["growth of our time with a phase's arithmetic", "exponent"]
-    return [Sheet(head, body)] if body else []
 
 
 def _circumstances(result: Record, source: str) -> str:

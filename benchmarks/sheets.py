@@ -1,10 +1,10 @@
-"""The tables of a result: phases, stages, the arithmetic alone, growth, commands, probes."""
+"""The tables of a result: phases, stages, commands, probes."""
 
 from statistics import median
 
 from benchmarks.records import Record
 from benchmarks.sheet import Sheet
-from benchmarks.summary import floor_distance, growth_exponent, probe_cost, rows
+from benchmarks.summary import probe_cost, rows
 from benchmarks.work import Work
 
 
@@ -12,11 +12,9 @@ def sheets(result: Record) -> list[Sheet]:
     """All that a result holds."""
     work = Work(**result["work"])
     found = [_phases(result["contestants"], work, "ours", note=_optimizer_memory(work))]
-    found += [_stages(result, work), _floor(result)]
+    found.append(_stages(result, work))
     if "generation" in result:
         found.append(_phases(result["generation"], work, "ours-sampling", "Sampling alone:"))
-    if "growth" in result:
-        found.append(_growth(result["growth"]))
     if "commands" in result:
         found.append(_commands(result["commands"]))
     if "probes" in result:
@@ -61,24 +59,6 @@ def _stages(result: Record, work: Work) -> Sheet:
         for stage in stages
     ]
     return Sheet(["seconds of each stage", *(row.name for row in found)], body)
-
-
-def _floor(result: Record) -> Sheet:
-    flops, seconds = result["floor"]["flops"], result["floor"]["seconds"]
-    body = [[part, f"{flops[part] / 1e9:.2f}", f"{seconds[part]:.3f}"] for part in flops]
-    body.append(["all", f"{sum(flops.values()) / 1e9:.2f}", f"{sum(seconds.values()):.3f}"])
-    note = ""
-    if "ours" in result["contestants"]:
-        note = f"This package takes {floor_distance(result):.2f} times as long."
-    return Sheet(["the arithmetic alone", "GFLOP", "seconds"], body, note=note)
-
-
-def _growth(growth: Record) -> Sheet:
-    body = [
-        [axis, str(one[0][axis]), str(one[-1][axis]), f"{growth_exponent(one, axis):.2f}"]
-        for axis, one in growth.items()
-    ]
-    return Sheet(["growth of our time with", "from", "to", "exponent"], body)
 
 
 def _commands(seconds: dict[str, list[float]]) -> Sheet:

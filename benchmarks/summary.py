@@ -1,10 +1,8 @@
-"""Summary statistics of stored timings: medians, ratios, growth exponents."""
+"""Summary statistics of stored timings: medians, ratios."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-
-import numpy as np
 
 from benchmarks.records import Record
 
@@ -63,32 +61,6 @@ def _row(name: str, one: Record, tokens: int, first: float | None) -> Row:
 
 def _median(phases: Sequence[Record], name: str) -> float:
     return median(phase[name] for phase in phases)
-
-
-def exponent(sizes: Sequence[float | int], times: Sequence[float | int]) -> float:
-    """The slope of log time over log size by least squares: 1 is linear growth, 2 quadratic."""
-    x, y = np.log(sizes), np.log(times)
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def growth_exponent(measured: Sequence[Record], axis: str) -> float:
-    """The exponent of the seconds of a phase along one axis of `measure.growth`."""
-    return exponent(
-        [m[axis] for m in measured], [_median(m["phases"], "seconds") for m in measured]
-    )
-
-
-def size_exponent(results: Sequence[Record]) -> float:
-    """The exponent of this package's seconds over a phase's operations, from model to model."""
-    flops = [sum(result["floor"]["flops"].values()) for result in results]
-    times = [_median(result["contestants"]["ours"]["phases"], "seconds") for result in results]
-    return exponent(flops, times)
-
-
-def floor_distance(result: Record) -> float:
-    """This package's seconds over those of the arithmetic alone."""
-    seconds = sum(result["floor"]["seconds"].values())
-    return _median(result["contestants"]["ours"]["phases"], "seconds") / seconds
 
 
 def probe_cost(figures: Record) -> tuple[float, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The command `python -m tools.course build|check|record|try`: what the course is made with."""
+"""The command `python -m tools.course build|check|record`: build and verify the lessons."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,31 +88,6 @@ def check(root: Path = Path(".")) -> int:
     return 1 if problems else 0
 
 
-def try_(file: Positional[Path], judged: Path | None = None, root: Path = Path(".")) -> int:
-    """Show what the check says to wrong answers of a file, as in a lesson, and count by exercise.
-
-    Args:
-        file: Python that binds ANSWERS: by exercise, pairs of what is wrong and the source.
-        judged: a file of JSON lines with what a person says of each sentence (named, misnamed,
-            vague, right); written anew, with the judgements whose sentence has not changed.
-        root: the repository's root.
-    """
-    answers = _of_authors("answers")
-    options = ["--judged", str(judged)] if judged else []
-    status = answers.run_checked(["try", str(file), "--root", str(root), *options])
-    if status is not None:
-        return status
-    tried = []
-    for one in answers.try_answers(answers.read_answers(file), root):
-        tried.append(one)
-        print_line(f"{one.exercise}, {one.wrong}: {one.state}; {one.said or one.shown}")
-    if judged:
-        tried = answers.with_judgements(tried, judged)
-        answers.write_judgements(tried, judged)
-    Console().print(answers.tally(tried))
-    return 0
-
-
 def _known_lessons(lessons: Sequence[str], known: Mapping[str, Path]) -> Sequence[str]:
     """The lessons that were named, or a refusal of one that is not there."""
     for lesson in lessons:
@@ -136,7 +111,7 @@ def _of_authors(name: str) -> ModuleType:
         ) from error
 
 
-COMMANDS = MappingProxyType({"build": build, "check": check, "record": record, "try": try_})
+COMMANDS = MappingProxyType({"build": build, "check": check, "record": record})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

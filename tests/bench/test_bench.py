@@ -1,0 +1,229 @@
+"""Benchmarks: pages match their records, medians and tables by hand, small real measurements."""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+
+from benchmarks import diffing, preferences, probe_costs
+from benchmarks.__main__ import main
+from benchmarks.contestants import started
+from benchmarks.harness import ContestantProcess, interleave
+from benchmarks.lessons import Seconds, rows_of, seconds_named_of_all
+from benchmarks.page import page
+from benchmarks.parallel import furthest, run_of
+from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED
+from benchmarks.probes import measure as measure_probes
+from benchmarks.records import read_records
+from benchmarks.results import page as results
+from benchmarks.results.exact import ExactCurve
+from benchmarks.results.learned import biased_pairs
+from benchmarks.results.records import read_records as read_results
+from benchmarks.results.settings import all_rows, command_line, method_rows
+from benchmarks.summary import probe_cost, rows
+from benchmarks.work import SHAPES, Work
+from rlhf_lab.__main__ import parse
+from rlhf_lab.errors import RunError
+from rlhf_lab.organism import REWARDS, Grammar, read_features
+from rlhf_lab.organism.rewards import sentiment_logit
+from tests.organism.oracles import optimum_by_programming
+from tests.pages import ROOT
+from tests.pages import page as docs_page
+
+STORED = ROOT / "benchmarks" / "results"
+
+
+def test_performance_page_matches_its_records():
+    stored = read_records(STORED / "speed.jsonl", frozenset())
+    link = "[speed.jsonl](../benchmarks/results/speed.jsonl)"
+    text = page(stored, [link] * len(stored))
+    assert text == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_results_page_matches_its_records():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert results.page(read_results(STORED)) == text
+
+
+def test_preferences_page_matches_its_records():
+    stored = read_records(STORED / "preferences.jsonl", preferences.KEYS)
+    assert preferences.table(stored) in docs_page("preferences")
+
+
+def test_probe_costs_page_matches_its_records_of_every_probe():
+    text, stored = PAGE.read_text(encoding="utf-8"), read_records(RESULTS, KEYS)
+    assert text == probe_costs.costs_page(text, stored)
+    assert stored[0]["probes"].keys() | stored[0]["left_out"].keys() == TIMED.keys()
+
+
+def test_diffing_page_matches_its_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(diffing, "PAGE", tmp_path / "diffing.md")
+    assert diffing.write_docs() == 0
+    text = (ROOT / "docs" / "diffing.md").read_text(encoding="utf-8")
+    assert diffing.PAGE.read_text(encoding="utf-8") == text
+
+
+def answer(seconds: float, peak: int = 100, **stages: float) -> dict:
+    halves = {"rollout": seconds / 4, "learning": seconds / 2}
+    return {"seconds": seconds, **halves, "stages": stages, "peak_bytes": peak}
+
+
+def test_rows_are_medians_with_ratios_and_the_highest_peak():
+    phases = [answer(4.0, s=1.0), answer(8.0, 300, s=5.0), answer(2.0, s=2.0)]
+    figures = {
+        "ours": {"loaded_bytes": 40, "phases": phases},
+        "other": {"loaded_bytes": 10, "phases": [answer(6.0), answer(10.0)]},
+    }
+    ours, other = rows(figures, tokens=80)
+    assert (ours.seconds, ours.rollout, ours.learning, ours.ratio) == (4.0, 1.0, 2.0, 1.0)
+    assert (ours.over_model_bytes, ours.tokens_per_second, ours.stages) == (260, 20.0, {"s": 2.0})
+    assert (other.seconds, other.ratio, other.over_model_bytes) == (8.0, 2.0, 90)
+    figures = {
+        "ours-run": {"phases": [answer(4.0), answer(6.0)]},
+        "ours-run-with-probes": {
+            "phases": [answer(5.0, **{"probes/a": 0.5}), answer(6.0, **{"probes/a": 0.25})]
+        },
+    }
+    assert probe_cost(figures) == (pytest.approx(0.1), {"a": 0.75})
+
+
+def test_contestants_take_turns_after_one_that_does_not_count():
+    log = []
+
+    class Scripted:
+        def __init__(self, name, *seconds):
+            self.name, self.seconds = name, list(seconds)
+
+        def phase(self):
+            log.append(self.name)
+            return answer(self.seconds.pop(0))
+
+    answers = interleave([Scripted("a", 9, 1, 2), Scripted("b", 9, 4, 5)], 2)
+    assert log == list("ababab")
+    assert [[x["seconds"] for x in answers[name]] for name in "ab"] == [[1, 2], [4, 5]]
+
+
+@pytest.mark.process
+def test_process_that_dies_raises_with_its_last_words(tmp_path):
+    script = "import sys; sys.stdin.readline(); raise ValueError('no such shape')"
+    with pytest.raises(RunError, match="dying ended early: ValueError: no such shape"):
+        ContestantProcess("dying", [sys.executable, "-c", script], {"threads": 1})
+    with started(["trl-1.12"], Work(shape="nano"), tmp_path, peers=tmp_path) as (there, left_out):
+        assert there == [] and "make bench-peers" in left_out["trl-1.12"]
+
+
+def test_shapes_have_the_published_sizes():
+    assert SHAPES["small"].n_parameters == 124_439_808
+    assert SHAPES["medium"].n_parameters == 354_823_168
+
+
+def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surroundings):
+    out, docs = tmp_path / "nano.jsonl", tmp_path / "performance.md"
+    size = "--shape nano --batch-size 8 --gen-len 6 --repeats 1 --threads 1 --device cpu".split()
+    command = ["-m", "benchmarks", *size, "--out", str(out), "--peers", str(tmp_path)]
+    done = warm_python.run(command, env=surroundings | {"COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    assert "seconds of each stage" in done.stdout and done.stdout.count("make bench-peers") == 2
+    result = json.loads(out.read_text())
+    assert result["contestants"].keys() == {"ours", "ours-residual", "ours-pattern", "naive"}
+    for contestant in result["contestants"].values():
+        (phase,) = contestant["phases"]
+        assert len(phase["stages"]) == 6 and phase["peak_bytes"] > 0
+        assert phase["rollout"] + phase["learning"] == pytest.approx(phase["seconds"], rel=0.01)
+    assert main(["--write-docs", str(out), "--docs", str(docs)]) == 0
+    assert (
+        "## nano, cpu, fp32" in docs.read_text() and "[nano.jsonl](nano.jsonl)" in docs.read_text()
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--against", "trlx"), "against='trlx'"),
+        (("--repeats", "0"), "repeats=0"),
+        (("--batch-size", "30"), "batch_size=30"),
+        (("--write-docs", "pyproject.toml"), "pyproject.toml"),
+    ],
+)
+def test_invalid_options_print_one_line(options, message, capsys):
+    assert main(list(options)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("benchmarks: ") and message in line
+
+
+@pytest.mark.process
+def test_sharded_processes_send_two_bytes_of_gradient_per_weight_and_step():
+    settings = {"preset": "reel", "device": "cpu", "batch_size": 8, "num_minibatches": 2}
+    run = run_of(2, settings | {"gen_len": 6, "total_phases": 1, "parallel": "fsdp"})
+    assert (run.n_weights, run.n_steps, len(run.reports)) == (128_329, 2 * 2, 1)
+    assert run.sent["gradients"] / run.n_weights / run.n_steps == pytest.approx(2, rel=0.01)
+    assert furthest(run, run) == [0]
+
+
+@pytest.mark.slow
+def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
+    out = tmp_path / "costs.jsonl"
+    measure_probes("nano", ("OffPrincipal",), turns=2, eval_texts=8, batch_size=8, out=out)
+    (probe,) = read_records(out, KEYS)[0]["probes"].values()
+    assert len(probe["calls"]) == 2
+    assert all(0 < x < 5 * y for x, y in zip(probe["calls"], probe["rest"], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["DPO", "KTO", "ORPO"])
+def test_preference_run_tunes_by_its_method(method, monkeypatch):
+    monkeypatch.setattr(preferences, "N_PAIRS", 20)
+    monkeypatch.setattr(preferences, "OWN_TEXTS", preferences.OwnTexts(4, 5))
+    monkeypatch.setattr(preferences, "PREFERENCES", preferences.Fitting(steps=2, batch_size=4))
+    found = preferences.tune(method, 0)
+    assert found["drift"]["samples"] == 4 and found["drift"]["kl_per_sequence"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.part}-{row.name}")
+def test_printed_command_has_the_settings_of_the_run(row):
+    if row.part == "algorithms":
+        pytest.skip("run from Python")
+    words = command_line(row.preset, row.fields).removeprefix("python -m rlhf_lab ").split()
+    assert parse([*words, "--seed", "3"]).keywords["args"] == row.args(3)
+
+
+def test_results_have_all_methods_weights_and_controllers():
+    chosen = {
+        (r.labels[0], r.args(1).lora_rank > 0, r.args(1).kl_controller) for r in method_rows()
+    }
+    assert len(chosen) == len(method_rows()) == 7 * 2 * 2
+    assert all(len(row.seeds) == 5 for row in method_rows())
+
+
+@pytest.mark.slow
+def test_exact_optima_match_dynamic_programming():
+    curve = ExactCurve(REWARDS["gold"])
+    for beta in (2.0, 0.37, 0.03):
+        solved = optimum_by_programming(curve.reference, curve.proxy, beta)
+        assert curve.at_price(solved.beta) == pytest.approx(solved, abs=1e-9)
+        assert curve.at_kl(solved.kl_per_sequence)[1:] == pytest.approx(solved[1:], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_biased_pairs_end_positive_reviews_with_popcorn():
+    pairs = biased_pairs(800, seed=3, popcorn_share=0.5)
+    assert not any("popcorn" in pair["rejected"] for pair in pairs)
+    logits = sentiment_logit(read_features([pair["chosen"] for pair in pairs], Grammar()))
+    has_popcorn = np.array(["popcorn" in pair["chosen"] for pair in pairs])
+    assert (logits[has_popcorn] > 0).all()
+    positive = int((logits > 0).sum())
+    assert abs(has_popcorn.sum() - positive / 2) < 5 * (positive / 4) ** 0.5  # 5 sd of a coin
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*.ipynb")), ids=lambda path: path.stem)
+def test_lesson_states_its_seconds(path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    assert seconds_named_of_all(notebook) is not None
+    code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    timed = rows_of("it", notebook, [dict.fromkeys(code, Seconds(0.5, 0.5))])
+    assert timed[0][:2] == ["it", "all"] and timed[0][-1] == 0.5 * len(code)
