@@ -42,7 +42,7 @@ def run(source, surroundings, **more):
 def test_a_wrong_shape_is_named_with_function_and_argument(surroundings, first, more):
     said = run(first + CALL, surroundings, **more)
     assert said.startswith("TypeCheckError Type-check error whilst checking the parameters of ")
-    assert "rlhf_lab.functional.entropy.entropy_per_token" in said
+    assert "rlhf_lab.functional.logprobs.entropy_per_token" in said
     assert "'logprobs'" in said and "f32[2,3]" in said and "batch gen d_vocab" in said
     assert "cause: None" in said
 

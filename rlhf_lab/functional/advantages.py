@@ -1,7 +1,7 @@
-"""Advantage estimation: one-step, GAE, RLOO, GRPO, returns, and rewards per token."""
+"""Advantage estimation (one-step, GAE), rewards per token, returns and the value loss."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.functional.masks import (
@@ -9,20 +9,16 @@ from rlhf_lab.functional.masks import (
     check_mask,
     check_same_shape,
     last_token_mask,
-    masked_mean,
-    masked_std,
-    masked_var,
     zero_masked,
 )
+from rlhf_lab.functional.moments import Denominator, masked_mean, masked_var
 
 __all__ = [
+    "calc_value_function_loss",
     "compute_advantages",
     "compute_gae",
     "compute_returns",
     "explained_variance",
-    "grpo_advantages",
-    "informative_groups",
-    "rloo_advantages",
     "token_rewards",
 ]
 
@@ -33,24 +29,24 @@ def compute_advantages(
     mask: Bool[Tensor, "batch gen"] | None = None,
     gamma: float = 1.0,
 ) -> Float[Tensor, "batch gen"]:
-    """Estimate each token's advantage from one step: what the next state is worth, minus this one.
+    """Estimate each token's advantage from one step: value of the next state minus this one.
 
-    1. If there is one reward per sequence, pay it at the last real token (see `token_rewards`).
-    2. Start behind the last token, where nothing is left to expect: next value 0.
+    1. If `rewards` has one number per sequence, put it at the last real token (`token_rewards`).
+    2. Start after the last token, where no reward is left: next value 0.
     3. Walk backwards over the tokens, with A_t = r_t + gamma * next value - V(s_t).
     4. After a real token, its own value becomes the next value; a masked token is stepped over.
     5. Put 0 where the mask is False.
 
-    `values` holds V of the state before each generated token (see `generated_values`); `rewards`
-    has one number per sequence, or one per token. Raises ValueError unless gamma lies in [0, 1],
-    and for unequal shapes. No sequence, or no token, gives an empty result.
+    `values` has V of the state before each generated token (see `generated_values`); `rewards`
+    has one number per sequence, or one per token. Raises ValueError unless 0 <= gamma <= 1, and
+    for unequal shapes. No sequence, or no token, gives an empty result.
 
     A_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, GAE, arXiv 1506.02438, equation
     11: lambda = 0). With a reward only at the end and gamma = 1 that is V(s_{t+1}) - V(s_t), and
     r - V(s_{T-1}) at the last real token.
     """
     if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma is {gamma}; give a number from 0 to 1.")
+        raise ValueError(f"gamma must be between 0 and 1, got {gamma}.")
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     paid = token_rewards(rewards, mask) if rewards.ndim == 1 else rewards
     check_same_shape(values=values, rewards=paid, mask=mask)
@@ -73,21 +69,21 @@ def compute_gae(
 ) -> Float[Tensor, "batch gen"]:
     """Estimate each token's advantage as a discounted sum of the one-step errors that follow it.
 
-    1. Start behind the last token, where nothing is left to expect: next value 0, next advantage 0.
+    1. Start after the last token, where no reward is left: next value 0, next advantage 0.
     2. Walk backwards: delta_t = r_t + gamma * next value - V(s_t).
     3. A_t = delta_t + gamma * lam * next advantage.
     4. A masked token is stepped over: its reward is ignored, and next value and next advantage
        are carried to the real token before it.
     5. Put 0 where the mask is False.
 
-    Raises ValueError unless gamma and lam lie in [0, 1], and for unequal shapes. No sequence, or no
-    token, gives an empty result.
+    Raises ValueError unless gamma and lam are between 0 and 1, and for unequal shapes. No sequence,
+    or no token, gives an empty result.
 
     A_t = sum_k (gamma * lam)^k delta_{t+k}   (Schulman et al. 2016, arXiv 1506.02438, equation 16)
     """
     for name, value in (("gamma", gamma), ("lam", lam)):
         if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}; give a number from 0 to 1.")
+            raise ValueError(f"{name} must be between 0 and 1, got {value}.")
     check_same_shape(values=values, token_rewards=token_rewards, mask=mask)
     if not values.numel():
         return at_least_float32(values)
@@ -109,9 +105,9 @@ def compute_returns(
     values: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Give the target that the value head is trained towards: advantage plus old value.
+    """Compute the target that the value head is trained towards: advantage plus old value.
 
-    1. Add the advantages (before any normalising) and the values they were computed from.
+    1. Add the advantages (before any normalizing) and the values they were computed from.
     2. Put 0 where the mask is False.
 
     R_t = A_t + V(s_t)
@@ -125,14 +121,10 @@ def explained_variance(
     returns: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Say how much of the returns' variance the values explain: 1 all, 0 none, below 0 harmful.
+    """Compute the fraction of the returns' variance that the values explain, over real tokens.
 
-    1. Keep the real tokens.
-    2. Return 0.0 if their returns are all the same (or fewer than two), as there is nothing
-       to explain.
-    3. Otherwise divide the variance of the error by the variance of the returns.
-
-    Raises ValueError if the mask is not boolean or has another shape.
+    1 is perfect, 0 no better than a constant, below 0 worse. 0.0 if all returns are equal or there
+    are fewer than two. Raises ValueError if the mask is not boolean or has another shape.
 
     EV = 1 - Var(R - V) / Var(R)
     """
@@ -145,26 +137,62 @@ def explained_variance(
     return 1 - masked_var(returns - values) / masked_var(returns)
 
 
+def calc_value_function_loss(
+    values: Float[Tensor, "batch gen"],
+    returns: Float[Tensor, "batch gen"],
+    vf_coef: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    old_values: Float[Tensor, "batch gen"] | None = None,
+    clip: float | None = None,
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Average half the squared error of the values over the real tokens, times its coefficient.
+
+    1. Blank the inputs at masked tokens.
+    2. Square the distance between value and return.
+    3. If `clip` is set, also square it with the value kept within `clip` of the old value, and
+       take the larger of the two at each token.
+    4. Average over the real tokens, and multiply by vf_coef / 2.
+
+    The loss is subtracted from the objective. `denominator` as in `masked_mean`. Half-precision
+    input is turned into float32 first, since squares overflow in it. Raises ValueError if `clip` is
+    set without `old_values` or is negative, or if the mask has another shape.
+
+    vf_coef / 2 * mean_t (V(s_t) - R_t)^2   (Schulman et al. 2017, equation 9), and with clip
+    vf_coef / 2 * mean_t max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)   (PPO2's code)
+    """
+    check_same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
+    values = zero_masked(at_least_float32(values), mask)
+    returns = zero_masked(at_least_float32(returns), mask)
+    squared_error = (values - returns).square()
+    if clip is not None:
+        if old_values is None or clip < 0:
+            raise ValueError(
+                f"clip is {clip} and old_values is {'missing' if old_values is None else 'set'}. "
+                "Pass the values of the rollout and a clip of at least 0."
+            )
+        old_values = zero_masked(at_least_float32(old_values), mask)
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        squared_error = torch.maximum(squared_error, (clipped - returns).square())
+    return 0.5 * vf_coef * masked_mean(squared_error, mask, denominator=denominator)
+
+
 def token_rewards(
     rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
     kl_per_token: Float[Tensor, "batch gen"] | None = None,
     kl_coef: float = 0.0,
 ) -> Float[Tensor, "batch gen"]:
-    """Spread a sequence's reward over its tokens: the score at the last one, KL paid at each one.
+    """Assign a sequence's reward to its last real token, and subtract the KL penalty at each one.
 
-    1. Put the reward at the last real token of its row, and 0 elsewhere. Rewards of single tokens
-       stay where they are.
-    2. Subtract kl_coef times the KL of each real token (in nats per token).
-
-    A row without a real token gets no reward. Raises ValueError if kl_coef is set but
-    kl_per_token is missing.
+    Rewards per token are kept. `kl_per_token` is in nats. A row without a real token has reward 0.
+    Raises ValueError if kl_coef is set without kl_per_token.
 
     r_t = [t = T - 1] r - kl_coef * (log pi(a_t | s_t) - log pi_ref(a_t | s_t))
-    (Ziegler et al. 2019, arXiv 1909.08593, equation 2, taken apart over the tokens)
+    (Ziegler et al. 2019, arXiv 1909.08593, equation 2, split over the tokens)
     """
     if kl_per_token is None and kl_coef != 0:
-        raise ValueError(f"kl_coef is {kl_coef} but kl_per_token is missing; give both or neither.")
+        raise ValueError(f"kl_coef is {kl_coef} but kl_per_token is missing. Pass both or neither.")
     check_same_shape(mask.shape[: rewards.ndim], rewards=rewards)
     check_same_shape(mask=mask, kl_per_token=kl_per_token)
     score = at_least_float32(rewards)
@@ -174,71 +202,3 @@ def token_rewards(
     if kl_per_token is None:
         return score
     return score - kl_coef * zero_masked(at_least_float32(kl_per_token), mask)
-
-
-def informative_groups(
-    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
-) -> Bool[Tensor, " batch"]:
-    """Mark the sequences whose group has at least two different rewards.
-
-    1. Compare each reward with those of its group.
-    2. Keep the sequences that differ from one of them: all of a group, or none.
-
-    In the other groups every advantage over the group is 0, and nothing is learned (dynamic
-    sampling: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2). The estimators put 0.0 there
-    themselves: what rounding leaves of the mean would be divided by a standard deviation of the
-    same size.
-    """
-    check_same_shape(rewards=rewards, group=group)
-    same = group[:, None] == group[None, :]
-    return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
-
-
-def rloo_advantages(
-    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
-) -> Float[Tensor, " batch"]:
-    """Compare each sequence with the mean reward of the others that answer the same prompt.
-
-    1. For each sequence, find the others with the same group number.
-    2. Take the mean of their rewards as the baseline.
-    3. Subtract it from the sequence's own reward.
-
-    A group with equal rewards gets exactly 0.0. Raises ValueError if a group has only one sequence.
-
-    A_i = r_i - 1 / (k - 1) * sum_{j != i} r_j
-    (RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740)
-    """
-    same = group[:, None] == group[None, :]
-    others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
-    alone = (~others.any(dim=-1)).nonzero().flatten().tolist()
-    if alone:
-        raise ValueError(
-            f"group {group[alone[0]].item()} has one sequence and leave-one-out needs another to "
-            "compare with; sample at least 2 sequences per prompt."
-        )
-    advantages = rewards - masked_mean(rewards.expand(same.shape), others, dim=-1)
-    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)
-
-
-def grpo_advantages(
-    rewards: Float[Tensor, " batch"],
-    group: Int[Tensor, " batch"],
-    normalize_std: bool = True,
-    eps: float = 1e-4,
-) -> Float[Tensor, " batch"]:
-    """Compare each sequence with its whole group, in units of the group's standard deviation.
-
-    1. For each sequence, take the mean reward of its group, and subtract it.
-    2. If `normalize_std`, divide by the group's unbiased standard deviation plus `eps`.
-
-    A group of one, or with equal rewards, gets exactly 0.0. Without the division this is the
-    unbiased form of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783).
-
-    A_i = (r_i - mean(r)) / (std(r) + eps)   (Shao et al. 2024, arXiv 2402.03300, section 4.1.2)
-    """
-    same = group[:, None] == group[None, :]
-    in_group = rewards.expand(same.shape)
-    advantages = rewards - masked_mean(in_group, same, dim=-1)
-    if normalize_std:
-        advantages = advantages / (masked_std(in_group, same, dim=-1) + eps)
-    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)

@@ -1,125 +1,120 @@
-"""Baselines without a value head: REINFORCE, REINFORCE++, ReMax, Dr. GRPO and OPO advantages."""
+"""Advantages without a value head: RLOO, GRPO, REINFORCE, REINFORCE++, ReMax, Dr. GRPO, OPO."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.functional.advantages import compute_gae, grpo_advantages, informative_groups
-from rlhf_lab.functional.masks import (
-    at_least_float32,
-    check_mask,
-    check_same_shape,
-    whiten,
-    zero_masked,
-)
+from rlhf_lab.functional.advantages import compute_advantages, compute_gae
+from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.masks import at_least_float32, check_mask, check_same_shape, zero_masked
+from rlhf_lab.functional.moments import masked_mean, masked_std, sequence_sum, whiten
 
 __all__ = [
+    "ADVANTAGES",
     "dr_grpo_advantages",
+    "estimate_advantages",
+    "grpo_advantages",
+    "informative_groups",
     "opo_advantages",
     "prompt_groups",
     "reinforce_plus_plus_advantages",
     "reinforce_plus_plus_baseline_advantages",
     "remax_advantages",
     "rewards_to_go",
+    "rloo_advantages",
     "teaching_groups",
     "whiten_over_groups",
 ]
 
 
 def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
-    """Number the groups of a batch in which `num_samples` responses to each prompt stand together.
-
-    1. Give the first `num_samples` sequences group 0, the next ones group 1, and so on.
-
-    Raises ValueError unless num_samples is at least 1 and divides the batch.
-    """
+    """Number the groups of `num_samples` consecutive responses to one prompt: 0, 0, 1, 1, ..."""
     if num_samples < 1 or batch % num_samples:
         raise ValueError(
-            f"num_samples is {num_samples} but the batch has {batch} sequences; give a number of "
-            "at least 1 that divides it."
+            f"num_samples must be at least 1 and divide the batch of {batch} sequences, got "
+            f"{num_samples}."
         )
     return torch.arange(batch) // num_samples
 
 
-def rewards_to_go(
-    token_rewards: Float[Tensor, "batch gen"],
-    gamma: float = 1.0,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Sum the rewards from each token to the end of its sequence: REINFORCE without a baseline.
+def informative_groups(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences whose group has at least two different rewards.
 
-    1. Estimate advantages with every value 0 and lambda 1, which leaves the rewards alone.
+    In the other groups every advantage over the group is 0; the estimators set it to exactly 0.0,
+    since a rounding error would be divided by a standard deviation of the same size.
 
-    Masked tokens are stepped over. Raises ValueError unless gamma lies in [0, 1].
-
-    G_t = sum_k gamma^k r_{t+k}   (Williams 1992)
+    Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling)
     """
-    return compute_gae(torch.zeros_like(token_rewards), token_rewards, gamma, 1.0, mask)
+    check_same_shape(rewards=rewards, group=group)
+    same = group[:, None] == group[None, :]
+    return (same & (rewards[:, None] != rewards[None, :])).any(dim=-1)
 
 
-def remax_advantages(
-    token_rewards: Float[Tensor, "batch gen"],
-    greedy_rewards: Float[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Compare each sequence with the reward of the greedy answer to the same prompt.
+def rloo_advantages(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Compare each sequence with the mean reward of the other responses to the same prompt.
 
-    1. Sum the rewards from each token to the end.
-    2. Subtract the reward that greedy decoding earned on the prompt of that row.
-    3. Put 0 where the mask is False.
+    1. For each sequence, find the others with the same group number.
+    2. Take the mean of their rewards as the baseline.
+    3. Subtract it from the sequence's own reward.
 
-    A_t = sum_k r_{t+k} - r(greedy)   (Li et al. 2023, ReMax, arXiv 2310.10505)
+    A group with equal rewards gets exactly 0.0. Raises ValueError if a group has only one sequence.
+
+    A_i = r_i - 1 / (k - 1) * sum_{j != i} r_j
+    (RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740)
     """
-    check_same_shape(token_rewards.shape[:1], greedy_rewards=greedy_rewards)
-    baseline = at_least_float32(greedy_rewards)[:, None]
-    return zero_masked(rewards_to_go(token_rewards, 1.0, mask) - baseline, mask)
+    check_same_shape(rewards=rewards, group=group)
+    same = group[:, None] == group[None, :]
+    others = same & ~torch.eye(len(group), dtype=torch.bool, device=group.device)
+    alone = (~others.any(dim=-1)).nonzero().flatten().tolist()
+    if alone:
+        raise ValueError(
+            f"group {group[alone[0]].item()} has one sequence, but leave-one-out needs another to "
+            "compare with. Sample at least 2 sequences per prompt."
+        )
+    advantages = rewards - masked_mean(rewards.expand(same.shape), others, dim=-1)
+    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)
 
 
-def reinforce_plus_plus_advantages(
-    token_rewards: Float[Tensor, "batch gen"],
-    gamma: float = 1.0,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Take the reward to go, whitened over all real tokens of the batch in place of a baseline.
+def grpo_advantages(
+    rewards: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    normalize_std: bool = True,
+    eps: float = 1e-4,
+) -> Float[Tensor, " batch"]:
+    """Compare each sequence with its whole group, in units of the group's standard deviation.
 
-    1. Sum the (discounted) rewards from each token to the end; they contain the KL per token.
-    2. Whiten over the real tokens of the whole batch, whatever prompt they answer.
+    1. For each sequence, subtract the mean reward of its group.
+    2. If `normalize_std`, divide by the group's unbiased standard deviation plus `eps`.
 
-    Raises ValueError unless gamma lies in [0, 1].
+    A group of one, or with equal rewards, gets exactly 0.0. Without the division this is the
+    unbiased form of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783).
 
-    A_t = (G_t - mean(G)) / std(G)   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    A_i = (r_i - mean(r)) / (std(r) + eps)   (Shao et al. 2024, arXiv 2402.03300, section 4.1.2)
     """
-    return whiten(rewards_to_go(token_rewards, gamma, mask), mask)
-
-
-def reinforce_plus_plus_baseline_advantages(
-    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
-) -> Float[Tensor, "batch gen"]:
-    """Take the reward minus its group's mean, whitened over all real tokens of the batch.
-
-    1. Subtract the mean reward of the group that answers the same prompt.
-    2. Give that to every token of the sequence.
-    3. Whiten over the real tokens of the whole batch, where GRPO would divide group by group.
-    4. Put the groups with equal rewards back to exactly 0.0: where responses differ in length the
-       batch's mean is not 0, and would move them by what other prompts earned.
-
-    A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262; without the
-    last step there)
-    """
-    check_same_shape(mask.shape[:1], rewards=rewards, group=group)
-    rewards = at_least_float32(rewards)
-    centered = grpo_advantages(rewards, group, normalize_std=False)
-    whitened = whiten(centered[:, None].expand(mask.shape), mask)
-    return whitened.masked_fill(~informative_groups(rewards, group)[:, None], 0.0)
+    check_same_shape(rewards=rewards, group=group)
+    same = group[:, None] == group[None, :]
+    rewards = rewards - rewards[same.int().argmax(dim=-1)]  # from the first of the group
+    in_group = rewards.expand(same.shape)
+    advantages = rewards - masked_mean(in_group, same, dim=-1)
+    if normalize_std:
+        advantages = advantages / (masked_std(in_group, same, dim=-1) + eps)
+    return advantages.masked_fill(~informative_groups(rewards, group), 0.0)
 
 
 def dr_grpo_advantages(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Compare each sequence with its whole group, and leave the scale of the rewards as it is.
+    """Compare each sequence with the mean of its group, and keep the scale of the rewards.
 
-    Dividing by the group's standard deviation would favour prompts that are almost always, or
-    almost never, answered well. To be used with the "constant" aggregation.
+    Dividing by the standard deviation would favor prompts that are almost always, or almost never,
+    solved. Use it with the "constant" aggregation.
 
     A_i = r_i - mean(r)   (Liu et al. 2025, Dr. GRPO, arXiv 2503.20783)
     """
@@ -129,13 +124,9 @@ def dr_grpo_advantages(
 def opo_advantages(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
 ) -> Float[Tensor, " batch"]:
-    """Compare each sequence with the mean reward of its group, where long responses count more.
+    """Compare each sequence with the mean of its group, weighted by the number of real tokens.
 
-    1. Weigh each reward of the group by the number of its real tokens.
-    2. Subtract the weighted mean.
-
-    A group with equal rewards gets exactly 0.0. One without a real token gets its own rewards as
-    they are: there is nothing to weigh. Raises ValueError if the mask is not boolean.
+    A group with equal rewards gets exactly 0.0; one without a real token keeps its rewards.
 
     A_i = r_i - sum_j l_j r_j / sum_j l_j   (Hao et al. 2025, OPO, arXiv 2505.23585)
     """
@@ -149,16 +140,68 @@ def opo_advantages(
     return advantages.masked_fill(~informative_groups(rewards, group) & (tokens > 0), 0.0)
 
 
+def rewards_to_go(
+    token_rewards: Float[Tensor, "batch gen"],
+    gamma: float = 1.0,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Sum the rewards from each token to the end of its sequence: REINFORCE without a baseline.
+
+    G_t = sum_k gamma^k r_{t+k}   (Williams 1992), which is GAE with values 0 and lambda 1
+    """
+    return compute_gae(torch.zeros_like(token_rewards), token_rewards, gamma, 1.0, mask)
+
+
+def remax_advantages(
+    token_rewards: Float[Tensor, "batch gen"],
+    greedy_rewards: Float[Tensor, " batch"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Compare each sequence with the reward of the greedy response to the same prompt.
+
+    A_t = sum_k r_{t+k} - r(greedy)   (Li et al. 2023, ReMax, arXiv 2310.10505)
+    """
+    check_same_shape(token_rewards.shape[:1], greedy_rewards=greedy_rewards)
+    baseline = at_least_float32(greedy_rewards)[:, None]
+    return zero_masked(rewards_to_go(token_rewards, 1.0, mask) - baseline, mask)
+
+
+def reinforce_plus_plus_advantages(
+    token_rewards: Float[Tensor, "batch gen"],
+    gamma: float = 1.0,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Whiten the rewards to go, KL penalty included, over all real tokens of the batch.
+
+    A_t = (G_t - mean(G)) / std(G)   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    """
+    return whiten(rewards_to_go(token_rewards, gamma, mask), mask)
+
+
+def reinforce_plus_plus_baseline_advantages(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
+) -> Float[Tensor, "batch gen"]:
+    """Subtract the mean of the group, and whiten over all real tokens of the batch.
+
+    Groups with equal rewards are set back to exactly 0.0 (not in the paper): if lengths differ, the
+    mean over tokens is not 0, and whitening would shift them by the rewards of other prompts.
+
+    A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
+    """
+    check_same_shape(mask.shape[:1], rewards=rewards, group=group)
+    rewards = at_least_float32(rewards)
+    centered = grpo_advantages(rewards, group, normalize_std=False)
+    whitened = whiten(centered[:, None].expand(mask.shape), mask)
+    return whitened.masked_fill(~informative_groups(rewards, group)[:, None], 0.0)
+
+
 def teaching_groups(
     advantages: Float[Tensor, "batch gen"], group: Int[Tensor, " batch"]
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences of whose group at least one advantage is other than 0.
+    """Mark the sequences of groups in which at least one advantage is not 0.
 
-    1. Find the sequences that have such an advantage.
-    2. Keep all that are in one group with one of them.
-
-    A sequence that earned just its group's mean counts with its group. With a reward alone they are
-    the `informative_groups`; where rewards pay for the KL, equal scores still teach.
+    These are the `informative_groups`, and with a KL penalty in the reward also groups of equal
+    scores.
     """
     check_same_shape((*group.shape, advantages.shape[-1]), advantages=advantages)
     same = group[:, None] == group[None, :]
@@ -170,19 +213,71 @@ def whiten_over_groups(
     mask: Bool[Tensor, "batch gen"],
     teaching: Bool[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Whiten advantages over the real tokens of the groups that teach; the others stay exactly 0.
+    """Whiten advantages over the real tokens of `teaching` sequences; the others become 0.
 
-    1. Leave the sequences that are not `teaching` (see `teaching_groups`) out of the mask.
-    2. Whiten over what is left (see `whiten`), and put 0 elsewhere.
-
-    A group of equal rewards says nothing of its responses. Were it whitened with the others, their
-    mean would move it off 0 (all its tokens alike), and its zeros would shrink the variance that
-    the others are divided by. None takes all sequences, as does a mask in which all teach, to the
-    bit. Raises ValueError if the mask is not boolean or has another shape.
-
-    A'_t = (A_t - mean(A)) / sqrt(var(A) + 1e-8) over t in T, and 0 elsewhere; T: real tokens of
-    groups with an advantage other than 0
+    Whitened with the rest, a group of equal rewards would be moved off 0, and its zeros would
+    shrink the variance. None, or a mask of only True, takes all sequences (see `whiten`).
     """
     check_same_shape(advantages=advantages, mask=mask)
     check_same_shape(mask.shape[:1], teaching=teaching)
     return whiten(advantages, mask if teaching is None else mask & teaching[:, None])
+
+
+def _one_step_advantages(
+    values: Float[Tensor, "batch gen"],
+    token_rewards: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    gamma: float = 1.0,
+) -> Float[Tensor, "batch gen"]:
+    return compute_advantages(values, token_rewards, mask, gamma)
+
+
+ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "one_step": _one_step_advantages,
+        "gae": compute_gae,
+        "reinforce": rewards_to_go,
+        "reinforce++": reinforce_plus_plus_advantages,
+        "reinforce++_baseline": reinforce_plus_plus_baseline_advantages,
+        "remax": remax_advantages,
+        "rloo": rloo_advantages,
+        "grpo": grpo_advantages,
+        "dr_grpo": dr_grpo_advantages,
+        "opo": opo_advantages,
+    }
+)
+
+
+def estimate_advantages(
+    estimator: str | Callable[..., Tensor],
+    values: Float[Tensor, "batch gen"] | None,
+    token_rewards: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    group: Int[Tensor, " batch"] | None = None,
+    greedy_rewards: Float[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Estimate advantages with an estimator of `ADVANTAGES`, or with a function.
+
+    The function is called with the arguments above that its parameters name, and with `rewards`,
+    the sum over each sequence's real tokens (`*args`: values, rewards, mask). It returns one number
+    per token or per sequence. Raises ValueError for an unknown name, a parameter without a value,
+    and a result of another shape.
+    """
+    check_same_shape(mask=mask, token_rewards=token_rewards, values=values)
+    check_same_shape(mask.shape[:1], group=group, greedy_rewards=greedy_rewards)
+    available = dict(values=values, token_rewards=token_rewards, mask=mask, gamma=gamma, lam=lam)
+    available |= dict(group=group, greedy_rewards=greedy_rewards)
+    available["rewards"] = sequence_sum(token_rewards, mask)
+    function = look_up(estimator, ADVANTAGES, "advantages")
+    result = call_by_name(function, available, "advantages", ("values", "rewards", "mask"))
+    if result.shape == mask.shape[:1]:
+        result = result[:, None].expand(mask.shape)
+    if result.shape != mask.shape:
+        raise ValueError(
+            f"advantages returned shape {tuple(result.shape)} for a mask of shape "
+            f"{tuple(mask.shape)}. Return one number per token, or one per sequence."
+        )
+    return zero_masked(result, mask)

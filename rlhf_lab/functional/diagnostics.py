@@ -1,9 +1,11 @@
-"""Diagnostics of drift: clip fraction, ratio, chi-square, effective samples, promoted mass."""
+"""Diagnostics: clip fractions, importance weights, effective samples, promoted mass, noise."""
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, check_same_shape, masked_mean, zero_masked
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
+from rlhf_lab.functional.moments import masked_mean
 from rlhf_lab.functional.policy_loss import policy_ratio
 
 __all__ = [
@@ -12,8 +14,13 @@ __all__ = [
     "clip_fraction_high",
     "clip_fraction_low",
     "effective_sample_size",
+    "gradient_cosine",
+    "kept_share",
+    "masked_importance_weights",
     "mean_ratio",
+    "noise_scale",
     "promoted_mass",
+    "truncated_importance_weights",
     "value_clip_fraction",
 ]
 
@@ -24,10 +31,7 @@ def clip_fraction(
     clip_coef: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Give the share of real tokens whose ratio lies outside 1 - clip_coef .. 1 + clip_coef.
-
-    Raises ValueError if the mask has another shape than `[batch gen]`.
-    """
+    """Compute the fraction of real tokens with a ratio outside 1 - clip_coef .. 1 + clip_coef."""
     ratio = policy_ratio(logprobs, old_logprobs)
     outside = (ratio - 1).abs() > clip_coef
     return masked_mean(outside.to(ratio.dtype), mask)
@@ -40,19 +44,14 @@ def clip_fraction_low(
     mask: Bool[Tensor, "batch gen"] | None = None,
     advantages: Float[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Give the share of real tokens whose ratio lies below 1 - clip_coef.
+    """Compute the fraction of real tokens with a ratio below 1 - clip_coef.
 
-    1. Find the tokens that became that much less likely.
-    2. With `advantages`, keep those whose advantage is negative: only they lose their gradient.
-    3. Average over the real tokens.
-
-    Raises ValueError if the mask has another shape.
+    With `advantages`, only those with a negative advantage count: they lose their gradient.
     """
     ratio = policy_ratio(logprobs, old_logprobs)
-    outside = ratio < 1 - clip_coef
     check_same_shape(logprobs=logprobs, advantages=advantages)
-    if advantages is not None:
-        outside = outside & (advantages < 0)
+    outside = ratio < 1 - clip_coef
+    outside = outside if advantages is None else outside & (advantages < 0)
     return masked_mean(outside.to(ratio.dtype), mask)
 
 
@@ -63,20 +62,15 @@ def clip_fraction_high(
     mask: Bool[Tensor, "batch gen"] | None = None,
     advantages: Float[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Give the share of real tokens whose ratio lies above 1 + clip_coef.
+    """Compute the fraction of real tokens with a ratio above 1 + clip_coef.
 
-    1. Find the tokens that became that much likelier.
-    2. With `advantages`, keep those whose advantage is positive: only they lose their gradient.
-    3. Average over the real tokens.
-
-    With clip-higher, `clip_coef` is `clip_coef_high`. Raises ValueError if the mask has another
-    shape.
+    With `advantages`, only those with a positive advantage count: they lose their gradient. With
+    clip-higher, pass `clip_coef_high`.
     """
     ratio = policy_ratio(logprobs, old_logprobs)
-    outside = ratio > 1 + clip_coef
     check_same_shape(logprobs=logprobs, advantages=advantages)
-    if advantages is not None:
-        outside = outside & (advantages > 0)
+    outside = ratio > 1 + clip_coef
+    outside = outside if advantages is None else outside & (advantages > 0)
     return masked_mean(outside.to(ratio.dtype), mask)
 
 
@@ -87,22 +81,17 @@ def value_clip_fraction(
     clip: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Give the share of real tokens at which value clipping stops the value head's gradient.
+    """Compute the fraction of real tokens at which value clipping stops the gradient.
 
-    1. Find the values that moved further than `clip` from the old one.
-    2. Of these, keep the ones whose error is larger when they are held within `clip`: there the
-       held value is what counts.
-    3. Average over the real tokens.
-
-    Raises ValueError if `clip` is negative or the mask has another shape.
+    There the value moved by more than `clip`, and the clipped value has the larger error.
     """
     if clip < 0:
-        raise ValueError(f"clip is {clip}; give a number of at least 0.")
+        raise ValueError(f"clip must be at least 0, got {clip}.")
     check_same_shape(values=values, returns=returns, old_values=old_values)
     values, returns, old_values = map(at_least_float32, (values, returns, old_values))
     moved = values - old_values
-    held = old_values + moved.clamp(-clip, clip)
-    stopped = (moved.abs() > clip) & ((held - returns).abs() > (values - returns).abs())
+    clipped = old_values + moved.clamp(-clip, clip)
+    stopped = (moved.abs() > clip) & ((clipped - returns).abs() > (values - returns).abs())
     return masked_mean(stopped.to(values.dtype), mask)
 
 
@@ -111,10 +100,7 @@ def mean_ratio(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Average the ratio over the real tokens: near 1, as its expectation is exactly 1.
-
-    Raises ValueError if the mask has another shape.
-    """
+    """Average the ratio over the real tokens: near 1, since its expectation is exactly 1."""
     return masked_mean(policy_ratio(logprobs, old_logprobs), mask)
 
 
@@ -123,9 +109,7 @@ def chi_square(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Estimate the chi-square divergence of the policy from the one that sampled.
-
-    About twice the KL while both are small. Raises ValueError if the mask has another shape.
+    """Estimate the chi-square divergence from the policy that sampled; about 2 KL if small.
 
     chi^2(pi || pi_old) = E_old[(r - 1)^2]
     """
@@ -137,26 +121,54 @@ def effective_sample_size(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Say how many tokens of equal weight the minibatch is worth, once weighed by their ratios.
+    """Compute the number of equally weighted tokens that the minibatch is worth.
 
-    1. Keep the log-ratios of the real tokens.
-    2. Measure them from the largest, which changes nothing but keeps the exponentials in range.
-    3. Divide the square of the sum of the ratios by the sum of their squares.
-
-    In tokens: all of them when every ratio is the same, 1 when one outweighs the rest, 0.0 when
-    there are none. Raises ValueError if the mask has another shape.
+    From 1, if one ratio outweighs the rest, to the number of real tokens; 0.0 without tokens.
 
     ESS = (sum w)^2 / sum w^2   (Kong 1992)
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     logprobs, old_logprobs = zero_masked(logprobs, mask), zero_masked(old_logprobs, mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)
-    if mask is not None:
-        log_ratio = log_ratio[mask]
+    log_ratio = log_ratio if mask is None else log_ratio[mask]
     if not log_ratio.numel():
         return log_ratio.sum()
     weights = (log_ratio - log_ratio.max().detach()).exp()
     return weights.sum().square() / weights.square().sum()
+
+
+def truncated_importance_weights(
+    logprobs: Float[Tensor, "batch gen"],
+    sampler_logprobs: Float[Tensor, "batch gen"],
+    cap: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Compute the ratio of scorer to sampler probability per token, at most `cap`, no gradient.
+
+    Multiply a surrogate by it if sampler and scorer are different programs.
+
+    min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
+    """
+    if not cap > 0:
+        raise ValueError(f"cap must be greater than 0, got {cap}.")
+    check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
+    logprobs, sampler_logprobs = zero_masked(logprobs, mask), zero_masked(sampler_logprobs, mask)
+    weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
+    return zero_masked(weights, mask)
+
+
+def masked_importance_weights(
+    logprobs: Float[Tensor, "batch gen"],
+    sampler_logprobs: Float[Tensor, "batch gen"],
+    cap: float,
+    mask: Bool[Tensor, "batch gen"] | None = None,
+) -> Float[Tensor, "batch gen"]:
+    """Weight tokens as `truncated_importance_weights`, with 0 instead of the cap above it.
+
+    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, TRL's `token_mask`)
+    """
+    weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
+    return weights.masked_fill(weights > cap, 0.0)
 
 
 def promoted_mass(
@@ -164,13 +176,13 @@ def promoted_mass(
     ref_logits: Float[Tensor, "batch gen d_vocab"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, " d_vocab"]:
-    """Give the probability that each token of the vocabulary has won from the reference, per state.
+    """Compute each token's mean gain in probability over the reference, per state.
 
     1. Turn both models' logits in the same states into probabilities.
     2. Subtract the reference's.
     3. Average over the states of real tokens. A mean over none is 0.
 
-    It sums to 0: what some tokens win, others lose. Raises ValueError if the shapes differ.
+    It sums to 0: gains of some tokens are losses of others. Raises ValueError if the shapes differ.
 
     D(v) = mean_s [pi(v | s) - ref(v | s)]
     """
@@ -180,3 +192,60 @@ def promoted_mass(
     won = won - at_least_float32(zero_masked(ref_logits, mask)).softmax(-1)
     states = won.shape[0] * won.shape[1] if mask is None else int(mask.sum())
     return zero_masked(won, mask).sum((0, 1)) / max(1, states)
+
+
+def gradient_cosine(
+    gradients: Float[Tensor, "batch parameters"],
+    reference: Float[Tensor, " parameters"],
+    n: int,
+) -> Float[Tensor, " groups"]:
+    """Compute the cosine of the mean gradient of each batch of n with a reference gradient.
+
+    1. Cut the rows, each the gradient of a sequence or of a block of sequences, into batches of n
+       in their order, without the rows at the end that fill no batch.
+    2. Average the n gradients of each batch, without subtracting any mean.
+    3. Take the cosine of each average with the reference.
+
+    Raises ValueError unless n is between 1 and the number of rows.
+
+    cos_k = <g_k, g> / (|g_k| |g|), with g_k the mean of rows k n to k n + n - 1
+    """
+    check_same_shape(gradients.shape[1:], reference=reference)
+    if not 1 <= n <= len(gradients):
+        raise ValueError(f"n must be between 1 and {len(gradients)} (the gradients), got {n}.")
+    whole = gradients[: len(gradients) // n * n]
+    means = at_least_float32(whole).unflatten(0, (-1, n)).mean(dim=1)
+    return torch.cosine_similarity(means, at_least_float32(reference)[None], dim=-1)
+
+
+def noise_scale(gradients: Float[Tensor, "batch parameters"], n: int = 1) -> Float[Tensor, ""]:
+    """Estimate the batch size, in sequences, at which a gradient is half noise, half signal.
+
+    Each row is the mean gradient of n sequences. The squared norm of the true gradient is estimated
+    by the product of the means of even and odd rows, whose noise is independent. A batch of b
+    sequences has a cosine of about 1 / sqrt(1 + scale / b) with the true gradient. Negative or
+    huge if there are too few rows. Raises ValueError for fewer than 4 rows, or an n below 1.
+
+    B = tr(Cov g_i) / |E g_i|^2   (McCandlish et al. 2018, arXiv 1812.06162, equation 2.8)
+    """
+    if len(gradients) < 4 or n < 1:
+        raise ValueError(
+            f"noise_scale needs at least 4 rows and n >= 1, got {len(gradients)} rows and n={n}."
+        )
+    gradients = at_least_float32(gradients)
+    even, odd = gradients[0::2].mean(dim=0), gradients[1::2].mean(dim=0)
+    return n * gradients.var(dim=0).sum() / (even @ odd)
+
+
+def kept_share(
+    gradients: Float[Tensor, "batch parameters"], reference: Float[Tensor, " parameters"]
+) -> Float[Tensor, " batch"]:
+    """Compute the projection of each gradient on a reference, as a fraction of the reference.
+
+    The mean over many unbiased gradients is 1, with any noise.
+
+    share_i = <g_i, g> / <g, g>
+    """
+    check_same_shape(gradients.shape[1:], reference=reference)
+    reference = at_least_float32(reference)
+    return at_least_float32(gradients) @ reference / (reference @ reference)

@@ -5,30 +5,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import check_mask, check_same_shape
+from rlhf_lab.functional.masks import check_mask, check_same_shape, real_entries
 
 __all__ = ["Interval", "bootstrap_interval", "bootstrap_means", "recovered_fraction"]
 
-FEWEST_DEFINED = 0.9
-"""The share of resamples in which a statistic must be defined, or there is no interval."""
+FEWEST_DEFINED = 0.9  # fraction of resamples in which a statistic must be defined
 
 Statistic = Callable[..., Float[Tensor, "*shape"] | float]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval and the number of sequences behind it.
+    """An estimate with its confidence interval and the number of sequences it is based on.
 
     Args:
-        value: of the statistic on all sequences, a number or several; None where it is undefined.
-        low, high: the ends of the interval; None where there is none, such as of one sequence.
-        n: sequences.
-        level: the share of such intervals that hold the truth, for many sequences.
-        compared: how many estimates this one was selected among.
-        why: the reason, where value or interval is missing.
+        value: the statistic on all sequences, a number or several; None if undefined.
+        low, high: ends of the interval; None without an interval, such as for one sequence.
+        n: number of sequences.
+        level: nominal coverage.
+        compared: number of estimates that this one was selected from.
+        why: reason why value or interval is missing.
     """
 
     value: Float[Tensor, "*shape"] | None
@@ -40,25 +39,24 @@ class Interval:
     why: str = ""
 
     def __getitem__(self, index: int | tuple[int, ...]) -> "Interval":
-        """One estimate of several."""
+        """Return one of several estimates."""
         parts = (self.value, self.low, self.high)
         value, low, high = (None if part is None else part[index] for part in parts)
         return replace(self, value=value, low=low, high=high)
 
     def best(self) -> tuple[tuple[int, ...], "Interval"]:
-        """Where the largest of several estimates is, and that estimate, which knows among how many.
+        """Return the index of the largest estimate, and this estimate with `compared` set.
 
-        The interval is of this one alone: the largest of many is larger than it would be on other
-        sequences, the more so the more there are.
+        The interval ignores the selection: the largest of many would be smaller on new sequences.
         """
         if self.value is None:
-            raise ValueError(f"there is no estimate to choose ({self.why}).")
+            raise ValueError(f"The interval has no estimate to choose from ({self.why}).")
         flat = self.value.nan_to_num(nan=-math.inf).argmax()
         where = tuple(int(i) for i in torch.unravel_index(flat, self.value.shape))
         return where, replace(self[where], compared=self.value.numel() * self.compared)
 
     def __str__(self) -> str:
-        """Such as `0.42 [0.31, 0.53], n = 64, the best of 10`."""
+        """Format as `0.42 [0.31, 0.53], n = 64, the best of 10`."""
         n = f"n = {self.n}" + (f", the best of {self.compared}" if self.compared > 1 else "")
         if self.value is None:
             return f"undefined ({self.why}), {n}"
@@ -78,48 +76,46 @@ def bootstrap_interval(
     resamples: int = 2000,
     generator: torch.Generator | None = None,
 ) -> Interval:
-    """Give a statistic of sequences with its percentile bootstrap interval.
+    """Compute a statistic of sequences with its percentile bootstrap interval.
 
-    1. Leave out the sequences that have nothing under the mask.
-    2. Draw as many sequences as there are, with replacement: whole sequences, since the tokens of
-       one are not independent. The same ones are taken from every column.
-    3. Take the statistic of them; do so `resamples` times.
-    4. Give the quantiles (1 - level) / 2 and (1 + level) / 2 of what was found.
+    1. Leave out the sequences without an entry under the mask.
+    2. Draw n whole sequences with replacement, the same ones in every column, `resamples` times:
+       the tokens of a sequence are not independent.
+    3. Take the quantiles (1 - level) / 2 and (1 + level) / 2 of the statistic.
 
-    Columns have a row per sequence. Without a `statistic`, there is one column, and it is the mean
-    over all its real entries: the sum of the sequences' sums by the sum of their lengths. Else it
-    is called with the drawn rows of each column, and those of the mask if there is one; it gives a
-    number, or a tensor of several. Resamples in which it is nan (an R2 without variance, an AUC of
-    one class) are left out; if they are more than one in ten, there is no interval, nor is there of
+    Columns have a row per sequence. Without a `statistic`, the only column is averaged over its
+    real entries. Else it is called with the drawn rows of each column, then of the mask; it returns
+    a number, or a tensor of several. Resamples in which it is nan (an R2 without variance, an AUC
+    of one class) are left out; if more than one in ten is nan there is no interval, nor is there of
     one sequence. With few sequences (some 20) intervals are too narrow.
 
-    Draws are the same every time unless a `generator` (of the CPU) is given. Computed on the CPU in
-    float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples, columns or a
+    Draws are the same every time unless a `generator` (of the CPU) is passed. Computed on the CPU
+    in float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples, columns or a
     mask of unequal length, nan under the mask, and if there is no sequence.
 
     Source: Efron 1979; Efron and Tibshirani 1993, chapter 13
     """
-    _check_draws(level, resamples)
-    rows = [_on_cpu(column) for column in columns]
+    rows = [_to_cpu(column) for column in columns]
     if mask is not None:
         mask = mask.cpu()
         if statistic is None:
             check_mask(rows[0], mask)
             check_same_shape(values=rows[0], mask=mask)
+        _check_rows(level, resamples, *rows, mask)
         has_any = mask.reshape(len(mask), -1).any(1)
-        rows, mask = [row[has_any] for row in _of_one_length(*rows, mask)[:-1]], mask[has_any]
-    n = len(_of_one_length(*rows)[0])
-    if not n:
-        raise _no_sequence()
+        rows, mask = [row[has_any] for row in rows], mask[has_any]
+    n = _check_rows(level, resamples, *rows)
     if statistic is None:
-        sums, counts = _sums_of_rows(rows, mask)
-        how = {"level": level, "resamples": resamples, "generator": generator}
-        return bootstrap_means(sums, counts, statistic=torch.div, **how)
-    given = rows if mask is None else [*rows, mask]
-    take = lambda drawn: _as_float64(statistic(*(row[drawn] for row in given)))
+        sums, counts = _row_sums(rows, mask)
+        settings = {"level": level, "resamples": resamples, "generator": generator}
+        return bootstrap_means(sums, counts, statistic=torch.div, **settings)
+    arguments = rows if mask is None else [*rows, mask]
+    compute = lambda drawn: torch.as_tensor(
+        statistic(*(row[drawn] for row in arguments)), dtype=torch.float64
+    )
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     draws = (torch.randint(n, (n,), generator=generator) for _ in range(resamples if n > 1 else 0))
-    return _interval(take(torch.arange(n)), [take(drawn) for drawn in draws], n, level)
+    return _quantiles(compute(torch.arange(n)), [compute(drawn) for drawn in draws], n, level)
 
 
 def bootstrap_means(
@@ -129,33 +125,26 @@ def bootstrap_means(
     resamples: int = 2000,
     generator: torch.Generator | None = None,
 ) -> Interval:
-    """Give the interval of what depends on the means of columns alone, for many numbers at once.
+    """Compute the interval of a function of the columns' means, for many numbers at once.
 
-    1. Draw sequences with replacement as `bootstrap_interval` does, and average each column.
-    2. Call the `statistic` with the means, once for all resamples: a ratio, or the R2 of a fit from
-       the means of its squared errors, of y and of y squared. Without it, it is the mean itself.
-
-    Columns have a row per sequence, of numbers of any shape; `statistic` takes means with an axis
-    of resamples in front of that shape. Thousands of times as fast as a call per resample. Raises
-    ValueError as `bootstrap_interval` does.
+    The `statistic` (the mean itself if None) is called once with the means of all resamples, with
+    an axis of resamples first: a ratio, or an R2 from the means of its squared errors, of y and of
+    y squared. Thousands of times as fast as `bootstrap_interval`, with its draws and errors.
 
     Source: Efron and Tibshirani 1993, chapter 13
     """
-    _check_draws(level, resamples)
-    rows = [column.double() for column in _of_one_length(*map(_on_cpu, columns))]
-    n = len(rows[0])
-    if not n:
-        raise _no_sequence()
-    found_of = (lambda mean: mean) if statistic is None else statistic
-    whole = found_of(*(row.mean(0, keepdim=True) for row in rows))[0]
+    rows = [_to_cpu(column).double() for column in columns]
+    n = _check_rows(level, resamples, *rows)
+    compute = (lambda mean: mean) if statistic is None else statistic
+    whole = compute(*(row.mean(0, keepdim=True) for row in rows))[0]
     if n == 1:
-        return _interval(whole, [], n, level)
+        return _quantiles(whole, [], n, level)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     draws = torch.randint(n, (resamples, n), generator=generator)
-    share = torch.zeros(resamples, n, dtype=torch.float64)
-    share.scatter_add_(1, draws, torch.full_like(share, 1 / n))
-    means = [(share @ row.reshape(n, -1)).reshape(resamples, *row.shape[1:]) for row in rows]
-    return _interval(whole, found_of(*means), n, level)
+    weight = torch.zeros(resamples, n, dtype=torch.float64)
+    weight.scatter_add_(1, draws, torch.full_like(weight, 1 / n))
+    means = [(weight @ row.reshape(n, -1)).reshape(resamples, *row.shape[1:]) for row in rows]
+    return _quantiles(whole, compute(*means), n, level)
 
 
 def recovered_fraction(
@@ -166,81 +155,70 @@ def recovered_fraction(
     resamples: int = 2000,
     generator: torch.Generator | None = None,
 ) -> Interval:
-    """Say how much of an effect a patch brings back: 0 none of it, 1 all; with its interval.
+    """Compute how much of an effect a patch recovers: 0 none of it, 1 all; with its interval.
 
     1. Average each of the three over the sequences, which are the same in all.
-    2. Divide what the patch changes by what was there to change.
-    3. Where the interval of the difference of clean and corrupted holds 0, there was nothing to
-       recover: the fraction is undefined, and its `why` says so.
+    2. Divide the change by the patch by the effect, clean minus corrupted.
+    3. If the interval of the difference of clean and corrupted includes 0, there was nothing to
+       recover: the fraction is undefined, and its `why` names the reason.
 
-    The interval is a bootstrap over sequences (see `bootstrap_interval`), and may lie outside 0 to
+    The interval is a bootstrap over sequences (see `bootstrap_interval`), and may exceed 0 to
     1. Raises ValueError if the shapes differ, or as `bootstrap_interval` does.
 
     f = (mean patched - mean corrupted) / (mean clean - mean corrupted)
     (Wang et al. 2022, arXiv 2211.00593; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """
     check_same_shape(clean=clean, corrupted=corrupted, patched=patched)
-    how = {"level": level, "resamples": resamples}
+    settings = {"level": level, "resamples": resamples}
     seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator))
     fork = lambda: torch.Generator().manual_seed(seed)  # both intervals draw the same sequences
-    change, effect = (_on_cpu(rows) - _on_cpu(corrupted) for rows in (patched, clean))
-    found = bootstrap_interval(effect, **how, generator=fork())
+    change, effect = (_to_cpu(rows) - _to_cpu(corrupted) for rows in (patched, clean))
+    found = bootstrap_interval(effect, **settings, generator=fork())
     is_noise = found.low is not None and found.low <= 0 <= found.high
     if is_noise or found.value == 0:
         why = f"clean and corrupted differ by {found}: no more than noise"
         return Interval(None, None, None, found.n, level, why=why)
-    return bootstrap_means(change, effect, statistic=_fraction, **how, generator=fork())
+    fraction = lambda change, effect: torch.where(effect == 0, torch.nan, change / effect)
+    return bootstrap_means(change, effect, statistic=fraction, **settings, generator=fork())
 
 
-def _fraction(
-    change: Float[Tensor, " resamples"], effect: Float[Tensor, " resamples"]
-) -> Float[Tensor, " resamples"]:
-    """The recovered fraction of these means; nan where there is nothing to recover."""
-    return torch.where(effect == 0, torch.nan, change / effect)
-
-
-def _on_cpu(column: Tensor) -> Tensor:
-    """A column where float64 is, without its history; labels keep their kind."""
+def _to_cpu(column: Tensor) -> Tensor:
     column = column.detach().cpu()
     return column.double() if column.is_floating_point() else column
 
 
-def _as_float64(found: Tensor | float) -> Float[Tensor, "*shape"]:
-    return torch.as_tensor(found, dtype=torch.float64)
+def _check_rows(level: float, resamples: int, *rows: Tensor) -> int:
+    """Return the number of sequences; raise ValueError unless a bootstrap over them is possible."""
+    if not 0 < level < 1 or resamples < 100:
+        raise ValueError(
+            f"level must be between 0 and 1 and resamples at least 100, got level={level} and "
+            f"resamples={resamples}."
+        )
+    shapes = [tuple(row.shape) for row in rows]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise ValueError(f"Columns must have one row per sequence, got the shapes {shapes}.")
+    if not shapes[0][0]:
+        raise ValueError("A bootstrap needs at least one sequence, got none.")
+    return shapes[0][0]
 
 
-def _of_one_length(*rows: Tensor) -> tuple[Tensor, ...]:
-    """The columns, or a refusal: each has a row per sequence."""
-    lengths = {tuple(row.shape[:1]) for row in rows}
-    if len(lengths) != 1 or () in lengths:
-        shapes = ", ".join(str(tuple(row.shape)) for row in rows)
-        raise ValueError(f"columns have the shapes {shapes}; give a row per sequence in each.")
-    return rows
-
-
-def _sums_of_rows(
-    rows: list[Tensor], mask: Tensor | None
-) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
-    """The sum and the number of the real entries of each row."""
+def _row_sums(rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     if len(rows) != 1:
-        raise ValueError(f"{len(rows)} columns need a statistic that takes so many; give one.")
+        raise ValueError(f"Pass a statistic of {len(rows)} columns; the default is of one column.")
     values = rows[0].double()
-    real = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    real = real_entries(values, mask)
     values = values.masked_fill(~real, 0.0)
     if values.isnan().any():
-        raise ValueError(
-            "values hold nan where the mask is True; mask those entries, or correct them."
-        )
+        raise ValueError("The column has nan where the mask is True. Mask these entries.")
     return values.reshape(len(values), -1).sum(1), real.reshape(len(values), -1).sum(1)
 
 
-def _interval(
+def _quantiles(
     value: Float[Tensor, "*shape"],
     found: Float[Tensor, "..."] | list[Float[Tensor, "*shape"]],
     n: int,
     level: float,
 ) -> Interval:
-    """The quantiles of what was found, where enough of it is defined."""
     if n == 1:
         return Interval(value, None, None, n, level, why="one sequence")
     found = found if isinstance(found, Tensor) else torch.stack(found)
@@ -252,16 +230,3 @@ def _interval(
     if low.isnan().all():
         return Interval(value, None, None, n, level, why=why)
     return Interval(value, low, high, n, level, why=why if low.isnan().any() else "")
-
-
-def _check_draws(level: float, resamples: int) -> None:
-    """Refuse a level that is no share, and resamples of which no quantile can be taken."""
-    if not 0 < level < 1 or resamples < 100:
-        raise ValueError(
-            f"level is {level} and resamples is {resamples}; give a level between 0 and 1, such as "
-            "0.95, and at least 100 resamples."
-        )
-
-
-def _no_sequence() -> ValueError:
-    return ValueError("there is no sequence to take a statistic of; give at least one.")

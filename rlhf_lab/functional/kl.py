@@ -8,15 +8,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.aggregation import Aggregation, aggregate
-from rlhf_lab.functional.by_name import call_by_name, look_up
-from rlhf_lab.functional.masks import (
+from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
+from rlhf_lab.functional.moments import (
+    Aggregation,
     Denominator,
-    at_least_float32,
-    check_same_shape,
+    aggregate,
     masked_mean,
     sequence_sum,
-    zero_masked,
 )
 from rlhf_lab.functional.policy_loss import policy_ratio
 
@@ -58,11 +57,7 @@ def kl_per_token(
 def kl_per_sequence(
     kl: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"] | None = None
 ) -> Float[Tensor, " batch"]:
-    """Sum the KL of each sequence's real tokens, in nats per sequence.
-
-    1. Sum `kl` (exact or estimated) over the real tokens: the chain rule makes this the KL of the
-       whole response.
-    """
+    """Sum the KL of each sequence's real tokens: by the chain rule, nats of the whole response."""
     return sequence_sum(kl, mask)
 
 
@@ -90,14 +85,14 @@ def kl_of_later_states(
     kl: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Charge each token with the KL at the states that it leads to: `calc_kl_penalty` does not.
+    """Weight each token's log-probability with the KL at the states after it.
 
     1. For each token, add up the KL of the tokens after it in its sequence, without its own.
     2. Multiply by the token's log-probability. `kl` counts as a number: no gradient reaches it.
 
-    One number per token, 0 where the mask is False: the caller sums over each sequence and averages
-    over sequences, and then the gradient is the second term below, for tokens that the policy
-    sampled. Raises ValueError for unequal shapes.
+    One number per token, 0 where the mask is False. Summed over each sequence and averaged over
+    sequences, its gradient is the second term below, for tokens that the policy sampled;
+    `calc_kl_penalty` has the first. Raises ValueError for unequal shapes.
 
     grad E[sum_t KL_t] = E[sum_t grad KL_t] + E[sum_t grad log pi(a_t | s_t) sum_{t' > t} KL_{t'}]
     """
@@ -119,8 +114,8 @@ def kl_estimate(
     2. k1 = d: unbiased, high variance, may be negative.
     3. k2 = d^2 / 2: biased, low variance.
     4. k3 = exp(-d) - 1 + d: never negative, and unbiased if the policy can say all that the
-       reference can (with top-k sampling it is too small); inf where the reference holds the token
-       e^88 times likelier than the policy, beyond float32.
+       reference can (with top-k sampling it is too small); inf if the reference's probability
+       exceeds e^88 times that of the policy, beyond float32.
 
     In nats per token, unbiased when the tokens were sampled from the policy that comes first: of
     KL(old || new), the drift of a policy since it sampled, the old log-probabilities come first.
@@ -145,13 +140,7 @@ def kl_estimate(
 def kl_absolute(
     logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Take the size of each token's log-ratio: what TRL calls "abs".
-
-    1. Take d = log pi - log pi_ref.
-    2. Return |d|: a penalty on every step away from the reference, but no estimate of the KL.
-
-    In nats per token, never negative. At d = 0 its gradient is 0.
-    """
+    """Compute |log pi - log pi_ref| per token, in nats: TRL's "abs", not an estimate of the KL."""
     check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     return (at_least_float32(logprobs) - at_least_float32(ref_logprobs)).abs()
 
@@ -159,13 +148,10 @@ def kl_absolute(
 def kl_straight_through(
     logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Give the value of k3 and the gradient of k2, which is that of the KL itself.
-
-    1. Take k3, as a number.
-    2. Add k2 minus k2 as a number: 0, with the gradient of k2.
+    """Combine the value of k3 with the gradient of k2, the right one for the KL.
 
     As a loss on tokens that the policy sampled, k1 has gradient 0 on average, and k3 that of
-    KL(pi_ref || pi), the other direction; k2's is right.
+    KL(pi_ref || pi), the other direction.
 
     k3 = exp(-d) - 1 + d, gradient d * grad log pi   (Schulman 2020; Tang and Munos 2025, arXiv
     2506.09477)
@@ -180,12 +166,7 @@ def kl_importance_weighted(
     old_logprobs: Float[Tensor, "batch gen"],
     ref_logprobs: Float[Tensor, "batch gen"],
 ) -> Float[Tensor, "batch gen"]:
-    """Estimate the KL of each token where an older policy sampled it.
-
-    1. Take the ratio of the policy's probability to that of the policy that sampled.
-    2. Multiply k1 by it.
-
-    In nats per token, unbiased in value and in gradient for one token, whatever policy sampled it.
+    """Estimate the KL of each token that an older policy sampled, unbiased in value and gradient.
 
     (pi / pi_old) * (log pi - log pi_ref)
     """
@@ -203,14 +184,10 @@ def calc_sampled_kl_penalty(
     aggregation: Aggregation = "token_mean",
     denominator: Denominator = None,
 ) -> Float[Tensor, ""]:
-    """Average an estimate of the KL from the sampled tokens alone, times its coefficient.
+    """Average a `kl_estimate` over the batch (see `aggregate`), times its coefficient.
 
-    1. Estimate the KL of each token (see `kl_estimate`).
-    2. Aggregate, and multiply by `kl_coef`.
-
-    It needs one log-probability per token; the exact KL (`kl_per_token`) needs those of the whole
-    vocabulary. The penalty is subtracted from the objective. Raises ValueError as `kl_estimate`
-    and `aggregate` do.
+    Needs one log-probability per token, where the exact KL needs the whole vocabulary. The penalty
+    is subtracted from the objective.
     """
     kl = kl_estimate(logprobs, ref_logprobs, kind, mask)
     return kl_coef * aggregate(kl, mask, aggregation, denominator)
@@ -226,16 +203,11 @@ KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "k3_straight_through": kl_straight_through,
     }
 )
-"""Estimators of the KL from sampled tokens by name, as `kl_estimate` and others compute them."""
 
 
 def _other_estimate(
-    logprobs: Float[Tensor, "batch gen"],
-    ref_logprobs: Float[Tensor, "batch gen"],
-    kind: str | Callable[..., Tensor],
-    mask: Bool[Tensor, "batch gen"] | None,
-) -> Float[Tensor, "batch gen"]:
-    """The estimate of an entry of `KL_ESTIMATORS` or of the caller's own function."""
+    logprobs: Tensor, ref_logprobs: Tensor, kind: str | Callable[..., Tensor], mask: Tensor | None
+) -> Tensor:
     function = look_up(kind, KL_ESTIMATORS, "kl_estimator")
     available = {"logprobs": logprobs, "ref_logprobs": ref_logprobs, "mask": mask}
     estimate = call_by_name(function, available, "kl_estimator", ("logprobs", "ref_logprobs"))

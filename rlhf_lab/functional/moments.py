@@ -1,27 +1,206 @@
-"""Running mean and variance (Chan et al. 1983), merged over batches and ranks."""
+"""Masked sums, means, variances and whitening; loss aggregation; Running mean and variance."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, check_mask
+from rlhf_lab.functional.masks import (
+    at_least_float32,
+    check_mask,
+    check_same_shape,
+    real_entries,
+    zero_masked,
+)
 
-__all__ = ["RunningMoments", "scale_rewards"]
+__all__ = [
+    "RunningMoments",
+    "aggregate",
+    "aggregation_denominator",
+    "masked_mean",
+    "masked_std",
+    "masked_var",
+    "scale_rewards",
+    "sequence_sum",
+    "whiten",
+]
+
+Aggregation = Literal["token_mean", "sequence_mean", "constant"]
+Denominator = int | float | Tensor | None
+Dims = int | tuple[int, ...] | None
+
+
+def sequence_sum(
+    x: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"] | None = None
+) -> Float[Tensor, " batch"]:
+    """Sum x over the real tokens of each sequence.
+
+    1. Put 0 where the mask is False.
+    2. Sum over the generated tokens.
+
+    A row without a real token sums to 0.0. Raises ValueError if the mask has another shape than x.
+    """
+    check_same_shape(x=x, mask=mask)
+    return zero_masked(at_least_float32(x), mask).sum(dim=-1)
+
+
+def masked_mean(
+    x: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"] | None = None,
+    dim: Dims = None,
+    denominator: Denominator = None,
+) -> Float[Tensor, "..."]:
+    """Average x over the entries where the mask is True.
+
+    1. Put 0 where the mask is False.
+    2. Sum over `dim` (over everything if `dim` is None).
+    3. Divide by the number of real entries, or by `denominator` if it is not None.
+
+    With `denominator` = the number of real tokens of the whole minibatch, the results of its
+    micro-batches add up to the result of the minibatch. If this count or the denominator is 0,
+    divide by 1: a mean over nothing is 0.0 with gradient 0. Half-precision input gives a float32
+    result. Raises ValueError if the mask has another shape than x, or if the denominator is
+    negative.
+
+    mean = sum_i m_i x_i / sum_i m_i
+    """
+    x = at_least_float32(x)
+    total = zero_masked(x, mask).sum(dim=dim)
+    if denominator is None:
+        denominator = real_entries(x, mask).sum(dim=dim)
+    elif not isinstance(denominator, Tensor) and denominator < 0:
+        raise ValueError(f"denominator must be at least 0, got {denominator}.")
+    count = torch.as_tensor(denominator, dtype=x.dtype, device=x.device)
+    return total / count.masked_fill(count == 0, 1.0)
+
+
+def masked_var(
+    x: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"] | None = None,
+    dim: Dims = None,
+    unbiased: bool = True,
+) -> Float[Tensor, "..."]:
+    """Compute the variance of x over the entries where the mask is True.
+
+    A single real entry has variance 0.0 (not nan), and so has an empty selection. Half-precision
+    input gives a float32 result. Raises ValueError if the mask has another shape than x.
+
+    var = sum_i m_i (x_i - mean)^2 / (sum_i m_i - 1), without the - 1 if not `unbiased`
+    """
+    x, real = zero_masked(at_least_float32(x), mask), real_entries(x, mask)
+    dim = tuple(range(x.ndim)) if dim is None else dim
+    count = real.sum(dim=dim, keepdim=True)
+    mean = x.sum(dim=dim, keepdim=True) / count.clamp(min=1)
+    squares = zero_masked(x - mean, real).square().sum(dim=dim)
+    return squares / (count.reshape(squares.shape) - int(unbiased)).clamp(min=1)
+
+
+def masked_std(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None, dim: Dims = None
+) -> Float[Tensor, "..."]:
+    """Compute the unbiased standard deviation of x over the entries where the mask is True.
+
+    Its gradient is 0, not infinite, where the variance is 0.
+    """
+    var = masked_var(x, mask, dim)
+    return torch.where(var > 0, var, 1.0).sqrt() * (var > 0)
+
+
+def whiten(
+    x: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"] | None = None,
+    shift_mean: bool = True,
+    eps: float = 1e-8,
+) -> Float[Tensor, "*shape"]:
+    """Scale x to variance 1 over its real entries, and shift their mean to 0 if `shift_mean`.
+
+    Equal real entries, or a single one, become exactly 0.0 (their mean, if not `shift_mean`);
+    masked entries become 0. Raises ValueError if the mask has another shape than x.
+
+    w_i = (x_i - mean) / sqrt(var + eps)   (`whiten` in the code of Ziegler et al. 2019)
+    """
+    x, unreal = zero_masked(at_least_float32(x), mask), ~real_entries(x, mask)
+    if not x.numel():
+        return x
+    mean = masked_mean(x, mask)
+    whitened = (x - mean) * torch.rsqrt(masked_var(x, mask) + eps)
+    lowest = x.masked_fill(unreal, torch.inf).min()
+    highest = x.masked_fill(unreal, -torch.inf).max()
+    whitened = whitened.masked_fill(lowest == highest, 0.0)  # not rounding errors, scaled to 1
+    if not shift_mean:
+        whitened = whitened + mean
+    return zero_masked(whitened, mask)
+
+
+def aggregate(
+    x: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"] | None = None,
+    aggregation: Aggregation = "token_mean",
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Average a quantity per token over a batch, in one of three ways.
+
+    - "token_mean": each token has the same weight (DAPO).
+    - "sequence_mean": the mean of the sequences' means, in which the tokens of long responses have
+      less weight (GRPO).
+    - "constant": the sum over tokens, divided by a number that does not depend on their lengths
+      (Dr. GRPO).
+
+    With `denominator` = the sum of `aggregation_denominator` over all micro-batches (or ranks),
+    their results add up to the result of the whole minibatch. Without a real token the result is
+    0.0 with gradient 0. Raises ValueError for another name, a mask of another shape, or a negative
+    denominator.
+
+    Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.3; Liu et al. 2025, Dr. GRPO,
+    arXiv 2503.20783
+    """
+    mask = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+    check_same_shape(x=x, mask=mask)
+    total = aggregation_denominator(mask, aggregation)  # also validates the name
+    denominator = total if denominator is None else denominator
+    if aggregation == "sequence_mean":
+        per_sequence = masked_mean(x, mask, dim=-1)
+    else:
+        per_sequence = sequence_sum(x, mask)
+    return masked_mean(per_sequence, denominator=denominator)
+
+
+def aggregation_denominator(
+    mask: Bool[Tensor, "batch gen"],
+    aggregation: Aggregation = "token_mean",
+    max_len: int | None = None,
+) -> Float[Tensor, ""]:
+    """Count the denominator of `aggregate`; counts of micro-batches and ranks add up.
+
+    The number of real tokens ("token_mean"), of sequences with a real token ("sequence_mean"), or
+    of sequences times `max_len` ("constant"; the length of the mask if None). Raises ValueError for
+    another name, if max_len is below 1, or if the mask is not boolean.
+    """
+    check_mask(mask, mask)
+    if max_len is not None and max_len < 1:
+        raise ValueError(f"max_len must be at least 1, got {max_len}.")
+    if aggregation == "token_mean":
+        return mask.sum().float()
+    if aggregation == "sequence_mean":
+        return mask.any(dim=-1).sum().float()
+    if aggregation == "constant":
+        max_len = mask.shape[1] if max_len is None else max_len
+        return torch.full((), float(len(mask) * max_len), device=mask.device)
+    raise ValueError(
+        f"Unknown aggregation {aggregation!r}. Choose one of: token_mean, sequence_mean, constant."
+    )
 
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """What is remembered of the numbers seen so far; `dataclasses.asdict` saves it.
+    """Count, mean and sum of squared deviations (m2) of a stream of numbers; immutable.
 
-    It is never changed: `update` and `merge` return a new one. Raises ValueError if the three
-    numbers are not finite, or count or m2 are negative.
+    Raises ValueError if a field is not finite, or if count or m2 is negative.
 
-    Args:
-        count: how many numbers were seen.
-        mean: their mean.
-        m2: the sum of the squares of their distances from it.
+    Source: Chan, Golub and LeVeque 1983
     """
 
     count: int = 0
@@ -32,25 +211,23 @@ class RunningMoments:
         numbers = (self.count, self.mean, self.m2)
         if not all(map(math.isfinite, numbers)) or self.count < 0 or self.m2 < 0:
             raise ValueError(
-                f"count, mean and m2 are {self.count}, {self.mean} and {self.m2}; give finite "
-                "numbers, with count and m2 at least 0."
+                f"count, mean and m2 must be finite, count and m2 at least 0, got {self}."
             )
 
     @classmethod
     def of(
         cls, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
     ) -> "RunningMoments":
-        """Take the moments of the real entries of x alone, in double precision.
+        """Compute the moments of the real entries of x, in double precision.
 
-        Raises ValueError if one of them is nan or inf, which would make all later moments nan, or
-        if the mask has another shape.
+        Raises ValueError if a real entry is not finite or the mask has another shape.
         """
         check_mask(x, mask)
         real = (x if mask is None else x[mask]).detach().cpu().double().flatten()
         if not real.isfinite().all():
             raise ValueError(
-                f"x holds {int((~real.isfinite()).sum())} numbers that are nan or inf; mask them, "
-                "or look for what made them."
+                f"x contains {int((~real.isfinite()).sum())} numbers that are nan or inf. "
+                "Mask them, or check what computed them."
             )
         if not len(real):
             return cls()
@@ -58,14 +235,9 @@ class RunningMoments:
         return cls(len(real), mean.item(), (real - mean).square().sum().item())
 
     def merge(self, other: "RunningMoments") -> "RunningMoments":
-        """Combine two streams, as if all numbers had been seen by one.
+        """Combine the moments of two streams.
 
-        1. Add the counts.
-        2. Move the mean towards the other's by its share of the numbers.
-        3. Add the squares, and those of the distance between the two means.
-
-        M2 = M2_a + M2_b + d^2 n_a n_b / (n_a + n_b), d = mean_b - mean_a   (Chan, Golub and LeVeque
-        1983, equation 2.1)
+        M2 = M2_a + M2_b + d^2 n_a n_b / (n_a + n_b), d = mean_b - mean_a   (equation 2.1)
         """
         count = self.count + other.count
         if not count:
@@ -78,12 +250,12 @@ class RunningMoments:
     def update(
         self, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
     ) -> "RunningMoments":
-        """Take in the real entries of x; raises ValueError as `of` does."""
+        """Merge with the moments of x; raises ValueError in the same cases as `of`."""
         return self.merge(self.of(x, mask))
 
     @property
     def var(self) -> float:
-        """The unbiased variance; 0.0 of one number, or none."""
+        """The unbiased variance; 0.0 of fewer than two numbers."""
         return self.m2 / max(self.count - 1, 1)
 
     @property
@@ -98,13 +270,10 @@ def scale_rewards(
     shift_mean: bool = False,
     eps: float = 1e-8,
 ) -> Float[Tensor, " batch"]:
-    """Bring rewards to the scale of all rewards seen so far, rather than of this batch.
+    """Divide rewards by the standard deviation of all rewards so far, not of this batch.
 
-    1. If `shift_mean`, subtract the running mean ("score norm"); otherwise 0 stays 0.
-    2. Divide by the running standard deviation plus `eps`, unless that deviation is 0.
-
-    Update the moments with the batch first. Within a batch the order of rewards is kept, and a
-    reward means the same in every batch, which `normalize_reward` does not give.
+    A reward then means the same in every batch. Update the moments with the batch first. A
+    deviation of 0 keeps the scale. Subtracts the running mean only if `shift_mean`.
 
     r' = (r - mean) / (std + eps)   (the score scaling and norm of TRL's PPO trainer)
     """

@@ -1,29 +1,27 @@
-"""Policy losses: PPO's clipped surrogate, GSPO, CISPO and the plain policy gradient; maximised."""
+"""Policy losses, to be maximized: PPO's clipped surrogate, GSPO, CISPO, plain policy gradient."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import (
-    Denominator,
-    at_least_float32,
-    check_same_shape,
-    masked_mean,
-    whiten,
-    zero_masked,
-)
+from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
+from rlhf_lab.functional.moments import Aggregation, Denominator, aggregate, masked_mean, whiten
 
 __all__ = [
+    "POLICY_OBJECTIVES",
     "calc_clipped_surrogate_objective",
+    "calc_policy_objective",
     "cispo_surrogate",
     "gspo_surrogate",
-    "masked_importance_weights",
     "policy_gradient_objective",
     "policy_gradient_surrogate",
     "policy_ratio",
     "ppo_surrogate",
     "sequence_ratio",
-    "truncated_importance_weights",
 ]
 
 MAX_LOG_RATIO = 20.0
@@ -32,7 +30,7 @@ MAX_LOG_RATIO = 20.0
 def policy_ratio(
     logprobs: Float[Tensor, "batch gen"], old_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Say how many times likelier each sampled token is now than when it was sampled.
+    """Compute the ratio of each sampled token's probability now to that when it was sampled.
 
     1. Subtract the old log-probability from the new one.
     2. Limit the difference to 20: a ratio of 5e8 is far outside any clip range, and float32
@@ -53,12 +51,9 @@ def sequence_ratio(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Say how many times likelier each response is now, per token: a geometric mean of ratios.
+    """Compute the geometric mean of each response's ratios; 1 without a real token.
 
-    1. Average the log-ratios over the real tokens of each sequence.
-    2. Limit the mean to 20, as `policy_ratio` does, and take the exponential.
-
-    A sequence without a real token has ratio 1. Raises ValueError if the mask has another shape.
+    The mean log-ratio is limited to 20, as in `policy_ratio`.
 
     s_i = (pi(y_i | x) / pi_old(y_i | x))^(1 / |y_i|)   (Zheng et al. 2025, GSPO, arXiv 2507.18071,
     section 4.1)
@@ -75,17 +70,11 @@ def ppo_surrogate(
     dual_clip: float | None = None,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Give each token the smaller of its ratio and its clipped ratio times its advantage: PPO.
+    """Compute PPO's clipped surrogate of each token, with two clips and a dual clip if set.
 
-    1. Blank the inputs at masked tokens.
-    2. Take the ratio of new to old probability, and a copy of it that is held between
-       1 - clip_coef and 1 + clip_coef_high (clip_coef again, if None).
-    3. Multiply both by the advantage, and take the smaller product.
-    4. With `dual_clip`, do not let a token of negative advantage fall below dual_clip times it:
-       a ratio that ran away would otherwise drown the rest of the minibatch.
-
-    Raises ValueError if a clip is negative, if dual_clip is not above 1, or if the mask has another
-    shape.
+    `clip_coef_high` defaults to clip_coef. `dual_clip` keeps a runaway ratio with a negative
+    advantage from dominating the minibatch. Raises ValueError if a clip is negative, if dual_clip
+    is not above 1, or if the mask has another shape.
 
     min(r A, clip(r, 1 - e_low, 1 + e_high) A)   (Schulman et al. 2017, arXiv 1707.06347, equation
     7; two clips, "clip-higher": Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.1), and with dual
@@ -99,7 +88,7 @@ def ppo_surrogate(
     if dual_clip is None:
         return surrogate
     if not dual_clip > 1:
-        raise ValueError(f"dual_clip is {dual_clip}; give a number above 1, such as 3, or None.")
+        raise ValueError(f"dual_clip must be greater than 1 or None, got {dual_clip}.")
     floor = torch.maximum(surrogate, dual_clip * advantages)
     return torch.where(advantages < 0, floor, surrogate)
 
@@ -114,7 +103,7 @@ def calc_clipped_surrogate_objective(
     denominator: Denominator = None,
     eps: float = 1e-8,
 ) -> Float[Tensor, ""]:
-    """Compute PPO's clipped surrogate objective, which is to be maximised.
+    """Compute PPO's clipped surrogate objective, which is to be maximized.
 
     1. Blank the log-probabilities at masked tokens.
     2. If `normalize`, whiten the advantages over the real tokens.
@@ -130,12 +119,12 @@ def calc_clipped_surrogate_objective(
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
     """
     if clip_coef < 0:
-        raise ValueError(f"clip_coef is {clip_coef}; give a number of at least 0, such as 0.2.")
+        raise ValueError(f"clip_coef must be at least 0, got {clip_coef}.")
     check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
     ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
-    # the minimum of `ppo_surrogate`, written out where a reader of the loop comes to look for it
+    # the same minimum as `ppo_surrogate`, so that the loop's loss can be read in one place
     clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     return masked_mean(surrogate, mask, denominator=denominator)
@@ -149,16 +138,11 @@ def gspo_surrogate(
     clip_coef_high: float | None = None,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Clip the ratio of the whole response, not that of each token, since the reward is for it.
+    """Clip the ratio of the whole response (see `sequence_ratio`), since the reward is for it.
 
-    1. Take the ratio of each sequence, as a number (see `sequence_ratio`).
-    2. Let each token carry it: in value all the same, in gradient through its own log-probability,
-       and without gradient where the ratio is held at its limit, as in `policy_ratio`.
-    3. Go on as PPO does, with clips about a hundred times smaller.
-
-    To be aggregated by "sequence_mean"; then, with one advantage per sequence, value and gradient
-    are those of min(s_i A_i, clip(s_i) A_i). Raises ValueError if a clip is negative or the mask
-    has another shape.
+    Each token has the value of the sequence's ratio and the gradient of the token's
+    log-probability. Aggregate by "sequence_mean", with clips about 100 times smaller than PPO's;
+    with one advantage per sequence this is min(s_i A_i, clip(s_i) A_i), also in its gradient.
 
     s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], sg: without gradient   (Zheng et al. 2025, GSPO, arXiv
     2507.18071, section 4.3)
@@ -179,13 +163,9 @@ def cispo_surrogate(
     clip_coef_high: float | None = None,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Clip the weight of each token's gradient, so that no token loses its gradient altogether.
+    """Clip the weight of each token's gradient; no token loses its gradient altogether.
 
-    1. Clip the ratio to between 1 - clip_coef and 1 + clip_coef_high, and take it as a number.
-    2. Multiply advantage and log-probability by it.
-
-    Its gradient counts; its value has no meaning. Raises ValueError if a clip is negative or the
-    mask has another shape.
+    Its gradient counts; its value has no meaning.
 
     sg[clip(r, 1 - e_low, 1 + e_high)] A log pi   (MiniMax 2025, CISPO, arXiv 2506.13585)
     """
@@ -201,13 +181,7 @@ def policy_gradient_surrogate(
     advantages: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Weigh each token's log-probability with its advantage: REINFORCE, good for one step only.
-
-    1. Blank the inputs at masked tokens.
-    2. Multiply.
-
-    Its gradient is right only while the policy is still the one that sampled; its value has no
-    meaning. Raises ValueError if the mask has another shape.
+    """Compute A log pi of each token: REINFORCE, whose gradient is right for one step only.
 
     A log pi   (Williams 1992; Sutton et al. 1999)
     """
@@ -221,7 +195,7 @@ def policy_gradient_objective(
     advantages: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Give the number whose gradient is the policy gradient, to be maximised: mean of A log pi.
+    """Compute the number whose gradient is the policy gradient, to be maximized: mean of A log pi.
 
     1. Put 0 where the mask is False, in the log-probabilities and in the advantages.
     2. Take the advantages as numbers: no gradient goes through them.
@@ -239,61 +213,65 @@ def policy_gradient_objective(
     return masked_mean(logprobs * advantages.detach(), mask)
 
 
-def truncated_importance_weights(
-    logprobs: Float[Tensor, "batch gen"],
-    sampler_logprobs: Float[Tensor, "batch gen"],
-    cap: float,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Weight tokens by their probability over the sampler's, up to a cap, without gradient.
-
-    Multiply a surrogate by it if another program samples. Masked tokens have weight 0. Raises
-    ValueError unless cap > 0, or if the mask has another shape.
-
-    min(rho, cap),  rho = pi / pi_sampler   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
-    """
-    if not cap > 0:
-        raise ValueError(f"cap is {cap}; give a number above 0, such as 2.")
-    check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
-    logprobs, sampler_logprobs = _blank(mask, logprobs, sampler_logprobs)
-    weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
-    return zero_masked(weights, mask)
+POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "ppo": ppo_surrogate,
+        "gspo": gspo_surrogate,
+        "cispo": cispo_surrogate,
+        "policy_gradient": policy_gradient_surrogate,
+    }
+)
 
 
-def masked_importance_weights(
-    logprobs: Float[Tensor, "batch gen"],
-    sampler_logprobs: Float[Tensor, "batch gen"],
-    cap: float,
-    mask: Bool[Tensor, "batch gen"] | None = None,
-) -> Float[Tensor, "batch gen"]:
-    """Weight tokens as `truncated_importance_weights`, with 0 instead of the cap above it.
-
-    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, TRL's `token_mask`)
-    """
-    weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
-    return weights.masked_fill(weights > cap, 0.0)
-
-
-def _mean_log_ratio(
+def calc_policy_objective(
+    objective: str | Callable[..., Tensor],
     logprobs: Float[Tensor, "batch gen"],
     old_logprobs: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"] | None,
-) -> Float[Tensor, " batch"]:
-    """The mean over the real tokens of log(pi / pi_old), for each sequence."""
+    advantages: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+    *,
+    clip_coef: float = 0.2,
+    clip_coef_high: float | None = None,
+    dual_clip: float | None = None,
+    normalize: bool = False,
+    aggregation: Aggregation = "token_mean",
+    denominator: Denominator = None,
+) -> Float[Tensor, ""]:
+    """Compute an objective of `POLICY_OBJECTIVES`, or of a function, and aggregate it; maximized.
+
+    The function is called with the arguments before `normalize` that its parameters name (`*args`:
+    logprobs, old_logprobs, advantages, clip_coef, mask). If `normalize`, advantages are whitened
+    over the real tokens, which must be those of the whole minibatch. Raises ValueError for an
+    unknown name, a parameter without a value, a setting without a parameter, and a result that is
+    not [batch gen].
+    """
+    field, function = "policy_objective", look_up(objective, POLICY_OBJECTIVES, "policy_objective")
+    advantages = whiten(advantages, mask) if normalize else advantages
+    available = dict(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    available |= dict(clip_coef=clip_coef, mask=mask)
+    settings = dict(clip_coef_high=clip_coef_high, dual_clip=dual_clip)
+    result = call_by_name(function, available, field, tuple(available), settings)
+    if result.shape != mask.shape:
+        raise ValueError(
+            f"policy_objective returned shape {tuple(result.shape)} for a mask of shape "
+            f"{tuple(mask.shape)}. Return one number per token; aggregation takes the mean."
+        )
+    return aggregate(result, mask, aggregation, denominator)
+
+
+def _mean_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None) -> Tensor:
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     logprobs, old_logprobs = _blank(mask, logprobs, old_logprobs)
     return masked_mean(logprobs - old_logprobs, mask, dim=-1)
 
 
 def _blank(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
-    """The tensors in at least float32, with 0 where the mask is False."""
     return [zero_masked(at_least_float32(x), mask) for x in tensors]
 
 
 def _clip_range(clip_coef: float, clip_coef_high: float | None) -> tuple[float, float]:
-    """The lowest and the highest ratio that is not clipped."""
     high = clip_coef if clip_coef_high is None else clip_coef_high
     for name, value in (("clip_coef", clip_coef), ("clip_coef_high", high)):
         if value < 0:
-            raise ValueError(f"{name} is {value}; give a number of at least 0, such as 0.2.")
+            raise ValueError(f"{name} must be at least 0, got {value}.")
     return 1 - clip_coef, 1 + high

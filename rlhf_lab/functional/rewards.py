@@ -4,13 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import (
-    at_least_float32,
-    check_mask,
-    check_same_shape,
-    masked_mean,
-    masked_std,
-)
+from rlhf_lab.functional.masks import at_least_float32, check_mask, check_same_shape
+from rlhf_lab.functional.moments import masked_mean, masked_std
 
 __all__ = [
     "clip_rewards",
@@ -26,7 +21,7 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
     """Shift and scale a batch of rewards to mean 0 and standard deviation 1.
 
     1. Turn half-precision rewards into float32.
-    2. Measure from the first reward, so that equal rewards are exactly 0 whatever rounding does.
+    2. Measure from the first reward; equal rewards are then exactly 0, without rounding errors.
     3. Subtract the mean of the batch.
     4. Divide by the unbiased standard deviation plus `eps` (outside the root).
 
@@ -42,24 +37,18 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
 
 
 def clip_rewards(rewards: Float[Tensor, " batch"], limit: float) -> Float[Tensor, " batch"]:
-    """Hold each reward between -limit and limit, so that one outlier cannot rule a batch.
-
-    Raises ValueError unless limit is above 0.
-    """
+    """Clip each reward to between -limit and limit, to bound the effect of an outlier."""
     if not limit > 0:
-        raise ValueError(f"limit is {limit}; give a number above 0, such as 10.")
+        raise ValueError(f"limit must be greater than 0, got {limit}.")
     return at_least_float32(rewards).clamp(-limit, limit)
 
 
 def rewards_over_labels(
     rewards: Float[Tensor, " batch"], label_rewards: Float[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Measure each response against what the label of the same prompt earns.
+    """Subtract the reward of the label of the same prompt, so that easy prompts have no head start.
 
-    Prompts that are easy to score high on then have no head start (the scoring of torchrl's
-    rollouts, which also clips it: see `clip_rewards`).
-
-    r_i = r(x_i, y_i) - r(x_i, label_i)
+    r_i = r(x_i, y_i) - r(x_i, label_i)   (torchrl's rollouts, which also clip: see `clip_rewards`)
     """
     check_same_shape(rewards=rewards, label_rewards=label_rewards)
     return at_least_float32(rewards) - at_least_float32(label_rewards)
@@ -70,18 +59,13 @@ def flawed_responses(
     finished: Bool[Tensor, " batch"] | None = None,
     min_response_length: int = 0,
 ) -> Bool[Tensor, " batch"]:
-    """Mark the responses that a rule about their length forbids, whatever they say.
+    """Mark the responses that are not finished (see `has_stop`) or too short.
 
-    1. Mark those that did not come to an end (see `has_stop`), if `finished` is given.
-    2. Mark those with fewer than `min_response_length` real tokens; the stop token counts.
-
-    Raises ValueError if min_response_length is negative or the mask is not boolean.
+    The length counts real tokens, the stop token included. Raises ValueError if it is negative.
     """
     check_mask(mask, mask)
     if min_response_length < 0:
-        raise ValueError(
-            f"min_response_length is {min_response_length}; give a number of at least 0."
-        )
+        raise ValueError(f"min_response_length must be at least 0, got {min_response_length}.")
     check_same_shape(mask.shape[:1], finished=finished)
     too_short = mask.sum(dim=-1) < min_response_length
     return too_short if finished is None else too_short | ~finished
@@ -93,17 +77,13 @@ def penalize_responses(
     reward_penalty: float,
     replace: bool = True,
 ) -> Float[Tensor, " batch"]:
-    """Give flawed responses a fixed low reward, or take a fixed amount off their own.
+    """Set the reward of flawed responses to `reward_penalty`, or add it if not `replace`.
 
-    1. Where `flawed` is True, put `reward_penalty` in place of the reward.
-    2. If not `replace`, add it to the reward there instead.
-
-    Replacing leaves a good response no way to outweigh its flaw (so Ziegler et al. 2019, arXiv
-    1909.08593, with -1). Raises ValueError if reward_penalty is not negative, which would be a
-    prize.
+    If replaced, no quality outweighs the flaw (Ziegler et al. 2019, arXiv 1909.08593, with -1).
+    Raises ValueError unless reward_penalty is negative.
     """
     if not reward_penalty < 0:
-        raise ValueError(f"reward_penalty is {reward_penalty}; give a number below 0, such as -3.")
+        raise ValueError(f"reward_penalty must be less than 0, got {reward_penalty}.")
     check_same_shape(rewards=rewards, flawed=flawed)
     rewards = at_least_float32(rewards)
     return torch.where(flawed, reward_penalty if replace else rewards + reward_penalty, rewards)
@@ -112,19 +92,15 @@ def penalize_responses(
 def overlong_penalty(
     mask: Bool[Tensor, "batch gen"], max_len: int, buffer: int
 ) -> Float[Tensor, " batch"]:
-    """Take more off a response, the further it goes into the last `buffer` tokens allowed to it.
+    """Compute a penalty that falls linearly from 0 to -1 over the last `buffer` allowed tokens.
 
-    1. Count its real tokens; up to max_len - buffer of them cost nothing.
-    2. From there the penalty falls in a straight line to -1 at max_len, and stays there.
-
-    Between -1 and 0; add it to the reward. Raises ValueError unless 1 <= buffer <= max_len, or if
-    the mask is not boolean.
+    Add it to the reward. Raises ValueError unless 1 <= buffer <= max_len.
 
     R(y) = 0 | ((L_max - L_cache) - |y|) / L_cache | -1   (Yu et al. 2025, DAPO, arXiv 2503.14476,
     equation 13)
     """
     if not 1 <= buffer <= max_len:
-        raise ValueError(f"buffer is {buffer}; give a number from 1 to max_len={max_len}.")
+        raise ValueError(f"buffer must be between 1 and max_len={max_len}, got {buffer}.")
     check_mask(mask, mask)
     beyond = mask.sum(dim=-1) - (max_len - buffer)
     return -(beyond.float() / buffer).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Exponential tilting: the best distribution at a price per nat of KL, slopes, and excess KL."""
+"""Exponential tilting and best-of-n: optimal distributions, frontier slopes, exact KL."""
 
 import math
 
@@ -8,29 +8,39 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 
-__all__ = ["excess_kl", "tilt", "tilt_slopes"]
+__all__ = [
+    "best_of_n_distribution",
+    "best_of_n_kl_bound",
+    "best_of_n_mean",
+    "best_of_n_weights",
+    "excess_kl",
+    "tilt",
+    "tilt_slopes",
+]
 
 
 def tilt(
     chances: Float[Tensor, "*rows n"], rewards: Float[Tensor, "*rows n"], beta: float
 ) -> Float[Tensor, "*rows n"]:
-    """Give the distribution over n outcomes that maximizes E[reward] - beta KL(. || chances).
+    """Compute the distribution over n outcomes that maximizes E[reward] - beta KL(. || `chances`).
 
-    1. Subtract the largest reward of an outcome that can happen, so that nothing overflows: the
+    1. Subtract the largest reward of an outcome that can happen; nothing overflows then, and the
        result is the same.
-    2. Multiply each chance by exp(reward / beta).
+    2. Multiply each entry of `chances` by exp(reward / beta).
     3. Divide by the sum.
 
-    Rewards and beta are in one unit, beta per nat. An outcome of chance 0 keeps chance 0, whatever
-    its reward, also inf or nan. Half-precision input gives a float32 result.
+    Rewards and beta are in one unit, beta per nat. An outcome of probability 0 keeps it, for any
+    reward, also inf or nan. Half-precision input gives a float32 result.
 
-    Raises ValueError for a beta that is not above 0, and for unequal shapes.
+    Raises ValueError unless beta > 0, for unequal shapes, and for a row without a positive entry.
 
     pi*(x) = ref(x) exp(r(x) / beta) / Z   (Korbak et al. 2022, arXiv 2205.11275)
     """
     if not beta > 0:
-        raise ValueError(f"beta is {beta}; give a price per nat above 0.")
+        raise ValueError(f"beta must be greater than 0, got {beta}.")
     check_same_shape(chances=chances, rewards=rewards)
+    if not (chances > 0).any(-1).all():
+        raise ValueError("A row of `chances` has no positive entry. Pass probabilities.")
     chances = at_least_float32(chances)
     rewards = torch.where(chances > 0, at_least_float32(rewards), -torch.inf)
     weights = chances * ((rewards - rewards.amax(-1, keepdim=True)) / beta).exp()
@@ -42,11 +52,11 @@ def tilt_slopes(
     reward: Float[Tensor, " outcome"],
     measured: Float[Tensor, " outcome"],
 ) -> tuple[float, float]:
-    """Give the slopes of E[reward] and of E[measured] as a tilted policy is tilted further.
+    """Compute the slopes of E[reward] and of E[measured] as a tilted policy is tilted further.
 
-    1. The slope of the reward's mean is the variance of the reward among the texts that the policy
-       writes now, which is never negative.
-    2. That of another score's mean is its covariance with the reward: where that is negative, what
+    1. The slope of the reward's mean is the variance of the reward under the policy,
+       which is never negative.
+    2. That of another score's mean is its covariance with the reward: if that is negative, what
        raises the reward lowers the score.
 
     `probs` are those of the tilted policy itself, at the tilt where the slopes are wanted; they sum
@@ -58,7 +68,7 @@ def tilt_slopes(
     check_same_shape(probs=probs, reward=reward, measured=measured)
     p, r, h = (x.detach().cpu().double() for x in (probs, reward, measured))
     if abs(p.sum().item() - 1) > 1e-4:
-        raise ValueError(f"probs sum to {p.sum().item():.4g}; give probabilities that sum to 1.")
+        raise ValueError(f"probs must sum to 1, got a sum of {p.sum().item():.4g}.")
     apart = r - (p * r).sum()
     return (p * apart.square()).sum().item(), (p * apart * h).sum().item()
 
@@ -69,10 +79,10 @@ def excess_kl(
     frontier_reward: Float[Tensor, " point"],
     frontier_kl: Float[Tensor, " point"],
 ) -> float:
-    """Give the nats that a policy spends beyond the cheapest policy of the same reward.
-    The points of the frontier come in any order; between two neighbours it is a straight line.
-    Fewer nats than the frontier spends are a negative number, and a reward beyond the ends of the
-    frontier is nan. In float64.
+    """Compute the KL of a policy minus the least KL of any policy with the same reward, in nats.
+    The points of the frontier come in any order; between two neighbors it is a straight line.
+    A policy below the frontier has a negative excess; a reward beyond the ends of the frontier
+    gives nan. In float64.
 
     Raises ValueError for fewer than two points, or unequal shapes.
 
@@ -80,9 +90,7 @@ def excess_kl(
     """
     check_same_shape(frontier_reward=frontier_reward, frontier_kl=frontier_kl)
     if len(frontier_reward) < 2:
-        raise ValueError(
-            f"the frontier has {len(frontier_reward)} points; give at least 2, to read between."
-        )
+        raise ValueError(f"The frontier must have at least 2 points, got {len(frontier_reward)}.")
     rewards, order = frontier_reward.detach().cpu().double().sort(stable=True)
     nats = frontier_kl.detach().cpu().double()[order]
     if not rewards[0] <= reward <= rewards[-1]:
@@ -92,3 +100,81 @@ def excess_kl(
     width = (rewards[right] - rewards[left]).item()
     share = (reward - rewards[left].item()) / width if width else 0.0
     return kl - torch.lerp(nats[left], nats[right], share).item()
+
+
+def best_of_n_weights(
+    rewards: Float[Tensor, "prompts samples"], n: int
+) -> Float[Tensor, "prompts samples"]:
+    """Compute the probability that each sample is the best of n that are drawn from its row.
+
+    1. Of the C(samples, n) ways to draw n without replacement, no reward is better than r_j in
+       those that draw from the samples at or below it.
+    2. The best reward is r_j in C(at or below, n) - C(below, n) of them; equal rewards share that.
+
+    In float64, on the CPU; each row sums to 1.
+
+    Raises:
+        ValueError: If n is below 1 or above the number of samples.
+    """
+    samples = rewards.shape[1]
+    if not 1 <= n <= samples:
+        raise ValueError(f"n must be between 1 and {samples} (the samples of a row), got {n}.")
+    rewards = rewards.detach().cpu().contiguous()
+    ordered = rewards.sort(1).values
+    below = torch.searchsorted(ordered, rewards).double()
+    up_to = torch.searchsorted(ordered, rewards, right=True).double()
+    log_all = math.lgamma(samples + 1) - math.lgamma(samples - n + 1)
+
+    def fraction_within(k: Float[Tensor, "prompts samples"]) -> Float[Tensor, "prompts samples"]:
+        """C(k, n) / C(samples, n): n drawn without replacement are all among k of them."""
+        log_ways = torch.lgamma(k + 1) - torch.lgamma((k - n).clamp_min(0) + 1)
+        return (log_ways - log_all).exp().masked_fill(k < n, 0.0)
+
+    return (fraction_within(up_to) - fraction_within(below)) / (up_to - below)
+
+
+def best_of_n_mean(
+    rewards: Float[Tensor, "prompts samples"], values: Float[Tensor, "prompts samples"], n: int
+) -> Float[Tensor, " prompts"]:
+    """Estimate the expected value of the sample with the best reward of n, for each prompt.
+
+    Unbiased; with `values=rewards` it is the expected best reward. Ties have equal weights.
+
+    Source: the estimator over the order statistics of Nakano et al. 2021 (WebGPT, arXiv 2112.09332,
+    appendix I) and, for pass@k, of Chen et al. 2021 (arXiv 2107.03374); with equal rewards.
+    """
+    check_same_shape(rewards=rewards, values=values)
+    return (best_of_n_weights(rewards, n) * values.detach().cpu().double()).sum(1)
+
+
+def best_of_n_kl_bound(n: int) -> float:
+    """Compute an upper bound on KL(best of n || policy), in nats per sequence: log n - (n - 1) / n.
+
+    Tight if no two samples have the same reward; far above the KL if n is large compared with the
+    number of different samples.
+
+    Source: Beirami et al. 2024 (arXiv 2401.01879), theorem 1 and its tightness.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
+    return math.log(n) - (n - 1) / n
+
+
+def best_of_n_distribution(
+    chances: Float[Tensor, " outcome"], rewards: Float[Tensor, " outcome"], n: int
+) -> Float[Tensor, " outcome"]:
+    """Compute the exact distribution of the best of n outcomes drawn with these probabilities.
+
+    A reward is the best with probability F(r)^n - F(r-)^n, which outcomes of equal reward share in
+    proportion to their own. In float64. Its KL from `chances` is the KL of best-of-n
+    sampling if outcomes are whole texts or sets of texts of one reward.
+    """
+    check_same_shape(chances=chances, rewards=rewards)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
+    chances = chances.detach().cpu().double()
+    levels, level = rewards.detach().cpu().unique(return_inverse=True)  # in rising order
+    at = torch.zeros(len(levels), dtype=torch.float64).index_add(0, level, chances)
+    up_to = at.cumsum(0).clamp_max(1.0)
+    best = up_to**n - (up_to - at).clamp_min(0.0) ** n
+    return chances * torch.where(at > 0, best / at, 0.0)[level]

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.functional.best_of_n import best_of_n_distribution
-from rlhf_lab.functional.tilting import tilt
+from rlhf_lab.functional.tilting import best_of_n_distribution, tilt
 from rlhf_lab.organism.graph import GraphPolicy
 from rlhf_lab.organism.rewards import Reward, gold
 

@@ -187,7 +187,9 @@ def test_a_stub_without_steps_has_the_first_paragraph_of_the_docstring_alone() -
     assert "1. Average each" not in stub and "f = (mean patched" not in stub
     namespace: dict = {}
     exec(stub, namespace)
-    first = "Say how much of an effect a patch brings back: 0 none of it, 1 all; with its interval."
+    first = (
+        "Compute how much of an effect a patch recovers: 0 none of it, 1 all; with its interval."
+    )
     assert namespace["recovered_fraction"].__doc__ == first
 
 

@@ -63,7 +63,7 @@ def test_prompt_groups_by_hand_and_refused():
     assert prompt_groups(6, 3).tolist() == [0, 0, 0, 1, 1, 1]
     assert prompt_groups(2, 1).tolist() == [0, 1]
     for num_samples in (0, 4):
-        with pytest.raises(ValueError, match=f"num_samples is {num_samples}.*6 sequences"):
+        with pytest.raises(ValueError, match=f"num_samples must .*6 sequences, got {num_samples}"):
             prompt_groups(6, num_samples)
 
 
@@ -301,9 +301,9 @@ def test_all_masked_rows_get_zero_whatever_stands_in_them():
 
 def test_a_discount_beyond_one_is_refused():
     for function in (rewards_to_go, reinforce_plus_plus_advantages):
-        with pytest.raises(ValueError, match=r"gamma is 1\.5"):
+        with pytest.raises(ValueError, match=r"gamma must .*got 1\.5"):
             function(torch.zeros(1, 1), 1.5)
-    with pytest.raises(ValueError, match="gamma is -1"):
+    with pytest.raises(ValueError, match="gamma must .*got -1"):
         compute_advantages(torch.zeros(1, 1), torch.zeros(1), gamma=-1.0)
 
 
@@ -351,3 +351,20 @@ def test_nan_under_the_mask_leaves_the_gradient_alone():
     )
     both.square().sum().backward()
     assert paid.grad.isfinite().all() and (paid.grad[~mask] == 0).all()
+
+
+def test_grpo_advantages_ignore_a_common_offset():
+    rewards, group = tensor([0.1, 0.9, 0.3, 0.7]), tensor([0, 0, 1, 1])
+    shifted = (rewards + 1000) - 1000  # what float32 keeps of the rewards at that offset
+    expected = grpo_advantages(shifted.double(), group)
+    got = grpo_advantages(rewards + 1000, group)
+    assert torch.allclose(got.double(), expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("estimator", [grpo_advantages, rloo_advantages])
+def test_group_of_another_length_is_named_in_the_error(estimator):
+    with pytest.raises(
+        ValueError, match=r"group has shape \(3,\), expected \(4,\) to match rewards"
+    ):
+        estimator(torch.ones(4), tensor([0, 0, 1]))

@@ -61,7 +61,7 @@ def test_many_samples_and_extremes_stay_exact():
     assert best_of_n_weights(rewards, 100).sum().item() == pytest.approx(1.0, abs=1e-9)
     assert best_of_n_weights(torch.zeros(1, 1).half(), 1).tolist() == [[1.0]]
     for n in (0, 5):
-        with pytest.raises(ValueError, match=f"n={n} cannot be drawn from 4 samples"):
+        with pytest.raises(ValueError, match=f"n must be between 1 and 4 .*got {n}"):
             best_of_n_weights(torch.zeros(1, 4), n)
 
 
@@ -69,7 +69,7 @@ def test_the_bound_by_hand():
     assert best_of_n_kl_bound(1) == 0.0
     assert best_of_n_kl_bound(2) == pytest.approx(math.log(2) - 0.5)
     assert best_of_n_kl_bound(4) == pytest.approx(math.log(4) - 0.75)
-    with pytest.raises(ValueError, match="n=0"):
+    with pytest.raises(ValueError, match="n must .*got 0"):
         best_of_n_kl_bound(0)
 
 
@@ -86,7 +86,7 @@ def test_the_exact_distribution_by_hand():
     assert best.tolist() == pytest.approx([0.75, 0.25])
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     assert kl(best, chances) == pytest.approx(math.log(2) - entropy)
-    with pytest.raises(ValueError, match="n=0"):
+    with pytest.raises(ValueError, match="n must .*got 0"):
         best_of_n_distribution(chances, rewards, 0)
 
 

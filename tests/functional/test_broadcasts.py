@@ -203,8 +203,8 @@ def test_the_sentence_names_both_tensors_and_both_shapes():
     with pytest.raises(ValueError) as caught:
         functional.calc_value_function_loss(torch.zeros(2, 3), torch.zeros(3), 0.5)
     assert str(caught.value) == (
-        "returns has shape (3,) where values has (2, 3); give both the same shape, or one would be "
-        "broadcast over the other."
+        "returns has shape (3,), expected (2, 3) to match values. Pass tensors of the same shape, "
+        "which are never broadcast here."
     )
 
 

@@ -80,7 +80,7 @@ def test_value_clip_fraction_by_hand():
     mask = tensor([[True, True, True, False]])
     got = value_clip_fraction(values, returns, torch.zeros(1, 4), 0.2, mask)
     assert got.item() == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match=r"clip is -0\.1"):
+    with pytest.raises(ValueError, match=r"clip must .*got -0\.1"):
         value_clip_fraction(values, returns, values, -0.1)
 
 

@@ -211,7 +211,7 @@ def test_a_batch_of_nothing_is_refused_and_not_nan():
         (lambda: kto_reference_point(none, none), "response"),
         (lambda: orpo_loss(none, none, 0.1), "pair"),
     ):
-        with pytest.raises(ValueError, match=f"^there is no {what} to average over; give at least"):
+        with pytest.raises(ValueError, match=f"at least one {what}, got none"):
             refused()
 
 

@@ -45,7 +45,7 @@ def test_cosine_does_not_depend_on_lengths_and_takes_half_precision():
 
 @pytest.mark.parametrize("n", [0, 7])
 def test_a_batch_larger_than_what_is_there_is_refused(n):
-    with pytest.raises(ValueError, match=f"n is {n} for 6 gradients; give 1 to 6"):
+    with pytest.raises(ValueError, match=f"n must be between 1 and 6 .*got {n}"):
         gradient_cosine(torch.ones(6, 2), torch.ones(2), n)
 
 
@@ -77,7 +77,7 @@ def test_noise_scale_finds_the_noise_that_was_put_in_whatever_the_size_of_a_bloc
 
 
 def test_noise_scale_refuses_too_few_rows():
-    with pytest.raises(ValueError, match="gradients has 3 rows; give at least 4"):
+    with pytest.raises(ValueError, match="at least 4 rows .*got 3 rows"):
         noise_scale(torch.ones(3, 2))
-    with pytest.raises(ValueError, match="n is 0"):
+    with pytest.raises(ValueError, match="n=0"):
         noise_scale(torch.ones(4, 2), 0)

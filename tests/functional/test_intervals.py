@@ -187,22 +187,25 @@ def test_large_numbers_and_gradients():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: bootstrap_interval(torch.zeros(0)), "there is no sequence"),
-        (lambda: bootstrap_interval(torch.zeros(2), mask=torch.zeros(2).bool()), "no sequence"),
-        (lambda: bootstrap_interval(torch.zeros(2), level=1.0), "level is 1.0"),
-        (lambda: bootstrap_interval(torch.zeros(2), level=0.0), "level is 0.0"),
-        (lambda: bootstrap_interval(torch.zeros(2), resamples=99), "resamples is 99"),
-        (lambda: bootstrap_interval(tensor([1.0, math.nan])), "values hold nan"),
-        (lambda: bootstrap_interval(torch.zeros(2), torch.zeros(2)), "2 columns need a statistic"),
+        (lambda: bootstrap_interval(torch.zeros(0)), "at least one sequence"),
+        (
+            lambda: bootstrap_interval(torch.zeros(2), mask=torch.zeros(2).bool()),
+            "at least one sequence",
+        ),
+        (lambda: bootstrap_interval(torch.zeros(2), level=1.0), "level=1.0"),
+        (lambda: bootstrap_interval(torch.zeros(2), level=0.0), "level=0.0"),
+        (lambda: bootstrap_interval(torch.zeros(2), resamples=99), "resamples=99"),
+        (lambda: bootstrap_interval(tensor([1.0, math.nan])), "has nan where the mask"),
+        (lambda: bootstrap_interval(torch.zeros(2), torch.zeros(2)), "a statistic of 2 columns"),
         (
             lambda: bootstrap_interval(torch.zeros(2), torch.zeros(3), statistic=lambda a, b: a),
-            "a row per sequence",
+            "one row per sequence",
         ),
         (lambda: bootstrap_interval(torch.zeros(2, 3), mask=torch.ones(2).bool()), "mask"),
-        (lambda: bootstrap_interval(tensor(1.0)), "a row per sequence"),
-        (lambda: bootstrap_means(torch.zeros(0)), "there is no sequence"),
-        (lambda: bootstrap_means(torch.zeros(2), level=2.0), "level is 2.0"),
-        (lambda: bootstrap_means(torch.zeros(2), torch.zeros(3)), "a row per sequence"),
+        (lambda: bootstrap_interval(tensor(1.0)), "one row per sequence"),
+        (lambda: bootstrap_means(torch.zeros(0)), "at least one sequence"),
+        (lambda: bootstrap_means(torch.zeros(2), level=2.0), "level=2.0"),
+        (lambda: bootstrap_means(torch.zeros(2), torch.zeros(3)), "one row per sequence"),
     ],
 )
 def test_what_has_no_meaning_is_refused(call, words):
@@ -278,7 +281,7 @@ def test_where_there_is_nothing_to_recover_it_is_undefined_and_says_so():
     assert other.value is None and "no more than noise" in str(other)
     same = recovered_fraction(noise, noise, torch.ones(50))
     assert same.value is None
-    with pytest.raises(ValueError, match="there is no estimate to choose"):
+    with pytest.raises(ValueError, match="no estimate to choose"):
         found.best()
 
 

@@ -143,7 +143,7 @@ def test_an_estimator_of_ones_own_stands_where_a_name_does():
     assert kl_estimate(tensor([[2.0]]), tensor([[0.0]]), cube).item() == 8.0
     in_order = lambda *both: both[0] - 2 * both[1]
     assert kl_estimate(tensor([[2.0]]), tensor([[0.5]]), in_order).item() == 1.0
-    with pytest.raises(ValueError, match="kl_estimator is 'k4'; give one of 'k1', 'k2', 'k3'"):
+    with pytest.raises(ValueError, match="Unknown kl_estimator 'k4'. Choose one of: k1, k2, k3"):
         kl_estimate(tensor([[2.0]]), tensor([[0.0]]), "k4")
 
 

@@ -119,6 +119,18 @@ def test_a_prefix_that_leaves_no_state_or_no_token_is_refused(prefix_len):
             call()
 
 
+@pytest.mark.parametrize("token", [-1, -100])
+def test_get_logprobs_raises_on_a_negative_token_id(token):
+    with pytest.raises(ValueError, match="Token ids must be at least 0"):
+        get_logprobs(torch.zeros(1, 3, 4), tensor([[0, 1, token]]))
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_get_logprobs_raises_on_another_batch_size():
+    with pytest.raises(ValueError, match=r"tokens has shape \(1, 4\), expected \(2, 4\)"):
+        get_logprobs(torch.zeros(2, 4, 3), torch.zeros(1, 4).long())
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_that_is_not_positive_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature"):

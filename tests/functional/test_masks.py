@@ -284,18 +284,18 @@ def test_a_mask_of_numbers_is_refused_in_a_sentence(name, dtype):
     """A mask of 0 and 1 in whole numbers would be rows to take: explained_variance took them."""
     function = inspect.unwrap(getattr(functional, name))
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    with pytest.raises(ValueError, match=rf"mask has dtype {dtype}; give a boolean mask"):
+    with pytest.raises(ValueError, match=rf"mask has dtype {dtype}. Pass a boolean mask"):
         TAKES_A_MASK[name](function, mask.to(dtype))
     TAKES_A_MASK[name](function, mask.bool())
 
 
 def test_wrong_masks_are_refused_with_a_sentence():
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"\(3,\).*\(2, 3\)"):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2,\)"):
         check_mask(x, torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match="boolean"):
         check_mask(x, torch.ones(2, 3))
-    with pytest.raises(ValueError, match="must have the shape"):
+    with pytest.raises(ValueError, match="mask has shape .*expected"):
         inspect.unwrap(masked_mean)(x, torch.ones(2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="denominator is -1"):
+    with pytest.raises(ValueError, match="denominator must .*got -1"):
         masked_mean(x, denominator=-1)

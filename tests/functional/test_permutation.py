@@ -110,9 +110,9 @@ def test_odd_dtypes_extremes_and_history():
 @pytest.mark.parametrize(
     ("a", "b", "draws", "says"),
     [
-        ([], [], 200, "no pair"),
-        ([1.0, math.nan], [0.0, 0.0], 200, "nan in 1 of the pairs"),
-        ([1.0], [0.0], 99, "draws is 99"),
+        ([], [], 200, "and 0 pairs"),
+        ([1.0, math.nan], [0.0, 0.0], 200, "2 pairs, 1 of them nan"),
+        ([1.0], [0.0], 99, "draws=99"),
     ],
 )
 def test_what_has_no_p_value_is_refused(a, b, draws, says):

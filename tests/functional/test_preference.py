@@ -53,7 +53,7 @@ def test_centring_by_hand():
     loss.backward()
     # -1/2 from the tie, 2 * 0.1 * 4 from the centring
     assert tie.grad.item() == pytest.approx(0.3)
-    with pytest.raises(ValueError, match=r"center_coef is -0\.1"):
+    with pytest.raises(ValueError, match=r"center_coef must .*got -0\.1"):
         bradley_terry_loss(tie, tie, center_coef=-0.1)
 
 
@@ -134,7 +134,7 @@ def test_accuracy_and_implicit_rewards_by_hand():
     assert preference_accuracy(gaps, torch.zeros(4)).item() == 0.625
     got = implicit_rewards(tensor([-1.0, -4.0]), tensor([-3.0, -2.0]), 0.5)
     assert got.tolist() == [1.0, -1.0]
-    with pytest.raises(ValueError, match=r"beta is 0\.0"):
+    with pytest.raises(ValueError, match=r"beta must .*got 0\.0"):
         implicit_rewards(tensor([0.0]), tensor([0.0]), 0.0)
 
 
@@ -257,7 +257,7 @@ def test_a_batch_without_pairs_is_refused_and_not_nan():
         lambda: preference_accuracy(none, none),
         lambda: dpo_loss(none, none, none, none, 0.1),
     ):
-        with pytest.raises(ValueError, match="^there is no pair to average over; give at least on"):
+        with pytest.raises(ValueError, match="at least one pair, got none"):
             refused()
 
 

@@ -95,11 +95,11 @@ def test_it_has_no_history():
 def test_bad_input_is_refused_in_a_sentence():
     for treated, control, level, says in (
         (of(1, 2), of(1), 0.95, "shape"),
-        (of(), of(), 0.95, "at least one pair"),
-        (of(1, math.nan), of(0, 0), 0.95, "nan or inf"),
-        (of(1, 2), of(0, 0), 95, "level is 95"),
+        (of(), of(), 0.95, "at least one seed"),
+        (of(1, math.nan), of(0, 0), 0.95, "must be finite"),
+        (of(1, 2), of(0, 0), 95, "level=95"),
     ):
         with pytest.raises(ValueError, match=says):
             seed_interval(treated, control, level)
-    with pytest.raises(ValueError, match="degrees is 0"):
+    with pytest.raises(ValueError, match="degrees=0"):
         t_two_sided(0.95, 0)

@@ -200,7 +200,7 @@ def test_importance_weights_by_hand():
     assert weights[0].tolist() == pytest.approx([0.5, 2.0, 0.0]) and not weights.requires_grad
     weights = masked_importance_weights(logprobs, torch.zeros(1, 3), 2.0, mask)
     assert weights[0].tolist() == pytest.approx([0.5, 0.0, 0.0]) and not weights.requires_grad
-    with pytest.raises(ValueError, match="cap is 0"):
+    with pytest.raises(ValueError, match="cap must .*got 0"):
         truncated_importance_weights(logprobs, logprobs, 0.0)
 
 
@@ -255,15 +255,15 @@ def test_an_objective_of_ones_own_stands_where_a_name_does():
     assert by_order == calc_policy_objective("ppo", logprobs, old, advantages, mask)
     with pytest.raises(ValueError, match=r"shape \(\) for a mask of shape \(3, 4\)"):
         calc_policy_objective(lambda logprobs: logprobs.sum(), logprobs, old, old, mask)
-    with pytest.raises(ValueError, match="policy_objective is 'trpo'; give one of 'ppo'"):
+    with pytest.raises(ValueError, match="Unknown policy_objective 'trpo'. Choose one of: ppo"):
         calc_policy_objective("trpo", logprobs, old, advantages, mask)
 
 
 def test_settings_without_effect_are_refused():
     z, mask = torch.zeros(1, 1), tensor([[True]])
-    with pytest.raises(ValueError, match=r"dual_clip is 3\.0, but policy_objective gspo_surrogate"):
+    with pytest.raises(ValueError, match=r"gspo_surrogate has no parameter 'dual_clip'"):
         calc_policy_objective("gspo", z, z, z, mask, dual_clip=3.0)
-    with pytest.raises(ValueError, match=r"clip_coef_high is 0\.3, but policy_objective policy_gr"):
+    with pytest.raises(ValueError, match=r"gradient_surrogate has no parameter 'clip_coef_high'"):
         calc_policy_objective("policy_gradient", z, z, z, mask, clip_coef_high=0.3)
     calc_policy_objective(lambda **all: all["advantages"], z, z, z, mask, dual_clip=3.0)
 
@@ -271,11 +271,11 @@ def test_settings_without_effect_are_refused():
 def test_clips_without_meaning_are_refused():
     z = torch.zeros(1, 1)
     for function in (ppo_surrogate, gspo_surrogate, cispo_surrogate):
-        with pytest.raises(ValueError, match=r"clip_coef is -0\.1"):
+        with pytest.raises(ValueError, match=r"clip_coef must .*got -0\.1"):
             function(z, z, z, -0.1)
-        with pytest.raises(ValueError, match=r"clip_coef_high is -0\.2"):
+        with pytest.raises(ValueError, match=r"clip_coef_high must .*got -0\.2"):
             function(z, z, z, 0.1, -0.2)
-    with pytest.raises(ValueError, match=r"dual_clip is 1\.0"):
+    with pytest.raises(ValueError, match=r"dual_clip must .*got 1\.0"):
         ppo_surrogate(z, z, z, 0.2, dual_clip=1.0)
 
 

@@ -149,8 +149,8 @@ def test_a_seed_decides_all():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ((0.0,), "beta is 0"),
-        ((-1.0,), "beta is -1"),
+        ((0.0,), "beta must .*got 0"),
+        ((-1.0,), "beta must .*got -1"),
         ((0.1, 0.5), "label_smoothing is 0.5"),
         ((0.1, 0.1, "ipo"), "label_smoothing is 0.1 with kind 'ipo'"),
     ],

@@ -1,0 +1,85 @@
+"""Dispatch by name: look up a function in a table, and match arguments to its parameters."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["call_by_name", "check_order", "look_up"]
+
+
+def look_up(
+    choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str
+) -> Callable[..., Any]:
+    """Return the function of that name, or `choice` itself if it is callable."""
+    if callable(choice):
+        return choice
+    if choice not in table:
+        names = ", ".join(table)
+        raise ValueError(f"Unknown {field} {choice!r}. Choose one of: {names}, or pass a function.")
+    return table[choice]
+
+
+def call_by_name(
+    function: Callable[..., Any],
+    available: Mapping[str, Any],
+    field: str,
+    in_order: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call a function with those of the available values that its parameters name.
+
+    Values that are None, or bound by `functools.partial`, are left to the function. A function of
+    only `*args` gets the values that `in_order` names. Raises ValueError if a parameter without a
+    default has no value, or if one of the `settings` has no parameter.
+    """
+    name, parameters = _name(function), inspect.signature(function).parameters.values()
+    kinds = {p.kind for p in parameters}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    accepts_all = inspect.Parameter.VAR_KEYWORD in kinds
+    required = [p.name for p in named if p.default is p.empty]
+    values = {n: x for n, x in (settings or {}).items() if x is not None}
+    unused = [n for n in values if not accepts_all and n not in [p.name for p in named]]
+    if unused:
+        raise ValueError(
+            f"{field} {name} has no parameter {unused[0]!r} (set to {values[unused[0]]}). Leave "
+            f"{unused[0]} out or choose another {field}."
+        )
+    if inspect.Parameter.VAR_POSITIONAL in kinds and not required:
+        return function(*(available[n] for n in in_order))
+    bound = getattr(function, "keywords", {})
+    values |= {n: x for n, x in available.items() if x is not None and n not in bound}
+    missing = [n for n in required if n not in values]
+    if missing:
+        raise ValueError(
+            f"{field}: no value for the parameter {missing[0]!r} of {name}. Use only the "
+            f"parameters: {', '.join(values)}."
+        )
+    accepted = values if accepts_all else {p.name for p in named}
+    return function(**{n: x for n, x in values.items() if n in accepted})
+
+
+def check_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
+    """Raise ValueError if a function cannot be called with these positional arguments, in order.
+
+    A parameter with one of these names must receive that argument. Functions without a readable
+    signature (torch's own) pass.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    parameters = signature.parameters
+    try:
+        pairs = signature.bind(*names).arguments.items()
+        is_valid = all(p == n or (p not in names and n not in parameters) for p, n in pairs)
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(
+            f"{field} is called with ({', '.join(names)}), but the function is {_name(function)}("
+            f"{', '.join(parameters)}). Pass a function of these arguments, in this order."
+        )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", str(function))
