@@ -76,8 +76,8 @@ def compute_gae(
        are carried to the real token before it.
     5. Put 0 where the mask is False.
 
-    Raises ValueError unless gamma and lam are between 0 and 1, and for unequal shapes. No sequence,
-    or no token, gives an empty result.
+    Raises ValueError unless gamma and lam are between 0 and 1, and for unequal shapes.
+    No sequence, or no token, gives an empty result.
 
     A_t = sum_k (gamma * lam)^k delta_{t+k}   (Schulman et al. 2016, arXiv 1506.02438, equation 16)
     """
