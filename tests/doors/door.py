@@ -10,11 +10,15 @@ import dataclasses
 import hashlib
 import io
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlhf_lab.__main__ import main
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import LabError
 
 PATIENCE = 60
 """Seconds of work after which a command counts as one that hangs."""
@@ -83,6 +87,22 @@ def refused(arguments: list[Any], *words: str) -> Ending:
     bad = why_bad(ending, *words)
     assert bad is None, bad
     return ending
+
+
+def settings(**changes: Any) -> RLHFArgs:
+    """Return the settings of two small phases."""
+    small = {"total_phases": 2, "batch_size": 16, "num_minibatches": 2, "gen_len": 8}
+    return RLHFArgs(**({"preset": "reel", "warmup_steps": 0} | small | changes))
+
+
+def refuses(function: Callable[[], Any], *words: str) -> str:
+    """Check that a function raises a LabError of one line with these words; return it."""
+    with pytest.raises(LabError) as caught:
+        function()
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith((".", ")")), sentence
+    assert all(word in sentence for word in words), sentence
+    return sentence
 
 
 def accepted(arguments: list[Any]) -> Ending:
