@@ -8,10 +8,8 @@ python -m benchmarks.results --page
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +18,6 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 from tyro.conf import FlagCreatePairsOff
 
-from benchmarks.estimate import spoken
 from benchmarks.machine import describe
 from benchmarks.records import RESULTS, write_whole
 from benchmarks.results.algorithms import run_algorithm
@@ -29,6 +26,7 @@ from benchmarks.results.real import run_real
 from benchmarks.results.records import asked, is_done, read_records, write_record
 from benchmarks.results.reel import run_learned, run_loophole, run_method
 from benchmarks.results.settings import Row, all_rows
+from rlhf_lab.console import print_line
 from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 
@@ -40,11 +38,6 @@ ON_REEL = {
     "learned": run_learned,
     "algorithms": run_algorithm,
 }
-GUESSED_SECONDS = MappingProxyType(
-    {"methods": 0.004, "unheld": 0.004, "loophole": 0.004, "learned": 0.006, "algorithms": 0.008}
-    | {"real": 2.0}
-)
-"""For each sequence that a run of a part samples, before a run has shown the pace."""
 
 
 @dataclass(frozen=True)
@@ -114,37 +107,6 @@ def has_real_models(options: Options) -> bool:
     return True
 
 
-def guessed_seconds(job: Job) -> float:
-    """A guess at a run's time, from the sequences that it samples."""
-    row, seed = job
-    args = (replace(row, fields={}) if row.part == "algorithms" else row).args(seed)
-    return args.total_phases * args.batch_size * GUESSED_SECONDS[row.part]
-
-
-class Progress:
-    """Says how far the work is, and how long the rest will take at the pace so far."""
-
-    def __init__(self, work: list[Job], console: Console) -> None:
-        self.work, self.console, self.began = work, console, perf_counter()
-
-    def left(self, done: int) -> str:
-        """A guess at the time that is left after so many runs."""
-        before = sum(map(guessed_seconds, self.work[:done]))
-        after = sum(map(guessed_seconds, self.work[done:]))
-        pace = (perf_counter() - self.began) / before if before else 1.0
-        return spoken(after * pace)
-
-    def begin(self, number: int) -> None:
-        """Announce a run."""
-        row, seed = self.work[number]
-        self.console.print(
-            f"{number + 1} of {len(self.work)}: {row.part}, {', '.join(row.labels)}, seed {seed}; "
-            f"about {self.left(number)} left",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
 def carry_out(job: Job, options: Options) -> dict[str, Any]:
     """One run, as a record."""
     row, seed = job
@@ -163,9 +125,9 @@ def make(options: Options, run: Callable[..., dict[str, Any]] = carry_out) -> in
     torch.set_num_threads(options.threads)
     disable_progress_bar()
     work = [] if options.page else jobs(options)
-    progress = Progress(work, console)
-    for number, (row, seed) in enumerate(work):
-        progress.begin(number)
+    for number, (row, seed) in enumerate(work, 1):
+        labels = ", ".join(row.labels)
+        print_line(f"{number} of {len(work)}: {row.part}, {labels}, seed {seed}", console)
         write_record(options.records, run((row, seed), options))
     write_whole(options.docs, page(read_records(options.records)))
     console.print(f"written to {options.docs}", highlight=False, soft_wrap=True)

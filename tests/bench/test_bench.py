@@ -18,9 +18,11 @@ from benchmarks.parallel import furthest, run_of
 from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED
 from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records
-from benchmarks.results import page as results
+from benchmarks.results.__main__ import Options, make
+from benchmarks.results.__main__ import main as results
 from benchmarks.results.exact import ExactCurve
 from benchmarks.results.learned import biased_pairs
+from benchmarks.results.records import asked
 from benchmarks.results.records import read_records as read_results
 from benchmarks.results.settings import all_rows, command_line, method_rows
 from benchmarks.summary import probe_cost, rows
@@ -43,9 +45,30 @@ def test_performance_page_matches_its_records():
     assert text == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 
 
-def test_results_page_matches_its_records():
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert results.page(read_results(STORED)) == text
+def test_results_page_matches_its_records(tmp_path):
+    docs = tmp_path / "results.md"
+    assert results(["--page", "--records", str(STORED), "--docs", str(docs)]) == 0
+    assert docs.read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
+
+
+def test_results_resume_at_the_missing_run(tmp_path):
+    options = Options(only=("rloo-all-constant",), records=tmp_path, docs=tmp_path / "page.md")
+    rows = [row for row in all_rows() if row.name in options.only]
+    stored = [r for r in read_results(STORED) if r["labels"] == list(rows[0].labels)]
+    runs = []
+
+    def train(job, options):
+        runs.append(job[1])
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        asked_for = asked(*job)
+        return next(r for r in stored if r["seed"] == job[1]) | asked_for
+
+    with pytest.raises(KeyboardInterrupt):
+        make(options, train)
+    assert runs == [1, 2, 3] and len(read_results(tmp_path)) == 2
+    assert make(options, train) == 0
+    assert runs == [1, 2, 3, 3, 4, 5] and "RLOO" in options.docs.read_text()
 
 
 def test_preferences_page_matches_its_records():
