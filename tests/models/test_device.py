@@ -24,13 +24,11 @@ def set_devices(monkeypatch, n_cuda, mps):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
 
-@pytest.mark.parametrize(
-    ("n_cuda", "mps", "expected"), [(2, True, "cuda"), (0, True, "mps"), (0, False, "cpu")]
-)
-def test_auto_picks_the_fastest_device(monkeypatch, n_cuda, mps, expected):
-    set_devices(monkeypatch, n_cuda, mps)
+def test_auto_picks_the_fastest_device(monkeypatch):
     monkeypatch.setattr(device, "MPS_TORCH", "0")
-    assert pick_device("auto") == torch.device(expected)
+    for n_cuda, mps, expected in ((2, True, "cuda"), (0, True, "mps"), (0, False, "cpu")):
+        set_devices(monkeypatch, n_cuda, mps)
+        assert pick_device("auto") == torch.device(expected)
 
 
 @pytest.mark.parametrize("name", ["abacus", "cuda:1", "mps", "cpu:1", "meta"])
@@ -81,20 +79,16 @@ def test_phase_sets_the_precision_of_products(tmp_path, monkeypatch, precision):
     assert set(seen.values()) == during and len(seen) == 4 and products() == before
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "is_supported"),
-    [("cpu", None, False), ("mps", None, False), ("cuda", (7, 5), False), ("cuda", (8, 0), True)],
-)
-def test_tf32_raises_before_ampere(name, capability, is_supported, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    for precision in ("fp32", "bf16", *["tf32"] * is_supported):
-        validate_tf32(torch.device(name), precision)
-    if not is_supported:
-        with pytest.raises(ConfigError, match=f"='tf32' on device='{name}'.*Ampere.*'fp32'"):
-            validate_tf32(torch.device(name), "tf32")
-
-
-def test_run_in_tf32_on_cpu_raises_before_loading(tmp_path):
+def test_tf32_raises_before_ampere(monkeypatch, tmp_path):
+    generation = SimpleNamespace()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation.major, 5))
+    for name, capability in (("cpu", 0), ("mps", 0), ("cuda", 7), ("cuda", 8)):
+        generation.major = capability
+        for precision in ("fp32", "bf16", *["tf32"] * (capability == 8)):
+            validate_tf32(torch.device(name), precision)
+        if capability < 8:
+            with pytest.raises(ConfigError, match=f"='tf32' on device='{name}'.*Ampere.*'fp32'"):
+                validate_tf32(torch.device(name), "tf32")
     with pytest.raises(ConfigError, match="precision='tf32'"):
         RLHFTrainer(RLHFArgs(**SMALL | {"device": "cpu"}, precision="tf32"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -35,27 +35,18 @@ HAS_TRANSFORMER_LENS_MODEL = int(importlib.metadata.version("transformer_lens").
 ONLY_THEIRS = ("hook_in", "hook_out")  # hook points of TransformerLens that we lack
 
 
-def gemma3_ropes(full: dict, sliding: dict) -> dict:
+def gemma3(head_dim: int, full: dict, sliding: dict) -> tuple[str, dict]:
     ropes = {"full_attention": full, "sliding_attention": sliding}
-    return {"rope_parameters": {name: {"rope_theta": 100.0} | rope for name, rope in ropes.items()}}
+    ropes = {name: {"rope_theta": 100.0} | rope for name, rope in ropes.items()}
+    return "Gemma3ForCausalLM", {"head_dim": head_dim, "rope_parameters": ropes}
 
 
-LINEAR = {"rope_type": "linear", "factor": 3.0}
-DYNAMIC = {"rope_type": "dynamic", "factor": 3.0}
+LINEAR, DYNAMIC = ({"rope_type": name, "factor": 3.0} for name in ("linear", "dynamic"))
 NEW = {
     "OLMo 2 with its own head_dim": ("Olmo2ForCausalLM", {"head_dim": 8}),
-    "Gemma 3, llama3 and linear": (
-        "Gemma3ForCausalLM",
-        {"head_dim": 8} | gemma3_ropes(LLAMA3, LINEAR),
-    ),
-    "Gemma 3, longrope and yarn": (
-        "Gemma3ForCausalLM",
-        {"head_dim": 4} | gemma3_ropes(LONGROPE, YARN),
-    ),
-    "Gemma 3, dynamic": (
-        "Gemma3ForCausalLM",
-        {"head_dim": 8} | gemma3_ropes(DYNAMIC, DYNAMIC),
-    ),
+    "Gemma 3, llama3 and linear": gemma3(8, LLAMA3, LINEAR),
+    "Gemma 3, longrope and yarn": gemma3(4, LONGROPE, YARN),
+    "Gemma 3, dynamic": gemma3(8, DYNAMIC, DYNAMIC),
 }  # rejected before we had our own model
 
 
@@ -80,17 +71,19 @@ def theirs(pair) -> torch.nn.Module:
     return to_transformer_lens(pair[1])
 
 
-def make_tokens(model: HookedTransformer) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    shape = 3, min(model.cfg.n_ctx, 40)
-    return torch.randint(model.cfg.d_vocab, shape, generator=generator)
+@pytest.fixture(params=[False, True], ids=["whole", "padded"])
+def padded(request) -> bool:
+    return request.param
 
 
-def make_mask(tokens: Tensor) -> Tensor:
-    """Two of the rows are padded on the left."""
+def make_tokens(model: HookedTransformer, padded: bool = False) -> tuple[Tensor, Tensor]:
+    """Return random tokens and their mask; two of three rows are padded on the left."""
+    shape, generator = (3, min(model.cfg.n_ctx, 40)), torch.Generator().manual_seed(1)
+    tokens = torch.randint(model.cfg.d_vocab, shape, generator=generator)
     mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[0, :7] = mask[1, :2] = False
-    return mask
+    if padded:
+        mask[0, :7] = mask[1, :2] = False
+    return tokens, mask
 
 
 def assert_close(ours: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
@@ -99,44 +92,33 @@ def assert_close(ours: Tensor, expected: Tensor, tolerance: float, what: str) ->
 
 
 @torch.no_grad()
-def test_logits_match_transformers(pair):
+def test_logits_match_transformers(pair, padded):
     hf_model, model = pair
-    tokens = make_tokens(model)
-    expected = hf_model(tokens).logits
+    tokens, mask = make_tokens(model, padded)
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    expected = hf_model(tokens, attention_mask=mask.long(), position_ids=positions).logits
     assert expected.std() > 0.1  # constant logits would be equal by accident
-    assert_close(model(tokens), expected, LOGITS, "logits")
+    logits = model(tokens, attention_mask=mask if padded else None)
+    assert_close(logits[mask], expected[mask], LOGITS, "logits")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NEW)
 def test_newly_supported_settings_match_transformers(name):
     hf_model, model = make_pair(name)
-    tokens = make_tokens(model)
+    tokens, _ = make_tokens(model)
     assert_close(model(tokens), hf_model(tokens).logits, LOGITS, "logits")
 
 
 @torch.no_grad()
-def test_left_padded_logits_match_transformers(pair):
-    hf_model, model = pair
-    tokens = make_tokens(model)
-    mask = make_mask(tokens)
-    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    expected = hf_model(tokens, attention_mask=mask.long(), position_ids=positions).logits
-    ours = model(tokens, attention_mask=mask)
-    assert_close(ours[mask], expected[mask], LOGITS, "padded logits")
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
-def test_cached_decoding_matches_one_forward(pair, chunk, is_padded):
+def test_cached_decoding_matches_one_forward(pair, chunk, padded):
     _, model = pair
-    tokens = make_tokens(model)
-    mask = make_mask(tokens) if is_padded else torch.ones_like(tokens, dtype=torch.bool)
+    tokens, mask = make_tokens(model, padded)
     cache, logits = KVCache.empty(model.cfg.n_layers), []
     ends = tuple(range(WINDOW + 4, tokens.shape[1], chunk))
     for new in torch.arange(tokens.shape[1]).tensor_split(ends):
-        new_mask = mask[:, new] if is_padded else None
+        new_mask = mask[:, new] if padded else None
         logits.append(model(tokens[:, new], attention_mask=new_mask, past_kv_cache=cache))
     expected = model(tokens, attention_mask=mask)
     assert_close(torch.cat(logits, 1)[mask], expected[mask], LOGITS, f"cached {chunk}")
@@ -151,27 +133,18 @@ def test_conversion_back_is_bitwise_identical(pair):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
-def test_logits_match_transformer_lens(pair, theirs, is_padded):
+def test_activations_match_transformer_lens(pair, theirs, padded):
     _, model = pair
-    tokens = make_tokens(model)
-    mask = make_mask(tokens) if is_padded else torch.ones_like(tokens, dtype=torch.bool)
-    ours = model(tokens, attention_mask=mask if is_padded else None)
-    expected = theirs(tokens, attention_mask=mask.long())
-    assert_close(ours[mask], expected[mask], LOGITS, "logits of TransformerLens")
-
-
-@torch.no_grad()
-def test_activations_match_transformer_lens(pair, theirs):
-    _, model = pair
-    tokens = make_tokens(model)
-    mask = torch.ones_like(tokens)
-    _, expected = theirs.run_with_cache(tokens, attention_mask=mask)
-    _, ours = model.run_with_cache(tokens, names_filter=lambda name: True)
+    tokens, mask = make_tokens(model, padded)
+    expected_logits, expected = theirs.run_with_cache(tokens, attention_mask=mask.long())
+    masks = {"attention_mask": mask} if padded else {}
+    assert_close(model(tokens, **masks)[mask], expected_logits[mask], LOGITS, "fused logits")
+    logits, ours = model.run_with_cache(tokens, names_filter=lambda name: True, **masks)
+    assert_close(logits[mask], expected_logits[mask], LOGITS, "logits")
     assert all(name.endswith(ONLY_THEIRS) for name in expected.keys() - ours.keys())
     assert ours.keys() <= expected.keys()
     tolerance = ACTIVATIONS_OF_DEEP if model.cfg.n_layers > 6 else ACTIVATIONS
-    for name, activation in ours.items():
+    for name, activation in () if padded else ours.items():
         reference = expected[name].reshape(activation.shape)  # q/k norms are flat in theirs
         if name.endswith("hook_attn_scores"):
             is_visible = activation.isfinite()
@@ -185,8 +158,8 @@ def test_gradients_match_transformer_lens(pair, theirs):
     gradients = []
     for model in (pair[1], theirs):
         model = copy.deepcopy(model).to(torch.float64, print_details=False)
-        tokens = make_tokens(model)
-        logits = model(tokens, attention_mask=torch.ones_like(tokens))
+        tokens, mask = make_tokens(model)
+        logits = model(tokens, attention_mask=mask.long())
         F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})
     ours, expected = gradients

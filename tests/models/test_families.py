@@ -11,7 +11,6 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.conversion import (
     ACTIVATIONS,
     from_hugging_face,
-    tensor_maps,
     to_hugging_face_weights,
 )
 from rlhf_lab.models.families import FAMILIES
@@ -103,19 +102,6 @@ def test_every_trainable_parameter_has_a_gradient(pair):
     n_folded = 24 if "GPT2" in type(hf_model).__name__ else 0  # the unembedding bias
     untied = untie_and_load(hf_model, model)
     assert n_weights - n_folded == sum(p.numel() for p in untied.parameters())
-
-
-def test_tensor_maps_have_each_parameter_once(pair):
-    hf_model, model = pair
-    hf_model.config.architectures = [type(hf_model).__name__]
-    maps, tensors = tensor_maps(hf_model.config), hf_model.state_dict()
-    names = [name for row in maps for name in row.ours]
-    assert len(names) == len(set(names))
-    assert {row.theirs for row in maps} >= tensors.keys()
-    for row in maps:
-        if row.theirs in tensors:  # adapters are converted by `split` and `join`
-            tensor = tensors[row.theirs]
-            assert torch.equal(row.join(row.split(tensor)), tensor)
 
 
 @torch.no_grad()

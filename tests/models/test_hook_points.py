@@ -3,19 +3,16 @@
 import pytest
 import torch
 
-from rlhf_lab.models import run_policy
+from rlhf_lab.models import has_hooks, run_policy
+from rlhf_lab.models.hooked_model import without_hooks
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_policy
 
+GEMMA3 = {"qk_norm": "head", "use_normalization_before_and_after": True}
+GEMMA3 |= {"attn_types": ["local", "global"], "window_size": 2}
 MODELS = {
     "GPT-2": {},
-    "Gemma 3": LLAMA
-    | {
-        "qk_norm": "head",
-        "use_normalization_before_and_after": True,
-        "attn_types": ["local", "global"],
-        "window_size": 2,
-    },
+    "Gemma 3": LLAMA | GEMMA3,
     "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary"},
 }
 SITES = [
@@ -70,7 +67,17 @@ def test_hook_takes_effect(kind, name, phase):
             changed[action] = run(policy)
         assert not torch.allclose(changed[action], without, atol=1e-3), action
     torch.testing.assert_close(changed["replace"], changed["in place"])
-    torch.testing.assert_close(run(policy), without, atol=0, rtol=0)
+    assert not has_hooks(policy) and torch.equal(run(policy), without)
+
+
+def test_without_hooks_removes_and_restores_them():
+    policy, name = random_policy(), "blocks.0.hook_resid_post"
+    before = policy(TOKENS)[0]
+    with policy.hooks([(name, ACTIONS["replace"])], [(name, lambda x, hook: None)]):
+        within = policy(TOKENS)[0]
+        with without_hooks(policy):
+            assert not has_hooks(policy) and torch.equal(policy(TOKENS)[0], before)
+        assert torch.equal(policy(TOKENS)[0], within) and not torch.equal(within, before)
 
 
 @pytest.mark.parametrize(("kind", "name"), SITES)

@@ -14,7 +14,6 @@ from transformers.utils.logging import is_progress_bar_enabled
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load as load_module
 from rlhf_lab.models import load_model
-from rlhf_lab.organism import weights_dir
 from rlhf_lab.rewards import SentimentReward
 from tests.tiny_families import CONTEXT, TINY, tiny_of
 
@@ -62,11 +61,6 @@ def test_directory_matches_transformers(
         assert (model.cfg.model_name, model.cfg.n_ctx) == (name, CONTEXT)
 
 
-def test_bundled_name_matches_transformers(no_network):
-    model, directory = load_model("reel-nano"), weights_dir("reel-nano")
-    assert_same_logits(model, load_plain(directory), TOKENS[:, :6])
-
-
 def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
     hf_model = load_plain(model_dir).train()
     tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
@@ -102,33 +96,21 @@ def test_dtype_device_and_name_are_set(tmp_path, make_tiny_gpt2, gpt2_tokenizer,
 
 
 def lose_bias(model):
-    model.blocks[0].mlp.b_out.data.zero_()
+    model.blocks[0].attn.b_Q.data.zero_()
+    return model
 
 
 def lose_window(model):
     model.cfg.window_size = CONTEXT
+    return model
 
 
-@pytest.mark.parametrize(
-    ("lose", "architecture", "changes"),
-    [
-        (lose_bias, "GPT2LMHeadModel", {}),
-        (lose_window, "MistralForCausalLM", {"sliding_window": 30}),
-        (lose_window, "Gemma3ForCausalLM", {"sliding_window": 30}),
-    ],
-)
-def test_conversion_with_other_logits_raises(
-    lose, architecture, changes, llama_tokenizer, monkeypatch
-):
+@pytest.mark.parametrize("lose", [lose_bias, lose_window])
+def test_conversion_with_other_logits_raises(lose, llama_tokenizer, monkeypatch):
     convert = load_module.from_hugging_face
-
-    def convert_wrongly(*inputs):
-        model = convert(*inputs)
-        lose(model)
-        return model
-
+    convert_wrongly = lambda *inputs: lose(convert(*inputs))
     monkeypatch.setattr(load_module, "from_hugging_face", convert_wrongly)
-    hf_model = tiny_of(architecture, **changes)
+    hf_model = tiny_of("Gemma3ForCausalLM", sliding_window=30, attention_bias=True)
     assert "its logits differ" in error_message(hf_model, tokenizer=llama_tokenizer)
 
 
@@ -159,17 +141,14 @@ def test_invalid_config_raises_one_line(copied, config):
     error_message(str(copied))
 
 
-@pytest.mark.parametrize("n_layer", [0, 1])
-def test_layers_left_out_by_config_raise(copied, n_layer):
-    change_config(copied, n_layer=n_layer)
-    assert "is in a layer that config.json leaves out" in error_message(str(copied))
-
-
-@pytest.mark.parametrize("content", [2000, b"xy" * 500, b""], ids=["truncated", "noise", "empty"])
-def test_corrupt_weights_raise(copied, content):
+def test_corrupt_or_left_out_weights_raise(copied):
+    for n_layer in (0, 1):
+        change_config(copied, n_layer=n_layer)
+        assert "is in a layer that config.json leaves out" in error_message(str(copied))
     path = copied / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
-    error_message(str(copied))
+    for content in (path.read_bytes()[:2000], b"xy" * 500, b""):
+        path.write_bytes(content)
+        error_message(str(copied))
 
 
 @pytest.mark.parametrize(
@@ -215,17 +194,14 @@ def test_unsupported_architecture_raises(gpt2_tokenizer):
     assert "GPT2LMHeadModel" in message and "LlamaForCausalLM" in message
 
 
-CODE = 'import pathlib; pathlib.Path(__file__).with_name("ran").touch()'
-
-
 @pytest.mark.parametrize("kind", ["unheard-of", "gpt2"])
 def test_custom_code_is_not_run_and_not_prompted_for(copied, monkeypatch, tmp_path, kind):
     """At a terminal, transformers would run it after a y."""
-    prompts = []
+    prompts, code = [], 'import pathlib; pathlib.Path(__file__).with_name("ran").touch()'
     monkeypatch.setattr("builtins.input", lambda *text: prompts.append(text) or "y")
     modules = str(tmp_path / "modules")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
-    (copied / "evil.py").write_text(CODE)
+    (copied / "evil.py").write_text(code)
     loaders = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
     auto_map = {"AutoConfig": "evil.Config"} | dict.fromkeys(loaders, "evil.Model")
     change_config(copied, model_type=kind, auto_map=auto_map)

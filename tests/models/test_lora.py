@@ -67,21 +67,20 @@ def test_A_starts_with_variance_1_over_inputs_and_B_at_0(shape, by_head):
     assert layer.A.std().item() == pytest.approx(0.05, rel=0.05) and not layer.B.any()
 
 
-def test_new_adapters_keep_outputs_and_have_known_sizes(gpt2_dir, llama_dir):
-    """rank * (inputs + outputs) per matrix, rank 2, two blocks.
+def test_new_adapters_keep_outputs_and_have_known_sizes(model_dir):
+    """rank * (inputs + outputs) of each matrix: rank 2, width 16, two blocks.
 
-    GPT-2, width 16: Q, K, V, O each 2 * (16 + 16) = 64; in and out 2 * (16 + 64) = 160;
-    2 * (4 * 64 + 2 * 160) = 1152. Llama, 2 key-value heads of 4, width 24 inside: Q and O 64; K and
-    V 2 * (16 + 8) = 48; in, gate and out 2 * (16 + 24) = 80; 2 * (2 * 64 + 2 * 48 + 3 * 80) = 928.
+    GPT-2: Q, K, V, O 2 * (16 + 16) = 64 each; in, out 2 * (16 + 64) = 160.
+    Llama: Q, O 64; K, V 2 * (16 + 8) = 48; in, gate, out 2 * (16 + 24) = 80.
     """
-    for directory, expected in ((gpt2_dir, 1152), (llama_dir, 928)):
-        model = load_model(str(directory))
-        before = model(TOKENS)
-        add_lora(model, rank=2, alpha=1.0, targets=all_targets(model))
-        assert torch.equal(model(TOKENS), before)
-        trainable = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
-        assert sum(trainable.values()) == expected
-        assert all(name.endswith((".0.A", ".0.B")) for name in trainable)
+    model = load_model(str(model_dir))
+    sizes = 2 * 64 + 2 * 48 + 3 * 80 if model.cfg.gated_mlp else 4 * 64 + 2 * 160
+    before = model(TOKENS)
+    add_lora(model, rank=2, alpha=1.0, targets=all_targets(model))
+    assert torch.equal(model(TOKENS), before)
+    trainable = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
+    assert sum(trainable.values()) == 2 * sizes
+    assert all(name.endswith((".0.A", ".0.B")) for name in trainable)
 
 
 def test_values_and_gradients_match_explicit_sum(adapted):
@@ -116,9 +115,8 @@ def test_values_and_gradients_match_explicit_sum(adapted):
 
 def test_adapters_off_is_bitwise_the_reference_after_training(adapted):
     model, before = adapted
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
     model(TOKENS).log_softmax(-1)[..., 3].sum().backward()
-    optimizer.step()
+    torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
     changed = model(TOKENS)
     with adapters_off(model):
         assert torch.equal(model(TOKENS), before(TOKENS))
@@ -160,9 +158,7 @@ def test_without_adapters_shares_weights_and_copies_do_not(adapted):
     changed, twin = model(TOKENS), copy.deepcopy(model)
     assert calls == [1] and (changed - view(TOKENS)).abs().max() > 0.1
     randomize_factors(model, seed=1)
-    without_adapters(twin)
-    assert torch.equal(twin(TOKENS), changed)
-    assert (model(TOKENS) - changed).abs().max() > 0.1
+    assert torch.equal(twin(TOKENS), changed) and not torch.equal(model(TOKENS), changed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

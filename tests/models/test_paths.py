@@ -13,6 +13,7 @@ from rlhf_lab.models import (
     TransformerWithCritic,
     TransformerWithValueHead,
     compare_with_reference,
+    final_residuals,
     frozen_copy,
     make_model,
     make_value_head,
@@ -44,32 +45,28 @@ MODELS = {
 
 
 def random_model(**settings):
-    sizes = {"n_layers": LAYERS, "d_model": 16, "n_ctx": 16, "d_head": 8, "n_heads": 2}
-    model = make_model(**(sizes | {"d_vocab": 20, "act_fn": "gelu_new"} | settings))
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    sizes = {"n_layers": LAYERS, "d_model": 16, "n_ctx": 16, "d_head": 8, "d_vocab": 20}
+    model, generator = make_model(**sizes | settings), torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
 def random_policy(kind=TransformerWithValueHead, **settings):
     policy = kind(random_model(**settings), seed=1)
-    with torch.no_grad():
-        for parameter in policy.value_head.parameters():
-            parameter.mul_(20)
+    for parameter in policy.value_head.parameters():
+        parameter.data *= 20
     return policy
+
+
+def scale(outputs, factor):
+    is_tuple = isinstance(outputs, tuple)
+    return tuple(factor * x for x in outputs) if is_tuple else factor * outputs
 
 
 def scale_forward(module, factor):
     forward = module.forward
     module.forward = lambda *inputs, **options: scale(forward(*inputs, **options), factor)
-
-
-def scale(outputs, factor):
-    if isinstance(outputs, tuple):
-        return tuple(factor * output for output in outputs)
-    return factor * outputs
 
 
 def subclass(module):
@@ -78,34 +75,31 @@ def subclass(module):
     module.__class__ = type(f"Double{base.__name__}", (base,), {"forward": double})
 
 
+def double_output(module):
+    module.register_forward_hook(lambda module, inputs, outputs: scale(outputs, 2))
+
+
 CHANGES = {
-    "mlp.forward": lambda p: scale_forward(p.base_model.blocks[0].mlp, 0),
-    "attn.forward": lambda p: scale_forward(p.base_model.blocks[0].attn, 2),
-    "block.forward": lambda p: scale_forward(p.base_model.blocks[0], 2),
-    "attn.attend": lambda p: setattr(
-        p.base_model.blocks[0].attn, "attend", lambda q, k, v, mask: 0 * q
-    ),
-    "mlp.act_fn": lambda p: setattr(p.base_model.blocks[0].mlp, "act_fn", torch.tanh),
-    "embed": lambda p: subclass(p.base_model.embed),
-    "pos_embed": lambda p: subclass(p.base_model.pos_embed),
-    "unembed": lambda p: subclass(p.base_model.unembed),
-    "ln_final": lambda p: subclass(p.base_model.ln_final),
-    "model.forward": lambda p: scale_forward(p.base_model, 2),
-    "policy.forward": lambda p: scale_forward(p, 2),
-    "policy.unembed": lambda p: setattr(
-        p, "unembed", lambda hidden: 2 * p.base_model.unembed(hidden)
-    ),
-    "policy hook": lambda p: p.register_forward_hook(lambda module, x, out: scale(out, 2)),
-    "unembed hook": lambda p: p.base_model.unembed.register_forward_hook(
-        lambda module, x, out: 2 * out
-    ),
+    "mlp.forward": lambda p, m: scale_forward(m.blocks[0].mlp, 0),
+    "attn.forward": lambda p, m: scale_forward(m.blocks[0].attn, 2),
+    "block.forward": lambda p, m: scale_forward(m.blocks[0], 2),
+    "attn.attend": lambda p, m: setattr(m.blocks[0].attn, "attend", lambda q, k, v, mask: 0 * q),
+    "mlp.act_fn": lambda p, m: setattr(m.blocks[0].mlp, "act_fn", torch.tanh),
+    "embed": lambda p, m: subclass(m.embed),
+    "pos_embed": lambda p, m: subclass(m.pos_embed),
+    "unembed": lambda p, m: subclass(m.unembed),
+    "ln_final": lambda p, m: subclass(m.ln_final),
+    "model.forward": lambda p, m: scale_forward(m, 2),
+    "policy.forward": lambda p, m: scale_forward(p, 2),
+    "policy.unembed": lambda p, m: setattr(p, "unembed", lambda hidden: 2 * m.unembed(hidden)),
+    "policy hook": lambda p, m: double_output(p),
+    "unembed hook": lambda p, m: double_output(m.unembed),
 }
 
 
 def check_paths(policy, reference, atol=2e-5):
     """Compare sampling, comparing and learning with plain calls of the policy."""
-    generator = torch.Generator().manual_seed(3)
-    spec = SamplingSpec(4, temperature=1.3)
+    spec, generator = SamplingSpec(4, temperature=1.3), torch.Generator().manual_seed(3)
     samples = sample(policy, [[4, 9], [7], [12, 5]], spec, generator)
     texts, states = (samples.tokens, samples.attention_mask), slice(PREFIX - 1, -1)
     with torch.no_grad():
@@ -117,26 +111,24 @@ def check_paths(policy, reference, atol=2e-5):
         "values": values[:, states],
         "kl": kl_per_token(logprobs, ref_logprobs),
         "entropy": entropy_per_token(logprobs),
+        "reference": get_logprobs(ref_logits, samples.tokens, PREFIX, 1.3),
     }
     compared = compare_with_reference(policy, reference, samples, 1.3, 2)
-    residuals = compared.ref_residuals
-    options = {"reference": reference, "ref_residuals": residuals}
-    out = run_policy(
-        policy, texts[0], PREFIX, 1.3, attention_mask=samples.attention_mask, **options
-    )
-    of_reference = reference_logprobs(reference, samples, residuals, 1.3, 2)
+    residuals = {"reference": reference, "ref_residuals": compared.ref_residuals}
+    options = {"attention_mask": samples.attention_mask} | residuals
+    learned = run_policy(policy, samples.tokens, PREFIX, 1.3, **options)
+    by_reference = reference_logprobs(reference, samples, compared.ref_residuals, 1.3, 2)
     pairs = {
-        "logprobs": (samples.logprobs, out.logprobs),
-        "values": (samples.values, out.values),
-        "kl": (compared.kl, out.kl),
-        "entropy": (compared.entropy, out.entropy),
-        "reference": (of_reference, of_reference),
+        "logprobs": (samples.logprobs, learned.logprobs),
+        "values": (samples.values, learned.values),
+        "kl": (compared.kl, learned.kl),
+        "entropy": (compared.entropy, learned.entropy),
+        "reference": (by_reference,),
     }
-    expected["reference"] = get_logprobs(ref_logits, samples.tokens, PREFIX, 1.3)
-    for name, pair in pairs.items():
-        for found in pair:
+    for name, tensors in pairs.items():
+        for x in tensors:
             close = {"atol": atol, "rtol": atol, "msg": lambda text, name=name: f"{name}: {text}"}
-            torch.testing.assert_close(found.detach().float(), expected[name].float(), **close)
+            torch.testing.assert_close(x.detach().float(), expected[name].float(), **close)
 
 
 @pytest.fixture(params=["whole", "chunks"])
@@ -151,7 +143,7 @@ def test_paths_follow_a_changed_policy(change, kind, logits_at_once):
     policy = random_policy(kind)
     reference = frozen_copy(policy.base_model)
     before = policy(TOKENS)[0]
-    CHANGES[change](policy)
+    CHANGES[change](policy, policy.base_model)
     assert (policy(TOKENS)[0].exp() - before.exp()).abs().max() > 1e-3
     check_paths(policy, reference)
 
@@ -163,6 +155,8 @@ def test_paths_agree_for_every_architecture(settings, kind, logits_at_once):
     reference = frozen_copy(random_model(**settings))
     with torch.no_grad():
         reference.unembed.W_U.mul_(0.7)
+        logits = policy(TOKENS)[0]
+        torch.testing.assert_close(policy.base_model(TOKENS), logits, atol=1e-5, rtol=1e-5)
     check_paths(policy, reference)
 
 
@@ -201,14 +195,53 @@ def test_frozen_copy_raises_on_forward_that_calls_the_original():
     assert frozen_copy(model).blocks[0].mlp(torch.ones(1, 1, 16)).abs().max() == 0
 
 
-@pytest.mark.slow
-def test_rotary_positions_have_no_limit_before_n_ctx():
-    policy = random_policy(**LLAMA | {"n_ctx": 4096, "n_layers": 1})
-    tokens = torch.randint(20, (1, 2060), generator=torch.Generator().manual_seed(0))
-    spec, generator = SamplingSpec(4), torch.Generator().manual_seed(0)
-    samples = sample(policy, [tokens[0, :2046].tolist()], spec, generator)
-    expected = get_logprobs(policy(samples.tokens)[0], samples.tokens, 2046)
-    torch.testing.assert_close(samples.logprobs, expected.detach(), atol=1e-4, rtol=1e-4)
+def test_truncated_logprobs_are_of_the_kept_tokens():
+    policy, generator = random_policy(), torch.Generator().manual_seed(3)
+    reference = frozen_copy(policy.base_model)
+    policy.base_model.unembed.W_U.data *= 1.5
+    samples = sample(policy, [[4, 9], [7], [12, 5]], SamplingSpec(4, top_k=3), generator)
+    residuals = final_residuals(reference, samples.tokens, samples.attention_mask)[:, 1:-1]
+    by_reference = reference_logprobs(reference, samples, residuals, 1.0, 2)
+    texts = samples.tokens, samples.attention_mask
+    options = {"attention_mask": samples.attention_mask, "support": samples.support}
+    custom = lambda *inputs: get_logprobs(*inputs)
+    runs = [
+        run_policy(policy, texts[0], PREFIX, **options, logprobs=f) for f in (get_logprobs, custom)
+    ]
+    for model, found in (
+        (policy, [samples.logprobs, *(run.logprobs for run in runs)]),
+        (TransformerWithValueHead(reference), [by_reference]),
+    ):
+        kept = samples.support.restrict(model(*texts)[0], PREFIX)
+        expected = get_logprobs(kept, samples.tokens, PREFIX)
+        for x in found:
+            torch.testing.assert_close(x, expected, atol=2e-5, rtol=0)
+
+
+def test_comparison_runs_a_policy_that_got_a_hook_after_sampling():
+    policy = random_policy()
+    reference = frozen_copy(policy.base_model)
+    policy.base_model.unembed.W_U.data *= 1.5
+    samples = sample(policy, [[4, 9], [7, 3]], SamplingSpec(4))
+    without = compare_with_reference(policy, reference, samples, 1.0, 2).kl
+    with policy.hooks([("blocks.0.hook_resid_post", lambda x, hook: x.flip(-1))]):
+        kl = compare_with_reference(policy, reference, samples, 1.0, 2).kl
+        expected = (
+            log_probs(model(samples.tokens)[:, 1:-1]) for model in (policy.base_model, reference)
+        )
+        torch.testing.assert_close(kl, kl_per_token(*expected), atol=1e-4, rtol=1e-4)
+    assert (kl - without).abs().max() > 1e-2
+
+
+def test_start_stop_and_loss_match_hand_computed():
+    model = random_model(rotary_dim=4, positional_embedding_type="rotary")
+    logits = model(TOKENS)
+    residual = model(TOKENS, stop_at_layer=1)
+    torch.testing.assert_close(model(residual, start_at_layer=1), logits)
+    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None])
+    torch.testing.assert_close(model(TOKENS, return_type="loss"), -logprobs.mean())
+    frequencies, _ = model.rotary["global"]  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)
+    assert frequencies.tolist() == pytest.approx([1.0, 0.01])
 
 
 def test_value_head_can_be_any_module():
@@ -221,6 +254,9 @@ def test_value_head_can_be_any_module():
 )
 @pytest.mark.parametrize("settings", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_a_transformer_lens_model_is_a_policy(settings):
-    model = to_transformer_lens(random_model(**settings))
+    ours = random_model(**settings)
+    model = to_transformer_lens(ours)
     policy = TransformerWithValueHead(model, seed=1)
+    torch.testing.assert_close(policy(TOKENS)[0], ours(TOKENS), atol=1e-4, rtol=1e-4)
     check_paths(policy, frozen_copy(model))
+    assert policy.double().base_model.cfg.dtype == torch.float64

@@ -4,15 +4,22 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_lab.models import Decoder, TransformerWithValueHead, decode, static_decode
-from rlhf_lab.models.static_decode import StaticStep, can_capture, capture
+from rlhf_lab.models import (
+    Decoder,
+    TransformerWithCritic,
+    TransformerWithValueHead,
+    decode,
+    static_decode,
+)
+from rlhf_lab.models.static_decode import StaticStep, can_capture
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_model
 
-PROMPTS = TOKENS[:, :4]
-EQUAL = torch.ones(3, 4, dtype=torch.bool)
-UNEQUAL = torch.tensor([[True] * 4, [False] + [True] * 3, [False] * 2 + [True] * 2])
-GEN_LEN = 10
+PROMPTS, GEN_LEN = TOKENS[:, :4], 10
+DRAWN = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0))
+EQUAL, UNEQUAL = torch.ones(2, 3, 4, dtype=torch.bool)
+UNEQUAL[1, :1] = UNEQUAL[2, :2] = False
+MASKS = pytest.mark.parametrize("mask", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 MODELS = {
     "GPT-2": {},
     "Llama": LLAMA,
@@ -37,9 +44,6 @@ class Tape(TorchDispatchMode):
         self.entries.append((func, args, kwargs or {}, out))
         return out
 
-    def names(self):
-        return [func.name() for func, *_ in self.entries]
-
     def replay(self):
         for func, args, kwargs, out in self.entries:
             results = func(*args, **kwargs)
@@ -56,12 +60,7 @@ def capture_on_tape(run, state):
         outputs = run()
     for x, value in zip(state, before, strict=True):
         x.copy_(value)
-
-    def replay():
-        tape.replay()
-        return outputs
-
-    return replay
+    return lambda: tape.replay() or outputs
 
 
 def static_decoder(policy, prompts, mask):
@@ -78,30 +77,27 @@ def decoded_states(decoder, tokens):
     return states
 
 
+@MASKS
 @pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
-@pytest.mark.parametrize("mask", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):
     monkeypatch.setattr(static_decode, "capture", capture_on_tape)
     policy = TransformerWithValueHead(random_model(**settings))
-    tokens = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         static = static_decoder(policy, PROMPTS, mask)
         if replayed:
             static.step.captured()
-        found = decoded_states(static, tokens)
-        expected = decoded_states(Decoder(policy, PROMPTS, mask, GEN_LEN), tokens)
-    for one, other in zip(found, expected, strict=True):
-        for name, x in one._asdict().items():
-            torch.testing.assert_close(x, getattr(other, name), atol=1e-5, rtol=1e-5)
-    # results of an early step are not overwritten by a later one
-    assert not torch.equal(found[1].residual, found[2].residual)
+        states = decoded_states(static, DRAWN)
+        expected = decoded_states(Decoder(policy, PROMPTS, mask, GEN_LEN), DRAWN)
+    for state, other in zip(states, expected, strict=True):  # later steps overwrite none
+        torch.testing.assert_close(tuple(state), tuple(other), atol=1e-5, rtol=1e-5)
 
 
-def plain(arguments):
-    """Return the numbers among arguments, and the shapes of the tensors."""
-    leaves = torch.utils._pytree.tree_leaves(arguments)
-    return [x.shape if isinstance(x, torch.Tensor) else x for x in leaves]
+def operations(tape):
+    """Return the name of each operation, and its numbers and shapes of tensors."""
+    leaves = [torch.utils._pytree.tree_leaves(entry[1:3]) for entry in tape.entries]
+    plain = [[getattr(x, "shape", x) for x in arguments] for arguments in leaves]
+    return [(entry[0].name(), x) for entry, x in zip(tape.entries, plain, strict=True)]
 
 
 def record_tapes(decoder, n_steps=3):
@@ -119,14 +115,11 @@ def record_tapes(decoder, n_steps=3):
 def test_static_step_is_the_same_operations_every_time():
     policy = TransformerWithValueHead(random_model(**LLAMA))
     first, *others = record_tapes(static_decoder(policy, PROMPTS, UNEQUAL))
-    for tape in others:
-        assert tape.names() == first.names()
-        for (_, *one, _), (_, *other, _) in zip(tape.entries, first.entries, strict=True):
-            assert plain(one) == plain(other)
-    assert not [name for name in first.names() if "_local_scalar_dense" in name or "item" in name]
+    assert all(operations(tape) == operations(first) for tape in others)
+    names = [name for name, _ in operations(first)]
+    assert not [name for name in names if "_local_scalar_dense" in name or "item" in name]
     growing = record_tapes(Decoder(policy, PROMPTS, UNEQUAL, GEN_LEN), 2)
-    shapes = [[plain(entry[1:3]) for entry in tape.entries] for tape in growing]
-    assert shapes[0] != shapes[1]
+    assert operations(growing[0]) != operations(growing[1])
 
 
 def test_sampling_with_static_step_matches_growing_cache(monkeypatch):
@@ -160,18 +153,18 @@ def test_only_unhooked_policies_on_cuda_are_captured(monkeypatch):
         assert not can_capture(policy, 8)
     window = random_model(attn_types=["local", "global"], window_size=2)
     assert not can_capture(TransformerWithValueHead(window), 8)
+    assert not can_capture(TransformerWithCritic(random_model()), 8)
 
 
+@MASKS
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mask", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_cuda_graph_matches_growing_cache(mask):
     policy = TransformerWithValueHead(random_model()).cuda()
-    tokens = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0)).cuda()
     texts = PROMPTS.cuda(), mask.cuda()
     with torch.no_grad():
         captured, growing = (Decoder(policy, *texts, GEN_LEN) for _ in range(2))
-        assert captured.step.run is not captured.step.advance and capture
+        assert captured.step.run is not captured.step.advance
         growing.step = None
-        found, expected = (decoded_states(x, tokens) for x in (captured, growing))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+        states, expected = (decoded_states(x, DRAWN.cuda()) for x in (captured, growing))
+    for state, other in zip(states, expected, strict=True):
+        torch.testing.assert_close(state.logits, other.logits, atol=1e-4, rtol=1e-4)

@@ -106,25 +106,13 @@ def test_gradients_match_finite_differences(truncated, keep_bytes):
     assert torch.autograd.gradcheck(stats, learnable(make_inputs(0, 3, 1, d_vocab=5)))
 
 
-def test_kept_and_recomputed_gradients_are_bitwise_equal():
-    (tokens, support), results = make_tokens(2), []
-    policy, reference = (make_inputs(seed, dtype=torch.float32) for seed in (0, 9))
-    inputs = learnable(policy)
-    for keep_bytes in (RECOMPUTE, KEEP):
-        stats = chunked(inputs, tokens, 0.9, support, reference, 3, keep_bytes)
-        results += [[*stats, *gradients(stats, inputs)] for _ in range(2)]
-    assert_equal(sum(results[1:], []), 3 * results[0])
-    assert_equal(inputs, policy)
-
-
-@pytest.mark.parametrize("learned", [0, 1, 2])
-def test_frozen_inputs_do_not_change_other_gradients(learned):
+def test_frozen_inputs_do_not_change_other_gradients():
     (tokens, _), policy, reference = make_tokens(2), learnable(make_inputs(0)), make_inputs(9)
     expected = gradients(chunked(policy, tokens, 1.0, None, reference), policy)
-    inputs = [x if i == learned else x.detach() for i, x in enumerate(policy)]
-    stats = chunked(inputs, tokens, 1.0, None, learnable(reference))
-    assert_equal(gradients(stats, inputs[learned]), expected[learned : learned + 1])
-    assert not chunked(reference, tokens, 1.0, None, policy).kl.requires_grad
+    for i, learned in enumerate(policy):
+        inputs = [x if x is learned else x.detach() for x in policy]
+        stats = chunked(inputs, tokens, 1.0, None, learnable(reference))
+        assert_equal(gradients(stats, learned), expected[i : i + 1])
 
 
 @pytest.mark.parametrize("n_models, missing", [(1, 0), (1, 1), (2, 0), (2, 1)])
@@ -174,13 +162,6 @@ def test_impossible_words_match_the_readable_functions(bias, ref_bias):
     assert (kl == INF).all() if bias == 0.5 else kl.isfinite().all()
 
 
-def test_logits_of_ten_thousand_give_finite_gradients():
-    policy, reference = (make_inputs(i, dtype=torch.float32, scale=100.0) for i in (0, 9))
-    policy, (tokens, _) = learnable(policy), make_tokens(2)
-    stats = chunked(policy, tokens, 1.0, None, reference)
-    assert all(x.isfinite().all() for x in (*stats, *gradients(stats, policy)))
-
-
 @MODES
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_masked_tokens_add_exactly_zero_even_if_nan(value, truncated, keep_bytes):
@@ -206,13 +187,6 @@ def test_no_value_is_read_back_from_the_device():
         stats = chunked(policy, ids[..., 0], *options)
         grads = torch.autograd.grad(sum(x.sum() for x in stats), policy)
     assert [g.shape for g in grads] == [x.shape for x in policy]
-
-
-def test_no_tokens_give_empty_stats_and_zero_gradients():
-    policy, tokens = learnable(make_inputs(0, batch=0)), torch.zeros(0, 2).long()
-    stats = chunked(policy, tokens, 1.0, None, make_inputs(9, batch=0))
-    zeros = *[tokens.double()] * 3, *(torch.zeros_like(x) for x in policy)
-    assert_equal((*stats, *gradients(stats, policy)), zeros)
 
 
 def test_chunk_sizes_depend_on_the_device_only():
