@@ -19,7 +19,6 @@ from rlhf_lab.models.export import (
     logprob_gap,
     new_directory,
 )
-from rlhf_lab.organism.bundled import weights_dir
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5, 8, 8, 1], [12, 4, 19, 6, 8, 10, 0, 3, 2]])
 
@@ -128,14 +127,6 @@ def test_positions_beyond_the_context_are_kept(
     old, new = (load_file(d / "model.safetensors") for d in (directory, out))
     name = "transformer.wpe.weight"
     assert torch.equal(new[name], old[name]) and new[name].shape[0] == 24
-
-
-def test_bundled_policy_is_exported(tmp_path):
-    policy = train_briefly(make_policy(load_model("reel-nano")), steps=2)
-    out, gap = export_policy(policy, "reel-nano", tmp_path / "a" / "out")
-    assert max(gap) <= 1e-4
-    new, old = (d / "tokenizer.json" for d in (out, weights_dir("reel-nano")))
-    assert json.loads(new.read_text()) == json.loads(old.read_text())
 
 
 def test_biases_that_llama_lacks_stay_zero_in_training(llama_dir):

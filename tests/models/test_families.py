@@ -1,31 +1,20 @@
-"""Conversion of every architecture: trainable weights, windows, precision, and the way back."""
+"""Conversion of every architecture and back, and settings that are rejected by name."""
 
 import copy
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.activations import ACT2FN
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models.conversion import (
-    ACTIVATIONS,
-    from_hugging_face,
-    to_hugging_face_weights,
-)
+from rlhf_lab.models import conversion, families
+from rlhf_lab.models.conversion import from_hugging_face, to_hugging_face_weights
 from rlhf_lab.models.families import FAMILIES
 from rlhf_lab.models.hooked_transformer import ACTIVATION_FUNCTIONS, HookedTransformer
 from rlhf_lab.models.residual_parts import residual_components
-from tests.tiny_families import CONTEXT, TINY, VARIANTS, WINDOW, random_tokens, tiny_of
+from tests.tiny_families import SIZES, TINY, VARIANTS, random_tokens, tiny_of
 
-WITH_WINDOWS = [
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Phi3ForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-]
 EACH = [
     pytest.param(kind, id=name, marks=[pytest.mark.slow] if name in VARIANTS else [])
     for name, kind in ({name: (name, {}) for name in TINY} | VARIANTS).items()
@@ -51,18 +40,6 @@ def untie_and_load(hf_model: PreTrainedModel, model: HookedTransformer) -> PreTr
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", WITH_WINDOWS)
-def test_logits_depend_on_the_size_of_the_window(architecture, llama_tokenizer):
-    hf_model = tiny_of(architecture)
-    model = from_hugging_face(hf_model, llama_tokenizer, torch.float32)
-    tokens = random_tokens()
-    expected = hf_model(tokens).logits
-    for size in (CONTEXT, WINDOW - 1, WINDOW, WINDOW + 1):
-        model.cfg.window_size = size
-        assert ((model(tokens) - expected).abs().max() > 0.01) == (size != WINDOW), size
-
-
-@torch.no_grad()
 def test_changed_weights_are_converted_back(pair):
     """Embedding and unembedding are trained apart, even if they were tied."""
     hf_model, model = pair
@@ -76,14 +53,6 @@ def test_changed_weights_are_converted_back(pair):
     logits = converted(tokens).logits
     torch.testing.assert_close(logits, model(tokens), atol=1e-4, rtol=0)
     assert (logits - hf_model(tokens).logits).abs().max() > 0.1
-
-
-def test_conversion_back_raises_on_a_parameter_without_tensor(llama_tokenizer):
-    hf_model = tiny_of("MistralForCausalLM")
-    model = from_hugging_face(hf_model, llama_tokenizer, torch.float32)
-    model.blocks[1].attn.b_Q.data += 1.0
-    with pytest.raises(LoadError, match=r"blocks\.1\.attn\.b_Q is not 0, and Mistral"):
-        to_hugging_face_weights(hf_model, dict(model.named_parameters()))
 
 
 def test_every_trainable_parameter_has_a_gradient(pair):
@@ -120,10 +89,10 @@ def test_weights_in_bfloat16_are_converted(architecture, llama_tokenizer):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("theirs", ACTIVATIONS)
+@pytest.mark.parametrize("theirs", conversion.ACTIVATIONS)
 def test_activation_functions_match_transformers(theirs):
     x = torch.linspace(-4, 4, 33)
-    ours = ACTIVATION_FUNCTIONS[ACTIVATIONS[theirs]](x)
+    ours = ACTIVATION_FUNCTIONS[conversion.ACTIVATIONS[theirs]](x)
     torch.testing.assert_close(ours, ACT2FN[theirs](x), atol=1e-6, rtol=1e-5)
 
 
@@ -142,3 +111,69 @@ def test_residual_components_sum_to_the_final_residual(llama_tokenizer):
             expected = activations["blocks.2.hook_resid_post"].double()
             torch.testing.assert_close(components.sum(0), expected, atol=1e-4, rtol=0)
     assert rejected == {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM"}
+
+
+def rope(kind: str, **more: object) -> dict:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0} | more}
+
+
+LONG = {"short_factor": [1.0, 1.1], "long_factor": [2.0, 3.0], "partial_rotary_factor": 1.0}
+LONG |= {"original_max_position_embeddings": 16}
+BIDIRECTIONAL = "use_bidirectional_attention"
+ALL_SLIDE = {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}
+REJECTED = [
+    ("GPT2LMHeadModel", {"activation_function": "tanh"}, "activation_function='tanh'"),
+    ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention=True"),
+    ("LlamaForCausalLM", {"mlp_bias": True}, "mlp_bias=True"),
+    ("LlamaForCausalLM", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'"),
+    ("LlamaForCausalLM", {"head_dim": 5}, "an even rotary dimension instead of 5"),
+    ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
+    ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config="),
+    ("LlamaForCausalLM", rope("default", partial_rotary_factor=0.5), "rope_parameters="),
+    ("MistralForCausalLM", rope("linear"), "rope_parameters="),
+    ("Qwen2ForCausalLM", rope("linear"), "rope_parameters="),
+    ("Qwen2ForCausalLM", ALL_SLIDE, "sliding_window=None"),
+    ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 2 + ["linear"]}, "layer_types="),
+    ("Phi3ForCausalLM", rope("longrope", **LONG), "rope_parameters="),
+    ("Gemma2ForCausalLM", {BIDIRECTIONAL: True}, f"{BIDIRECTIONAL}=True"),
+    ("Gemma3ForCausalLM", {BIDIRECTIONAL: True}, f"{BIDIRECTIONAL}=True"),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping=3.0"),
+    ("GPTNeoXForCausalLM", {"head_dim": 8}, "head_dim=8"),
+]
+
+
+def error_message(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> str:
+    with pytest.raises(LoadError) as raised:
+        from_hugging_face(hf_model, tokenizer, torch.float32)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("architecture", "changes", "name"), REJECTED, ids=lambda x: str(x)[:40])
+def test_unsupported_setting_raises_with_its_name(architecture, changes, name, llama_tokenizer):
+    """Only the configuration is changed because transformers cannot run some of the settings."""
+    hf_model = tiny_of(architecture)
+    if "rope_parameters" in changes or "use_sliding_window" in changes:
+        settings = SIZES | TINY[architecture].settings | {"head_dim": 4} | changes
+        hf_model.config = type(hf_model.config)(**settings)
+    else:
+        for field, value in changes.items():
+            setattr(hf_model.config, field, value)
+    message = error_message(hf_model, llama_tokenizer)
+    assert name in message and " is not supported. Choose a model with " in message
+    assert "\n" not in message and message[-1] == "."
+
+
+def test_soft_cap_raises_with_a_transformers_that_ignores_it(llama_tokenizer, monkeypatch):
+    hf_model = tiny_of("Gemma2ForCausalLM")
+    monkeypatch.setattr(families, "__version__", "5.20.1")
+    message = "attn_logit_softcapping=2.0 requires transformers>=5.21."
+    assert error_message(hf_model, llama_tokenizer) == message
+    hf_model.config.attn_logit_softcapping = None
+    from_hugging_face(hf_model, llama_tokenizer, torch.float32)
+
+
+def test_unknown_tensor_raises(llama_tokenizer):
+    hf_model = tiny_of("LlamaForCausalLM")
+    hf_model.model.layers[1].mlp.extra = torch.nn.Linear(2, 2, bias=False)
+    message = error_message(hf_model, llama_tokenizer)
+    assert message.startswith("The tensor model.layers.1.mlp.extra.weight is not supported.")

@@ -44,7 +44,7 @@ def make_adapted(directory, targets="all"):
     return model
 
 
-def make_with_peft(directory, out, b_size=0.3, **settings):
+def make_with_peft(directory, out, **settings):
     model = AutoModelForCausalLM.from_pretrained(directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT sets fan_in_fan_out
@@ -52,8 +52,7 @@ def make_with_peft(directory, out, b_size=0.3, **settings):
     generator = torch.Generator().manual_seed(2)
     for name, weight in model.named_parameters():
         if "lora_" in name:
-            size = b_size if "lora_B" in name else 0.3
-            weight.data = size * torch.randn(weight.shape, generator=generator)
+            weight.data = 0.3 * torch.randn(weight.shape, generator=generator)
     model.save_pretrained(str(out))
     return model
 
@@ -114,16 +113,6 @@ def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
     assert {layer.rank for layer in lora_layers(model).values()} == ranks
     export_adapter(model, directory, tmp_path / "b")
     assert_peft_loads(directory, tmp_path / "b", logits(theirs))
-
-
-def test_new_adapter_of_peft_changes_nothing_and_is_trainable(base, tmp_path):
-    kind, directory = base
-    make_with_peft(directory, tmp_path / "a", b_size=0, target_modules=PEFT_TARGETS[kind][:1])
-    model = load_model(directory)
-    load_adapter(model, tmp_path / "a", directory)
-    torch.testing.assert_close(logits(model), logits(load_model(directory)), atol=1e-5, rtol=0)
-    model(TOKENS).square().sum().backward()
-    assert all(layer.B.grad.abs().max() > 0 for layer in lora_layers(model).values())
 
 
 @pytest.mark.parametrize("architecture", sorted(set(TINY) - {"GPT2LMHeadModel"}))
@@ -192,5 +181,7 @@ def test_dropout_warns_and_wrong_models_raise(gpt2_dir, tmp_path):
     assert not (tmp_path / "b").exists()
     with pytest.warns(UserWarning, match="lora_dropout is ignored"):
         load_adapter(model, tmp_path / "a", str(gpt2_dir))
+    model(TOKENS).square().sum().backward()
+    assert all(layer.A.grad.any() and layer.B.grad.any() for layer in lora_layers(model).values())
     with pytest.raises(ConfigError, match="already has LoRA adapters"):
         load_adapter(model, tmp_path / "a", str(gpt2_dir))
