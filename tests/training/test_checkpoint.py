@@ -173,7 +173,9 @@ def test_flattened_state_survives_json():
     assert type(state["milestones"]) is Counter and type(state[3]["tuple"]) is tuple
 
 
-@pytest.mark.parametrize("value", [{1, 2}, print, object(), 1j, nn.Linear(1, 1)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [{1, 2}, print, object(), 1j, nn.Linear(1, 1)], ids=lambda value: type(value).__name__
+)
 def test_state_that_json_cannot_store_is_rejected_by_path(value):
     with pytest.raises(ConfigError, match="scheduler.a.1 is a .*checkpoint cannot store"):
         flatten_state({"a": [0, value]}, "scheduler", {})

@@ -10,7 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import ResponseReward
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.sinks import Entry
+from rlhf_lab.training.sinks import to_values
 from tests.doors.door import refused
 
 TWO = {"reward_fn": "soft,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
@@ -59,10 +59,11 @@ def test_final_figures_and_tables_have_each_reward(make_trainer):
     final = trainer.run.read_info()["final"]
     by_weight = final["reward/soft"] + 0.5 * final["reward/length"]
     assert final["mean_reward"] == pytest.approx(by_weight)
-    entry = Entry.of_end(trainer.run)
-    assert entry.columns[-2:] == ("reward/soft", "reward/length")
-    assert all(len(row) == len(entry.columns) for row in entry.samples)
-    assert entry.scalars["final/reward/soft"] == final["reward/soft"]
+    values = to_values(final, trainer.run.read("samples.jsonl"), "final/")
+    assert all(
+        list(row)[-2:] == ["reward/soft", "reward/length"] for row in values["final_samples"]
+    )
+    assert values["final/reward/soft"] == final["reward/soft"]
 
 
 @pytest.mark.slow
