@@ -1,7 +1,6 @@
-"""Best-of-n sampling: what the best of n answers earns, and the answers to fine-tune on."""
+"""Best-of-n sampling: the reward of the best of n responses, and the responses to tune on."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,19 +20,18 @@ from rlhf_lab.training.prompts import deal
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.tuning import Examples
 
-ANSWERS_AT_ONCE = 256
-"""Answers that are sampled and judged at a time, about."""
+RESPONSES_AT_ONCE = 256  # sampled and scored together, about
 
 
 @dataclass(frozen=True)
 class BestOfNFigures:
-    """What the best of n answers earns, over prompts.
+    """Rewards of the best of n responses, over prompts.
 
     Args:
-        reward, gold: the mean of what the best by the reward earns, and of its known truth.
-        reward_half, gold_half: half of the 95 % interval around them, over the prompts' answers.
-        kl_bound: log n - (n - 1) / n, in nats per sequence; the KL is at most that.
-        exact_reward, exact_gold, exact_kl: of Reel's grammar, where they are known.
+        reward, gold: means of the best response's reward and true reward.
+        reward_half, gold_half: half of their 95 % intervals over prompts.
+        kl_bound: log n - (n - 1) / n, an upper bound of the KL in nats per sequence.
+        exact_reward, exact_gold, exact_kl: of Reel's grammar, if known.
     """
 
     n: int
@@ -53,13 +51,7 @@ class BestOfNFigures:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Several answers to each of some prompts, judged.
-
-    Args:
-        prompts: the text of each; a prompt that was drawn twice stands there twice.
-        responses: a list of answers to each.
-        ended: whether each ended by itself.
-    """
+    """Several responses to each prompt, with their rewards; `ended` is True after a stop token."""
 
     prompts: list[str]
     responses: list[list[str]]
@@ -68,7 +60,7 @@ class Candidates:
     gold: Float[Tensor, "prompts samples"] | None
 
     def figures(self, n: int) -> BestOfNFigures:
-        """What the best of n of them earns, by the unbiased estimate over all of them."""
+        """Estimate the rewards of the best of n without bias from all responses."""
         reward, reward_half = mean_and_half(F.best_of_n_mean(self.rewards, self.rewards, n))
         gold, gold_half = None, None
         if self.gold is not None:
@@ -77,67 +69,44 @@ class Candidates:
         return BestOfNFigures(n, reward, reward_half, gold, gold_half, bound)
 
     def chosen(self, n: int) -> Examples:
-        """The best of the first n answers to each prompt, the earliest of several, to learn.
-
-        Prompts whose best answer did not end by itself are left out: learning would have to end it.
+        """Return the best of the first n responses to each prompt, if it ended, for fine-tuning.
 
         Raises:
-            ConfigError: fewer than 2 are left.
+            ConfigError: If fewer than 2 are left.
         """
         best = self.rewards[:, :n].argmax(1).tolist()
         kept = [i for i, j in enumerate(best) if self.ended[i, j]]
         if len(kept) < 2:
             raise ConfigError(
-                f"{len(kept)} of {len(best)} chosen answers ended by themselves, and 2 are needed "
-                "to learn from; raise gen_len or the number of prompts, or set stop_at_eos."
+                f"Only {len(kept)} of {len(best)} chosen responses ended; fine-tuning needs 2. "
+                "Increase gen_len or the number of prompts, or set stop_at_eos."
             )
         texts = [self.responses[i][best[i]] for i in kept]
         return Examples([self.prompts[i] for i in kept], texts)
 
 
 def mean_and_half(values: Float[Tensor, " prompts"]) -> tuple[float, float]:
-    """The mean of independent values, and half of its 95 % interval, by Student's t."""
-    count = len(values)
-    mean = values.double().mean().item()
-    if count < 2:
-        return mean, math.inf
-    return mean, student_t(count - 1) * values.double().std().item() / math.sqrt(count)
-
-
-def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to a hundredth from 4 degrees of freedom on.
-
-    Source: the expansion of Abramowitz and Stegun 1964, 26.7.5.
-    """
-    z = statistics.NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    """Return the mean of independent values and half of its 95 % interval, by Student's t."""
+    found = F.seed_interval(values, torch.zeros_like(values))
+    half = math.inf if found.high is None else (found.high - found.value).item()
+    return found.value.item(), half
 
 
 def draw_candidates(
     parts: Parts, n_prompts: int, samples: int, seed: int, show_progress: bool = False
 ) -> Candidates:
-    """Sample answers to prompts, and have the reward and the known truth judge each.
-
-    1. Deal out the prompts in a seeded order, over and over.
-    2. For some prompts at a time, sample their answers and judge them as they are: penalties and
-       scaling, which are for learning, are not applied.
+    """Sample responses to prompts in a seeded order, and score each without penalties or scaling.
 
     Raises:
-        ConfigError: the reward needs whole batches, or see `RewardPipeline.read`.
+        ConfigError: If the reward depends on the whole batch.
     """
     for name, reward in split_rewards(parts.reward_fn).items():
         if getattr(reward, "whole_batch", False):
             raise ConfigError(
-                f"the reward {name!r} pays a text by its whole batch, and best-of-n compares the "
-                "answers to one prompt; choose another."
+                f"The reward {name!r} depends on the whole batch. Choose another for best-of-n."
             )
     order, tokenizer = deal(len(parts.prompts.tokens), 0, n_prompts, seed), parts.tokenizer
-    at_once = max(1, ANSWERS_AT_ONCE // samples)
+    at_once = max(1, RESPONSES_AT_ONCE // samples)
     starts = range(0, n_prompts, at_once)
     stops = parts.sampling_spec.stops(tokenizer)
     responses, ended, rewards, gold = [], [], [], []
@@ -163,10 +132,9 @@ def draw_candidates(
 
 
 def exact_figures(parts: Parts, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Reward, gold and KL of the best of n of Reel's grammar; empty where they are not known.
+    """Return exact reward, true reward and KL of the best of n of Reel's grammar, or {} if unknown.
 
-    The bundled models are a few hundredths of a nat away from the grammar. They are known for
-    Reel's own rewards, where whole reviews are sampled as the model says.
+    They are known for Reel's rewards and whole reviews, sampled at temperature 1.
     """
     args, spec = parts.args, parts.sampling_spec
     plain = spec.temperature == 1 and spec.top_k is None and spec.top_p is None

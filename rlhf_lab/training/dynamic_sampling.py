@@ -1,4 +1,4 @@
-"""Dynamic sampling: prompts whose answers all earn the same are replaced by others (DAPO)."""
+"""Dynamic sampling (DAPO): replace prompts whose responses all have the same reward."""
 
 import dataclasses
 from itertools import islice
@@ -19,18 +19,15 @@ if TYPE_CHECKING:
 
 
 def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
-    """A rollout phase that draws again, up to `args.dynamic_sampling` times, until groups inform.
+    """Run a rollout phase that resamples up to `args.dynamic_sampling` times.
 
-    1. Sample this phase's prompts, as any rollout phase does, and ask the reward function.
-    2. Find the prompts whose answers all have the same raw reward (see `informative_groups`).
-    3. Sample others in their place, with noise of that draw's own, and ask again.
-    4. Go back to 2, until every group informs or so many draws are made; what is left stays.
-    5. Go on as any rollout phase does.
+    1. Sample this phase's prompts and compute raw rewards.
+    2. Find the prompts whose responses all have the same raw reward (see `informative_groups`).
+    3. Sample other prompts instead, with new noise, until there are none or the limit is reached.
+    4. Continue as any rollout phase.
 
-    Judged is what the reward function returned, as in the paper: a length penalty makes no group
-    informative, and a clip takes nothing away. What was replaced leaves no trace: neither moments
-    of the rewards nor callbacks see it. Prompts and noise follow from seed, phase and draw, so that
-    a run resumes with the same numbers.
+    Penalties and clips do not count, as in the paper. Callbacks and reward moments do not see
+    replaced samples. Prompts and noise depend on seed, phase and draw only.
 
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2, which draws without bound.
     """
@@ -57,7 +54,6 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
 def _sample_and_score(
     trainer: "RLHFTrainer", prompts: list[list[int]], draw: int = 0
 ) -> tuple[Samples, Float[Tensor, " rows"], dict[str, Float[Tensor, " rows"]]]:
-    """Answers to these prompts, and what the reward function, and each of several, paid them."""
     generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", draw)
     samples = trainer.sample(prompts, generator)
     paid, device = trainer.rewards.read(trainer.reward_fn, samples), samples.tokens.device
@@ -68,7 +64,6 @@ def _sample_and_score(
 def _replace_rows(
     samples: Samples, rows: Bool[Tensor, " batch"], fresh: Samples, pad_token: int
 ) -> Samples:
-    """Samples with others in some rows' place; prompts are padded to the longest of both."""
     order = torch.arange(len(rows), device=rows.device)
     order[rows] = len(rows) + torch.arange(len(fresh.tokens), device=rows.device)
     return join_samples([samples, fresh], pad_token)[order]

@@ -1,4 +1,4 @@
-"""AdamW in 8 bits: its two moments take a byte per weight instead of four, by bitsandbytes."""
+"""AdamW with 8-bit moments, by bitsandbytes: one byte per number instead of four."""
 
 from typing import Any
 
@@ -9,15 +9,10 @@ from rlhf_lab.extras import import_extra
 
 
 def with_8bit_moments(optimizer: AdamW) -> Optimizer:
-    """An optimiser of the same parameters and settings that quantises its moments block by block.
+    """Build bitsandbytes' AdamW with block-wise quantized moments from an AdamW's groups.
 
-    1. Take the groups, with their learning rates and weight decays, over into bitsandbytes' AdamW.
-    2. Negate the gradients for the time of its step, since it can only minimise.
-
-    Tensors of fewer than 4096 numbers keep moments of 32 bits.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed.
+    It can only minimize, so gradients are negated during its step. Tensors of fewer than 4096
+    numbers keep moments of 32 bits.
 
     Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861.
     """
@@ -34,7 +29,6 @@ def with_8bit_moments(optimizer: AdamW) -> Optimizer:
 
 @torch.no_grad()
 def _negate_gradients(optimizer: Optimizer, *inputs: Any) -> None:
-    """Negate all gradients, in place."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:

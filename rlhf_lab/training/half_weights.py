@@ -1,4 +1,4 @@
-"""AdamW for weights in bfloat16: by a copy in float32, or with stochastic rounding and no copy."""
+"""AdamW for bfloat16 weights: with a float32 copy, or with stochastic rounding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,27 +11,22 @@ from torch.optim.adamw import adamw
 
 from rlhf_lab.training.random_streams import phase_generator
 
-CUT_BITS = 16
-"""By which a bfloat16 is shorter than a float32: the same exponent, fewer bits of the fraction."""
+CUT_BITS = 16  # of a float32's fraction that a bfloat16 lacks
 
 
 def round_stochastically(
     x: Float[Tensor, "*shape"], generator: torch.Generator
 ) -> Float[Tensor, "*shape"]:
-    """Round float32 to one of the two bfloat16 next to it, the nearer one more often.
+    """Round float32 to one of the two neighboring bfloat16 numbers, the nearer one more often.
 
-    1. Read the number as an integer; the last 16 bits are what a bfloat16 leaves out.
-    2. Add a random integer of 16 bits, which carries into the bits above with a probability of the
-       part that is left out.
-    3. Cut the last 16 bits off.
+    1. Read the number as an integer and add a random integer of 16 bits, which carries with a
+       probability equal to the fraction in the last 16 bits.
+    2. Set the last 16 bits to 0.
 
-    E[round(x)] = x, so that steps far below a bfloat16's resolution (1 part in 256) add up. What a
-    bfloat16 represents stays as it is, nan and infinities too; no finite number becomes infinite.
+    E[round(x)] = x, so steps far below the resolution of bfloat16 (1 part in 256) add up. bfloat16
+    numbers, nan and infinities stay unchanged; no finite number becomes infinite.
 
     P(up) = (x - down) / (up - down)   (Gupta et al. 2015, arXiv 1502.02551, section 3)
-
-    Args:
-        generator: on the device of x.
     """
     noise = torch.randint(
         0, 1 << CUT_BITS, x.shape, generator=generator, device=x.device, dtype=torch.int32
@@ -44,19 +39,14 @@ def round_stochastically(
 
 
 class HalfAdamW(Optimizer):
-    """AdamW that computes each update in float32, for weights that are kept in bfloat16.
+    """AdamW that computes each update in float32 and stores the weights in bfloat16.
 
-    With a copy, weight and moments of float32 are in its state: weights are the copy, rounded to
-    the nearest (Micikevicius et al. 2018, "Mixed Precision Training"). Without one, weights and
-    moments are rounded stochastically: rounded to the nearest, a weight would ignore steps below 1
-    part in 512 of it, and a second moment, which falls by 1 part in 1000 a step, would never fall.
-    Weights of float32, as those of the value head, are stepped as ever.
-
-    Args:
-        groups: as an `AdamW` has them.
-        policy: whose weights they are; their order numbers the random streams.
-        has_copy: keep a copy in float32.
-        seed: of the rounding, with the number of the step and of the weight.
+    With a copy, weights and moments are stored in float32, and weights are the rounded copy
+    (Micikevicius et al. 2018, "Mixed Precision Training"). Without one, weights and moments are
+    rounded stochastically: rounding to the nearest would drop steps below 1 part in 512, and a
+    second moment, which falls by 1 part in 1000 per step, would never fall. Float32 weights, such
+    as the value head's, are updated as by AdamW. The rounding depends on the seed, the step and the
+    position of the weight in `policy.parameters()`.
     """
 
     def __init__(
@@ -67,7 +57,7 @@ class HalfAdamW(Optimizer):
         self._numbers = {id(weight): i for i, weight in enumerate(policy.parameters())}
 
     def state_dtypes(self, weight: Tensor) -> dict[str, torch.dtype]:
-        """What is kept of a weight besides the number of steps, and in which format."""
+        """Return the format of each tensor in the state of a weight."""
         moments = torch.float32 if self.has_copy else weight.dtype
         kept = {"exp_avg": moments, "exp_avg_sq": moments}
         if self.has_copy and weight.dtype != torch.float32:
@@ -76,14 +66,13 @@ class HalfAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Step every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._step_one(weight, group)
 
     def _step_one(self, weight: Tensor, group: Mapping[str, Any]) -> None:
-        """Step one weight, in float32, and put it and its moments back in their formats."""
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros(())
@@ -113,14 +102,13 @@ class HalfAdamW(Optimizer):
             kept.copy_(x if generator is None else round_stochastically(x, generator))
 
     def _generator(self, weight: Tensor, step: int) -> torch.Generator:
-        """The random numbers of one weight's step, on its device; the same in a resumed run."""
         seed = phase_generator(
             self.seed, step, "rounding", self._numbers[id(weight)]
         ).initial_seed()
         return torch.Generator(weight.device).manual_seed(seed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As every optimiser's; what is kept in float32 is not rounded to its weight's format."""
+        """Load the state in the stored formats; torch would convert it to the weights' format."""
         super().load_state_dict(state_dict)
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for index, saved in state_dict["state"].items():
@@ -129,15 +117,8 @@ class HalfAdamW(Optimizer):
                 self.state[weight][name] = saved[name].to(weight.device, dtype, copy=True)
 
 
-def state_dtypes(optimizer: Optimizer, weight: Tensor) -> dict[str, torch.dtype]:
-    """What an AdamW of any kind keeps of a weight besides steps, where that has its shape."""
-    if isinstance(optimizer, HalfAdamW):
-        return optimizer.state_dtypes(weight)
-    return {"exp_avg": weight.dtype, "exp_avg_sq": weight.dtype}
-
-
 def for_half_weights(optimizer: AdamW, policy: nn.Module, has_copy: bool, seed: int) -> HalfAdamW:
-    """An optimiser of the same parameters and settings, for weights in bfloat16."""
+    """Build a `HalfAdamW` with the parameters and settings of an AdamW."""
     taken = ("params", "lr", "weight_decay", "betas", "eps", "maximize")
     groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
     return HalfAdamW(groups, policy, has_copy, seed)

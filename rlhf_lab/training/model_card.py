@@ -91,6 +91,7 @@ def _write(
     public = {k: v for k, v in settings.items() if isinstance(v, str | int | float) and v != ""}
     for name in public.keys() & PATHS.split():  # directories of this machine stay private
         public[name] = re.sub(r"(^|:)(\w:\\|[~.]{0,2}/)[^,]*[/\\]", r"\1", public[name])
+    tag = settings.get("method") or settings["policy_loss"]
     is_local = base in (None, *BUNDLED) or public["base_model"] != base or Path(base).exists()
     card = ModelCard.from_template(
         ModelCardData(
@@ -98,7 +99,7 @@ def _write(
             pipeline_tag="text-generation",
             base_model=None if is_local else base,
             license="mit" if base in BUNDLED else "unknown",
-            tags=["rlhf", "reinforcement-learning", "rlhf_lab"],
+            tags=["rlhf", "reinforcement-learning", "rlhf_lab", tag],
         ),
         template_str=TEMPLATE,
         name=directory.name,

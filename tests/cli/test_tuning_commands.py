@@ -73,7 +73,7 @@ def test_a_run_with_a_learned_reward_is_exported(reward, tmp_path):
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
     head = load_file(out / "value_head.safetensors")
     assert torch.equal(head["2.weight"], policy.value_head[2].weight)
-    assert "| figure | phase 0 | after training |" in (out / "README.md").read_text()
+    assert "- mean_reward: " in (out / "README.md").read_text()
     assert accepted(["sample", out, "--prompt", "this", "-n", "2"]).out.count("this") == 2
     accepted(["export", run, tmp_path / "first", "--checkpoint", "0"])
     shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
@@ -115,7 +115,7 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path, warm_python):
     moved = {name for name, old in shipped.items() if not torch.equal(weights[name], old)}
     assert moved == {f"transformer.h.{layer}.attn.c_attn.weight" for layer in range(2)}
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert metadata_load(out / "README.md")["tags"][-1] == "dpo" and "| beta | 0.3 |" in card
+    assert metadata_load(out / "README.md")["tags"][-1] == "dpo" and '"beta": 0.3' in card
     (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     assert warm_python.run(["-c", program], cwd=out).returncode == 0
 

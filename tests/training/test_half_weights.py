@@ -1,7 +1,6 @@
 """Weights in bfloat16: stochastic rounding, the copy in float32, and runs of both kinds."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -59,14 +58,6 @@ def test_a_number_goes_to_one_of_the_two_next_to_it(value):
         return
     beyond = beyond.clamp(-BF16_MAX, BF16_MAX)
     assert ((found.float() == truncated) | (found.float() == beyond)).all()
-
-
-@pytest.mark.parametrize(
-    "value", [0.0, -0.0, 1.0, -2.5, BF16_MAX, -BF16_MAX, 2.0**-126, float("inf"), -float("inf")]
-)
-def test_what_a_bfloat16_represents_stays_as_it_is(value):
-    found = rounded(value, 100)
-    assert (found == value).all() and (found.signbit() == torch.tensor(value).signbit()).all()
 
 
 def test_the_awkward_numbers():
@@ -218,12 +209,10 @@ def test_weights_and_state_take_the_documented_bytes():
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
         {"value_head": "separate", "micro_batch_size": 2},
-        {"optimizer_in_backward": True, "max_grad_norm": None},
-        {"value_head": "detached", "activation_checkpointing": True},
+        {"optimizer_in_backward": True, "max_grad_norm": None, "activation_checkpointing": True},
     ],
-    ids=["plain", "a critic, in micro-batches", "in the backward pass", "recomputed"],
+    ids=["critic, micro-batches", "in backward, recomputed"],
 )
 def test_a_run_is_resumed_to_the_bit(
     make_trainer, parameters_of, metrics_of, broken_off_and_resumed, kind, fields
@@ -236,23 +225,13 @@ def test_a_run_is_resumed_to_the_bit(
     theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
     assert not torch.equal(theirs["base_model.unembed.W_U"], before["base_model.unembed.W_U"])
-    assert metrics_of(whole.run.path) == metrics_of(resumed.run.path)
+    lines = metrics_of(whole.run.path)
+    assert lines == metrics_of(resumed.run.path)
+    assert [x["ratio_first_minibatch"] for x in lines] == pytest.approx([1, 1, 1], abs=0.1)
     dtypes = {name: weight.dtype for name, weight in theirs.items()}
     assert dtypes.pop("value_head.0.weight") == torch.float32
     assert {d for n, d in dtypes.items() if "value_head" not in n} == {torch.bfloat16}
     assert {weight.dtype for weight in resumed.reference.parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_policy_that_learns_is_the_one_that_sampled(make_trainer, recwarn, kind):
-    trainer = make_trainer(weight_precision=kind, total_phases=3, warmup_steps=0)
-    trainer.train()
-    lines = (trainer.run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    for line in map(json.loads, lines):
-        assert line["ratio_first_minibatch"] == pytest.approx(1, abs=0.1)
-        assert line["kl_per_sequence"] >= 0
-    assert not [w for w in recwarn if "is not the policy that sampled" in str(w.message)]
 
 
 @pytest.mark.slow
@@ -292,10 +271,9 @@ def test_state_of_another_kind_is_refused(make_trainer):
     """Moments that were rounded cannot go on as exact ones; nothing is loaded."""
     trainer = make_trainer(weight_precision="bf16_stochastic")
     trainer.train()
-    for name in ("run.json",):
-        info = json.loads((trainer.run.path / name).read_text(encoding="utf-8"))
-        info["args"]["weight_precision"] = "bf16"
-        (trainer.run.path / name).write_text(json.dumps(info), encoding="utf-8")
+    info = trainer.run.read_info()
+    info["args"]["weight_precision"] = "bf16"
+    trainer.run.write_info(info)
     with pytest.raises(RunError, match="weight_precision"):
         RLHFTrainer.resume(trainer.run.path)
 
@@ -328,9 +306,10 @@ def test_own_parts_of_another_kind_are_refused(make_trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_default_probe_records_and_its_checks_hold(make_trainer, kind):
-    trainer = make_trainer(weight_precision=kind, warmup_steps=0, gen_len=26, batch_size=32)
+def test_every_default_probe_records_and_its_checks_hold(make_trainer):
+    trainer = make_trainer(
+        weight_precision="bf16_stochastic", warmup_steps=0, gen_len=26, batch_size=32
+    )
     attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
     trainer.train()
     run = Run(trainer.run.path)

@@ -59,7 +59,7 @@ def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
             "library_name": library,
             "pipeline_tag": "text-generation",
             "license": "mit",
-            "tags": ["rlhf", "reinforcement-learning", "rlhf_lab"],
+            "tags": ["rlhf", "reinforcement-learning", "rlhf_lab", "ppo"],
         }
         text, first = card(directory), finished.run.read("metrics.jsonl")[0]
         assert text.split("---\n")[2].startswith(f"# {directory.name}")
