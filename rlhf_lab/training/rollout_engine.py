@@ -1,7 +1,7 @@
 """Rollout engine: generates responses instead of the built-in sampler, such as vLLM.
 
-Values and the log-probs that learning starts from are the policy's, from one more forward pass; the
-engine's log-probs, if it returns them, measure and correct the mismatch between the two.
+Values and the log-probs that learning starts from are the policy's; the engine's log-probs, if it
+returns them, measure and correct the mismatch between the two.
 """
 
 import warnings
@@ -24,10 +24,10 @@ from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts
 
 
 class EngineOutput(NamedTuple):
-    """Token ids of each response with its stop token and, optionally, data of each token.
+    """Token ids of each response, stop token included; optionally log-probs and support per token.
 
-    `logprobs` are those of the distribution that was sampled from (temperature and truncation
-    applied); `support` has the ids that top-k and top-p left.
+    The log-probs are of the distribution that was sampled from, the support is what top-k and top-p
+    left of it.
     """
 
     tokens: list[list[int]]
@@ -36,7 +36,7 @@ class EngineOutput(NamedTuple):
 
 
 class RolloutEngine(Protocol):
-    """Generates responses. An engine that returns the support sets `returns_support = True`."""
+    """Generates responses; sets `returns_support = True` if it returns the support."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, under transformers' names, with an untied unembedding."""
@@ -63,6 +63,15 @@ class EngineSampler:
         """Return True if the engine can sample by this spec."""
         return not spec.truncates or getattr(self.engine, "returns_support", False)
 
+    def _load(self, policy: TransformerWithValueHead) -> None:
+        if has_hooks(policy):
+            warnings.warn("the policy's hooks do not run in rollout_engine.", stacklevel=2)
+        if self._original is None:
+            name = self.args.base_model
+            self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
+        self.engine.load(to_hugging_face(policy.base_model, self._original).named_parameters())
+        self.is_current = True
+
     @torch.no_grad()
     def sample(
         self,
@@ -77,79 +86,60 @@ class EngineSampler:
         if not self.is_current:
             self._load(policy)
         output, model = self.engine.write(list(map(list, prompts)), spec, seed), policy.base_model
-        output = output if isinstance(output, EngineOutput) else EngineOutput(output)
-        if self.args.importance_correction != "none" and output.logprobs is None:
+        rows, logprobs, support = (
+            output if isinstance(output, EngineOutput) else (output, None, None)
+        )
+        if self.args.importance_correction != "none" and logprobs is None:
             raise RunError(
                 f"importance_correction={self.args.importance_correction!r} requires the engine's "
                 "log-probs. Return EngineOutput(tokens, logprobs) from write."
             )
-        validate_responses(output.tokens, len(prompts), spec.gen_len, model.cfg.d_vocab)
+        limits = range(1, spec.gen_len + 1), range(model.cfg.d_vocab)
+        valid = [len(row) in limits[0] and all(token in limits[1] for token in row) for row in rows]
+        if len(rows) != len(prompts) or not all(valid):
+            raise RunError(
+                f"rollout_engine returned {rows!r:.200}. Return {len(prompts)} responses of 1 to "
+                f"gen_len={spec.gen_len} token ids below {model.cfg.d_vocab}."
+            )
         stops, pad_token = spec.stops(model.tokenizer), model.tokenizer.pad_token_id or 0
         prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
         check_context(model, prompt_tokens.shape[1], spec.gen_len)
-        zeros = torch.zeros(len(prompts), spec.gen_len, device=policy.device)
-        generated, engine_logprobs = zeros.long(), zeros.clone()
-        for row, tokens in enumerate(output.tokens):
-            generated[row, : len(tokens)] = torch.tensor(tokens)
-            if output.logprobs is not None:
-                engine_logprobs[row, : len(tokens)] = torch.tensor(output.logprobs[row])
-        lengths = torch.tensor([len(tokens) for tokens in output.tokens], device=policy.device)
-        mask = torch.arange(spec.gen_len, device=policy.device) < lengths[:, None]
+        generated = pad_to(rows, spec.gen_len, 0).to(policy.device)
+        mask = pad_to([[True] * len(row) for row in rows], spec.gen_len, False).to(policy.device)
         mask &= response_mask(generated, stops)
         generated = truncate_at_stop(generated, stops, pad_token)
+        if logprobs is not None:
+            logprobs = pad_to(logprobs, spec.gen_len, 0.0).to(policy.device) * mask
         samples = Samples(
             torch.cat([prompt_tokens, generated], 1),
             prompt_mask,
             mask,
-            logprobs=zeros,
-            values=zeros.clone(),
-            support=to_support(output.support, generated) if spec.truncates else None,
-            engine_logprobs=None if output.logprobs is None else engine_logprobs * mask,
+            logprobs=torch.zeros_like(mask, dtype=torch.float32),
+            values=torch.zeros_like(mask, dtype=torch.float32),
+            support=to_support(support, generated) if spec.truncates else None,
+            engine_logprobs=logprobs,
         )
-        for rows in torch.arange(len(prompts), device=policy.device).split(rows_at_once):
-            part = samples[rows]
+        for part_rows in torch.arange(len(rows), device=policy.device).split(rows_at_once):
+            part = samples[part_rows]
             inputs = part.tokens, part.prefix_len, spec.temperature
             options = {"attention_mask": part.attention_mask, "support": part.support}
             found = run_policy(policy, *inputs, **options, forward=forward)
-            samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
-            samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
+            samples.logprobs[part_rows] = found.logprobs.masked_fill(~part.mask, 0.0)
+            samples.values[part_rows] = found.values.masked_fill(~part.mask, 0.0)
         return samples
 
-    def _load(self, policy: TransformerWithValueHead) -> None:
-        if has_hooks(policy):
-            warnings.warn(
-                "the policy's hooks do not run in rollout_engine. Remove them, or use the built-in "
-                "sampler.",
-                stacklevel=2,
-            )
-        if self._original is None:
-            name = self.args.base_model
-            self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
-        model = to_hugging_face(policy.base_model, self._original)
-        self.engine.load(iter(model.named_parameters()))
-        self.is_current = True
 
-
-def validate_responses(rows: Sequence[Any], n_prompts: int, gen_len: int, d_vocab: int) -> None:
-    """Raise RunError unless there is a valid response to each prompt."""
-    if len(rows) != n_prompts:
-        raise RunError(f"rollout_engine returned {len(rows)} responses to {n_prompts} prompts.")
-    for row, ids in enumerate(rows):
-        if not 1 <= len(ids) <= gen_len or not all(0 <= token < d_vocab for token in ids):
-            raise RunError(
-                f"rollout_engine returned {ids!r:.60} for prompt {row}. Return 1 to "
-                f"gen_len={gen_len} token ids below {d_vocab}, the policy's vocabulary size."
-            )
+def pad_to(rows: Sequence[Sequence[Any]], length: int, value: Any) -> Tensor:
+    """Return rows as one tensor, padded on the right."""
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
 
 def to_support(rows: Sequence[Sequence[Sequence[int]]], generated: Tensor) -> Support:
     """Pad the support of each token; after a response, it is the padding token alone."""
     width = max(len(ids) for row in rows for ids in row)
-    tokens = generated[..., None].repeat(1, 1, width)
-    kept = torch.zeros_like(tokens, dtype=torch.bool)
+    none = [-1] * width
+    padded = [[[*ids, *none][:width] for ids in row] for row in rows]
+    tokens = pad_to(padded, generated.shape[1], none).to(generated.device)
+    kept = tokens >= 0
     kept[..., 0] = True
-    for row, steps in enumerate(rows):
-        for position, ids in enumerate(steps):
-            tokens[row, position, : len(ids)] = tokens.new_tensor(ids)
-            kept[row, position] = torch.arange(width, device=kept.device) < len(ids)
-    return Support(tokens, kept)
+    return Support(tokens.where(tokens >= 0, generated[..., None]), kept)

@@ -61,8 +61,7 @@ def test_results_resume_at_the_missing_run(tmp_path):
         runs.append(job[1])
         if len(runs) == 3:
             raise KeyboardInterrupt
-        asked_for = asked(*job)
-        return next(r for r in stored if r["seed"] == job[1]) | asked_for
+        return next(r for r in stored if r["seed"] == job[1]) | asked(*job)
 
     with pytest.raises(KeyboardInterrupt):
         make(options, train)
@@ -179,7 +178,7 @@ def test_invalid_options_print_one_line(options, message, capsys):
 
 
 @pytest.mark.process
-def test_sharded_processes_send_two_bytes_of_gradient_per_weight_and_step():
+def test_sharded_processes_send_two_bytes_of_gradient():
     settings = {"preset": "reel", "device": "cpu", "batch_size": 8, "num_minibatches": 2}
     run = run_of(2, settings | {"gen_len": 6, "total_phases": 1, "parallel": "fsdp"})
     assert (run.n_weights, run.n_steps, len(run.reports)) == (128_329, 2 * 2, 1)

@@ -235,12 +235,7 @@ def test_hooks_and_invalid_responses_are_reported():
     trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x)
     with pytest.warns(UserWarning, match="hooks do not run in rollout_engine"):
         trainer.sample([[1, 4]], torch.Generator())
-    for responses, message in {
-        ((7,), (7,)): "2 responses to 3 prompts",
-        ((7,), (), (7,)): r"returned \[\] for prompt 1. Return 1 to gen_len=6",
-        ((7,), (7,), (7,) * 7): "for prompt 2",
-        ((7,), (7,), (10**6,)): "for prompt 2.*below 72",
-    }.items():
+    for responses in [((7,), (7,)), ((7,), (), (7,)), ((7,), (7,), (7,) * 7), ((7,), (7,), (72,))]:
         engine.write = lambda prompts, spec, seed, rows=responses: list(map(list, rows))
-        with pytest.raises(RunError, match=message):
+        with pytest.raises(RunError, match="3 responses of 1 to gen_len=6 token ids below 72"):
             trainer.sample([[1, 4]] * 3, torch.Generator())
