@@ -1,8 +1,8 @@
-"""Exceptions for mistakes a user can fix: one sentence each, with field, value and remedy."""
+"""Exceptions for errors of the user: what is wrong, with field and value, and what to do."""
 
 
 class LabError(Exception):
-    """Something the user can put right; the command line prints its sentence, with status 2."""
+    """An error that the user can fix; the command line prints it and returns 2."""
 
 
 class ConfigError(LabError):
@@ -10,24 +10,24 @@ class ConfigError(LabError):
 
 
 class LoadError(LabError):
-    """A model, tokenizer or reward that could not be found or read."""
+    """A model, tokenizer, reward or data file that is missing or broken."""
 
 
 class RunError(LabError):
-    """A run directory or checkpoint that is missing, occupied, corrupt or cannot be written."""
+    """A run directory or checkpoint that is missing, occupied, corrupt or not writable."""
 
 
 class RankError(RunError):
-    """What one process of several met alone; it speaks for itself, whichever it is."""
+    """An error of one process of several, which prints it whichever process it is."""
 
 
 class LostRankError(RunError):
-    """Another process of the run is gone; the run goes on from what was saved.
+    """Another process of the run ended; the run continues from its last saved state.
 
     Attributes:
-        is_first: whether no other process has noticed it before, so that this one says it.
+        is_first: True in the process that prints the error.
     """
 
-    def __init__(self, said: str, is_first: bool = True) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, is_first: bool = True) -> None:
+        super().__init__(message)
         self.is_first = is_first

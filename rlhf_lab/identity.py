@@ -1,4 +1,4 @@
-"""Identity checks: by how much a sum or a recomputed entry misses, and what rounding explains."""
+"""Identity checks of records: the deviation of a sum or a recomputed value, and its tolerance."""
 
 import math
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Check:
-    """One identity that a record must satisfy, and by how much it misses.
+    """One identity of a record, and its deviation.
 
     Args:
         name: the identity in words.
-        value: the size of the miss; nan when it cannot be computed, which counts as a failure.
-        tolerance: the largest miss that rounding explains.
-        ok: whether value <= tolerance.
+        value: the deviation; nan, which fails, if it cannot be computed.
+        tolerance: the largest deviation that rounding explains.
+        ok: True if value <= tolerance.
     """
 
     name: str
@@ -27,6 +27,6 @@ class Check:
     def at_most(
         cls, name: str, value: float | int | Float[Tensor, ""], tolerance: float | int
     ) -> "Check":
-        """A check that holds when the value is finite and not above the tolerance."""
+        """Return a check that holds if the value is finite and at most the tolerance."""
         value, tolerance = float(value), float(tolerance)
         return cls(name, value, tolerance, math.isfinite(value) and value <= tolerance)

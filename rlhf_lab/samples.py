@@ -14,25 +14,23 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.functional import LOG_ZERO, token_logprobs
 
 SomeRows = TypeVar("SomeRows", bound="Rows")
-"""A type variable: the same class with some of its rows."""
 
 
 class Rows:
-    """What has a row for each sequence in all its tensors; an index takes some of the rows."""
+    """A dataclass whose tensors all have a row per sequence; an index selects rows."""
 
     def __getitem__(self: SomeRows, rows: Int[Tensor, " rows"]) -> SomeRows:
-        """The same of some of the sequences."""
         cut = {name: x[rows] for name, x in vars(self).items() if isinstance(x, Tensor | Rows)}
         return replace(self, **cut)
 
 
 @dataclass(frozen=True)
 class Support(Rows):
-    """The tokens that truncation left at each step, kept so that training sees the same set.
+    """The tokens that truncation left at each step, for training on the same set.
 
-    The policy that sampled is a distribution over these tokens. Were the set drawn again from the
-    new logits, a token that was sampled could fall outside it and its log-probability be -inf (the
-    "keep sampling mask" of DeepSeek-V3.2).
+    The sampling policy is a distribution over these tokens. Truncating the new logits again could
+    remove a sampled token, whose log-probability would be -inf (the "keep sampling mask" of
+    DeepSeek-V3.2).
 
     Args:
         tokens: token ids, distinct within a step.
@@ -45,13 +43,12 @@ class Support(Rows):
     def restrict(
         self, logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
     ) -> Float[Tensor, "batch seq d_vocab"]:
-        """Logits with -inf outside the support, at the states before the generated tokens."""
+        """Return logits with -inf outside the support, at the states before generated tokens."""
         batch, _, d_vocab = logits.shape
-        # what is not kept goes beyond the vocabulary, since it may name a token that is kept
+        # an id that is not kept may equal a kept one, so move it outside the vocabulary
         tokens = self.tokens.masked_fill(~self.kept, d_vocab)
         outside = logits.new_ones(batch, tokens.shape[1], d_vocab + 1, dtype=torch.bool)
         removed = torch.zeros_like(logits, dtype=torch.bool)
-        # from the state before the first generated token to that before the last
         removed[:, prefix_len - 1 : -1] = outside.scatter(-1, tokens, False)[..., :-1]
         return logits.masked_fill(removed, -torch.inf)
 
@@ -72,7 +69,7 @@ class Support(Rows):
 
 @dataclass(frozen=True)
 class Samples(Rows):
-    """What the policy wrote, and what was noted while it wrote.
+    """Sampled tokens, with the numbers of the policy that sampled them.
 
     Args:
         tokens: prompts, padded on the left to one length, then the generated tokens; padding after
@@ -81,8 +78,8 @@ class Samples(Rows):
         mask: True on generated tokens up to and including the first stop token.
         logprobs: of each generated token, under the distribution it was drawn from.
         values: the value head's estimate of the state before each generated token.
-        support: the tokens that top-k or top-p left, when either is on.
-        residuals: the policy's last residual before each generated token, if it was noted.
+        support: the tokens that top-k or top-p left; None without truncation.
+        residuals: the policy's final residual before each generated token, if stored.
         engine_logprobs: of each generated token by the rollout engine that sampled it, if known.
     """
 
@@ -97,17 +94,17 @@ class Samples(Rows):
 
     @property
     def prefix_len(self) -> int:
-        """Prompt tokens per row, padding and BOS included."""
+        """Prompt tokens per row, including padding and BOS."""
         return self.prompt_mask.shape[1]
 
     @property
     def attention_mask(self) -> Bool[Tensor, "batch seq"]:
-        """False on the left padding; what `TransformerWithValueHead.forward` takes."""
+        """False on the left padding."""
         return torch.cat([self.prompt_mask, torch.ones_like(self.mask)], dim=1)
 
     @property
     def is_padded(self) -> bool:
-        """Whether some prompts are shorter than others."""
+        """True if some prompts are shorter than others."""
         return not bool(self.prompt_mask.all())
 
     @property
@@ -120,12 +117,12 @@ class Samples(Rows):
         return torch.cat([self.prompt_mask, until_last], dim=1)
 
     def prompts(self) -> list[list[int]]:
-        """The token ids of each prompt, without padding."""
+        """Return the token ids of each prompt, without padding."""
         rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
         return [ids[real].tolist() for ids, real in rows]
 
     def prompt_texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The prompts as text, without special tokens."""
+        """Return the prompts as text, without special tokens."""
         ids = self.tokens[:, : self.prefix_len].tolist()
         rows = zip(ids, self.prompt_mask.tolist(), strict=True)
         return tokenizer.batch_decode(
@@ -133,19 +130,14 @@ class Samples(Rows):
         )
 
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Prompt and response as text, without special tokens or what follows a stop token."""
+        """Return prompt and response as text, without special tokens and text after a stop."""
         real = self.written_mask.tolist()
         rows = [list(compress(*row)) for row in zip(self.tokens.tolist(), real, strict=True)]
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
-    """Several batches of equally long responses as one, with prompts padded to the longest.
-
-    1. Pad tokens and prompt masks on the left.
-    2. Widen each support to the widest, with nothing kept in what is added.
-    3. Put everything one below the other.
-    """
+    """Concatenate batches of equally long responses, with prompts padded to the longest."""
     supports = [part.support for part in parts]
     residuals, engine = ([getattr(x, k) for x in parts] for k in ("residuals", "engine_logprobs"))
     support = None
@@ -165,7 +157,7 @@ def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
 
 
 def _widened(parts: Sequence[Tensor], side: str = "right", value: int = 0) -> Tensor:
-    """Tensors one below the other, padded on one side to be as wide as the widest."""
+    """Concatenate tensors, padded on one side to the widest."""
     width = max(part.shape[-1] for part in parts)
     gaps = [width - part.shape[-1] for part in parts]
     sides = [(gap, 0) if side == "left" else (0, gap) for gap in gaps]

@@ -46,19 +46,19 @@ def tokenize_prompts(
 def pad_prompts(
     prompts: Sequence[Sequence[int]], pad_token: int, device: torch.device
 ) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
-    """Prompts as one tensor, padded on the left, and the mask that is False on the padding."""
+    """Return prompts as one tensor, padded on the left, and a mask that is False on padding."""
     if not len(prompts) or not all(map(len, prompts)):
-        raise ConfigError("a prompt is empty; give it some text or set prepend_bos=True.")
+        raise ConfigError("A prompt is empty. Add some text or set prepend_bos=True.")
     return pad_rows(prompts, device, pad_token, "left")
 
 
 def sampling_noise(
     n_rows: int, gen_len: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "gen batch"]:
-    """A uniform number in [0, 1) for each row and step: all the randomness of sampling.
+    """Sample a uniform number in [0, 1) for each row and step: all the randomness of sampling.
 
-    They are drawn at once, on the generator's device (the CPU when None), so that a row's noise is
-    the same on every device and however a batch is cut into parts.
+    The numbers come from the generator's device (the CPU when None), so the noise of a row is the
+    same on every device and for any division of the batch.
     """
     device = "cpu" if generator is None else generator.device
     return torch.rand(gen_len, n_rows, generator=generator, device=device)
@@ -116,24 +116,22 @@ def sample(
     generator: torch.Generator | None = None,
     forward: Forward | None = None,
 ) -> Samples:
-    """Let the policy continue each prompt, with a KV cache.
+    """Sample a continuation of each prompt, with a KV cache.
 
-    1. Draw all the noise: a uniform number per row and step.
+    1. Sample all noise: a uniform number per row and step.
     2. Run each distinct prompt once and copy its keys and values to all rows that start with it.
-    3. Truncate the last logits by the spec, draw a token, note its log-probability, and the
+    3. Truncate the last logits by the spec, sample a token, and store its log-probability and the
        state's value and last residual.
-    4. Feed the token, and repeat from 3, until all is written or every row has stopped.
-    5. Blank what came after a stop token.
+    4. Feed the token and repeat from 3, until every row has stopped or has `gen_len` tokens.
+    5. Replace the tokens after a stop token by padding.
 
     Args:
         prompts: token ids (see `tokenize_prompts`), of any lengths.
-        generator: the source of all randomness; torch's global one when None. On the CPU, it gives
-            the same noise on every device.
-        forward: how to go through the policy.
+        generator: the source of all randomness; torch's global one when None.
+        forward: forward-pass settings.
 
     Raises:
-        ConfigError: an empty prompt, or prompt and response together longer than the model's
-        context.
+        ConfigError: If a prompt is empty, or prompt and response together exceed the context.
     """
     noise = sampling_noise(len(prompts), spec.gen_len, generator)
     return _sample(policy, prompts, spec, noise, forward)
@@ -148,13 +146,12 @@ def sample_in_parts(
     part_size: int | None = None,
     rows: slice | None = None,
 ) -> Samples:
-    """`sample`, with the KV cache of `part_size` sequences only; of all when None.
+    """Sample as `sample` does, with a KV cache for at most `part_size` sequences at a time.
 
-    Each row has the noise that it has in `sample`, and so the same tokens, but where rounding
-    decides.
+    Each row has the same noise as in `sample`, and the same tokens up to rounding.
 
     Args:
-        rows: those to write; all when None.
+        rows: the rows to sample; all when None.
     """
     noise = sampling_noise(len(prompts), spec.gen_len, generator)
     if rows is not None:
@@ -175,7 +172,7 @@ def _sample(
     noise: Float[Tensor, "gen batch"],
     forward: Forward | None,
 ) -> Samples:
-    """`sample`, with noise that is drawn already."""
+    """Sample as `sample` does, with the given noise."""
     tokenizer = policy.base_model.tokenizer
     stops = spec.stops(tokenizer)
     pad_token = _pad_token(tokenizer, stops)
@@ -207,13 +204,11 @@ def _sample(
     )
 
 
-WIDEST_KEPT = 1024
-"""Candidates above which a step keeps no more than the widest nucleus has: finding that out waits
-for the device, and keeping the whole vocabulary of all steps would take gigabytes."""
+WIDEST_KEPT = 1024  # candidates per step above which the width of the nucleus is read (a sync)
 
 
 class _Step(NamedTuple):
-    """What is kept of one step of sampling: everything but the logits of the whole vocabulary."""
+    """The results of one step of sampling, without the logits of the whole vocabulary."""
 
     token: Int[Tensor, " batch"]
     logprob: Float[Tensor, " batch"]
@@ -224,17 +219,14 @@ class _Step(NamedTuple):
 
     @classmethod
     def take(cls, state: State, spec: SamplingSpec, noise: Float[Tensor, " batch"]) -> "_Step":
-        """Draw a token per row, and read its log-probability; in float32, or in float64 if the
-        policy is.
-        """
+        """Sample a token per row, with its log-probability in at least float32."""
         logits, tokens = spec.candidates(at_least_float32(state.logits))
         logprobs = logits.log_softmax(-1)
         place, kept = draw_token(logprobs, noise), None
         if spec.truncates:
             kept = logits.isfinite()
             n_kept = kept.sum(-1)
-            # what top-p removed stands last, where sums that a GPU adds up in another order can
-            # still rise by a rounding
+            # removed tokens are last, where a GPU's cumulative sum can still rise by rounding
             place = place.minimum(n_kept - 1)
             if kept.shape[-1] > WIDEST_KEPT:
                 width = int(n_kept.max())
@@ -245,13 +237,12 @@ class _Step(NamedTuple):
         return cls(token, logprob, value, state.residual, tokens, kept)
 
     def widened(self, width: int) -> "_Step":
-        """The same with candidates of this width, of which no more are kept."""
         gap = (0, width - self.kept.shape[-1])
         return self._replace(candidates=pad(self.candidates, gap), kept=pad(self.kept, gap))
 
 
 def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
-    """One quantity of all steps, `[batch gen ...]`; zeros after the step at which all stopped."""
+    """Stack a field of all steps, `[batch gen ...]`, with zeros after the last step."""
     columns = [getattr(step, name) for step in steps]
     if columns[0] is None:
         return None
@@ -260,7 +251,6 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
 
 
 def _gather_support(steps: list[_Step], gen_len: int) -> Support:
-    """The kept tokens of all steps, as wide as the widest step."""
     widest = max(step.kept.shape[-1] for step in steps)
     steps = [step.widened(widest) for step in steps]
     kept = _columns(steps, "kept", gen_len)
@@ -269,19 +259,17 @@ def _gather_support(steps: list[_Step], gen_len: int) -> Support:
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:
-    """A token to fill gaps with; any will do, since masks say where it stands."""
     if tokenizer is not None and tokenizer.pad_token_id is not None:
         return tokenizer.pad_token_id
     return stops[0] if stops else 0
 
 
 def check_context(model: HookedModel, prefix_len: int, gen_len: int) -> None:
-    """Raise ConfigError if prompts and responses are together longer than the model's context."""
-    n_ctx = model.cfg.n_ctx
-    if prefix_len + gen_len > n_ctx:
-        room = n_ctx - prefix_len
-        remedy = f"set gen_len to at most {room}" if room > 0 else "shorten the prompt"
+    """Raise ConfigError if prompt and response together exceed the model's context."""
+    room = model.cfg.n_ctx - prefix_len
+    if gen_len > room:
+        remedy = f"Set gen_len to at most {room}" if room > 0 else "Shorten the prompt"
         raise ConfigError(
             f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the model's context "
-            f"of {n_ctx}; {remedy}."
+            f"of {model.cfg.n_ctx}. {remedy}."
         )

@@ -1,4 +1,4 @@
-"""Modes of torch that any code can switch for the whole process, kept around a user's own."""
+"""Context managers for modes of torch that apply to the whole process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextlib.contextmanager
 def torch_modes_kept() -> Iterator[None]:
-    """Let code switch gradients off or choose another default dtype, and undo it afterwards."""
+    """Restore grad mode and default dtype afterwards."""
     dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         yield

@@ -53,7 +53,7 @@ def test_sampling_stops_where_the_template_ends_a_turn_and_where_else_it_is_told
     assert stops(chat=True) == {end}
     assert stops(chat=True, stop_at_eos=True, stop_tokens="w4") == {end, eos, other}
     bare = chat_tokenizer("{% for m in messages %}{{ m.content }} {% endfor %}")
-    with pytest.raises(ConfigError, match="puts no token behind an answer.*stop_at_eos=True"):
+    with pytest.raises(ConfigError, match="has no token after a response.*stop_at_eos=True"):
         SamplingSpec.from_args(RLHFArgs(**settings, chat=True), bare)
     ended = RLHFArgs(preset="reel", chat=True)
     assert SamplingSpec.from_args(ended, bare).stops(bare) == (eos,)

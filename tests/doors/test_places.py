@@ -11,7 +11,7 @@ from rlhf_lab.files import PAGE_MARK
 from tests.doors.door import accepted, contents, refused, untouched
 
 SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
-LEFT = "left as it is"
+LEFT = "Use a new file"
 FEW = "--steps 1 --batch-size 2"
 
 
@@ -109,20 +109,20 @@ NOT_TO_BE_READ = {
     "score good --reward-model ./thesis.tex": ("no model directory",),
     "score good --reward-fn learned --reward-model empty": ("empty", "train-reward"),
     "score good --reward-fn learned --reward-model reel-nano": ("reel-nano", "train-reward"),
-    "sft --texts thesis.tex --out made": ("ends in .tex", ".jsonl"),
-    "sft --texts empty --out made": ("Is a directory",),
-    "sft --texts /dev/null --out made": ("texts=", "device"),
+    "sft --texts thesis.tex --out made": ("unknown suffix .tex", ".jsonl"),
+    "sft --texts empty --out made": ("is not a file",),
+    "sft --texts /dev/null --out made": ("texts=", "is not a file"),
     "sft --texts reel --out made --base-model RUN": ("RUN", "is a run", "export"),
-    "dpo --pairs empty --out made": ("Is a directory",),
-    "dpo --pairs /dev/null --out made": ("pairs=", "device"),
-    "dpo --pairs RUN/run.json --out made": ("no list of rows",),
+    "dpo --pairs empty --out made": ("is not a file",),
+    "dpo --pairs /dev/null --out made": ("pairs=", "is not a file"),
+    "dpo --pairs RUN/run.json --out made": ("not a list",),
     "dpo --pairs RUN/samples.jsonl --out made": ("line 1", "'chosen'"),
-    "kto --examples empty --out made": ("Is a directory",),
-    "kto --examples /dev/null --out made": ("examples=", "device"),
-    "kto --examples RUN/run.json --out made": ("no list of rows",),
+    "kto --examples empty --out made": ("is not a file",),
+    "kto --examples /dev/null --out made": ("examples=", "is not a file"),
+    "kto --examples RUN/run.json --out made": ("not a list",),
     "kto --examples RUN/samples.jsonl --out made": ("line 1", "'label'"),
-    "orpo --pairs empty --out made": ("Is a directory",),
-    "train-reward --pairs empty --out made": ("Is a directory",),
+    "orpo --pairs empty --out made": ("is not a file",),
+    "train-reward --pairs empty --out made": ("is not a file",),
     "train-reward --pairs RUN/checkpoints/last.safetensors --out made": (".safetensors",),
     "train-reward --pairs reel --out made --base-model RUN": ("RUN", "is a run", "export"),
 }
@@ -183,9 +183,7 @@ def test_a_page_replaces_an_earlier_one_and_nothing_that_lies_beside_it(place: P
 def test_a_directory_where_a_page_is_prepared(place: Path) -> None:
     full_directory(place / ".ours.html.partial")
     with untouched(place):
-        refused(
-            ["report", "RUN", "--out", "ours.html"], "ours.html", "is a directory", "take it away"
-        )
+        refused(["report", "RUN", "--out", "ours.html"], "ours.html", "is a directory", "Remove it")
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -484,7 +484,7 @@ def test_stop_token_ids_are_those_of_the_texts():
 
 
 def test_stop_token_ids_that_the_tokenizer_lacks_are_refused():
-    with pytest.raises(ConfigError, match="stop_token_ids='3,72' has 72.*has 72 tokens"):
+    with pytest.raises(ConfigError, match="stop_token_ids='3,72' contains 72.*has 72 tokens"):
         RLHFTrainer(RLHFArgs(**(BASE | {"stop_token_ids": "3,72"})))
 
 
