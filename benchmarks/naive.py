@@ -15,7 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from benchmarks.worker import Clock, Setup, serve
-from rlhf_lab.models import HookedTransformer, HookPoint, KVCache, load_model
+from rlhf_lab.models import HookedTransformer, load_model
+from rlhf_lab.models.hooked_transformer import HookPoint
+from rlhf_lab.models.kv_cache import KVCache
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Hooked models: loading, the value head, the critic, the frozen reference, LoRA, export."""
 
 from rlhf_lab.models.build import build_policy, load_with_adapters, make_policy, make_reference
-from rlhf_lab.models.critic import TransformerWithCritic, init_cache
+from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.export import export_language_model, export_policy
-from rlhf_lab.models.forward import Forward, recomputing_blocks, validate_unhooked_blocks
+from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooked_model import HookedModel, has_hooks, make_model
-from rlhf_lab.models.hooked_transformer import HookedTransformer, HookPoint
-from rlhf_lab.models.kv_cache import KVCache
+from rlhf_lab.models.hooked_transformer import HookedTransformer
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import (
     LoRALinear,
@@ -32,33 +31,26 @@ from rlhf_lab.models.reference import (
     final_residuals,
     frozen_copy,
     merged_copy,
-    normalized_residuals,
     same_weights,
     unembed_residuals,
 )
 from rlhf_lab.models.token_stats import token_stats_chunked
 from rlhf_lab.models.value_head import (
-    DetachedValueHead,
     TransformerWithValueHead,
-    ValueHead,
     make_value_head,
 )
 
 __all__ = [
     "Decoder",
-    "DetachedValueHead",
     "Forward",
-    "HookPoint",
     "HookedModel",
     "HookedTransformer",
-    "KVCache",
     "LoRALinear",
     "ModelConfig",
     "PolicyOutputs",
     "ReferenceComparison",
     "TransformerWithCritic",
     "TransformerWithValueHead",
-    "ValueHead",
     "adapters_off",
     "add_lora",
     "build_policy",
@@ -70,7 +62,6 @@ __all__ = [
     "final_residuals",
     "frozen_copy",
     "has_hooks",
-    "init_cache",
     "load_adapter",
     "load_model",
     "load_with_adapters",
@@ -81,11 +72,8 @@ __all__ = [
     "make_value_head",
     "merged_copy",
     "merged_lora",
-    "normalized_residuals",
     "policy_outputs",
-    "recomputing_blocks",
     "reference_logprobs",
-    "validate_unhooked_blocks",
     "run_policy",
     "same_weights",
     "token_stats_chunked",

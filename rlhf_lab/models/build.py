@@ -1,5 +1,8 @@
 """The policy and the reference model of a run's configuration."""
 
+import warnings
+from pathlib import Path
+
 import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
@@ -19,6 +22,11 @@ from rlhf_lab.models.value_head import (
 
 def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
     """Make the policy before training: base model, adapters if configured, value head."""
+    if Path(args.base_model).expanduser().joinpath("value_head.safetensors").is_file():
+        problem = f"base_model={args.base_model!r} contains a trained value head, which is not used"
+        warnings.warn(
+            f"{problem}. To start with it, pass policy=... (load_value_head).", stacklevel=2
+        )
     base_model = load_with_adapters(args.base_model, args, device, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
 

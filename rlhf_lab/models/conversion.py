@@ -39,8 +39,6 @@ class TensorMap:
     The tensor is rearranged by `pattern`, then split along its first axis.
 
     Args:
-        theirs: name of the tensor.
-        ours: names of the parameters.
         pattern: of einops, from theirs to ours; "" if the axes are the same. The length of the
             axis `part` is the number of parameters.
         lengths: of each parameter along the first axis, equal by default; the rest is ignored.
@@ -103,7 +101,6 @@ class Family:
         weights: function that yields the tensors. `*` stands for the number of a layer, whose
             parameters are in the block with that number.
         settings: further fields of `ModelConfig`.
-        has_partial_rotary: the rotary embedding may rotate only some dimensions of a head.
         folds_unembedding_bias: the unembedding bias, which the architecture lacks, is trainable
             because export can fold it into the final LayerNorm.
     """
@@ -112,7 +109,6 @@ class Family:
     fields: Mapping[str, str | tuple[str, Callable[[Any], Any]]]
     weights: Callable[[ModelConfig], Iterator[TensorMap]]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    has_partial_rotary: bool = False
     folds_unembedding_bias: bool = False
 
     def validate(self, config: PreTrainedConfig) -> None:
@@ -137,17 +133,13 @@ class Family:
                 reject(config, theirs, f"one of {', '.join(ACTIVATIONS)}")
             if value is not None:
                 cfg[ours] = convert(value) if convert else value
-        n_heads, n_kv_heads = cfg["n_heads"], cfg["n_key_value_heads"] or cfg["n_heads"]
-        if n_heads % n_kv_heads:
-            reject(config, "num_key_value_heads", f"a divisor of its {n_heads} heads")
-        cfg["n_key_value_heads"] = None if n_kv_heads == n_heads else n_kv_heads
-        cfg["d_head"] = cfg["d_head"] or cfg["d_model"] // n_heads
+        if cfg["n_key_value_heads"] == cfg["n_heads"]:
+            cfg["n_key_value_heads"] = None
+        cfg["d_head"] = cfg["d_head"] or cfg["d_model"] // cfg["n_heads"]
         cfg["act_fn"] = ACTIVATIONS[cfg["act_fn"]]
-        if getattr(config, "head_dim", None) not in (None, cfg["d_head"]):
-            reject(config, "head_dim", f"head_dim={cfg['d_head']}")
         if hasattr(config, "rope_parameters"):
             cfg |= window_settings(config)
-            cfg |= rotary_settings(config, cfg, self.has_partial_rotary)
+            cfg |= rotary_settings(config, cfg)
         return ModelConfig(**cfg | options)
 
     def tensor_maps(self, cfg: ModelConfig) -> Iterator[TensorMap]:
@@ -181,9 +173,7 @@ def window_settings(config: PreTrainedConfig) -> dict[str, Any]:
     return {"window_size": window, "attn_types": [LAYER_TYPES[name] for name in types]}
 
 
-def rotary_settings(
-    config: PreTrainedConfig, cfg: Mapping[str, Any], has_partial_rotary: bool
-) -> dict[str, Any]:
+def rotary_settings(config: PreTrainedConfig, cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the frequencies of global and local layers, and the `n_ctx` in which they hold."""
     ropes, frequencies, rotary = config.rope_parameters, {}, {"n_ctx": cfg["n_ctx"]}
     by_layer_type = not LAYER_TYPES.keys().isdisjoint(ropes)
@@ -193,10 +183,6 @@ def rotary_settings(
         fraction = rope.get("partial_rotary_factor") or 1.0
         n = int(cfg["d_head"] * fraction)
         rotary = {"rotary_base": rope["rope_theta"]} | rotary | {"rotary_dim": n}
-        if fraction != 1 and not has_partial_rotary:
-            reject(config, "rope_parameters", "partial_rotary_factor=1.0")
-        if n % 2 or n == 0:
-            reject(config, "rope_parameters", f"an even rotary dimension instead of {n}")
         if rope_type == "linear" and "attn_types" in cfg and not by_layer_type:
             reject(config, "rope_parameters", "rope_type='default' with sliding windows")
         if rope_type == "longrope":
@@ -228,10 +214,7 @@ def tensor_maps(config: PreTrainedConfig) -> list[TensorMap]:
 def from_hugging_face(
     hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
 ) -> HookedTransformer:
-    """Convert a causal language model without folding or centering weights.
-
-    Biases that the architecture lacks are frozen at 0, so a trained model can be converted back.
-    """
+    """Convert a causal language model; biases that the architecture lacks are frozen at 0."""
     family = family_for(type(hf_model).__name__)
     cfg = family.model_config(hf_model.config, dtype=dtype, init_weights=False)
     model = HookedTransformer(cfg, with_special_tokens(tokenizer))
@@ -253,10 +236,7 @@ def from_hugging_face(
 def to_hugging_face_weights(
     hf_model: PreTrainedModel, parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Convert parameters back to the tensors of `hf_model`, in float32.
-
-    Unchanged parameters become bitwise identical tensors.
-    """
+    """Convert parameters back to float32 tensors of `hf_model`, bitwise identical if unchanged."""
     family, tensors = family_for(type(hf_model).__name__), hf_model.state_dict()
     maps = family.tensor_maps(family.model_config(hf_model.config))
     maps = [row for row in maps if row.theirs in tensors]

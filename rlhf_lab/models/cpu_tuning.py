@@ -6,9 +6,7 @@ Both apply to the whole process and change results by rounding only (1e-6). The 
 
 import ctypes
 import platform
-import statistics
 from pathlib import Path
-from timeit import timeit
 from typing import NamedTuple
 
 import torch
@@ -83,18 +81,3 @@ def matmul_error(size: int = 384) -> float:
     a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
     return ((a @ b).double() - exact).norm().item() / exact.norm().item()
-
-
-def route_speedup(size: int = 768, repeats: int = 9) -> float:
-    """Measure how many times as fast oneDNN is as BLAS, interleaved, by medians."""
-    a, b = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0))
-    before, times = current_route(), {route: [] for route in ROUTES}
-    try:
-        for _ in range(repeats):
-            for route, seconds in times.items():
-                set_route(route)
-                seconds.append(timeit(lambda: a @ b, number=1))
-    finally:
-        set_route(before)
-    medians = {route: statistics.median(seconds) for route, seconds in times.items()}
-    return medians["BLAS"] / medians["oneDNN"]

@@ -39,14 +39,11 @@ class LogprobGap(NamedTuple):
 def export_policy(
     policy: TransformerWithValueHead, base_model: str, out: str | Path
 ) -> tuple[Path, LogprobGap]:
-    """Write a policy as a Hugging Face directory that also contains its value head and critic.
+    """Write a policy, loaded from `base_model`, as a directory with its value head and critic.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
     A model that differs, or cannot be converted, is written to `OUT-unverified` instead, also with
     our names of the weights (hooked.safetensors).
-
-    Args:
-        base_model: name that the policy was loaded from.
 
     Raises:
         LoadError: If `out` is not empty or not writable, or the written model differs.
@@ -111,9 +108,8 @@ def logprob_gap(ours: Tensor, theirs: Tensor) -> LogprobGap:
 
 def validate_new_directory(out: Path) -> None:
     """Raise LoadError unless `out` is an empty directory or does not exist."""
-    if out.is_symlink():
-        raise LoadError(f"{out} is a link. Choose a new directory.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    is_empty = out.is_dir() and not any(out.iterdir())
+    if out.is_symlink() or (out.exists() and not is_empty):
         raise LoadError(f"{out} already exists. Choose a new directory.")
 
 
@@ -152,12 +148,9 @@ def write_language_model(model: HookedModel, base_model: str, out: Path) -> None
 
 @torch.no_grad()
 def to_hugging_face(model: HookedModel, original: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of `original` with the weights of `model`, adapters included.
-
-    `tie_word_embeddings` becomes False: the embedding and the unembedding are trained separately.
-    """
+    """Return a copy of `original` with the weights of `model`, adapters included."""
     config = copy.deepcopy(original.config)
-    config.tie_word_embeddings = False
+    config.tie_word_embeddings = False  # embedding and unembedding are trained separately
     parameters = effective_weights(model)
     if family_for(type(original).__name__).folds_unembedding_bias and model.unembed.b_U.any():
         norm, unembed = model.ln_final, model.unembed

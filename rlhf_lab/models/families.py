@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch.torch_version import TorchVersion
-from transformers import GPTNeoXForCausalLM, __version__
+from transformers import GPTNeoXForCausalLM
 
-from rlhf_lab.errors import LoadError
 from rlhf_lab.models.conversion import Family, TensorMap
 from rlhf_lab.models.model_config import ModelConfig
 
@@ -149,34 +147,24 @@ def gemma(cfg: ModelConfig) -> Iterator[TensorMap]:
     return llama(cfg, GEMMA_NORMS, shift=1.0, scale=cfg.d_model**0.5)
 
 
-CAPS_ATTENTION = "5.21"  # first transformers whose default attention applies Gemma 2's soft cap
-
-
-def check_cap(cap: float) -> float:
-    """Raise LoadError if transformers would ignore the soft cap."""
-    if cap and TorchVersion(__version__) < CAPS_ATTENTION:
-        raise LoadError(f"attn_logit_softcapping={cap} requires transformers>={CAPS_ATTENTION}.")
-    return cap
-
-
 GEMMA = LLAMA | {"use_normalization_before_and_after": True}
 GEMMA3_FIELDS = RMS_FIELDS | {
     "hidden_activation": "act_fn",
     "query_pre_attn_scalar": ("attn_scale", math.sqrt),
     "final_logit_softcapping": "output_logits_soft_cap",
 }
-GEMMA2_FIELDS = GEMMA3_FIELDS | {"attn_logit_softcapping": ("attn_scores_soft_cap", check_cap)}
+GEMMA2_FIELDS = GEMMA3_FIELDS | {"attn_logit_softcapping": "attn_scores_soft_cap"}
 OLMO2 = LLAMA | {"qk_norm": "all", "norms_after": True}
 FAMILIES = {
     family.architecture: family
     for family in (
         Family("GPT2LMHeadModel", GPT2_FIELDS, gpt2, folds_unembedding_bias=True),
-        Family("GPTNeoXForCausalLM", NEOX_FIELDS, neox, has_partial_rotary=True),
+        Family("GPTNeoXForCausalLM", NEOX_FIELDS, neox),
         Family("LlamaForCausalLM", LLAMA_FIELDS, llama, LLAMA),
         Family("MistralForCausalLM", LLAMA_FIELDS, llama, LLAMA),
         Family("Qwen2ForCausalLM", LLAMA_FIELDS, llama, LLAMA),
         Family("Qwen3ForCausalLM", LLAMA_FIELDS, llama, LLAMA | {"qk_norm": "head"}),
-        Family("Phi3ForCausalLM", LLAMA_FIELDS, phi3, LLAMA, has_partial_rotary=True),
+        Family("Phi3ForCausalLM", LLAMA_FIELDS, phi3, LLAMA),
         Family("Gemma2ForCausalLM", GEMMA2_FIELDS, gemma, GEMMA),
         Family("Gemma3ForCausalLM", GEMMA3_FIELDS, gemma, GEMMA | {"qk_norm": "head"}),
         Family("Olmo2ForCausalLM", LLAMA_FIELDS, partial(llama, norms=POST_NORMS), OLMO2),

@@ -91,10 +91,8 @@ def final_logits(
 def is_original(module: nn.Module, method: Callable) -> bool:
     """Return True if the module's method of this name is `method`, or TransformerLens's."""
     kind, name = type(module), method.__name__
-    is_known = kind.__module__.startswith("transformer_lens.") or (
-        getattr(kind, name, None) is method
-    )
-    return is_known and name not in vars(module)
+    is_theirs = kind.__module__.startswith("transformer_lens.")
+    return name not in vars(module) and (is_theirs or getattr(kind, name, None) is method)
 
 
 def has_custom_forward(model: HookedModel) -> bool:
@@ -112,11 +110,9 @@ def empty_cache(model: HookedModel, batch_size: int) -> Any:
     """Return a KV cache without tokens for this model."""
     if isinstance(model, HookedTransformer):
         return KVCache.empty(model.cfg.n_layers)
-    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache as TheirCache
 
-    return TransformerLensKeyValueCache.init_cache(
-        model.cfg, next(model.parameters()).device, batch_size
-    )
+    return TheirCache.init_cache(model.cfg, next(model.parameters()).device, batch_size)
 
 
 def select_cache_rows(cache: Any, rows: Int[Tensor, " batch"]) -> None:

@@ -42,10 +42,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class HookPoint(hook_points.HookPoint):
-    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks.
-
-    Hooks get a copy, so they can change it in place.
-    """
+    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks."""
 
     @property
     def is_hooked(self) -> bool:
@@ -60,7 +57,7 @@ class HookPoint(hook_points.HookPoint):
     def __call__(self, x: Tensor) -> Tensor:
         if not self.is_hooked:
             return x
-        return super().__call__(x.clone())
+        return super().__call__(x.clone())  # a hook can change its input in place
 
 
 class AttentionContext(NamedTuple):
@@ -532,8 +529,7 @@ def attention_mask(
 ) -> Mask | None:
     """Return True where a query may attend: to itself and earlier tokens in the window.
 
-    Padding attends to itself only, because the softmax over nothing is nan. None stands for the
-    causal mask (or, with one query, for all keys), which needs no tensor.
+    None stands for the causal mask (or, with one query, for all keys), which needs no tensor.
     """
     is_short = window is None or past + n_query <= window
     if padding is None and is_short and (past == 0 or n_query == 1):
@@ -543,7 +539,7 @@ def attention_mask(
         mask = mask.triu(past - window + 1)
     if padding is not None:
         itself = torch.eye(past + n_query, dtype=torch.bool, device=device)[past:]
-        mask = mask & (padding[:, None, None] | itself)
+        mask = mask & (padding[:, None, None] | itself)  # a softmax over nothing is nan
     return mask
 
 

@@ -42,12 +42,7 @@ def locate(name: str) -> tuple[str, bool]:
 
 
 def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
-    """Call `loader.from_pretrained`, which runs no code of the model, or raise LoadError.
-
-    Args:
-        loader: class of transformers, such as `AutoConfig`.
-        kind: "language model" or the like, for the message.
-    """
+    """Call `loader.from_pretrained`, which runs no code of the model, or raise LoadError."""
     place, on_disk = locate(name)
     options |= {"local_files_only": on_disk, "trust_remote_code": False}
     try:
@@ -83,11 +78,7 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
 
 
 def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> PreTrainedModel:
-    """Load a model from safetensors only, because a pickled file can run code.
-
-    Raises:
-        LoadError: If weights are missing, of another shape, not finite or not used.
-    """
+    """Load a model from safetensors, since pickles can run code, or raise LoadError by weight."""
     options |= {"use_safetensors": True, "output_loading_info": True}
     options |= {"ignore_mismatched_sizes": True}  # named below
     model, report = load_pretrained(loader, name, kind, **options)

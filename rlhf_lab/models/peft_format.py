@@ -62,9 +62,6 @@ def fill_adapter(adapter: LoRALinear, factors: Factors) -> None:
 def export_adapter(model: HookedModel, base_model: str, out: str | Path) -> LogprobGap:
     """Write the adapters of a model in PEFT's format, and return the log-prob gap when read back.
 
-    Args:
-        base_model: name that the model was loaded from.
-
     Raises:
         LoadError: If the model has no adapters, `out` is not empty, or the written adapters differ.
     """
@@ -91,10 +88,7 @@ def export_adapter(model: HookedModel, base_model: str, out: str | Path) -> Logp
 
 
 def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> None:
-    """Freeze a model, in place, and add the adapters of a PEFT directory, which stay trainable.
-
-    Args:
-        base_model: name that the model was loaded from.
+    """Freeze a model, loaded from `base_model`, in place, and add the adapters of a PEFT directory.
 
     Raises:
         LoadError: If the files are not readable, not plain LoRA, or do not fit the model.
@@ -135,11 +129,8 @@ def adapter_rows(base_model: str) -> dict[str, TensorMap]:
 
 
 def split_factors(row: TensorMap, theirs: Factors) -> dict[str, Factors]:
-    """Convert PEFT's A `[rank in]` and B `[out rank]` of a module to factors of our weights.
-
-    The map of the weight is applied with `rank` instead of its outputs or inputs. If each rank
-    changes one weight only, that weight alone gets it; otherwise all weights get the same A.
-    """
+    """Convert PEFT's A `[rank in]` and B `[out rank]` of a module to factors of our weights."""
+    # a rank that changes one weight only becomes a rank of that weight; else all get the same A
     A, B, scale = theirs
     if row.ours[0].endswith("W_O"):
         return {row.ours[0]: Factors(row.split(A)[0], B.T, scale)}

@@ -82,9 +82,7 @@ def final_residuals(
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """Compute the residual stream after the last block.
-
-    The reference is stored this way: d_model numbers per token instead of d_vocab logits.
+    """Compute the residual stream after the last block, smaller than logits (see `unembed`).
 
     Args:
         attention_mask, padded: see `run_left_padded`.
@@ -119,9 +117,8 @@ def unembed_residuals(
 def same_weights(model: HookedModel, reference: HookedModel) -> bool:
     """Return True if two models have bitwise identical weights, merged adapters included."""
     first, second = effective_weights(model), effective_weights(reference)
-    smallest_first = sorted(first, key=lambda name: first[name].numel())
     return first.keys() == second.keys() and all(
-        torch.equal(first[name], second[name]) for name in smallest_first
+        torch.equal(weight, second[name]) for name, weight in first.items()
     )
 
 

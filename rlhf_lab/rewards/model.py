@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.functional import last_token_mask
-from rlhf_lab.models import load_model, normalized_residuals
+from rlhf_lab.models import load_model
 from rlhf_lab.models.export import new_directory, write_language_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import beginnings, pad_rows, run_left_padded
+from rlhf_lab.models.reference import normalized_residuals
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import validate_unhooked_blocks
+from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.training import ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capturing

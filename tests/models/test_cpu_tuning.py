@@ -51,14 +51,3 @@ def test_nothing_is_set_without_glibc_or_a_policy_on_cpu(policy, monkeypatch):
     monkeypatch.setattr(cpu_tuning.platform, "libc_ver", lambda: ("", ""))
     assert cpu_tuning.keep_freed_memory() is False
     assert cpu_tuning.tune_for(policy.to("meta"), True) is None
-
-
-def test_route_speedup_restores_the_route(monkeypatch):
-    """BLAS takes 3 seconds and oneDNN 2, so oneDNN is 1.5 times as fast."""
-    seconds = {"BLAS": 3.0, "oneDNN": 2.0}
-    take = lambda run, number: seconds[cpu_tuning.current_route()]
-    monkeypatch.setattr(cpu_tuning, "timeit", take)
-    for route in cpu_tuning.ROUTES:
-        cpu_tuning.set_route(route)
-        assert cpu_tuning.route_speedup(8, 3) == 1.5
-        assert cpu_tuning.current_route() == route

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LoadError
-from rlhf_lab.models import TransformerWithValueHead, add_lora, load_model, make_policy
+from rlhf_lab.models import TransformerWithValueHead, add_lora, build_policy, load_model, make_policy
 from rlhf_lab.models import export as export_module
 from rlhf_lab.models.export import (
     export_language_model,
@@ -195,3 +196,9 @@ def test_occupied_or_unwritable_directory_raises(tmp_path):
         raise KeyboardInterrupt
     assert {path.name for path in tmp_path.iterdir()} == {"full", "link"}
     assert file.read_text() == "mine"
+
+
+def test_build_policy_warns_of_an_unused_value_head(gpt2_dir, tmp_path):
+    out, _ = export_policy(make_policy(load_model(str(gpt2_dir))), str(gpt2_dir), tmp_path / "out")
+    with pytest.warns(UserWarning, match="contains a trained value head, which is not used"):
+        build_policy(RLHFArgs(base_model=str(out)))

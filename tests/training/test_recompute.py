@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import recomputing_blocks
+from rlhf_lab.models.forward import recomputing_blocks
 from rlhf_lab.training import ReplayMemory, objective_terms
 
 
