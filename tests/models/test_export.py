@@ -10,7 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LoadError
-from rlhf_lab.models import TransformerWithValueHead, add_lora, build_policy, load_model, make_policy
+from rlhf_lab.models import (
+    TransformerWithValueHead,
+    add_lora,
+    build_policy,
+    load_model,
+    make_policy,
+)
 from rlhf_lab.models import export as export_module
 from rlhf_lab.models.export import (
     export_language_model,
@@ -188,7 +194,7 @@ def test_occupied_or_unwritable_directory_raises(tmp_path):
     file.write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     places = [(file, "already exists"), (file.parent, "already exists")]
-    places += [(tmp_path / "link", "is a link"), (file / "out", "Cannot write")]
+    places += [(tmp_path / "link", "already exists"), (file / "out", "Cannot write")]
     for place, message in places:
         with pytest.raises(LoadError, match=message), new_directory(place):
             pass

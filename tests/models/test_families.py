@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.activations import ACT2FN
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models import conversion, families
+from rlhf_lab.models import conversion
 from rlhf_lab.models.conversion import from_hugging_face, to_hugging_face_weights
 from rlhf_lab.models.families import FAMILIES
 from rlhf_lab.models.hooked_transformer import ACTIVATION_FUNCTIONS, HookedTransformer
