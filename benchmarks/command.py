@@ -3,22 +3,19 @@
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import machine
 from benchmarks import measure as measuring
 from benchmarks.command_times import command_times
 from benchmarks.contestants import OTHERS
-from benchmarks.harness import Answer
 from benchmarks.options import Bench
 from benchmarks.page import page
 from benchmarks.records import Record, put_record, read_records, write_whole
@@ -47,7 +44,7 @@ def measure(options: Bench) -> int:
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory)
         write_model(work.size, model)
-        for found in _figures(options, work, model, console):
+        for found in _measurements(options, work, model):
             result |= found
             if options.out is not None:
                 put_record(options.out, result, partial(_is_same_measurement, result))
@@ -81,39 +78,18 @@ def _work(options: Bench) -> Work:
     )
 
 
-def _figures(options: Bench, work: Work, model: Path, console: Console) -> Iterator[dict[str, Any]]:
-    """All measurements that are asked for, one kind after another."""
-    names = options.contestants
-    turns = 1 + options.repeats
-    with _progress(console, "phases", turns * len(names)) as done:
-        contestants, left_out = measuring.phases(
-            names, work, options.repeats, model, options.peers, done
-        )
-        yield {"contestants": contestants, "left_out": left_out}
+def _measurements(options: Bench, work: Work, model: Path) -> Iterator[dict[str, Any]]:
+    """Yield the requested measurements, one kind after another."""
+    contestants, left_out = measuring.phases(
+        options.contestants, work, options.repeats, model, options.peers
+    )
+    yield {"contestants": contestants, "left_out": left_out}
     if options.generation:
-        with _progress(console, "sampling", turns * len(measuring.GENERATORS)) as done:
-            yield {"generation": measuring.generation(work, options.repeats, model, done)}
+        yield {"generation": measuring.generation(work, options.repeats, model)}
     if options.commands:
-        with _progress(console, "commands", 2 * options.repeats) as done:
-            yield {"commands": command_times(work.threads, options.repeats, done)}
+        yield {"commands": command_times(work.threads, options.repeats)}
     if options.probes:
-        with _progress(console, "probes", work.run_turns * len(measuring.RUNS)) as done:
-            yield {"probes": measuring.probes(work, model, done)}
-
-
-@contextmanager
-def _progress(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar with the time that is left, and a function that moves it on by a phase."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    columns = (*columns, TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task(what, total=total)
-
-        def done(name: str, turn: int, answer: Answer) -> None:
-            progress.update(task, advance=1, description=f"{what}: {name}")
-
-        yield done
+        yield {"probes": measuring.probes(work, model)}
 
 
 def command_line(options: Bench) -> str:

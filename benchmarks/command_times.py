@@ -8,35 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.measure import Done
 from rlhf_lab.errors import RunError
 
 TRAIN = ("train",)
 HELP, FIRST_SAMPLES, MAIN_JOB = "--help", "train, to its first samples", "train, to its end"
 
 
-def command_times(threads: int, repeats: int, done: Done) -> dict[str, list[float]]:
+def command_times(threads: int, repeats: int) -> dict[str, list[float]]:
     """Seconds of `--help`, and of the main job to its first samples and to its end.
 
     Args:
         threads: of each process.
         repeats: how often each is called; all calls count.
-        done: called after each process with its name and the turn, counted from 0.
 
     Raises:
         RunError: a command failed.
     """
     found: dict[str, list[float]] = {HELP: [], FIRST_SAMPLES: [], MAIN_JOB: []}
-    for turn in range(repeats):
+    for _ in range(repeats):
         _, whole = _seconds(["--help"], threads)
         found[HELP].append(whole)
-        done(HELP, turn, {})
         with tempfile.TemporaryDirectory() as directory:
             out = str(Path(directory, "run"))
             first, whole = _seconds([*TRAIN, "--out", out], threads, "samples of phase 0")
         found[FIRST_SAMPLES].append(first)
         found[MAIN_JOB].append(whole)
-        done(MAIN_JOB, turn, {})
     return found
 
 

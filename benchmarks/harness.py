@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -105,19 +105,13 @@ class ContestantProcess:
 def interleave(
     contestants: Sequence[Contestant],
     repeats: int,
-    done: Callable[[str, int, Answer], None] = lambda name, turn, answer: None,
     warmups: int = 1,
 ) -> dict[str, list[Answer]]:
-    """Let each contestant do a phase in turn, `repeats` times after `warmups` that do not count.
-
-    Args:
-        done: called after every phase with the contestant's name and the turn, counted from 0.
-    """
+    """Let each contestant do a phase in turn, `repeats` times after `warmups` that do not count."""
     answers: dict[str, list[Answer]] = {contestant.name: [] for contestant in contestants}
     for turn in range(warmups + repeats):
         for contestant in contestants:
             answer = contestant.phase()
-            done(contestant.name, turn, answer)
             if turn >= warmups:
                 answers[contestant.name].append(answer)
     return answers

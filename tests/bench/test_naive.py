@@ -85,22 +85,6 @@ def test_objective_and_its_gradient_are_those_of_the_package(both):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
 
 
-def test_minibatches_hold_each_row_once_per_pass_with_its_own_figures(both):
-    trainer, naive = both
-    rollout = trainer.rollout_phase()
-    memory = naive.remember(rollout.samples.tokens, rollout.texts)
-    minibatches = list(memory.get_minibatches())
-    assert len(minibatches) == 8
-    for chosen in (minibatches[:4], minibatches[4:]):
-        rows = torch.cat([m.tokens for m in chosen])
-        assert sorted(rows.tolist()) == sorted(memory.tokens.tolist())
-    for minibatch in minibatches:
-        for i, tokens in enumerate(minibatch.tokens):
-            row = (memory.tokens == tokens).all(1).nonzero()[0, 0]
-            torch.testing.assert_close(minibatch.returns[i], rollout.returns[row])
-            assert torch.equal(minibatch.ref_logits[i], memory.ref_logits[row])
-
-
 @pytest.mark.slow
 def test_it_learns_to_write_the_rewarded_word(tmp_path):
     torch.manual_seed(1)
