@@ -18,24 +18,24 @@ TRIED_ANSWER = "answer"
 
 
 def user_turn(text: str) -> Message:
-    """A text as what a user says."""
+    """Return a text as a user's message."""
     return {"role": "user", "content": text}
 
 
 def assistant_turn(text: str) -> Message:
-    """A text as what the assistant answers."""
+    """Return a text as the assistant's message."""
     return {"role": "assistant", "content": text}
 
 
 def read_turns(found: Any, where: str, last: str) -> list[Message]:
-    """The messages of a conversation; a text alone is one turn of who is to speak last.
+    """Return the messages of a conversation; a text is a single message of role `last`.
 
     Args:
-        where: which row it is, for error messages.
-        last: whose turn the last one has to be, "user" before an answer is written.
+        where: the row, for error messages.
+        last: the required role of the last message.
 
     Raises:
-        LoadError: no messages, or one that is not a role with a text; it names the row.
+        LoadError: If there is no message, or one without a role and a text.
     """
     if isinstance(found, str) and found.strip():
         return [{"role": last, "content": found}]
@@ -55,7 +55,6 @@ def read_turns(found: Any, where: str, last: str) -> list[Message]:
 
 
 def _turn(message: Any, where: str) -> Message:
-    """Role and content of one message."""
     if not isinstance(message, dict):
         raise LoadError(f"{where} is no message; give an object with role and content.")
     role, content = message.get("role"), message.get("content")
@@ -75,7 +74,7 @@ def _turn(message: Any, where: str) -> Message:
 
 
 def with_system(turns: Sequence[Message], system_prompt: str | None) -> list[Message]:
-    """A conversation with a system message in front, unless it has one of its own."""
+    """Return a conversation with a system message first; its own one is kept."""
     if system_prompt is None or turns[0]["role"] == "system":
         return list(turns)
     return [{"role": "system", "content": system_prompt}, *turns]
@@ -87,16 +86,14 @@ def render_chat(
     where: str,
     for_answer: bool = True,
 ) -> str:
-    """A conversation as the tokenizer's chat template writes it, special tokens included.
-
-    No other special token belongs to it: a BOS is there if the template writes one.
+    """Render a conversation with the tokenizer's chat template, including special tokens.
 
     Args:
-        where: which conversation it is, for error messages.
-        for_answer: end it with what the template puts before an answer (the generation prompt).
+        where: the conversation, for error messages.
+        for_answer: add the generation prompt.
 
     Raises:
-        LoadError: no template, or a conversation that the template refuses.
+        LoadError: If there is no template, or it rejects the conversation.
     """
     if not tokenizer.chat_template:
         raise LoadError(
@@ -116,11 +113,10 @@ def render_chat(
 
 
 def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The token that the chat template puts behind an answer, such as <|im_end|> or <|eot_id|>.
+    """Return the token that ends a response in the chat template, such as <|im_end|>.
 
-    1. Render a question and an answer.
-    2. Take the first special or added token behind the answer; there is none if the template ends
-       turns by text alone.
+    1. Render a question and a response.
+    2. Return the first special or added token after the response; nothing if turns end in text.
     """
     turns = [user_turn("question"), assistant_turn(TRIED_ANSWER)]
     rendered = render_chat(tokenizer, turns, "a question and an answer", for_answer=False)

@@ -10,27 +10,22 @@ from jaxtyping import install_import_hook
 
 from rlhf_lab.errors import ConfigError
 
-NEEDED_FIRST = {"rlhf_lab", "rlhf_lab.errors", "rlhf_lab.shape_checks"}
-"""The modules that are there before any check can be: they take no tensor."""
+NEEDED_FIRST = {"rlhf_lab", "rlhf_lab.errors", "rlhf_lab.shape_checks"}  # they take no tensor
 
 _hooks: list[Any] = []
-_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
-"""`beartype`, for which a whole number is a float, too, as for every other checker of Python."""
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, too
 
 
 def check_shapes() -> None:
-    """Check the shapes and types of what every function of the package takes and returns.
+    """Check shapes and types of all arguments and results of the package's functions.
 
-    1. Install jaxtyping's import hook for the package, with beartype.
-    2. Leave the checker's own frames out of the traceback, which begins with function and argument.
+    Call it before any other import of the package, such as in the first line of a notebook; a
+    second call does nothing. The environment variable RLHF_LAB_CHECK_SHAPES=1 calls it on import. A
+    wrong shape raises `jaxtyping.TypeCheckError` with function and parameter. Each call takes more
+    time, so leave it out of long runs.
 
-    To be called before the rest of the package is imported, as the first line of a notebook; again
-    it does nothing. The environment variable RLHF_LAB_CHECK_SHAPES=1 calls it when the package is
-    imported. A wrong shape then raises `jaxtyping.TypeCheckError`, which names the function, the
-    parameter, what was given and what was expected. It costs time at each call: leave it out of
-    long runs.
-
-    Raises ConfigError if a module of the package has been imported without the checks.
+    Raises:
+        ConfigError: If a module of the package was imported without the checks.
     """
     if _hooks:
         return
@@ -38,7 +33,7 @@ def check_shapes() -> None:
     unchecked = [name for name in known if name not in NEEDED_FIRST]
     if unchecked:
         raise ConfigError(
-            f"check_shapes() comes too late for {unchecked[0]}, which is imported already; restart "
+            f"check_shapes() comes too late for {unchecked[0]}, which is already imported. Restart "
             "Python, and call it before any other import from rlhf_lab."
         )
     jaxtyping.config.update("jaxtyping_remove_typechecker_stack", True)
@@ -49,12 +44,11 @@ _checkers: dict[tuple[object, ...], Callable[..., Any]] = {}
 
 
 def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`beartype`, compiled at the first call, and once for all definitions of an inner function.
+    """Apply beartype at the first call, and once for all definitions of an inner function.
 
-    What jaxtyping hands in has the function's signature and no body: first one that checks the
-    arguments, and then one that checks what is returned, whose arguments need no second check.
-    Classes of the package are not asked for: a learner's own policy or trainer may stand in their
-    place.
+    jaxtyping passes functions with the signature and no body: one that checks the arguments, and
+    one that checks the result. Classes of the package are not checked, so a custom policy or
+    trainer can replace them.
     """
     compiled: list[Callable[..., Any]] = []
 
@@ -68,7 +62,7 @@ def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The checker of a signature; that of an earlier definition if there is one."""
+    """Return the checker of a signature, or that of an earlier definition."""
     asked = {
         name: Any if _names_own_class(annotation) else annotation
         for name, annotation in fn.__annotations__.items()
@@ -86,7 +80,7 @@ def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _names_own_class(annotation: Any) -> bool:
-    """Whether an annotation has a class of the package in it, or a name that is yet to look up."""
+    """Return True if an annotation contains a class of the package or an unresolved name."""
     if isinstance(annotation, str):
         return True
     own = isinstance(annotation, type) and annotation.__module__.split(".")[0] == "rlhf_lab"

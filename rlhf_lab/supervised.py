@@ -18,7 +18,7 @@ WARMUP_FRACTION = 0.05
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Give the share of the peak learning rate: a linear warm-up, then half a cosine to zero."""
+    """Return the fraction of the peak learning rate: linear warm-up, then cosine to zero."""
     warmup = max(1, int(steps * WARMUP_FRACTION))
     if step < warmup:
         return (step + 1) / warmup
@@ -33,13 +33,10 @@ def fit(
     title: str,
     show_progress: bool,
 ) -> Float[Tensor, " step"]:
-    """Minimise a loss with AdamW and give its value at every step.
-
-    1. Warm up, then let the learning rate fall along half a cosine.
-    2. Each step: a fresh batch's loss, its gradient clipped to norm 1, one AdamW step.
+    """Minimize a loss with AdamW and gradients clipped to norm 1; return the loss of each step.
 
     Raises:
-        ConfigError: the loss or the weights are no longer finite.
+        ConfigError: If the loss or a weight is not finite.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
@@ -78,10 +75,10 @@ def _no_longer_finite(what: str, step: int, learning_rate: float) -> ConfigError
 def hold_out(
     n_rows: int, share: float, rng: np.random.Generator
 ) -> tuple[Int[np.ndarray, " held_out"], Int[np.ndarray, " train"]]:
-    """Deal rows into those that are held out, at least 1, and those to train on, at least 1.
+    """Split rows into held-out and training rows, at least 1 each.
 
     Raises:
-        ConfigError: there are fewer than 2 rows.
+        ConfigError: If there are fewer than 2 rows.
     """
     if n_rows < 2:
         raise ConfigError(
@@ -100,7 +97,7 @@ def fit_rows(
     rng: np.random.Generator,
     title: str,
 ) -> Float[Tensor, " step"]:
-    """Minimize the loss of random rows, each at most once in a batch; gives every step's."""
+    """Minimize the loss of random batches of rows; return the loss of each step."""
     size = min(fitting.batch_size, len(rows))
     batch_loss = lambda: loss(rng.choice(rows, size, replace=False))
     show = fitting.show_progress
@@ -108,6 +105,6 @@ def fit_rows(
 
 
 def first_and_last(losses: Float[Tensor, " step"]) -> tuple[float, float]:
-    """The mean loss of the first and of the last tenth of the steps."""
+    """Return the mean loss of the first and last tenth of the steps."""
     tenth = max(1, len(losses) // 10)
     return losses[:tenth].mean().item(), losses[-tenth:].mean().item()

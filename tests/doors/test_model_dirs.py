@@ -30,26 +30,8 @@ LOADERS = {
     "kto": "kto --examples pairs.jsonl --out made --steps 1 --base-model ./model",
     "train-reward": "train-reward --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
 }
-SPOILT = [
-    "code, unknown type",
-    "evil pickle alone",
-    "weights cut at the end",
-    "a nan in a gain",
-    "n_layer one less",
-    "tokenizer missing",
-]
-NAMES = [
-    "a[/b]",
-    "[red]x",
-    "a b",
-    "\u00e4\u2192x",
-    "100%s",
-    "{0}",
-    "a\nb",
-    "a\x1b[31m",
-    "'a\"",
-    "a;b",
-]
+SPOILT = ["code, unknown type", "a nan in a gain"]
+NAMES = ["a[/b]", "{0}", "a\nb", "a\x1b[31m"]
 
 
 def command(kind: str, place: str = "./model") -> list[str]:

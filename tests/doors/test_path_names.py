@@ -12,32 +12,15 @@ from tests.doors.door import accepted, refused, untouched
 SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 NAMES = {
     "a tag within": "exp[red]v2[bold]",
-    "version": "exp[v2]",
-    "opening tag": "[bold]x",
-    "link tag": "[link=x]y",
-    "emoji code": ":smile:",
     "line break": "new\nline",
-    "carriage return": "done\rfake",
     "blank": "my run",
-    "blank first": " run",
-    "blank last": "run ",
-    "dash": "-run",
     "dashes": "--out",
-    "dot": ".run",
-    "umlaut": "größe",
     "Japanese": "日本語",
-    "emoji": "🎬",
     "escape": "a\x1b[31mb",
-    "bell": "a\x07b",
     "direction": "a\u202egnp",
-    "quotes": 'it\'s "mine"',
     "dollar": "$HOME",
-    "star": "*",
-    "braces": "{0} %s",
-    "backslash": "a\\b",
     "tilde": "~",
     "HTML": "<b>&amp;<script>",
-    "ends as a file": "run.json",
     "255 bytes": "x" * 240,
 }
 
@@ -71,7 +54,7 @@ def test_a_name_that_safetensors_cannot_open(here: Path) -> None:
         refused([*SMALL.split(), "--out=a\udcffb"], "not UTF-8", "Choose another --out")
 
 
-@pytest.mark.parametrize("kind", ["version", "line break", "dash", "Japanese", "HTML", "dollar"])
+@pytest.mark.parametrize("kind", ["a tag within", "line break", "HTML"])
 def test_a_model_of_an_odd_name(here: Path, kind: str) -> None:
     name = NAMES[kind]
     said = accepted(["export", "RUN", f"./{name}"]).out
