@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,12 +12,10 @@ from torch import Tensor
 
 def copied_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous copies in host memory; from CUDA, in pinned memory with one wait."""
-    copies = {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        for name, tensor in tensors.items()
-    }
+    copies: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies[name] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.synchronize(device)
     return copies
@@ -28,12 +27,20 @@ class CheckpointWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._errors: list[Exception] = []
+        weakref.finalize(self, _warn_about, self._errors)  # of a run that nobody continues
 
     def start(self, directory: Path, save: Callable[[], None]) -> None:
         """Wait for the previous save, then call `save` in a thread. It writes to `directory`."""
         self.wait()
-        name, args = f"saving to {directory.resolve()}", (save, self._errors)
-        self._thread = threading.Thread(target=_run, args=args, name=name)
+        errors = self._errors
+
+        def run() -> None:
+            try:
+                save()
+            except Exception as error:
+                errors.append(error)
+
+        self._thread = threading.Thread(target=run, name=f"saving to {directory.resolve()}")
         self._thread.start()
 
     def wait(self) -> None:
@@ -51,9 +58,6 @@ def wait_for_writers(directory: Path) -> None:
             thread.join()
 
 
-def _run(save: Callable[[], None], errors: list[Exception]) -> None:
-    try:
-        save()
-    except Exception as error:  # raised by the next `wait`, which an abandoned run never calls
+def _warn_about(errors: list[Exception]) -> None:
+    for error in errors:
         warnings.warn(str(error), stacklevel=2)
-        errors.append(error)

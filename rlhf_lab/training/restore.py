@@ -10,7 +10,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training.checkpoint import is_numbered, load_checkpoint, load_weights
+from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.resume import validate_checkpoint_run
@@ -44,13 +44,6 @@ def load_policy(
     args = RLHFArgs.from_dict(info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     wait_for_writers(run.checkpoints)
-    keep = args.keep_checkpoints
-    if keep is not None and isinstance(which, int) and is_numbered(which, 1) and not file.exists():
-        names = ", ".join(sorted(found.stem for found in run.checkpoints.glob("*.safetensors")))
-        raise RunError(
-            f"keep_checkpoints={keep} has removed the checkpoint of phase {which}. Available: "
-            f"{names or 'none yet'}."
-        )
     tensors, metadata = load_checkpoint(file)
     validate_checkpoint_run(metadata, info, file)
     policy = load_policy_and_critic(args, device)

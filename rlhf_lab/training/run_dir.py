@@ -248,9 +248,11 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{place} is not valid JSON ({error}). Correct or delete it.") from None
+    found = record if isinstance(record, dict) else {}
     for name, kind in fields.items():
-        value = record.get(name) if isinstance(record, dict) else record
-        is_flag = isinstance(value, bool) and kind is not bool
-        if not isinstance(record, dict) or not isinstance(value, kind) or is_flag:
-            raise RunError(f"{place} has {name}={value!r:.80}. Correct or delete it.")
-    return record
+        if name not in found:
+            raise RunError(f"{place} has no field {name!r}. Correct or delete it.")
+        is_flag = isinstance(found[name], bool) and kind is not bool
+        if not isinstance(found[name], kind) or is_flag:
+            raise RunError(f"{place} has {name}={found[name]!r:.80}. Correct or delete it.")
+    return found

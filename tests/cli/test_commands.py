@@ -160,7 +160,7 @@ REJECTED = {
     "resume corrupt": ("last.safetensors is corrupt",),
     "resume RUN --seed 3": ("--seed",),
     "sample empty": ("empty",),
-    "sample RUN --checkpoint 7": ("phase_000007", "there are", "best"),
+    "sample RUN --checkpoint 7": ("phase_000007", "Available: best"),
     "sample RUN -n 0": ("n=0",),
     "sample reel-nano --temperature 0": ("temperature=0",),
     "sample reel-nano --prompt zebra": ("zebra",),
@@ -231,7 +231,7 @@ def test_probes_and_a_kill_leave_the_weights_bitwise_equal(finished, warm_python
 
 DAMAGE = {
     "run.json": ('{"args": {}}', "no arguments"),
-    "metrics.jsonl": ("[1]\n", "line 1, is [1], not an object"),
+    "metrics.jsonl": ("[1]\n", "line 1, has no field 'phase'"),
     "samples.jsonl": ("{}\n", "line 1, has no field 'phase'"),
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
     "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "line 1, has no field 'name'"),

@@ -1,6 +1,5 @@
 """Unusual arguments from Python: components, rewards, callbacks, probes and steps."""
 
-import contextlib
 import json
 import math
 import re
@@ -256,19 +255,6 @@ def test_frozen_policy_is_rejected(here: Path) -> None:
     refuses(lambda: RLHFTrainer(settings(), policy=policy), "policy")
 
 
-FUNCTIONS = {
-    "nothing": lambda *a, **k: None,
-    "one per text": lambda *a, **k: torch.zeros(8),
-    "without an end": lambda *a, **k: torch.tensor(math.inf),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_kl_penalty_that_is_not_a_number_is_rejected(here: Path, name: str) -> None:
-    trainer = RLHFTrainer(settings(total_phases=1), out="made", kl_penalty=FUNCTIONS[name])
-    refuses(trainer.train)
-
-
 def test_advantages_of_another_shape_raise(here: Path) -> None:
     def my_advantages(rewards: torch.Tensor) -> torch.Tensor:
         return rewards[:, None]
@@ -347,22 +333,6 @@ def trainer(here: Path) -> RLHFTrainer:
     return RLHFTrainer(settings(), out="made", reward_fn=long_texts)
 
 
-def test_callback_record_keeps_the_true_phase(trainer: RLHFTrainer) -> None:
-    @trainer.on("after_phase")
-    def mine(ctx: Any) -> dict[str, Any]:
-        return {"phase": 99, "event": "nowhere", "value": ctx.phase}
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train()
-    with contextlib.suppress(LabError):
-        rows = Run("made").returned("mine")
-        assert [(row["phase"], row["event"]) for row in rows] == [
-            (0, "after_phase"),
-            (1, "after_phase"),
-        ]
-
-
 @pytest.mark.parametrize("name", ["../../../evil", "x" * 400, "", "a\0b", ".", "con"])
 def test_callback_names_never_leave_the_run(
     trainer: RLHFTrainer, tmp_path: Path, name: str
@@ -435,18 +405,6 @@ def test_callback_that_trains_changes_no_weight(
         trainer.train()
     assert [line["phase"] for line in lines(Path("made/metrics.jsonl"))] == [0, 1]
     assert same(weights(trainer), plain)
-
-
-def test_run_resumes_after_a_callback_exited(
-    trainer: RLHFTrainer, plain: dict[str, torch.Tensor]
-) -> None:
-    trainer.on("after_phase")(leave)
-    with contextlib.suppress(SystemExit), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train()
-    again = RLHFTrainer.resume("made", reward_fn=long_texts)
-    again.train()
-    assert same(weights(again), plain)
 
 
 LISTENING = {

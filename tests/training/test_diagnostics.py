@@ -137,7 +137,7 @@ def test_sampling_from_a_model_that_gives_nan_is_refused(tmp_path, capsys) -> No
     _, notes = checkpoint.load_checkpoint(path)
     checkpoint.save_checkpoint(path, checkpoint.weights(trainer.policy), notes)
     assert main(["sample", str(trainer.run.path)]) == 2
-    assert "holds nan or inf" in capsys.readouterr().err
+    assert "contains nan or inf" in capsys.readouterr().err
 
 
 def test_numbers_that_json_lacks_become_null() -> None:

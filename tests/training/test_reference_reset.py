@@ -98,7 +98,7 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("error:.*does not hold what it held")
+@pytest.mark.filterwarnings("error:.*has changed since the run started")
 def test_a_run_that_was_stopped_before_or_at_a_reset_is_resumed_to_the_same_end(
     make_trainer, metrics_of
 ):

@@ -406,7 +406,7 @@ REFUSED = {
         {},
         "finite numbers",
     ),
-    "unknown_word": ({}, {"prefix": "this zebra"}, "zebra.*use words that it knows"),
+    "unknown_word": ({}, {"prefix": "this zebra"}, "zebra.*outside the model's vocabulary"),
     "beyond_the_context": ({}, {"gen_len": 40}, "gen_len=40.*context of 32"),
     "no_prompt": ({}, {"prefix": "", "prepend_bos": False}, "prefix=''"),
     "no_such_model": ({}, {"base_model": "./nowhere"}, "no model directory './nowhere'"),
@@ -432,7 +432,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(make_trainer, reel_args):
     path = finish(make_trainer()).run.path
     files = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    with pytest.raises(RunError, match="already holds a run; go on with `resume"):
+    with pytest.raises(RunError, match="already holds a run. Continue with `resume"):
         RLHFTrainer(reel_args(seed=9), out=path)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == files
 
