@@ -97,7 +97,7 @@ def test_a_call_can_stop_at_tokens_of_its_own(make_trainer):
         ({"repetition_penalty": 1.2}, "does not take repetition_penalty"),
         ({"min_length": 5}, "does not take min_length=5"),
         ({"generate_ref_response": True}, "does not take generate_ref_response"),
-        ({"max_new_tokens": 0}, "gen_len=0 is too small"),
+        ({"max_new_tokens": 0}, "gen_len=0 is out of range"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"top_p": 1.5}, "top_p=1.5"),
     ],
