@@ -294,14 +294,19 @@ def test_trls_names_have_trls_signs_and_units(make_trainer):
             QUERIES,
             QUERIES,
             [*SCORES[:2], math.nan, *SCORES[3:]],
-            r"scores\[2\]=nan is no finite",
+            r"scores\[2\] must be a finite number, got nan",
         ),
-        (QUERIES, QUERIES, [math.inf, *SCORES[1:]], r"scores\[0\]=inf is no finite number"),
+        (
+            QUERIES,
+            QUERIES,
+            [math.inf, *SCORES[1:]],
+            r"scores\[0\] must be a finite number, got inf",
+        ),
         (
             [torch.ones(1, 3, dtype=torch.int64)] * 8,
             QUERIES,
             SCORES,
-            r"queries\[0\] has the shape \(1, 3\)",
+            r"queries\[0\]=.* has the shape \(1, 3\)",
         ),
     ],
 )
@@ -314,15 +319,15 @@ def test_what_is_not_one_of_each_is_refused(make_trainer, queries, responses, sc
 
 def test_ids_of_one_text_are_not_taken_for_texts(make_trainer, no_type_checks):
     trainer = make_trainer()
-    with pytest.raises(ConfigError, match=r"queries\[0\] has the shape \(\)"):
+    with pytest.raises(ConfigError, match=r"queries\[0\]=0 has the shape \(\)"):
         trainer.step(list(range(8)), QUERIES, SCORES)
-    with pytest.raises(ConfigError, match=r"prompts\[0\] has the shape \(\)"):
+    with pytest.raises(ConfigError, match=r"prompts\[0\]=3 has the shape \(\)"):
         trainer.generate([3, 4, 5])
 
 
 def test_greedy_baselines_and_single_texts_are_refused(make_trainer):
     trainer = make_trainer(advantages="remax", normalize_reward=False)
-    with pytest.raises(ConfigError, match="needs scores of greedy answers"):
+    with pytest.raises(ConfigError, match="needs scores of greedy responses"):
         trainer.step(QUERIES, QUERIES, SCORES)
     with pytest.raises(ConfigError, match="prompts must be a list"):
         trainer.generate("this movie")
