@@ -78,7 +78,7 @@ from rlhf_lab.organism import (
     grammatical,
     optimal_policy,
 )
-from rlhf_lab.organism.edits import replace_word, true_log_odds
+from rlhf_lab.organism.rewards import replace_word, true_log_odds
 from rlhf_lab.organism.rewards import sentiment_logit
 from rlhf_lab.probes.erasure import Eraser, fit_leace, orthogonal_eraser
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel

@@ -1,7 +1,6 @@
 """Reel: a movie-review language whose latents, values and optimal policies are known exactly."""
 
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
-from rlhf_lab.organism.exact import state_values, token_information
 from rlhf_lab.organism.grammar import Grammar, decode
 from rlhf_lab.organism.graph import (
     Graph,
@@ -9,6 +8,8 @@ from rlhf_lab.organism.graph import (
     backward_values,
     build_graph,
     grammar_policy,
+    state_values,
+    token_information,
 )
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
 from rlhf_lab.organism.optimum import (

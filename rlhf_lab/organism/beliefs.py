@@ -54,7 +54,6 @@ class Branch(NamedTuple):
 
 
 def _likelihood(sign: int, truth: int, probability: float) -> float:
-    """Give the probability that a sign is what it is when it equals the truth w.p. probability."""
     return probability if sign == truth else 1 - probability
 
 
@@ -98,7 +97,6 @@ def tier_forecast(state: ReviewState) -> list[float]:
 
 
 def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
-    """Give the counts of tiers after one more word of each tier."""
     counts = np.array(state.tiers) + np.eye(len(TIERS), dtype=int)
     return [tuple(row) for row in counts.tolist()]
 

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-LANGUAGE_MODELS = ("reel-nano", "reel-nano-b", "reel-nano-c")
-"""One recipe and three seeds, to see what of a finding replicates."""
+LANGUAGE_MODELS = ("reel-nano", "reel-nano-b", "reel-nano-c")  # one recipe, three seeds
 BUNDLED = (*LANGUAGE_MODELS, "reel-sentiment")
-"""Names of the models that the package brings along."""
 
 
 def weights_dir(name: str) -> Path:

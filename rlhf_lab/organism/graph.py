@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_lab.organism.beliefs import ReviewState, branches
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
-from rlhf_lab.organism.rewards import Features
+from rlhf_lab.organism.rewards import Features, Reward
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,9 @@ class Graph:
     def walk(
         self, tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Follow prefixes through the graph.
+        """Return the state indices of prefixes, and a mask that is True while on the graph.
 
-        1. Start behind <bos>; take the way of every next token.
-        2. A prefix that the grammar cannot begin with is off the graph from there on.
-
-        Gives state indices, and a mask that is True while on the graph. Raises ValueError for
-        tokens longer than a review or outside the vocabulary.
+        Raises ValueError for tokens longer than a review or outside the vocabulary.
         """
         ids, seq_len = tokens.detach().cpu().numpy(), self.grammar.seq_len
         if not 1 <= ids.shape[1] <= seq_len:
@@ -85,12 +81,7 @@ class Graph:
 
 
 def build_graph(grammar: Grammar) -> Graph:
-    """Enumerate the states of a grammar.
-
-    1. Start with one state, behind <bos>.
-    2. Slot after slot, branch every state, and give equal successors one number; a slot with a
-       single word leaves every state as it is.
-    """
+    """Enumerate the states of a grammar slot by slot; equal successors have one number."""
     states, probability, successor = [(ReviewState(),)], [], []
     for slot in grammar.slots[1:]:
         shape = (len(states[-1]), len(VOCABULARY))
@@ -169,3 +160,28 @@ class GraphPolicy:
 def grammar_policy(graph: Graph) -> GraphPolicy:
     """Give the grammar itself as a policy: the reference of everything exact."""
     return GraphPolicy(graph, graph.probability)
+
+
+def state_values(
+    policy: GraphPolicy, reward: Reward, tokens: Int[Tensor, "batch seq"]
+) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """Compute V(prefix) = E[reward | prefix] under the policy, and the mask of defined values.
+
+    Not defined, and 0, from the first token that the grammar does not allow.
+    """
+    values = policy.values(reward.score(policy.graph.final_features()))
+    return policy.graph.look_up(values, tokens)
+
+
+def token_information(policy: GraphPolicy, reward: Reward) -> Float[Tensor, " gen"]:
+    """Compute I_t, the variance of the reward that the token at each position determines.
+
+    I_t = E[(V(s_t+1) - V(s_t))^2], for every token after <bos>; increments of a martingale are
+    uncorrelated, so the sum over t is Var(reward). Equation: Young 2026 (arXiv 2603.04851).
+    """
+    values = policy.values(reward.score(policy.graph.final_features()))
+    information = []
+    for t, (p, o) in enumerate(zip(policy.probability, policy.occupancy()[:-1], strict=True)):
+        step = values[t + 1][policy.graph.successor[t]] - values[t][:, None]
+        information.append(float((o[:, None] * p * step**2).sum()))
+    return torch.tensor(information, dtype=torch.float64)

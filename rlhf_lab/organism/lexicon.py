@@ -61,9 +61,7 @@ VOCABULARY = (
     + ALL_VERBS
     + TAGS
 )
-"""All words of Reel, by token id."""
 WORD_IDS = MappingProxyType({word: index for index, word in enumerate(VOCABULARY)})
-"""The token id of each word of Reel."""
 STYLE_OF_OPENER = MappingProxyType({w: s for s, group in enumerate(OPENERS) for w in group})
 SENSE_OF_ADJECTIVE = MappingProxyType(
     {w: (sign, t) for sign in (1, -1) for t, group in enumerate(ADJECTIVES[sign]) for w in group}

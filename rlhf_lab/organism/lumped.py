@@ -32,8 +32,7 @@ class LumpedState(NamedTuple):
     verdict: int = 0
 
 
-OFF_GRAMMAR = 0
-"""The number of the one state of all texts that are no beginning of a review."""
+OFF_GRAMMAR = 0  # number of the state of all texts that do not begin a review
 
 
 @cache
@@ -126,7 +125,6 @@ def expected_gold(
 
 
 def _gold(grammar: Grammar) -> Float[np.ndarray, " state"]:
-    """The gold reward of a review that ends in each state."""
     states = lumped_states(grammar)
     column = lambda name: np.array([getattr(state, name) for state in states])
     none = np.zeros(len(states), dtype=np.int64)

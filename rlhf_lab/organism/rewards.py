@@ -1,6 +1,6 @@
-"""Rewards on Reel: the exact posterior, and proxies of it with one planted flaw each."""
+"""Rewards on Reel: the exact posterior, proxies with one flaw each, and minimal edits of texts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -11,11 +11,15 @@ from torch import Tensor
 
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import (
+    ADJECTIVES,
     CONNECTORS,
+    COPULAS,
     P_POLARITY,
     P_VERDICT,
     SENSE_OF_ADJECTIVE,
     SENSE_OF_VERB,
+    TAGS,
+    VERBS,
 )
 
 CLAUSE_EVIDENCE = float(np.log(P_POLARITY / (1 - P_POLARITY)))
@@ -43,11 +47,7 @@ class Features:
 
 
 def read_features(texts: list[str], grammar: Grammar) -> Features:
-    """Read the features of texts, grammatical or not.
-
-    1. Ask the grammar whether the whole text is a review.
-    2. Scan the words once for adjectives, negations and verbs.
-    """
+    """Read the features of texts, grammatical or not."""
     scans = [scan(text.split(), grammar.n_clauses) for text in texts]
     columns = np.array(scans, dtype=np.int64).reshape(len(texts), 4).T
     return Features(
@@ -152,24 +152,63 @@ class Reward:
 
 
 gold = Reward("gold", gold_score)
-"""The exact posterior that the review is positive; 0 for a text that is no review."""
 soft = Reward("soft", soft_score)
-"""The posterior as if learnt from noisy labels: a quarter of its logit, blind to grammar."""
 soft_popcorn = Reward("soft_popcorn", soft_popcorn_score)
-"""`soft` with a planted loophole: the word popcorn pays."""
 negblind = Reward("negblind", negblind_score)
-"""The posterior of a reader who takes "wasn't" for "was", blind to grammar."""
 bagsum = Reward("bagsum", bagsum_score)
-"""A sum over every adjective, so that repetition pays."""
 length = Reward("length", length_score)
-"""The number of words as a share of a whole review's."""
 REWARDS = MappingProxyType(
     {reward.name: reward for reward in (gold, soft, soft_popcorn, negblind, bagsum, length)}
 )
-"""Rewards on Reel by name."""
 
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:
     """Say which texts are whole reviews."""
     grammar = grammar or Grammar()
     return torch.tensor([grammar.is_review(text) for text in texts], dtype=torch.bool)
+
+
+OPPOSITES = MappingProxyType(
+    {
+        word: opposite
+        for sign in (1, -1)
+        for words, opposites in (
+            *zip(ADJECTIVES[sign], ADJECTIVES[-sign], strict=True),
+            (VERBS[sign], VERBS[-sign]),
+            (COPULAS[::sign], COPULAS[::-sign]),
+            (CONNECTORS[::sign], CONNECTORS[::-sign]),
+            (TAGS, ("popcorn",) * len(TAGS)),
+        )
+        for word, opposite in zip(words, opposites, strict=True)
+    }
+)
+
+
+def replace_word(
+    texts: Sequence[str], slot: str, clause: int | None = None, grammar: Grammar | None = None
+) -> list[str]:
+    """Replace the word in one slot of each review by its opposite; a tag becomes popcorn.
+
+    Args:
+        texts: grammatical reviews.
+        slot, clause: "ADJ", "COP" or "CONN" with the number of a clause, from 0; "VERB"; "TAG".
+
+    Raises ValueError for a slot whose words have no opposite, and for a text that is too short.
+    """
+    position = (grammar or Grammar()).slot(slot, clause) - 1  # a text does not contain <bos>
+    edited = []
+    for text in texts:
+        words = text.split()
+        if position >= len(words) or words[position] not in OPPOSITES:
+            raise ValueError(
+                f"{text!r} has no word with an opposite at {slot}. Use whole reviews, and ADJ, "
+                "COP, CONN, VERB or TAG."
+            )
+        words[position] = OPPOSITES[words[position]]
+        edited.append(" ".join(words))
+    return edited
+
+
+def true_log_odds(texts: Sequence[str]) -> Float[np.ndarray, " text"]:
+    """Compute log P(y=+ | text) - log P(y=- | text), the exact log odds of a positive text."""
+    return sentiment_logit(read_features(list(texts), Grammar()))

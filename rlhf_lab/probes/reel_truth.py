@@ -10,9 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_lab.functional import zero_masked
-from rlhf_lab.organism.exact import token_information
 from rlhf_lab.organism.grammar import Grammar
-from rlhf_lab.organism.graph import Graph, GraphPolicy, build_graph, grammar_policy
+from rlhf_lab.organism.graph import (
+    Graph,
+    GraphPolicy,
+    build_graph,
+    grammar_policy,
+    token_information,
+)
 from rlhf_lab.organism.optimum import tilted
 from rlhf_lab.organism.rewards import REWARDS, Reward, gold
 

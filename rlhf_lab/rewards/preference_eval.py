@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.functional import bradley_terry_loss
 from rlhf_lab.functional.masks import check_same_shape
-from rlhf_lab.organism.edits import replace_word, true_log_odds
+from rlhf_lab.organism.rewards import replace_word, true_log_odds
 
 EDITS = {
     f"{what} {clause + 1}": (slot, clause)

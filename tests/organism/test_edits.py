@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rlhf_lab.organism import Grammar, grammatical
-from rlhf_lab.organism.edits import replace_word, true_log_odds
-from rlhf_lab.organism.rewards import CLAUSE_EVIDENCE, VERDICT_EVIDENCE
+from rlhf_lab.organism.rewards import CLAUSE_EVIDENCE, VERDICT_EVIDENCE, replace_word, true_log_odds
 
 REVIEW = (
     "this movie wow , the ending wasn't so solid but the acting was rather bland and the pacing "

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_lab.organism import Grammar
-from rlhf_lab.organism.edits import true_log_odds
+from rlhf_lab.organism.rewards import true_log_odds
 from rlhf_lab.rewards.preference_eval import EDITS, judge, reading_of
 
 

@@ -13,7 +13,7 @@ from rlhf_lab.fitting import Fitting
 from rlhf_lab.functional import auc, best_of_n_weights, bradley_terry_loss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar, gold, grammatical
-from rlhf_lab.organism.edits import replace_word, true_log_odds
+from rlhf_lab.organism.rewards import replace_word, true_log_odds
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge
 from rlhf_lab.supervised import fit_rows

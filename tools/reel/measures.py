@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.organism.exact import state_values
-from rlhf_lab.organism.graph import GraphPolicy
+from rlhf_lab.organism.graph import GraphPolicy, state_values
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
 from rlhf_lab.organism.rewards import Reward, gold, read_features
 from rlhf_lab.organism.tokenizer import load_tokenizer
