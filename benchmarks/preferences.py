@@ -25,7 +25,7 @@ from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import reel_pairs
-from rlhf_lab.tuning import split_pairs, tune_on_judged, tune_on_pairs
+from rlhf_lab.tuning import split_pairs, train_on_labels, train_on_pairs
 from rlhf_lab.tuning_commands import PREFERENCES
 
 METHODS = MappingProxyType(
@@ -66,11 +66,11 @@ def tune(method: str, seed: int) -> dict[str, Any]:
     """Tune the bundled model on Reel's pairs, as the command does; gives what was measured."""
     loss, fitting = METHODS[method], Fitting(**asked(method, seed)["fitting"], show_progress=False)
     pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
-    how = {"own_texts": OWN_TEXTS, "gold_fn": REWARDS["gold"]}
+    how = {"drift_eval": OWN_TEXTS, "true_reward_fn": REWARDS["gold"]}
     if isinstance(loss, KTOLoss):
-        found = tune_on_judged(model, split_pairs(pairs), fitting, loss, **how)
+        found = train_on_labels(model, split_pairs(pairs), fitting, loss, **how)
     else:
-        found = tune_on_pairs(model, pairs, fitting, loss, **how)
+        found = train_on_pairs(model, pairs, fitting, loss, **how)
     return {"drift": rounded(asdict(found.drift)), "accuracy": rounded(found.accuracy)}
 
 

@@ -102,7 +102,7 @@ def sft(
     if chat.chat or chat.system_prompt is not None:
         load = partial(read_conversations, texts, column, prompt_column, chat)
     tune = partial(
-        fine_tune_on_chats if chat.chat else fine_tune, max_tokens=max_tokens, own_texts=own_texts
+        fine_tune_on_chats if chat.chat else fine_tune, max_tokens=max_tokens, drift_eval=own_texts
     )
     notes = {"method": "sft", "texts": texts} | asdict(chat)
     return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
@@ -125,10 +125,10 @@ def dpo(
     base model is the reference.
     """
     from rlhf_lab.rewards import load_pairs
-    from rlhf_lab.tuning import tune_on_pairs
+    from rlhf_lab.tuning import train_on_pairs
 
     load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
-    tune = partial(tune_on_pairs, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    tune = partial(train_on_pairs, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
     notes = {"method": "dpo", "pairs": pairs}
     return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
 
@@ -150,10 +150,10 @@ def orpo(
     without a reference. With --samples 0, no copy of the base model is loaded.
     """
     from rlhf_lab.rewards import load_pairs
-    from rlhf_lab.tuning import tune_on_pairs
+    from rlhf_lab.tuning import train_on_pairs
 
     load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
-    tune = partial(tune_on_pairs, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    tune = partial(train_on_pairs, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
     notes = {"method": "orpo", "pairs": pairs}
     return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
 
@@ -178,10 +178,10 @@ def kto(
         examples: A file or hub:NAME:SPLIT with the columns label (good or bad, true or false, 1 or
             0) and response or completion; a source of --pairs, whose pairs are split.
     """
-    from rlhf_lab.tuning import load_judged, tune_on_judged
+    from rlhf_lab.tuning import load_labeled_examples, train_on_labels
 
-    load = partial(load_judged, examples, n_pairs, fitting.seed, prompt_column)
-    tune = partial(tune_on_judged, loss=loss, max_tokens=max_tokens, own_texts=own_texts)
+    load = partial(load_labeled_examples, examples, n_pairs, fitting.seed, prompt_column)
+    tune = partial(train_on_labels, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
     notes = {"method": "kto", "examples": examples}
     return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
 
@@ -223,7 +223,7 @@ def _tune(
     data = load()
     print_line(f"{len(data)} {kind} from {source}; loading {base_model}")
     model = load_with_adapters(base_model, adapters, place, fitting.seed)
-    fitted = tune(model, data, fitting, gold_fn=REWARDS["gold"] if source == REEL else None)
+    fitted = tune(model, data, fitting, true_reward_fn=REWARDS["gold"] if source == REEL else None)
     notes |= {kind: Path(source).name} | asdict(adapters)
     out, gap = write_tuned(model, base_model, out, fitted, notes)
     next_step = f"python -m rlhf_lab train --base-model {out}"

@@ -32,7 +32,7 @@ NOUNS = {
     "Running mean": "rlhf_lab/functional/moments.py",
     "Sampling": "rlhf_lab/sampling.py",
     "logit lens": "rlhf_lab/probes/value_lens.py",
-    "fine-tuning": "rlhf_lab/tuning/sft.py",
+    "fine-tuning": "rlhf_lab/tuning/fit.py",
     "Validation": "rlhf_lab/config/checks.py",
 }
 

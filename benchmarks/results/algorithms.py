@@ -28,7 +28,7 @@ from rlhf_lab.rewards import SentimentReward, reel_pairs
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.tuning import Examples, fine_tune, tune_on_pairs
+from rlhf_lab.tuning import Examples, fine_tune, train_on_pairs
 
 Figures = dict[str, Any]
 BASE = "reel-nano"
@@ -110,7 +110,7 @@ def searched(
 def tune_dpo(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
     """DPO on reviews of the grammar, judged by a rater who knows the truth."""
     fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
-    tune_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
+    train_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
 
 
 def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:

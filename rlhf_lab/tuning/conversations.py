@@ -1,4 +1,4 @@
-"""Conversations to fine-tune on: messages of which the assistant's last turn is learned."""
+"""Conversations to fine-tune on: only the last turn of the assistant is learned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,57 +15,53 @@ from rlhf_lab.tuning.examples import Examples
 def read_conversations(
     name: str, column: str, prompt_column: str | None, chat: ChatArgs
 ) -> list[list[Message]]:
-    """The conversations of a source (see `read_rows`), each of which ends with an answer.
+    """Read conversations from a source (see `read_rows`), each of which ends with a response.
 
     Args:
-        column: of whole conversations; or of answers, as texts or messages, where there is a
-            prompt_column.
-        prompt_column: of what is answered: a user's turn as text, or messages; None without.
-        chat: the system prompt of conversations that have none.
+        column: column of whole conversations; with a prompt_column, of responses, as texts or
+            messages.
+        prompt_column: column of the prompts: a user's turn as text, or messages; None without.
+        chat: its system prompt is added to conversations without one.
 
     Raises:
-        ConfigError: a system prompt without a chat, or no row at all.
-        LoadError: no such source, or a row that is no conversation.
+        ConfigError: If a system prompt is set without chat, or the source has no row.
+        LoadError: If the source does not exist, or a row is not a conversation.
     """
     if not chat.chat:
         raise ConfigError(
-            f"system_prompt={chat.system_prompt!r:.60} is a message of a chat; set chat=True "
-            "(--chat)."
+            f"system_prompt={chat.system_prompt!r:.60} requires a chat. Set chat=True (--chat)."
         )
     found = []
     for row in read_rows(name, "texts", lines_as=column):
-        before = [] if prompt_column is None else _turns(row, prompt_column, "user")
-        turns = before + _turns(row, column, "assistant")
+        before = [] if prompt_column is None else _read_turns(row, prompt_column, "user")
+        turns = before + _read_turns(row, column, "assistant")
         if turns[0]["role"] == "assistant":
             raise LoadError(
-                f"{row.where} begins with an answer; name the column of what it answers as "
-                "prompt_column, or leave that row out."
+                f"{row.where} begins with a response. Set prompt_column to the column of its "
+                "prompt, or remove that row."
             )
         found.append(with_system(turns, chat.system_prompt))
     if not found:
-        raise ConfigError(f"texts={name!r} holds no conversation; give at least 2.")
+        raise ConfigError(f"texts={name!r} has no conversation. Use a source with at least 2.")
     return found
 
 
-def _turns(row: Row, column: str, last: str) -> list[Message]:
-    """The messages, or the text, in a column of a row."""
-    found: Any = row.fields.get(column) if isinstance(row.fields, dict) else None
-    given = found if isinstance(found, list) else row.text(column)
-    return read_turns(given, row.where, last)
+def _read_turns(row: Row, column: str, last: str) -> list[Message]:
+    value: Any = row.fields.get(column) if isinstance(row.fields, dict) else None
+    return read_turns(value if isinstance(value, list) else row.text(column), row.where, last)
 
 
 def render_examples(
     tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]
 ) -> Examples:
-    """Each conversation as the template writes it, of which its last answer is to be learned.
+    """Render each conversation with the chat template; its last response is to be learned.
 
-    1. The prompt ends with what the template puts before an answer, as where the model is to write.
-    2. The text is the answer up to the token that ends it, at which a model stops; what the
-       template puts behind that is nothing to learn.
+    The prompt includes the template's generation prompt; the text ends with the token that stops a
+    response.
 
     Raises:
-        LoadError: a conversation that the template refuses, or an answer that it does not put
-            behind its own generation prompt.
+        LoadError: If the template rejects a conversation, or renders a response after anything but
+            its generation prompt.
     """
     ends = [tokenizer.convert_ids_to_tokens(token) for token in template_stops(tokenizer)]
     prompts, texts = [], []
@@ -75,8 +71,8 @@ def render_examples(
         prompt = render_chat(tokenizer, turns[:-1], where)
         if not whole.startswith(prompt):
             raise LoadError(
-                f"{where}: the chat template writes another prompt before an answer than for one; "
-                "give a tokenizer whose chat_template does not."
+                f"{where}: the chat template renders a response after another prompt than its "
+                "generation prompt. Use a tokenizer with a consistent chat_template."
             )
         text = whole.removeprefix(prompt)
         for end in ends:

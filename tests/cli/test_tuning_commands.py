@@ -155,7 +155,7 @@ def test_kto_separates_good_from_bad(tmp_path):
         ("dpo", "--pairs", "rewards.load_pairs"),
         ("orpo", "--pairs", "rewards.load_pairs"),
         ("train-reward", "--pairs", "rewards.load_pairs"),
-        ("kto", "--examples", "tuning.load_judged"),
+        ("kto", "--examples", "tuning.load_labeled_examples"),
         ("sft", "--texts", "tuning.load_examples"),
     ],
 )

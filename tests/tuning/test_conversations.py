@@ -9,8 +9,8 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.fitting import Fitting, OwnTexts
 from rlhf_lab.models import load_model
 from rlhf_lab.tuning import (
-    DriftMeter,
     Examples,
+    KLMeter,
     encode_examples,
     example_logprobs,
     fine_tune,
@@ -66,7 +66,7 @@ def test_answers_and_prompts_may_stand_in_columns_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("row", "prompt_column", "complaint"),
     [
-        ({"say": "w3"}, None, "line 1 begins with an answer; name the column"),
+        ({"say": "w3"}, None, "line 1 begins with a response. Set prompt_column"),
         ({"say": [ASK]}, None, "line 1 ends with a turn of 'user'"),
         ({"say": "w3", "ask": [ASK, SAY]}, "ask", "line 1 ends with a turn of 'assistant'"),
         ({"say": "w3"}, "ask", "line 1 has no text under 'ask'"),
@@ -78,16 +78,18 @@ def test_a_row_without_an_answer_to_something_is_refused(tmp_path, row, prompt_c
 
 
 def test_no_row_and_a_system_prompt_without_a_chat_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no conversation"):
+    with pytest.raises(ConfigError, match="has no conversation"):
         read_conversations(written(tmp_path), "say", None, CHAT)
-    with pytest.raises(ConfigError, match="set chat=True"):
+    with pytest.raises(ConfigError, match="Set chat=True"):
         read_conversations(written(tmp_path), "say", None, ChatArgs(system_prompt="w1"))
 
 
 def test_a_template_with_another_prompt_before_an_answer_is_refused():
     other = "{% for m in messages %}{{ m.content }} </s> {% endfor %}"
     other += "{% if add_generation_prompt %}w0{% endif %}"
-    with pytest.raises(LoadError, match="conversation 1: the chat template writes another prompt"):
+    with pytest.raises(
+        LoadError, match="conversation 1: the chat template renders a response after"
+    ):
         render_examples(chat_tokenizer(other), [[ASK, SAY]])
 
 
@@ -101,10 +103,10 @@ def test_own_texts_begin_with_the_prompts_as_rendered_and_end_with_the_turn(mode
     tokenizer = model.tokenizer
     examples = render_examples(tokenizer, [[ASK, SAY]])
     own = OwnTexts(samples=32, gen_len=16)
-    meter = DriftMeter(model, examples.prompts, own, rendered=True)
+    meter = KLMeter(model, examples.prompts, own, rendered=True)
     expected = tokenizer.apply_chat_template([ASK], add_generation_prompt=True)["input_ids"]
     assert meter.prompts == [expected] * 32
-    samples = meter._write()
+    samples = meter.sample()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     ended = samples.tokens[:, samples.prefix_len :] == end
     assert (samples.mask.sum(1)[ended.any(1)] == ended.int().argmax(1)[ended.any(1)] + 1).all()
@@ -117,6 +119,6 @@ def test_fine_tuning_on_conversations_teaches_the_answer(tmp_path):
     examples = render_examples(model.tokenizer, [[ASK, SAY], TWICE] * 4)
     assert isinstance(examples, Examples) and examples.rendered
     fitting = Fitting(steps=30, batch_size=4, learning_rate=1e-2, held_out=0.25)
-    fit = fine_tune(model, examples, fitting, own_texts=OwnTexts(samples=4, gen_len=4))
+    fit = fine_tune(model, examples, fitting, drift_eval=OwnTexts(samples=4, gen_len=4))
     assert fit.held_out_tokens in (4, 5, 6) and fit.loss_after < 0.3 * fit.loss_before
     assert fit.drift.samples == 4

@@ -18,7 +18,7 @@ from rlhf_lab.tuning import (
     OwnTexts,
     encode_examples,
     text_logprobs,
-    tune_on_pairs,
+    train_on_pairs,
 )
 
 FEW = Fitting(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
@@ -54,7 +54,7 @@ def test_the_logprob_of_a_text_is_that_of_plain_transformers(model_dir):
 def test_the_first_loss_is_that_of_a_policy_equal_to_its_reference(model_dir, loss, expected):
     """h = 0: -log sigmoid(0) = log 2 whatever is smoothed, and for IPO (0 - 1 / (2 beta))^2 = 1."""
     model = load_model(str(model_dir))
-    fitted = tune_on_pairs(model, SAME, Fitting(1, 4, 1e-3, 0.5, 0, False), loss)
+    fitted = train_on_pairs(model, SAME, Fitting(1, 4, 1e-3, 0.5, 0, False), loss)
     assert fitted.first_loss == pytest.approx(expected, abs=1e-5)
 
 
@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir):
     """
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
     fitting = Fitting(5, 4, 3e-3, 0.5, 1, False)
-    fitted = tune_on_pairs(model, SAME, fitting, DPOLoss(0.2))
+    fitted = train_on_pairs(model, SAME, fitting, DPOLoss(0.2))
     held_out, _ = hold_out(8, 0.5, np.random.default_rng(1))
     means = {}
     for name, texts in (("chosen", SAME.chosen), ("rejected", SAME.rejected)):
@@ -105,8 +105,8 @@ def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
     and nothing would move.
     """
     fitting = Fitting(40, 16, 3e-4, 0.2, 0, False)
-    own = {"own_texts": OwnTexts(96, 28), "gold_fn": REWARDS["gold"]}
-    fitted = tune_on_pairs(nano, reel_pairs(1000, 0), fitting, loss, **own)
+    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+    fitted = train_on_pairs(nano, reel_pairs(1000, 0), fitting, loss, **settings)
     assert fitted.accuracy > 0.65 and fitted.margin > 0
     assert fitted.gold_accuracy > 0.8 and 0.8 < fitted.bayes_accuracy < 0.95
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
@@ -116,7 +116,7 @@ def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
 def test_adapters_have_the_model_below_them_as_reference(nano):
     add_lora(nano, 2, 4.0)
     below = {n: p.clone() for n, p in nano.named_parameters() if not p.requires_grad}
-    fitted = tune_on_pairs(nano, reel_pairs(60, 0), FEW)
+    fitted = train_on_pairs(nano, reel_pairs(60, 0), FEW)
     assert fitted.first_loss < math.log(2) + 0.1 and fitted.margin != 0
     assert all(torch.equal(p, below[n]) for n, p in nano.named_parameters() if n in below)
 
@@ -125,22 +125,31 @@ def test_hooks_fire_on_every_step_and_only_in_the_policy(nano):
     heard = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: heard.append(x.requires_grad))]
     with nano.hooks(fwd_hooks=hooks):
-        tune_on_pairs(nano, reel_pairs(20, 0), FEW)
+        train_on_pairs(nano, reel_pairs(20, 0), FEW)
     assert heard.count(True) == 3 and heard.count(False) == 1
 
 
 def test_own_texts_continue_the_prompts_of_held_out_pairs(nano):
     prompts = ["this movie wow , the plot", "this film"] * 2
     pairs = Pairs([p + " was" for p in prompts], [p + " it" for p in prompts], None, prompts)
-    fitted = tune_on_pairs(nano, pairs, FEW, own_texts=OwnTexts(3, 2))
+    fitted = train_on_pairs(nano, pairs, FEW, drift_eval=OwnTexts(3, 2))
     assert fitted.drift.samples == 3
+
+
+def test_pairs_that_are_equal_after_the_cut_are_rejected(nano):
+    pairs = Pairs(["the " * 40 + "plot"] * 4, ["the " * 40 + "movie"] * 4)
+    with (
+        pytest.warns(UserWarning, match="8 of 8 texts were cut to 32 tokens"),
+        pytest.raises(ConfigError, match="All 4 pairs are equal in their first 32 tokens"),
+    ):
+        train_on_pairs(nano, pairs, FEW)
 
 
 @pytest.mark.slow
 def test_a_seed_decides_all():
     def run(seed):
         model = load_model("reel-nano")
-        tune_on_pairs(model, reel_pairs(30, 0), Fitting(2, 8, 1e-3, 0.2, seed, False))
+        train_on_pairs(model, reel_pairs(30, 0), Fitting(2, 8, 1e-3, 0.2, seed, False))
         return model.W_E.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

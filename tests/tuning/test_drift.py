@@ -8,7 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.models.lora import lora_layers
 from rlhf_lab.organism import REWARDS
-from rlhf_lab.tuning import DriftMeter, OwnTexts
+from rlhf_lab.tuning import KLMeter, OwnTexts
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def nudge(model, size):
 
 
 def test_a_model_that_has_not_moved_is_at_kl_zero(nano):
-    drift = DriftMeter(nano, ["", "this movie"], OwnTexts(8, 5)).measure()
+    drift = KLMeter(nano, ["", "this movie"], OwnTexts(8, 5)).measure()
     assert (drift.samples, drift.kl_per_token, drift.kl_per_sequence) == (8, 0.0, 0.0)
     assert drift.gold_before is None and drift.gold_after is None
 
@@ -33,10 +33,10 @@ def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
     tokens ends early, so that a sequence has three times the KL of a token.
     """
     start = load_model("reel-nano")
-    meter = DriftMeter(nano, [""], OwnTexts(6, 3), seed=2, batch_size=4)
+    meter = KLMeter(nano, [""], OwnTexts(6, 3), seed=2, batch_size=4)
     nudge(nano, 0.5)
     drift = meter.measure()
-    tokens = meter._write().tokens
+    tokens = meter.sample().tokens
     own, before = (model(tokens).double().log_softmax(-1)[:, :-1] for model in (nano, start))
     expected = (own.exp() * (own - before)).sum(-1).mean().item()
     assert expected > 0.01
@@ -49,7 +49,7 @@ def test_gold_is_taken_of_the_texts_before_and_after(nano):
     """The unembedding is turned against blame, so that gold rises."""
     from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
 
-    meter = DriftMeter(nano, [""], OwnTexts(48, 28), REWARDS["gold"])
+    meter = KLMeter(nano, [""], OwnTexts(48, 28), REWARDS["gold"])
     words = [word for tier in ADJECTIVES[-1] for word in tier] + list(VERBS[-1])
     nano.unembed.b_U.data[[WORD_IDS[word] for word in words]] -= 3.0
     drift = meter.measure()
@@ -58,7 +58,7 @@ def test_gold_is_taken_of_the_texts_before_and_after(nano):
 
 def test_below_adapters_the_model_is_its_own_reference(nano):
     add_lora(nano, 2, 4.0)
-    meter = DriftMeter(nano, [""], OwnTexts(4, 5))
+    meter = KLMeter(nano, [""], OwnTexts(4, 5))
     assert meter.reference.W_E.data_ptr() == nano.W_E.data_ptr()
     for layer in lora_layers(nano).values():
         layer.B.data += 3.0
@@ -68,14 +68,14 @@ def test_below_adapters_the_model_is_its_own_reference(nano):
 def test_prompts_that_leave_no_room_are_left_out(nano):
     """The context is 32; BOS and 31 words leave room for nothing."""
     long = " ".join(["the"] * 31)
-    drift = DriftMeter(nano, [long, "this movie"], OwnTexts(4, 5)).measure()
+    drift = KLMeter(nano, [long, "this movie"], OwnTexts(4, 5)).measure()
     assert drift.samples == 4
-    assert DriftMeter(nano, [long], OwnTexts(4, 5)).measure() is None
+    assert KLMeter(nano, [long], OwnTexts(4, 5)).measure() is None
 
 
 def test_nothing_is_measured_unasked_and_too_few_is_refused(nano):
-    assert DriftMeter(nano, [""], None).measure() is None
-    assert DriftMeter(nano, [""], OwnTexts(0)).measure() is None
+    assert KLMeter(nano, [""], None).measure() is None
+    assert KLMeter(nano, [""], OwnTexts(0)).measure() is None
     with pytest.raises(ConfigError, match="samples=-1"):
         OwnTexts(-1)
     with pytest.raises(ConfigError, match="gen_len=-1"):
@@ -85,6 +85,6 @@ def test_nothing_is_measured_unasked_and_too_few_is_refused(nano):
 @pytest.mark.slow
 def test_measuring_leaves_weights_and_random_state_alone(nano):
     before, state = nano.W_E.clone(), torch.get_rng_state()
-    DriftMeter(nano, [""], OwnTexts(4, 5)).measure()
+    KLMeter(nano, [""], OwnTexts(4, 5)).measure()
     assert_close(nano.W_E, before, atol=0, rtol=0)
     assert torch.equal(torch.get_rng_state(), state)

@@ -1,5 +1,8 @@
 """Examples: where they come from, which of their tokens count, and what the model says of them."""
 
+import json
+import warnings
+
 import pytest
 import torch
 
@@ -54,15 +57,34 @@ def test_bos_goes_in_front_and_eos_behind_and_the_prompt_is_given(nano):
     assert alone == ([0, 2, 8, 1], 1) and after == ([0, 2, 8, 1], 2)
 
 
-def test_a_text_that_is_cut_gets_no_eos(nano):
-    (cut,) = encode_examples(nano, [""], ["this movie this movie"], max_tokens=4)
+def test_cut_texts_have_no_eos_and_warn(nano):
+    with pytest.warns(UserWarning, match="1 of 2 texts were cut to 4 tokens"):
+        cut, _ = encode_examples(nano, ["", ""], ["this movie this movie", "this"], max_tokens=4)
     assert cut == ([0, 2, 8, 2], 1)
-    (whole,) = encode_examples(nano, [""], ["the " * 31])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (whole,) = encode_examples(nano, [""], ["the " * 31])
     assert len(whole.ids) == 32 and whole.ids[-1] == 3
 
 
+def test_rendered_texts_keep_their_only_bos_and_eos(nano):
+    (row,) = encode_examples(nano, [""], ["<bos> this movie <eos>"])
+    assert row == ([0, 2, 8, 1], 1)
+    (row,) = encode_examples(nano, ["<bos> this"], ["movie <eos>"])
+    assert row == ([0, 2, 8, 1], 2)
+
+
+@pytest.mark.parametrize("text", [" was", "it was"])
+def test_column_prompt_is_used_and_removed_from_texts(tmp_path, text):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "it", "text": text}) + "\n")
+    examples = load_examples(str(tmp_path / "x.jsonl"), 1, 0)
+    assert (examples.prompts, examples.texts) == (["it"], [" was"])
+    whole = load_examples(str(tmp_path / "x.jsonl"), 1, 0, column="prompt")
+    assert (whole.prompts, whole.texts) == ([""], ["it"])
+
+
 def test_what_leaves_nothing_to_learn_is_refused(nano):
-    with pytest.raises(ConfigError, match="of 3 tokens 3 are given; raise max_tokens"):
+    with pytest.raises(ConfigError, match="the prompt has 3 of 3 tokens. Raise max_tokens"):
         encode_examples(nano, ["this movie"], ["this"], max_tokens=3)
     with pytest.raises(ConfigError, match="max_tokens=1 is too small"):
         encode_examples(nano, [""], ["this"], max_tokens=1)

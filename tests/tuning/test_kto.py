@@ -13,22 +13,22 @@ from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.tuning import (
-    Judged,
     KTOLoss,
+    LabeledExamples,
     OwnTexts,
     encode_examples,
-    load_judged,
+    load_labeled_examples,
     split_pairs,
     text_logprobs,
-    tune_on_judged,
+    train_on_labels,
 )
 from rlhf_lab.tuning.examples import TokenRow
-from rlhf_lab.tuning.on_judged import mismatched
+from rlhf_lab.tuning.losses import mismatch_responses
 
 FEW = Fitting(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
 PROMPTS = ["w8 w9", "", "w6 w7 w8", "w5"]
 TEXTS = ["w1 w2", "w3", "w4 w5 w6", "w2 w7"]
-JUDGED = Judged(PROMPTS, TEXTS, np.array([True, False, False, True]), np.arange(4))
+JUDGED = LabeledExamples(PROMPTS, TEXTS, np.array([True, False, False, True]), np.arange(4))
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def shaken(model, seed):
 
 def test_each_prompt_goes_with_the_next_response():
     rows = [TokenRow([1, 2, 3], 2), TokenRow([4, 5, 6, 7], 1), TokenRow([8, 9, 10], 2)]
-    found = mismatched(rows, 9)
+    found = mismatch_responses(rows, 9)
     assert found == [TokenRow([1, 2, 5, 6, 7], 2), TokenRow([4, 10], 1), TokenRow([8, 9, 3], 2)]
-    assert mismatched(rows, 3)[0] == TokenRow([1, 2, 5], 2)
+    assert mismatch_responses(rows, 3)[0] == TokenRow([1, 2, 5], 2)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_the_loss_is_the_papers_text_by_text(model_dir, monkeypatch):
     """
     start, model = load_model(str(model_dir)), shaken(load_model(str(model_dir)), 1)
     policy = shaken(load_model(str(model_dir)), 1)
-    monkeypatch.setattr("rlhf_lab.tuning.on_judged.make_reference", lambda _: start)
+    monkeypatch.setattr("rlhf_lab.tuning.losses.make_reference", lambda _: start)
     order = []
 
     class Noted(np.random.Generator):
@@ -75,7 +75,7 @@ def test_the_loss_is_the_papers_text_by_text(model_dir, monkeypatch):
 
     monkeypatch.setattr(np.random, "default_rng", lambda seed: Noted(np.random.PCG64(seed)))
     loss = KTOLoss(0.4, 1.5, 0.5)
-    fitted = tune_on_judged(model, JUDGED, Fitting(1, 3, 1e-12, 0.2, 2, False), loss)
+    fitted = train_on_labels(model, JUDGED, Fitting(1, 3, 1e-12, 0.2, 2, False), loss)
 
     def log_ratio(prompt, text):
         rows = encode_examples(policy, [prompt], [text])
@@ -102,7 +102,7 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir, batch
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
     pairs = Pairs(["w1 w2", "w3", "w2 w3"] * 4, ["w4", "w5 w6 w7", "w9"] * 4)
     judged, fitting = split_pairs(pairs), Fitting(5, batch_size, 3e-3, 0.4, 1, False)
-    fitted = tune_on_judged(model, judged, fitting, KTOLoss(0.2))
+    fitted = train_on_labels(model, judged, fitting, KTOLoss(0.2))
     held_out, train = judged.hold_out(0.4, np.random.default_rng(1))
     rewards = {True: [], False: []}
     for i in held_out:
@@ -126,8 +126,8 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir, batch
 def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
     """400 texts of 2,000 held out. Untrained, half of the comparisons would be right."""
     fitting = Fitting(60, 16, 3e-4, 0.2, 0, False)
-    own = {"own_texts": OwnTexts(96, 28), "gold_fn": REWARDS["gold"]}
-    fitted = tune_on_judged(nano, judged_pairs(1000), fitting, loss, **own)
+    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+    fitted = train_on_labels(nano, judged_pairs(1000), fitting, loss, **settings)
     assert fitted.accuracy > 0.62 and fitted.good_reward > fitted.bad_reward
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
     assert fitted.drift.kl_per_sequence > 0.05
@@ -135,15 +135,15 @@ def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
 
 def test_the_reference_point_is_that_of_the_last_steps(nano, monkeypatch):
     given = iter(torch.arange(20.0))
-    monkeypatch.setattr("rlhf_lab.tuning.on_judged.kto_reference_point", lambda *_: next(given))
-    fitted = tune_on_judged(nano, judged_pairs(10), Fitting(20, 4, 1e-9, show_progress=False))
+    monkeypatch.setattr("rlhf_lab.tuning.losses.kto_reference_point", lambda *_: next(given))
+    fitted = train_on_labels(nano, judged_pairs(10), Fitting(20, 4, 1e-9, show_progress=False))
     assert fitted.reference_point == 18.5
 
 
 def test_adapters_have_the_model_below_them_as_reference(nano):
     add_lora(nano, 2, 4.0)
     below = {n: p.clone() for n, p in nano.named_parameters() if not p.requires_grad}
-    fitted = tune_on_judged(nano, judged_pairs(30), FEW)
+    fitted = train_on_labels(nano, judged_pairs(30), FEW)
     assert fitted.first_loss == pytest.approx(0.5, abs=0.05)
     assert fitted.good_reward != fitted.bad_reward
     assert all(torch.equal(p, below[n]) for n, p in nano.named_parameters() if n in below)
@@ -153,7 +153,7 @@ def test_the_estimate_of_the_kl_has_no_gradient(nano):
     heard = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: heard.append(x.requires_grad))]
     with nano.hooks(fwd_hooks=hooks):
-        tune_on_judged(nano, judged_pairs(10), Fitting(3, 8, 1e-3, 0.2, 0, False))
+        train_on_labels(nano, judged_pairs(10), Fitting(3, 8, 1e-3, 0.2, 0, False))
     assert heard == [False, True] * 3 + [False]
 
 
@@ -161,7 +161,7 @@ def test_the_estimate_of_the_kl_has_no_gradient(nano):
 def test_a_seed_decides_all():
     def run(seed):
         model = load_model("reel-nano")
-        tune_on_judged(model, judged_pairs(15), Fitting(2, 8, 1e-3, 0.2, seed, False))
+        train_on_labels(model, judged_pairs(15), Fitting(2, 8, 1e-3, 0.2, seed, False))
         return model.W_E.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
@@ -169,24 +169,24 @@ def test_a_seed_decides_all():
 
 def test_where_one_kind_is_missing_among_those_held_out_nothing_is_compared(nano):
     texts = ["this movie", "the plot", "it was good"]
-    judged = Judged([""] * 3, texts, np.array([True, True, False]), np.array([0, 1, 1]))
+    judged = LabeledExamples([""] * 3, texts, np.array([True, True, False]), np.array([0, 1, 1]))
     fitting = next(
         Fitting(1, 2, 1e-4, 0.5, seed, False)
         for seed in range(20)
         if list(judged.hold_out(0.5, np.random.default_rng(seed))[0]) == [0]
     )
-    fitted = tune_on_judged(nano, judged, fitting)
+    fitted = train_on_labels(nano, judged, fitting)
     assert (fitted.accuracy, fitted.good_reward, fitted.bad_reward) == (None, None, None)
     assert "1 good and 0 bad held-out texts: none of one kind" in "\n".join(fitted.summary())
 
 
-TWO = Judged([""] * 2, ["this", "movie"], np.array([True, False]), np.arange(2))
+TWO = LabeledExamples([""] * 2, ["this", "movie"], np.array([True, False]), np.arange(2))
 
 
 @pytest.mark.parametrize(("size", "judged", "texts"), [(1, judged_pairs(4), 4), (8, TWO, 1)])
 def test_a_batch_of_one_has_no_other_response_and_is_refused(nano, size, judged, texts):
     with pytest.raises(ConfigError, match=f"batch_size={size} with {texts} texts"):
-        tune_on_judged(nano, judged, Fitting(1, size, 1e-4, 0.5, 0, False))
+        train_on_labels(nano, judged, Fitting(1, size, 1e-4, 0.5, 0, False))
 
 
 def test_texts_of_a_group_are_held_out_together():
@@ -194,6 +194,13 @@ def test_texts_of_a_group_are_held_out_together():
     held_out, train = judged.hold_out(0.3, np.random.default_rng(0))
     assert len(held_out) == 12 and sorted([*held_out, *train]) == list(range(40))
     assert not set(judged.groups[held_out]) & set(judged.groups[train])
+
+
+def test_texts_of_one_prompt_are_held_out_one_by_one(tmp_path):
+    rows = [{"prompt": "a ", "completion": f"b{i}", "label": i % 2 == 0} for i in range(16)]
+    examples = load_labeled_examples(written(tmp_path, rows), 1, 0)
+    held_out, train = examples.hold_out(0.25, np.random.default_rng(0))
+    assert len(held_out) == 4 and sorted([*held_out, *train]) == list(range(16))
 
 
 def test_pairs_are_taken_apart_without_their_prompts():
@@ -219,7 +226,7 @@ def written(tmp_path, rows, name="x.jsonl"):
 
 
 def test_a_file_of_judged_texts_is_read_as_it_stands(tmp_path):
-    found = load_judged(written(tmp_path, ROWS), 1, 0)
+    found = load_labeled_examples(written(tmp_path, ROWS), 1, 0)
     assert found.prompts == ["ask", "tell", "ask"] and found.texts == ["yes", "no", "maybe"]
     assert found.is_good.tolist() == [True, False, False]
     assert found.groups[0] == found.groups[2] != found.groups[1]
@@ -227,10 +234,10 @@ def test_a_file_of_judged_texts_is_read_as_it_stands(tmp_path):
 
 def test_rows_without_prompts_have_none_and_stand_alone(tmp_path):
     rows = [{"completion": "same", "label": True}, {"completion": "same", "label": False}]
-    found = load_judged(written(tmp_path, rows), 1, 0)
+    found = load_labeled_examples(written(tmp_path, rows), 1, 0)
     assert found.prompts == ["", ""] and found.groups.tolist() == [0, 1]
     named = [row | {"ask": "q"} for row in rows]
-    assert load_judged(written(tmp_path, named), 1, 0, "ask").prompts == ["q", "q"]
+    assert load_labeled_examples(written(tmp_path, named), 1, 0, "ask").prompts == ["q", "q"]
 
 
 @pytest.mark.parametrize(
@@ -238,25 +245,25 @@ def test_rows_without_prompts_have_none_and_stand_alone(tmp_path):
 )
 def test_labels_have_several_spellings(tmp_path, good, bad):
     rows = [{"response": "a", "label": bad}, {"response": "b", "label": good}]
-    assert load_judged(written(tmp_path, rows), 1, 0).is_good.tolist() == [False, True]
+    assert load_labeled_examples(written(tmp_path, rows), 1, 0).is_good.tolist() == [False, True]
 
 
 def test_a_table_is_read_too(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("label,response\ngood,a fine one\n0,b\n", encoding="utf-8")
-    found = load_judged(str(path), 1, 0)
+    found = load_labeled_examples(str(path), 1, 0)
     assert (found.texts, found.is_good.tolist()) == (["a fine one", "b"], [True, False])
 
 
 def test_a_file_of_pairs_is_taken_apart(tmp_path):
     rows = [{"q": "ask ", "chosen": "yes", "rejected": "no"}] * 2
-    found = load_judged(written(tmp_path, rows), 1, 0, "q")
+    found = load_labeled_examples(written(tmp_path, rows), 1, 0, "q")
     assert found.texts == ["yes", "yes", "no", "no"] and found.prompts == ["ask "] * 4
     assert found.is_good.tolist() == [True, True, False, False]
 
 
 def test_reels_pairs_are_taken_apart():
-    found, pairs = load_judged("reel", 3, 5), reel_pairs(3, 5)
+    found, pairs = load_labeled_examples("reel", 3, 5), reel_pairs(3, 5)
     assert found.texts == pairs.chosen + pairs.rejected
 
 
@@ -278,13 +285,13 @@ def test_reels_pairs_are_taken_apart():
 )
 def test_rows_that_are_no_judged_texts_are_refused(tmp_path, rows, words):
     with pytest.raises(LabError, match=words) as caught:
-        load_judged(written(tmp_path, rows), 1, 0)
+        load_labeled_examples(written(tmp_path, rows), 1, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_a_prompt_column_that_is_not_there_is_named(tmp_path):
     with pytest.raises(LabError, match="line 1 has no text under 'q'"):
-        load_judged(written(tmp_path, ROWS), 1, 0, "q")
+        load_labeled_examples(written(tmp_path, ROWS), 1, 0, "q")
 
 
 @pytest.mark.parametrize(

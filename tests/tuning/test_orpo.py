@@ -13,8 +13,8 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.supervised import hold_out
-from rlhf_lab.tuning import ORPOLoss, OwnTexts, encode_examples, tune_on_pairs
-from rlhf_lab.tuning import on_pairs as module
+from rlhf_lab.tuning import ORPOLoss, OwnTexts, encode_examples, train_on_pairs
+from rlhf_lab.tuning import losses as module
 
 PROMPTS = ["w8 w9", "w6"] * 3
 PROMPTED = Pairs(
@@ -50,7 +50,7 @@ def test_loss_and_figures_are_those_of_plain_transformers(model_dir):
     """
     plain = AutoModelForCausalLM.from_pretrained(str(model_dir), local_files_only=True).eval()
     model = load_model(str(model_dir))
-    fitted = tune_on_pairs(model, PROMPTED, Fitting(1, 6, 1e-12, 0.5, 3, False), ORPOLoss(0.7))
+    fitted = train_on_pairs(model, PROMPTED, Fitting(1, 6, 1e-12, 0.5, 3, False), ORPOLoss(0.7))
     held_out, train = hold_out(6, 0.5, np.random.default_rng(3))
     logps = {
         i: [mean_logprob(plain, model, PROMPTS[i], text) for text in ("w1 w2", "w4 w5 w6 w7")]
@@ -71,9 +71,9 @@ def test_no_reference_is_made(nano, monkeypatch):
         raise AssertionError("a reference is made")
 
     monkeypatch.setattr(module, "make_reference", refuse)
-    monkeypatch.setattr("rlhf_lab.tuning.drift.make_reference", refuse)
+    monkeypatch.setattr("rlhf_lab.tuning.kl_meter.make_reference", refuse)
     few = Fitting(2, 8, 1e-3, show_progress=False)
-    fitted = tune_on_pairs(nano, reel_pairs(20, 0), few, ORPOLoss(), own_texts=OwnTexts(0))
+    fitted = train_on_pairs(nano, reel_pairs(20, 0), few, ORPOLoss(), drift_eval=OwnTexts(0))
     assert fitted.drift is None
 
 
@@ -81,17 +81,17 @@ def test_hooks_fire_on_every_step_and_on_the_pairs_held_out(nano):
     heard = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: heard.append(x.requires_grad))]
     with nano.hooks(fwd_hooks=hooks):
-        tune_on_pairs(nano, reel_pairs(20, 0), Fitting(3, 8, show_progress=False), ORPOLoss())
+        train_on_pairs(nano, reel_pairs(20, 0), Fitting(3, 8, show_progress=False), ORPOLoss())
     assert heard == [True] * 3 + [False]
 
 
 @pytest.mark.slow
 def test_on_reel_it_raises_gold_and_the_odds_do_more_than_sft_alone(nano):
     fitting = Fitting(40, 16, 3e-4, 0.2, 0, False)
-    own = {"own_texts": OwnTexts(96, 28), "gold_fn": REWARDS["gold"]}
-    fitted = tune_on_pairs(nano, reel_pairs(1000, 0), fitting, ORPOLoss(1.0), **own)
-    alone = tune_on_pairs(
-        load_model("reel-nano"), reel_pairs(1000, 0), fitting, ORPOLoss(0.0), **own
+    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+    fitted = train_on_pairs(nano, reel_pairs(1000, 0), fitting, ORPOLoss(1.0), **settings)
+    alone = train_on_pairs(
+        load_model("reel-nano"), reel_pairs(1000, 0), fitting, ORPOLoss(0.0), **settings
     )
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
     assert fitted.accuracy > 0.55 and fitted.gold_accuracy > 0.8

@@ -64,9 +64,9 @@ def test_praise_alone_teaches_praise(nano):
     texts = load_examples("reel", 600, 1).texts
     rewards = REWARDS["gold"](texts).tolist()
     praise = [text for text, gold in zip(texts, rewards, strict=True) if gold > 0.9]
-    own = {"own_texts": OwnTexts(64, 28), "gold_fn": REWARDS["gold"]}
+    settings = {"drift_eval": OwnTexts(64, 28), "true_reward_fn": REWARDS["gold"]}
     examples = Examples([""] * len(praise), praise)
-    fitted = fine_tune(nano, examples, Fitting(60, 16, 1e-3, 0.1, 0, False), **own)
+    fitted = fine_tune(nano, examples, Fitting(60, 16, 1e-3, 0.1, 0, False), **settings)
     assert fitted.drift.gold_after > fitted.drift.gold_before + 0.2
     assert fitted.drift.kl_per_sequence > 0.1
 
@@ -77,7 +77,7 @@ def test_the_texts_that_it_was_made_from_leave_it_where_it_is(nano):
         nano,
         load_examples("reel", 300, 5),
         Fitting(20, 16, 1e-4, 0.2, 0, False),
-        own_texts=OwnTexts(64, 28),
+        drift_eval=OwnTexts(64, 28),
     )
     assert fitted.drift.kl_per_sequence < 0.1
     assert abs(fitted.loss_after - fitted.loss_before) < 0.05
@@ -105,7 +105,7 @@ def test_adapters_learn_while_the_model_below_them_stays(nano):
     start = effective_weights(load_model("reel-nano"))
     # Steps large enough, and texts long enough, for a KL well above what float32 can tell from 0.
     far = replace(FEW, learning_rate=0.03)
-    fitted = fine_tune(nano, load_examples("reel", 40, 0), far, own_texts=OwnTexts(8, 25))
+    fitted = fine_tune(nano, load_examples("reel", 40, 0), far, drift_eval=OwnTexts(8, 25))
     changed = effective_weights(nano)
     moved = {name for name in start if not torch.equal(start[name], changed[name])}
     assert {name.rsplit(".", 1)[1] for name in moved} == {"W_Q", "W_V"}
@@ -129,7 +129,7 @@ def test_one_text_is_too_few(nano):
 
 
 def test_figures_are_plain_json_values(nano):
-    fitted = fine_tune(nano, load_examples("reel", 10, 0), FEW, own_texts=OwnTexts(2, 3))
+    fitted = fine_tune(nano, load_examples("reel", 10, 0), FEW, drift_eval=OwnTexts(2, 3))
     found = fitted.to_dict()
     assert found["steps"] == 4 and "show_progress" not in found
     assert found["perplexity_before"] == pytest.approx(math.exp(found["loss_before"]))

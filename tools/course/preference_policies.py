@@ -15,11 +15,10 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.lora import add_lora
 from rlhf_lab.organism import Grammar, Reward, gold, grammatical
-from rlhf_lab.organism.edits import true_log_odds
-from rlhf_lab.organism.rewards import sentiment_logit
+from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
 from rlhf_lab.rewards import reel_pairs
+from rlhf_lab.tuning import train_on_pairs
 from rlhf_lab.tuning.examples import encode_examples, text_logprobs
-from rlhf_lab.tuning.on_pairs import tune_on_pairs
 from tools.course.run_settings import RUN_SETTINGS
 
 BASE, BETA, JUDGED_TEXTS, PROBES = "reel-nano", 4.0, 1024, 256
@@ -92,5 +91,5 @@ def adapter_run(arm: str, seed: int) -> Figures:
     add_lora(model, rank, ADAPTER_SCALE * rank, targets, seed)
     fitting = Fitting(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
     pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - fitting.held_out)), seed)
-    tune_on_pairs(model, pairs, fitting, DPOLoss(beta=BETA))
+    train_on_pairs(model, pairs, fitting, DPOLoss(beta=BETA))
     return written_figures(model, seed)

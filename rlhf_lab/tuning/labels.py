@@ -1,0 +1,111 @@
+"""Texts labeled good or bad one by one, for KTO: from a file, or from preference pairs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, Row, find_prompt_column, read_rows
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.rewards.pairs import REEL, Pairs, load_pairs
+from rlhf_lab.supervised import hold_out
+
+RESPONSES = ("response", "completion")
+WORDS = {"good": True, "true": True, "1": True, "bad": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class LabeledExamples:
+    """Responses to prompts, each labeled good or bad.
+
+    Args:
+        prompts: context that is not learned; empty if a text has no prompt.
+        texts: labeled texts, appended to their prompts without a space.
+        is_good: True for a good text.
+        groups: group number of each text (the two of a pair, the responses to one prompt); a group
+            is held out as a whole.
+    """
+
+    prompts: list[str]
+    texts: list[str]
+    is_good: Bool[np.ndarray, " example"]
+    groups: Int[np.ndarray, " example"]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def hold_out(
+        self, fraction: float, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " held_out"], Int[np.ndarray, " train"]]:
+        """Split the texts into held-out and training rows by group; one by one if all share one."""
+        groups = np.unique(self.groups)
+        if len(groups) < 2:
+            return hold_out(len(self), fraction, rng)
+        chosen, _ = hold_out(len(groups), fraction, rng)
+        is_held_out = np.isin(self.groups, groups[chosen])
+        return np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
+
+
+def load_labeled_examples(
+    name: str, n_pairs: int, seed: int, prompt_column: str | None = None
+) -> LabeledExamples:
+    """Load labeled texts by the name of their source.
+
+    Args:
+        name: "reel" or "movie-reviews", whose pairs are split; or a file or hub:NAME:SPLIT with the
+            columns label and response (or completion), or chosen and rejected.
+        n_pairs, seed: number and seed of the pairs; Reel's and real reviews' only.
+        prompt_column: column of the prompts; if None, the column prompt of single responses.
+
+    Raises:
+        LoadError: If the source does not exist, or a row is not valid.
+        ConfigError: If there are fewer than 2 texts, or all are good, or all are bad.
+    """
+    is_made = name == REEL or name.partition(":")[0] == MOVIE_REVIEWS
+    rows = [] if is_made else read_rows(name, "examples")
+    if is_made or (rows and rows[0].has("chosen")):
+        examples = split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
+    else:
+        examples = _read_labeled_rows(rows, prompt_column)
+    good, n = int(examples.is_good.sum()), len(examples)
+    if not 0 < good < n:
+        raise ConfigError(
+            f"examples={name!r} has {good} good texts and {n - good} bad ones. Use at least one of "
+            "each."
+        )
+    return examples
+
+
+def split_pairs(pairs: Pairs) -> LabeledExamples:
+    """Label the chosen text of each pair as good and the rejected one as bad."""
+    n = len(pairs)
+    prompts = pairs.prompts or [""] * n
+    texts = [
+        text.removeprefix(prompt)
+        for side in (pairs.chosen, pairs.rejected)
+        for prompt, text in zip(prompts, side, strict=True)
+    ]
+    return LabeledExamples(prompts * 2, texts, np.arange(2 * n) < n, np.arange(2 * n) % n)
+
+
+def _read_labeled_rows(rows: list[Row], prompt_column: str | None) -> LabeledExamples:
+    prompt_column = find_prompt_column(rows, prompt_column)
+    prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
+    columns = [next((c for c in RESPONSES if row.has(c)), "response") for row in rows]
+    texts = [row.text(column) for row, column in zip(rows, columns, strict=True)]
+    is_good = np.array([_read_label(row) for row in rows], dtype=bool)
+    groups = np.arange(len(rows))
+    if prompt_column is not None:
+        _, groups = np.unique(prompts, return_inverse=True)
+    return LabeledExamples(prompts, texts, is_good, groups)
+
+
+def _read_label(row: Row) -> bool:
+    found = row.fields.get(LABEL) if isinstance(row.fields, dict) else None
+    word = str(found).strip().lower() if isinstance(found, str | bool | int) else ""
+    if word not in WORDS:
+        raise LoadError(
+            f"{row.where} has {found!r:.40} under {LABEL!r}. Label every row with one of "
+            f"{', '.join(WORDS)}."
+        )
+    return WORDS[word]

@@ -1,0 +1,150 @@
+"""Losses of fine-tuning a policy on encoded examples: SFT, DPO, IPO, ORPO and KTO."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.fitting import DPOLoss, KTOLoss, ORPOLoss
+from rlhf_lab.functional import (
+    dpo_loss,
+    implicit_rewards,
+    kto_loss,
+    kto_reference_point,
+    log_odds,
+    masked_mean,
+    orpo_loss,
+    sft_loss,
+)
+from rlhf_lab.models import make_reference
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.rewards import Pairs
+from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs, text_logprobs
+from rlhf_lab.tuning.labels import LabeledExamples
+
+RowNumbers = Int[np.ndarray, " row"]
+
+
+@dataclass(frozen=True)
+class TuningMethod:
+    """A loss of some examples, and the rewards by which the policy ranks their texts.
+
+    Args:
+        title: title of the progress bar.
+        loss: differentiable loss of the examples with these row numbers.
+        rewards: rewards of the texts in these rows; of pairs `[2 pair]`, chosen first.
+        reference: frozen copy of the model at the start; None if not used.
+        reference_points: KTO's estimate of the KL at each step, in nats.
+    """
+
+    title: str
+    loss: Callable[[RowNumbers], Float[Tensor, ""]]
+    rewards: Callable[[RowNumbers], Float[Tensor, "*side row"]] | None = None
+    reference: HookedModel | None = None
+    reference_points: list[Float[Tensor, ""]] = field(default_factory=list)
+
+
+def sft_method(model: HookedModel, rows: list[TokenRow]) -> TuningMethod:
+    """Supervised fine-tuning: mean surprise at the tokens of the texts."""
+    loss = lambda batch: sft_loss(*example_logprobs(model, [rows[i] for i in batch]))
+    return TuningMethod("fine-tuning", loss)
+
+
+def dpo_method(
+    model: HookedModel, pairs: Pairs, loss: DPOLoss, max_tokens: int | None = None
+) -> TuningMethod:
+    """DPO or IPO of whole texts: a common beginning, such as the prompt, cancels."""
+    reference, texts = make_reference(model), pairs.chosen + pairs.rejected
+    rows = _encode_pairs(model, [""] * len(texts), texts, max_tokens)
+
+    def both_models(batch: RowNumbers) -> tuple[Tensor, Tensor]:
+        both = _both_sides(rows, batch)
+        with torch.no_grad():
+            start = text_logprobs(reference, both)
+        return text_logprobs(model, both), start
+
+    def batch_loss(batch: RowNumbers) -> Float[Tensor, ""]:
+        policy, ref = both_models(batch)
+        return dpo_loss(*policy.chunk(2), *ref.chunk(2), **asdict(loss))
+
+    def rewards(batch: RowNumbers) -> Float[Tensor, "2 row"]:
+        return implicit_rewards(*both_models(batch), loss.beta).unflatten(0, (2, -1))
+
+    return TuningMethod("DPO", batch_loss, rewards, reference)
+
+
+def orpo_method(
+    model: HookedModel, pairs: Pairs, loss: ORPOLoss, max_tokens: int | None = None
+) -> TuningMethod:
+    """ORPO of the texts after the prompts, whose mean over tokens counts."""
+    prompts = (pairs.prompts or [""] * len(pairs)) * 2
+    both = zip(prompts, pairs.chosen + pairs.rejected, strict=True)
+    texts = [text.removeprefix(prompt) for prompt, text in both]
+    rows = _encode_pairs(model, prompts, texts, max_tokens)
+
+    def logprobs(batch: RowNumbers) -> Float[Tensor, " text"]:
+        return masked_mean(*example_logprobs(model, _both_sides(rows, batch)), dim=-1)
+
+    def batch_loss(batch: RowNumbers) -> Float[Tensor, ""]:
+        return orpo_loss(*logprobs(batch).chunk(2), **asdict(loss))
+
+    return TuningMethod(
+        "ORPO", batch_loss, lambda batch: log_odds(logprobs(batch)).unflatten(0, (2, -1))
+    )
+
+
+def kto_method(
+    model: HookedModel, examples: LabeledExamples, loss: KTOLoss, max_tokens: int | None = None
+) -> TuningMethod:
+    """KTO; the reference point is estimated on prompts combined with other responses."""
+    reference, points = make_reference(model), []
+    rows = encode_examples(model, examples.prompts, examples.texts, max_tokens)
+    room = min(max_tokens or model.cfg.n_ctx, model.cfg.n_ctx)
+    is_good = torch.from_numpy(examples.is_good)
+
+    def batch_loss(batch: RowNumbers) -> Float[Tensor, ""]:
+        texts = [rows[i] for i in batch]
+        mixed = mismatch_responses(texts, room)
+        with torch.no_grad():
+            ref, ref_mixed = text_logprobs(reference, texts + mixed).chunk(2)
+            points.append(kto_reference_point(text_logprobs(model, mixed), ref_mixed))
+        labels = is_good[batch].to(ref.device)
+        return kto_loss(text_logprobs(model, texts), ref, labels, points[-1], **asdict(loss))
+
+    def rewards(batch: RowNumbers) -> Float[Tensor, " row"]:
+        texts = [rows[i] for i in batch]
+        policy, ref = text_logprobs(model, texts), text_logprobs(reference, texts)
+        return implicit_rewards(policy, ref, loss.beta)
+
+    return TuningMethod("KTO", batch_loss, rewards, reference, points)
+
+
+def mismatch_responses(batch: list[TokenRow], room: int) -> list[TokenRow]:
+    """Combine each prompt with the response to the next one, cut to `room` tokens."""
+    pairs = zip(batch, [*batch[1:], *batch[:1]], strict=True)
+    return [
+        TokenRow((row.ids[: row.prefix_len] + other.ids[other.prefix_len :])[:room], row.prefix_len)
+        for row, other in pairs
+    ]
+
+
+def _encode_pairs(
+    model: HookedModel, prompts: list[str], texts: list[str], max_tokens: int | None
+) -> list[TokenRow]:
+    rows = encode_examples(model, prompts, texts, max_tokens)
+    n = len(rows) // 2
+    if rows[:n] == rows[n:]:
+        raise ConfigError(
+            f"All {n} pairs are equal in their first {max(len(row.ids) for row in rows)} tokens, "
+            "the limit of max_tokens or the model's context. Use texts that differ earlier."
+        )
+    return rows
+
+
+def _both_sides(rows: list[TokenRow], batch: RowNumbers) -> list[TokenRow]:
+    """Return the chosen, then the rejected rows of some pairs; `rows` has all chosen ones first."""
+    return [rows[i] for i in [*batch, *(batch + len(rows) // 2)]]
