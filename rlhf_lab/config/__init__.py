@@ -1,15 +1,16 @@
 """Configuration of a run: RLHFArgs with its fields in groups, validation, and presets."""
 
+from rlhf_lab.config.algorithm_fields import Advantages
 from rlhf_lab.config.args import RLHFArgs
 from rlhf_lab.config.checks import LOGGERS, NEED_GROUPS
-from rlhf_lab.config.fields import AdapterArgs, Advantages, ChatArgs
-from rlhf_lab.config.groups import GROUPS, AllFields
-from rlhf_lab.config.presets import PRESETS, Preset
-from rlhf_lab.config.reward_checks import (
+from rlhf_lab.config.fields import AdapterArgs, ChatArgs
+from rlhf_lab.config.groups import GROUPS
+from rlhf_lab.config.presets import PRESETS
+from rlhf_lab.config.reward_names import (
     MATCH_OPTIONS,
-    refuse_parts_of_batch,
-    refuse_with_token_rewards,
     reward_names,
+    validate_token_rewards,
+    validate_whole_batch,
 )
 
 __all__ = [
@@ -20,11 +21,9 @@ __all__ = [
     "PRESETS",
     "AdapterArgs",
     "Advantages",
-    "AllFields",
     "ChatArgs",
-    "Preset",
     "RLHFArgs",
-    "refuse_parts_of_batch",
-    "refuse_with_token_rewards",
     "reward_names",
+    "validate_token_rewards",
+    "validate_whole_batch",
 ]

@@ -1,8 +1,9 @@
-"""Groups of configuration fields, by the names that `--help` and docs/settings.md give them."""
+"""Groups of configuration fields, by their headings in `--help` and docs/settings.md."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from rlhf_lab.config import algorithm_fields as algorithm
 from rlhf_lab.config import fields
 
 GROUPS: MappingProxyType[str, type] = MappingProxyType(
@@ -13,24 +14,23 @@ GROUPS: MappingProxyType[str, type] = MappingProxyType(
         "sampling": fields.SamplingArgs,
         "chat": fields.ChatArgs,
         "reward": fields.RewardArgs,
-        "credit": fields.CreditArgs,
-        "PPO": fields.PPOArgs,
-        "KL": fields.KLArgs,
-        "optimizer": fields.OptimizerArgs,
-        "memory and speed": fields.SpeedArgs,
+        "credit": algorithm.CreditArgs,
+        "PPO": algorithm.PPOArgs,
+        "KL": algorithm.KLArgs,
+        "optimizer": algorithm.OptimizerArgs,
+        "memory and speed": algorithm.SpeedArgs,
     }
 )
-"""The classes that hold the fields of `RLHFArgs`, by the heading of each group."""
 
 
-# A dataclass takes the fields of its last base first: in the order of GROUPS.
+# a dataclass starts with the fields of its last base: the order of GROUPS
 @dataclass(frozen=True, kw_only=True)
 class AllFields(
-    fields.SpeedArgs,
-    fields.OptimizerArgs,
-    fields.KLArgs,
-    fields.PPOArgs,
-    fields.CreditArgs,
+    algorithm.SpeedArgs,
+    algorithm.OptimizerArgs,
+    algorithm.KLArgs,
+    algorithm.PPOArgs,
+    algorithm.CreditArgs,
     fields.RewardArgs,
     fields.ChatArgs,
     fields.SamplingArgs,
@@ -38,7 +38,7 @@ class AllFields(
     fields.ModelArgs,
     fields.RunArgs,
 ):
-    """All fields of all groups, flat and unchecked."""
+    """All fields of all groups, flat and not validated."""
 
     @property
     def minibatch_size(self) -> int:
@@ -47,11 +47,11 @@ class AllFields(
 
     @property
     def rows_at_once(self) -> int:
-        """Sequences that go through a model at a time where nothing is learned from them."""
+        """Sequences per forward pass without gradients."""
         return self.micro_batch_size or self.minibatch_size
 
     @property
     def logger_names(self) -> list[str]:
-        """The names in `loggers`, each once."""
+        """The distinct names in `loggers`."""
         names = (name.strip() for name in self.loggers.split(","))
         return list(dict.fromkeys(name for name in names if name))

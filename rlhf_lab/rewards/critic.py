@@ -15,29 +15,29 @@ from rlhf_lab.rewards.model import RewardModel, refuse_reward_model
 def add_critic_from_reward_model(
     policy: TransformerWithValueHead, directory: str | Path
 ) -> TransformerWithCritic:
-    """The policy with a critic whose value of a text so far is what a reward model gives it.
+    """Add a critic whose value of a text so far is its normalized score by a reward model.
 
-    1. Take the reward model's transformer as critic, to be trained on.
-    2. Take its head and its normalisation together as value head: (w x - mean) / std.
+    1. Use the reward model's transformer as the critic, to be trained.
+    2. Fold its head and its normalization into the value head: (w x - mean) / std.
 
     Raises:
-        LoadError: no reward model is there.
-        ConfigError: it reads other tokens than the policy, or has another number of layers, which
-        the KV cache that both share does not allow.
+        LoadError: If the directory is not a reward model.
+        ConfigError: If its tokens or its number of layers differ from the policy's, since both
+            share a KV cache.
 
     Source: the value model of Stiennon et al. 2020, "Learning to summarize from human feedback".
     """
     model = RewardModel.load(directory, policy.device)
     critic, base = model.base_model.requires_grad_(True), policy.base_model
-    differs = None
+    problem = None
     if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
-        differs = "reads other tokens than the policy"
+        problem = "reads other tokens than the policy"
     elif critic.cfg.n_layers != base.cfg.n_layers:
-        differs = f"has {critic.cfg.n_layers} layers and the policy {base.cfg.n_layers}"
-    if differs is not None:
+        problem = f"has {critic.cfg.n_layers} layers and the policy {base.cfg.n_layers}"
+    if problem is not None:
         raise ConfigError(
-            f"critic_from={str(directory)!r} {differs}; train a reward model on the same "
-            "base_model."
+            f"critic_from={str(directory)!r} {problem}. To fix it, train a reward model on the "
+            "policy's base_model."
         )
     head = LinearValueHead(model.head.in_features, 1)
     head.weight.data.copy_(model.head.weight / model.std)
@@ -48,11 +48,11 @@ def add_critic_from_reward_model(
 def load_policy_and_critic(
     args: RLHFArgs, device: str | torch.device = "cpu"
 ) -> TransformerWithValueHead:
-    """The policy that the settings name, whose critic starts from `critic_from`, if that is set.
+    """Load the policy of the settings, with a critic from `critic_from` if it is set.
 
     Raises:
-        LoadError: the base model or the reward model was not found.
-        ConfigError: adapters or a critic that do not fit it.
+        LoadError: If the base model or the reward model is not found.
+        ConfigError: If adapters or a critic do not fit the base model.
     """
     refuse_reward_model(args.base_model)
     policy = build_policy(args, device)

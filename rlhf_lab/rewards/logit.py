@@ -1,4 +1,4 @@
-"""The logit reward: reward models of the hub, sequence classifiers with a single logit."""
+"""The logit reward: hub reward models, which are sequence classifiers with a single logit."""
 
 import warnings
 from collections.abc import Sequence
@@ -22,28 +22,28 @@ from rlhf_lab.rewards.sentiment import readable_length
 
 
 def count_labels(model: str) -> int:
-    """How many labels a classifier has, by its configuration.
+    """Return the number of labels in a classifier's configuration.
 
     Raises:
-        LoadError: there is no such classifier.
+        LoadError: If there is no such classifier.
     """
     return load_pretrained(AutoConfig, model, "classifier").num_labels
 
 
 class LogitReward(ConversationReward):
-    """The logit that a reward model of one label gives a response to its prompt, as it is.
+    """The logit that a reward model with one label gives a response to its prompt, not scaled.
 
-    1. Render the conversation with the reward model's own chat template; or, where it has none,
-       take what was said before and the response as a pair of texts. There is one BOS at most.
-    2. Pad on the right. The model reads its logit where transformers reads it from a text alone: at
-       the first token (BERT and its like), or the last one that is no padding (decoders).
+    1. Render the conversation with the reward model's chat template; without one, tokenize the
+       previous messages and the response as a pair of texts, with at most one BOS.
+    2. Pad on the right. The logit is read where transformers reads it from a single text: at the
+       first token (BERT), or at the last real token (decoders).
 
     Args:
         model: a Hugging Face directory or a hub id.
-        dtype: of the weights, however they are stored.
+        dtype: of the weights, regardless of the stored dtype.
 
     Raises:
-        LoadError: no such reward model, or one with more labels.
+        LoadError: If there is no such reward model, or it has several labels.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class LogitReward(ConversationReward):
         )
         if loaded.config.num_labels != 1:
             raise LoadError(
-                f"the reward model {model!r} has {loaded.config.num_labels} labels; the logit "
-                "reward needs one with a single logit."
+                f"the reward model {model!r} has {loaded.config.num_labels} labels. "
+                "The logit reward requires a single logit."
             )
         self.tokenizer = load_pretrained_tokenizer(model)
         validate_tokenizer(loaded, self.tokenizer, model)
@@ -69,73 +69,71 @@ class LogitReward(ConversationReward):
         self.longest = min(self.tokenizer.model_max_length, readable_length(loaded))
 
     def summary(self) -> str:
-        """What is rewarded, in words."""
+        """Return a line about the reward model and the form of its input."""
         form = "in its chat template" if self.tokenizer.chat_template else "as pairs of texts"
         return f"rewarding the logit of {self.name}, which reads prompt and response {form}"
 
     @torch.no_grad()
     def logits(self, conversations: Sequence[Sequence[Message]]) -> Float[Tensor, " batch"]:
-        """The logit of each conversation, of which the last message is the response.
+        """Return the logit of each conversation, whose last message is the response.
 
         Raises:
-            ConfigError: a conversation that is longer than the model reads. Of a pair, the
-                beginning of what was said before is cut instead, with a warning.
-            LoadError: one that the chat template refuses.
+            ConfigError: If a conversation is longer than the model's context. Of a pair, the
+                beginning of the prompt is truncated first, with a warning.
+            LoadError: If the chat template raises an error.
         """
         rows = [self.encode(turns) for turns in conversations]
         chunks = [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
-        found = [self._run(chunk) for chunk in chunks]
-        return torch.cat([torch.empty(0, device=self.model.device), *found])
+        empty = torch.empty(0, device=self.model.device)
+        return torch.cat([empty, *map(self._run, chunks)])
 
     def encode(self, turns: Sequence[Message]) -> dict[str, list[int]]:
-        """Token ids of a conversation, and their segments where the model has two.
+        """Return the token ids of a conversation, and segment ids if the model has them.
 
         Raises:
-            ConfigError, LoadError: see `logits`.
+            ConfigError, LoadError: See `logits`.
         """
         if self.tokenizer.chat_template:
             text = render_chat(self.tokenizer, turns, "a conversation to reward", for_answer=False)
-            found = {"input_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+            row = {"input_ids": self.tokenizer.encode(text, add_special_tokens=False)}
         else:
-            found = self._encode_pair("\n\n".join(t["content"] for t in turns[:-1]), turns[-1])
-        if len(found["input_ids"]) > self.longest:
+            prompt = "\n\n".join(turn["content"] for turn in turns[:-1])
+            row = self._encode_pair(prompt, turns[-1]["content"])
+        if len(row["input_ids"]) > self.longest:
             raise ConfigError(
-                f"a response with its prompt has {len(found['input_ids'])} tokens, and the reward "
-                f"model {self.name!r} reads {self.longest}; shorten the prompts or gen_len."
+                f"a response with its prompt has {len(row['input_ids'])} tokens, and the reward "
+                f"model {self.name!r} reads {self.longest}. To fit, shorten the prompts or gen_len."
             )
-        return found
+        return row
 
-    def _encode_pair(self, asked: str, answer: Message) -> dict[str, list[int]]:
-        """What was said before and the response as one row, with BOS at its beginning alone."""
-        read = dict(return_special_tokens_mask=True, return_attention_mask=False)
-        found = self.tokenizer(asked, answer["content"], **read)
-        if len(found["input_ids"]) > self.longest:
+    def _encode_pair(self, prompt: str, response: str) -> dict[str, list[int]]:
+        settings = dict(return_special_tokens_mask=True, return_attention_mask=False)
+        row = self.tokenizer(prompt, response, **settings)
+        excess = len(row["input_ids"]) - self.longest
+        if excess > 0:
             warnings.warn(
-                f"prompt and response have {len(found['input_ids'])} tokens, and the reward model "
-                f"{self.name!r} reads {self.longest}; the beginning of the prompt is cut off.",
+                f"prompt and response have {len(row['input_ids'])} tokens, and the reward model "
+                f"{self.name!r} reads {self.longest}: the beginning of the prompt is cut off. "
+                "Shorten the prompts.",
                 stacklevel=2,
             )
-            excess = len(found["input_ids"]) - self.longest
-            ids = self.tokenizer.encode(asked, add_special_tokens=False)[excess:]
-            asked = self.tokenizer.decode(ids)
-            found = self.tokenizer(asked, answer["content"], **read)
-        added, bos = found.pop("special_tokens_mask"), self.tokenizer.bos_token_id
-        again = [i > 0 and mark and found["input_ids"][i] == bos for i, mark in enumerate(added)]
-        return {
-            name: [x for x, drop in zip(row, again, strict=True) if not drop]
-            for name, row in found.items()
-        }
+            ids = self.tokenizer.encode(prompt, add_special_tokens=False)[excess:]
+            row = self.tokenizer(self.tokenizer.decode(ids), response, **settings)
+        special, bos = row.pop("special_tokens_mask"), self.tokenizer.bos_token_id
+        ids = row["input_ids"]
+        keep = [i for i, mark in enumerate(special) if i == 0 or not mark or ids[i] != bos]
+        return {name: [values[i] for i in keep] for name, values in row.items()}
 
     def _run(self, rows: Sequence[dict[str, list[int]]]) -> Float[Tensor, " rows"]:
-        """The logits of rows, padded on the right.
+        """Return the logits of rows, padded on the right.
 
-        A decoder without a padding token reads a text alone at its last token. In a batch it looks
-        for the last one that is no padding: that is made a token with which no row ends.
+        A decoder finds the last real token by its padding token. A model without one gets a token
+        that is not the last one of any row.
         """
         config = self.model.config.get_text_config()
-        own, size = config.pad_token_id, self.model.get_input_embeddings().num_embeddings
-        fill = own
-        if own is None or not 0 <= own < size:
+        pad, size = config.pad_token_id, self.model.get_input_embeddings().num_embeddings
+        fill = pad
+        if pad is None or not 0 <= pad < size:
             ends = {row["input_ids"][-1] for row in rows}
             fill = next(token for token in range(size) if token not in ends)
         device = self.model.device
@@ -147,4 +145,4 @@ class LogitReward(ConversationReward):
             config.pad_token_id = fill
             return self.model(**inputs).logits[:, 0].float()
         finally:
-            config.pad_token_id = own
+            config.pad_token_id = pad

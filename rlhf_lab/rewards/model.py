@@ -1,4 +1,4 @@
-"""The reward model: a hooked transformer whose final normalized residual feeds a scalar head."""
+"""Reward model: a hooked transformer with a scalar head on its final normalized residual stream."""
 
 import json
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
 
 
 class RewardModel(nn.Module):
-    """One number per text: a linear head on `ln_final.hook_normalized`, at the last real token.
+    """One score per text: a linear head on `ln_final.hook_normalized` at the last real token.
 
-    `base_model` stays an ordinary HookedModel, to be probed and patched like the policy.
-    `seed` seeds the head, and touches no other random state.
+    `base_model` stays an ordinary HookedModel that can be probed and patched like the policy.
+    `seed` initializes the head without using the global random state.
     """
 
     mean: Float[Tensor, ""]
@@ -50,7 +50,7 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq"]:
-        """The head's score after each token, as if the text ended there; padding on either side."""
+        """Score the text up to each token. The padding may be on either side."""
 
         def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq"]]:
             normalized = normalized_residuals(self.base_model, tokens)
@@ -63,39 +63,36 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, " batch"]:
-        """The raw score of each row, which preferences are trained on.
+        """Return the score of each row at its last real token, before normalization.
 
-        1. Score every position.
-        2. Take the score at the last real token, after which everything has been read.
-
-        Raises ValueError for a row without a real token.
+        Raises:
+            ValueError: If a row has no real token.
         """
         scores = self.token_scores(input_ids, attention_mask)
         if attention_mask is None:
             return scores[:, -1]
         if not attention_mask.any(1).all():
-            raise ValueError("attention_mask has a row without a real token; leave that row out.")
+            raise ValueError("attention_mask has a row without a real token. Remove the row.")
         return scores[last_token_mask(attention_mask)]
 
     def normalize(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Raw scores less the mean, over the standard deviation, of the texts trained on."""
+        """Subtract the mean of the training texts and divide by their standard deviation."""
         return (scores - self.mean) / self.std
 
     def set_normalization(self, scores: Float[Tensor, " batch"]) -> None:
-        """Take mean and standard deviation from scores, in place; they are saved with the model."""
+        """Set mean and standard deviation from scores, in place; they are saved with the model."""
         self.mean.copy_(scores.mean())
         self.std.copy_(scores.std(correction=0).clamp_min(1e-6))
 
     def encode(
         self, texts: Sequence[str]
     ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """Token ids, padded on the right, and their mask.
+        """Tokenize texts with BOS and EOS if the tokenizer has them; return ids and mask.
 
-        BOS goes before a text and EOS behind it, as far as the tokenizer has them; what does not
-        fit in the context is cut off before EOS.
+        Texts are truncated to the context before EOS and padded on the right.
 
         Raises:
-            ConfigError: a word that a closed vocabulary does not have.
+            ConfigError: If a word is not in a closed vocabulary.
         """
         tokenizer = self.base_model.tokenizer
         texts = beginnings(texts, tokenizer, self.base_model.cfg.n_ctx)
@@ -106,81 +103,74 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def score(self, texts: Sequence[str], batch_size: int = 128) -> Float[Tensor, " batch"]:
-        """The raw score of each text, some texts at a time."""
+        """Score texts in batches, before normalization."""
         chunks = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
         scores = [self(*self.encode(chunk)) for chunk in chunks]
         return torch.cat([torch.empty(0, device=self.mean.device), *scores])
 
     def save(self, out: str | Path, base_model: str, notes: dict[str, Any]) -> None:
-        """Write a Hugging Face directory with the head, the normalisation and notes beside it.
+        """Write a Hugging Face directory with the head, the normalization and notes.
 
         Args:
             base_model: the name that the language model was loaded from.
-            notes: how it was trained and how good it is; goes to reward_model.json.
+            notes: training settings and accuracy, for reward_model.json.
 
         Raises:
-            LoadError: the directory is occupied or cannot be written.
+            LoadError: If the directory exists or cannot be written.
         """
         with new_directory(Path(out)) as partial:
             write_language_model(self.base_model, base_model, partial)
-            save_file({k: v.cpu() for k, v in self._of_head().items()}, partial / HEAD_FILE)
-            written = json.dumps(notes, indent=2) + "\n"
-            (partial / NOTES_FILE).write_text(written, encoding="utf-8")
+            save_file({k: v.cpu() for k, v in self._head_state().items()}, partial / HEAD_FILE)
+            text = json.dumps(notes, indent=2) + "\n"
+            (partial / NOTES_FILE).write_text(text, encoding="utf-8")
 
-    def _of_head(self) -> dict[str, Tensor]:
-        """What is saved beside the language model, by its name there."""
+    def _head_state(self) -> dict[str, Tensor]:
         return {"head.weight": self.head.weight.detach(), "mean": self.mean, "std": self.std}
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> "RewardModel":
-        """The reward model that `save` wrote.
+        """Load a reward model that `save` wrote, without gradients.
 
         Raises:
-            LoadError: there is none.
+            LoadError: If the directory is not a reward model, or the head does not fit.
         """
         path = Path(directory) / HEAD_FILE
         if not path.is_file():
             raise LoadError(
-                f"{str(directory)!r} is no reward model: it has no {HEAD_FILE}; "
-                "train one with `train-reward`."
+                f"{str(directory)!r} is not a reward model: it has no {HEAD_FILE}. "
+                "Train one with `train-reward`."
             )
         model = cls(load_model(str(directory), device=device))
         try:
             tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{path} is corrupt ({error}); train the model again.") from None
-        for name, value in model._of_head().items():
-            found = tensors.get(name)
-            fits = found is not None and found.shape == value.shape and found.is_floating_point()
-            if not fits or not found.isfinite().all() or (name == "std" and found <= 0):
-                raise LoadError(
-                    f"{path} is corrupt (its {name} does not fit); train the model again."
-                )
-            value.copy_(found)
+            for name, value in model._head_state().items():
+                stored = tensors[name]
+                fits = stored.shape == value.shape and stored.isfinite().all()
+                if not fits or (name == "std" and stored <= 0):
+                    raise ValueError(f"its {name} does not fit")
+                value.copy_(stored)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise LoadError(f"{path} is corrupt ({error}). Train the model again.") from None
         return model.requires_grad_(False).eval()
 
 
 def refuse_reward_model(name: str) -> None:
-    """Say so if a directory is to write texts and holds a reward model, which cannot.
-
-    Raises:
-        LoadError: it does.
-    """
+    """Raise LoadError if a directory is a reward model, which cannot generate text."""
     if Path(name, HEAD_FILE).is_file():
         raise LoadError(
-            f"{name!r} is a reward model, whose transformer no longer writes; give the language "
-            "model that it was trained from, or name it as reward_model."
+            f"{name!r} is a reward model, whose transformer no longer generates text. Use the "
+            "language model that it was trained from, or pass it as reward_model."
         )
 
 
-class OfRewardModel:
-    """What reads the scores of a reward model, some texts at a time.
+class RewardModelReader:
+    """Base of functions that read a reward model.
 
     Args:
-        model: a trained reward model, or the directory of one, which is loaded to `device`.
+        model: a trained reward model, or its directory, which is loaded to `device`.
 
     Raises:
-        LoadError: no reward model is there.
+        LoadError: If the directory is not a reward model.
     """
 
     def __init__(
@@ -193,9 +183,9 @@ class OfRewardModel:
         self.batch_size = batch_size
 
 
-class LearnedReward(OfRewardModel):
-    """The normalised reward of each text, by a reward model (`OfRewardModel`); a `reward_fn`."""
+class LearnedReward(RewardModelReader):
+    """The normalized score of each text by a reward model; a `reward_fn`."""
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
-        """Mean 0 and variance 1 over the texts that the model was trained on."""
+        """Return scores of mean 0 and variance 1 over the training texts."""
         return self.model.normalize(self.model.score(texts, self.batch_size))

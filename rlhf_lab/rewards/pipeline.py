@@ -1,6 +1,7 @@
-"""The reward pipeline: everything that is done to a reward, in one order."""
+"""The reward pipeline: all processing of a reward, in one order."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,21 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
-from rlhf_lab.rewards.conversation import ConversationReward, chat_answers
-from rlhf_lab.rewards.dry_run import Prompt, dry_run_rewards, looked_up, one_answer_each
-from rlhf_lab.rewards.responses import ResponseReward
-from rlhf_lab.rewards.scoring import RewardFn, RewardOutput, TextBatch, score_batch, score_texts
-from rlhf_lab.rewards.weighted import split_rewards
+from rlhf_lab.rewards.conversation import chat_answers
+from rlhf_lab.rewards.dry_run import dry_run_rewards
+from rlhf_lab.rewards.scoring import (
+    RewardFn,
+    RewardOutput,
+    TextBatch,
+    score_batch,
+    score_texts,
+    split_rewards,
+)
 from rlhf_lab.samples import Samples
+
+Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -25,17 +34,17 @@ class Scores:
     """A batch of texts with their rewards.
 
     Args:
-        raw_rewards: as the reward function returned them; their sums, if it pays each token.
-        rewards: after everything that is done to them.
-        token_rewards: what each token earns of `rewards`, if the reward function pays each token.
-        gold_rewards: the known truth beside the reward, where there is one (Reel).
-        grammatical: whether each text parses, where that is known (Reel).
-        reward_moments: mean and variance of all rewards so far, these included, if rewards are
+        raw_rewards: as the reward function returned them; summed over tokens if it scores tokens.
+        rewards: after all processing.
+        token_rewards: `rewards` per token, if the reward function scores tokens.
+        gold_rewards: the true rewards, if known (Reel).
+        grammatical: True for each text that parses, if known (Reel).
+        reward_moments: mean and variance of all rewards so far, including these, if rewards are
             scaled.
-        group: the number of the prompt that each text answers, if prompts have several answers.
-        compared: whether advantages compare the answers of a group.
-        rewards_by_name: what each of several rewards output, before it was weighted; their weighted
-            sum is `raw_rewards`. Empty where there is one.
+        group: the index of each text's prompt, if prompts have several responses.
+        compared: True if the advantages compare the responses of a group.
+        rewards_by_name: the rewards of each function of a `WeightedRewards`, before weighting;
+            `raw_rewards` is their weighted sum.
     """
 
     texts: list[str]
@@ -51,39 +60,38 @@ class Scores:
 
     @property
     def credit_rewards(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
-        """What credit is assigned from: the rewards of the tokens, where there are some."""
+        """The rewards that credit is assigned from: per token if there are token rewards."""
         return self.rewards if self.token_rewards is None else self.token_rewards
 
 
 @dataclass(eq=False)
 class RewardPipeline:
-    """From samples to the rewards that advantages are made of.
+    """From samples to the rewards that advantages are computed from.
 
-    1. score: the reward function reads the texts, the responses (`ResponseReward`) or the token ids
-       (`TokenReward`); of several, the weighted sum goes on (`WeightedRewards`).
-    2. labels: less what the labels of the same prompts earn (`labels_column`).
+    1. score: call the reward function on texts, responses (`ResponseReward`) or token ids
+       (`TokenReward`); several give their weighted sum (`WeightedRewards`).
+    2. labels: subtract the rewards of the labels of the same prompts (`labels_column`).
     3. penalties: for responses that are too short, unfinished or overlong.
-    4. scale: by the running standard deviation, and shifted by the running mean
+    4. scale: divide by the running standard deviation, subtract the running mean
        (`reward_scaling`).
     5. clip: to `reward_clip`.
     6. standardize within the batch (`normalize_reward`).
 
     Args:
-        gold_fn: the known truth, where there is one.
+        gold_fn: the true reward, if known.
         stop_tokens: all token ids that end a sequence.
-        check_grammar: say of each text whether it parses, on Reel.
-        normalize: what standardizes the rewards of a batch.
-        sample_greedily: the likeliest continuation of each prompt, for ReMax; None where no
-            estimator asks for it.
-        compares: whether the estimator of the advantages compares the answers to a prompt.
-        dealt: has a function look at samples, of which each of several processes has its rows; all
-            by this one when None. A reward of the whole batch is always shown all of it.
+        check_grammar: True if texts are parsed, on Reel.
+        normalize: the function that standardizes the rewards of a batch.
+        sample_greedily: from prompts to their most likely continuations, for ReMax.
+        compares: True if the advantage estimator compares the responses to a prompt.
+        score_by_rank: splits scoring between processes; None for one process. A reward of the whole
+            batch always gets the whole batch.
 
     Attributes:
-        label_rewards: what the label of each prompt earns, where there are labels.
-        answers: the right answer to each prompt, where they are known.
+        label_rewards: the reward of each prompt's label, if there are labels.
+        answers: the right answer to each prompt, if known.
         conversations: the messages of each prompt, in a chat.
-        moments: mean and variance of the rewards of all phases that were learned from.
+        moments: mean and variance of the rewards of all learned phases.
     """
 
     args: RLHFArgs
@@ -95,33 +103,33 @@ class RewardPipeline:
     normalize: Callable[..., Tensor] = F.normalize_reward
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None
     compares: bool = False
-    dealt: Callable[[Samples, Callable[[Samples], RewardOutput]], RewardOutput] | None = None
+    score_by_rank: Callable[..., RewardOutput] | None = None
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
     answers: dict[Prompt, str] = field(init=False, default_factory=dict)
     conversations: dict[Prompt, Sequence[Message]] = field(init=False, default_factory=dict)
     moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
 
     def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
-        """Score samples, and do to their rewards everything that the settings ask for.
+        """Score samples and process their rewards.
 
         Args:
-            raw_rewards: scores that are known already; the reward function is not asked then.
+            raw_rewards: known scores, instead of those of the reward function.
 
         Raises:
-            ConfigError: the reward function returned something else than one finite number per
-                text, or a prompt has no label.
+            ConfigError: If the reward function does not return one finite number per text, or a
+                prompt has no label.
         """
         texts = samples.texts(self.tokenizer)
         if raw_rewards is None:
             output = self.read(self.reward_fn, samples, texts)
         else:
             output = RewardOutput(score_texts(lambda texts: raw_rewards, texts))
-        raw, of_tokens = output.rewards.to(samples.tokens.device), output.token_rewards
+        raw, token_rewards = output.rewards.to(samples.tokens.device), output.token_rewards
         moments, rewards = self.shape(samples, raw)
         if self.args.normalize_reward:
             rewards = self.normalize(rewards)
-        if of_tokens is not None:  # what the whole text loses, its last token loses
-            of_tokens = of_tokens + F.token_rewards(rewards - raw, samples.mask)
+        if token_rewards is not None:  # the last token gets what processing changed
+            token_rewards = token_rewards + F.token_rewards(rewards - raw, samples.mask)
         gold = self.read(self.gold_fn, samples, texts).rewards if self.gold_fn else None
         return Scores(
             texts=texts,
@@ -132,60 +140,50 @@ class RewardPipeline:
             reward_moments=moments,
             group=self.groups(samples),
             compared=self.compares,
-            token_rewards=of_tokens,
+            token_rewards=token_rewards,
             rewards_by_name={k: v.to(raw.device) for k, v in output.by_name.items()},
         )
 
     def read(
         self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
     ) -> RewardOutput:
-        """What a reward function pays each sequence, each token, and each by name of several.
-
-        Several processes read their rows each, unless one reward is of the whole batch. Rewards of
-        texts are on the device that the function left them on.
+        """Score samples with a reward function, without processing.
 
         Args:
-            texts: of the samples, where they are at hand.
+            texts: the decoded samples, if available.
 
         Raises:
-            ConfigError: see `score_batch`, or a prompt has no answer where answers are read.
+            ConfigError: See `score_batch`; or if a prompt has no answer.
         """
-        of_batch = any(getattr(r, "whole_batch", False) for r in split_rewards(reward_fn).values())
-        if self.dealt is not None and not of_batch:
-            return self.dealt(samples, lambda rows: self._read(reward_fn, rows))
-        return self._read(reward_fn, samples, texts)
+        if self.score_by_rank is not None and not _needs_whole_batch(reward_fn):
+            score_rows = lambda rows: score_batch(reward_fn, self._batch(rows))
+            return self.score_by_rank(samples, score_rows)
+        return score_batch(reward_fn, self._batch(samples, texts))
 
-    def _read(
-        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
-    ) -> RewardOutput:
-        """`read`, by this process alone."""
-        if self.conversations:
-            return score_batch(reward_fn, self._in_chat(samples))
-        texts = samples.texts(self.tokenizer) if texts is None else texts
-        apart = (ResponseReward, ConversationReward)
-        if not any(isinstance(reward, apart) for reward in split_rewards(reward_fn).values()):
-            return score_batch(reward_fn, TextBatch(texts, samples=samples))
+    def _batch(self, samples: Samples, texts: list[str] | None = None) -> TextBatch:
         prompts = samples.prompt_texts(self.tokenizer)
-        return score_batch(reward_fn, TextBatch(texts, prompts, self._answers_to(samples), samples))
-
-    def _in_chat(self, samples: Samples) -> TextBatch:
-        """The responses of a chat, and what they answer; other prompts are a user's turn."""
+        answers = self._look_up(samples, "answers_column", self.answers) if self.answers else None
+        if not self.conversations:
+            texts = samples.texts(self.tokenizer) if texts is None else texts
+            return TextBatch(texts, prompts, answers, samples)
         responses = chat_answers(samples, self.tokenizer, self.stop_tokens)
-        rows = zip(samples.prompts(), samples.prompt_texts(self.tokenizer), strict=True)
-        asked = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
-        return TextBatch.in_chat(asked, responses, self._answers_to(samples), samples)
+        rows = zip(samples.prompts(), prompts, strict=True)
+        chats = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
+        return TextBatch.in_chat(chats, responses, answers, samples)
 
-    def _answers_to(self, samples: Samples) -> list[str] | None:
-        """The right answer to the prompt of each row; None where there are no answers."""
-        return self._known(samples, self.answers, "answers_column") if self.answers else None
-
-    def _known(self, samples: Samples, known: Mapping[Prompt, Any], field: str) -> list[Any]:
-        """What is known of the prompt of each row; see `looked_up`."""
+    def _look_up(self, samples: Samples, column: str, values: Mapping[Prompt, Any]) -> list[Any]:
         prompts = [tuple(prompt) for prompt in samples.prompts()]
-        return looked_up(prompts, known, self.tokenizer, field, getattr(self.args, field))
+        for prompt in prompts:
+            if prompt not in values:
+                raise ConfigError(
+                    f"the prompt {self.tokenizer.decode(prompt)!r} has no "
+                    f"{column.removesuffix('s_column')} under "
+                    f"{column}={getattr(self.args, column)!r}. Remove {column}."
+                )
+        return [values[prompt] for prompt in prompts]
 
     def groups(self, samples: Samples) -> Int[Tensor, " batch"] | None:
-        """Which prompt each row answers, by number; None with one answer to each."""
+        """Return the index of each row's prompt; None with one response per prompt."""
         each = self.args.samples_per_prompt
         if each == 1:
             return None
@@ -197,12 +195,16 @@ class RewardPipeline:
         raw_rewards: Float[Tensor, " batch"],
         moments: F.RunningMoments | None = None,
     ) -> tuple[F.RunningMoments | None, Float[Tensor, " batch"]]:
-        """Labels, penalties, scale and clip: steps 2 to 5, and the moments that were scaled by.
+        """Apply steps 2 to 5: labels, penalties, scale and clip. Return the moments as well.
 
         Args:
-            moments: to scale by; the run's with these rewards taken in, when None.
+            moments: to scale by; when None, those of the run updated with these rewards.
         """
-        rewards = self.penalize(samples, self.less_labels(samples, raw_rewards))
+        rewards = raw_rewards
+        if self.label_rewards:
+            labels = self._look_up(samples, "labels_column", self.label_rewards)
+            rewards = F.rewards_over_labels(rewards, rewards.new_tensor(labels))
+        rewards = self.penalize(samples, rewards)
         if self.args.reward_scaling != "off":
             moments = moments or self.moments.update(rewards)
             shift = self.args.reward_scaling == "scale_and_shift"
@@ -210,19 +212,6 @@ class RewardPipeline:
         if self.args.reward_clip is not None:
             rewards = F.clip_rewards(rewards, self.args.reward_clip)
         return moments, rewards
-
-    def less_labels(
-        self, samples: Samples, rewards: Float[Tensor, " batch"]
-    ) -> Float[Tensor, " batch"]:
-        """Rewards less what the labels of the same prompts earn, where there are labels.
-
-        Raises:
-            ConfigError: a prompt that has no label.
-        """
-        if not self.label_rewards:
-            return rewards
-        labels = self._known(samples, self.label_rewards, "labels_column")
-        return F.rewards_over_labels(rewards, rewards.new_tensor(labels))
 
     def try_on(
         self,
@@ -232,54 +221,61 @@ class RewardPipeline:
         answers: list[str] | None = None,
         turns: list[list[Message]] | None = None,
     ) -> None:
-        """Have each reward function read a prompt, and each prompt with its label behind it.
+        """Call each reward function on the first prompt, and on each prompt with its label.
 
-        What a label earns is noted: its mean, if a prompt has several labels.
+        The reward of a label is stored; the mean if a prompt has several labels.
 
         Args:
             prompts, texts: token ids and text of each prompt.
             labels, answers, turns: see `Prompts`.
 
         Raises:
-            ConfigError: it returned something else than one finite number per text, pays each token
-                or by the whole batch where settings do not go with that, or asks for answers that
-                are not there.
+            ConfigError: See `dry_run_rewards`; or if a prompt has two different answers.
         """
-        keys = [tuple(prompt) for prompt in prompts]
-        self.answers = {} if answers is None else one_answer_each(keys, texts, answers)
-        self.conversations = {} if turns is None else dict(zip(keys, turns, strict=True))
-        first = None if turns is None else turns[0]
-        dry_run_rewards(
-            self.reward_fn, self.args, self.tokenizer, keys[0], texts[0], answers, first
-        )
+        keys, n = [tuple(prompt) for prompt in prompts], 2
+        if _needs_whole_batch(self.reward_fn):
+            n = self.args.batch_size
+        for key, text, answer in zip(keys, texts, answers or [], strict=False):
+            if self.answers.setdefault(key, answer) != answer:
+                raise ConfigError(
+                    f"the prompt {text!r:.80} has two answers, {self.answers[key]!r:.40} and "
+                    f"{answer!r:.40}. Remove one of them, or raise prompt_words."
+                )
+        one_answer = answers and answers[:1] * n
+        if turns is None:
+            first = TextBatch(texts[:1] * n, texts[:1] * n, one_answer)
+        else:
+            self.conversations = dict(zip(keys, turns, strict=True))
+            first = TextBatch.in_chat(turns[:1] * n, [turns[0][-1]["content"]] * n, one_answer)
+        dry_run_rewards(self.reward_fn, self.args, self.tokenizer, prompts[0], first)
         if labels is None:
             return
         if turns is None:
             whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
-            written = TextBatch(whole, texts, answers)
+            labeled = TextBatch(whole, texts, answers)
         else:
-            written = TextBatch.in_chat(turns, labels, answers)
-        rewards = score_batch(self.reward_fn, written).rewards.tolist()
-        earned: dict[Prompt, list[float]] = {}
+            labeled = TextBatch.in_chat(turns, labels, answers)
+        rewards = score_batch(self.reward_fn, labeled).rewards.tolist()
+        by_prompt = defaultdict(list)
         for key, reward in zip(keys, rewards, strict=True):
-            earned.setdefault(key, []).append(reward)
-        self.label_rewards = {prompt: statistics.mean(of) for prompt, of in earned.items()}
+            by_prompt[key].append(reward)
+        self.label_rewards = {key: statistics.mean(each) for key, each in by_prompt.items()}
 
     def penalize(
         self, samples: Samples, rewards: Float[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """Rewards in the reward function's own unit, less what the responses' lengths cost.
+        """Apply the penalties for the lengths of responses.
 
-        1. `reward_penalty` takes the place of the reward of responses that are too short
-           (`min_response_length`) or did not end by themselves.
-        2. Up to 1 is taken off responses that go into the last `overlong_buffer` tokens.
+        1. `reward_penalty` replaces the reward of responses that are too short
+           (`min_response_length`) or do not end with a stop token (`penalize_no_eos`).
+        2. Up to 1 is subtracted for responses that reach the last `overlong_buffer` tokens.
         """
         args, mask = self.args, samples.mask
         if args.penalize_no_eos or args.min_response_length:
             finished = None
             if args.penalize_no_eos:
-                written = samples.tokens[:, samples.prefix_len :]
-                finished = F.has_stop(written, self.stop_tokens, mask)
+                tokens = samples.tokens[:, samples.prefix_len :]
+                finished = F.has_stop(tokens, self.stop_tokens, mask)
             flawed = F.flawed_responses(mask, finished, args.min_response_length)
             rewards = F.penalize_responses(rewards, flawed, args.reward_penalty)
         if args.overlong_buffer:
@@ -289,10 +285,10 @@ class RewardPipeline:
     def greedy_rewards(
         self, samples: Samples, moments: F.RunningMoments | None
     ) -> Float[Tensor, " batch"] | None:
-        """What greedy decoding earns on the prompt of each row; None where no estimator asks.
+        """Return the reward of greedy decoding on the prompt of each row, for ReMax; else None.
 
         Args:
-            moments: what the rewards of the samples were scaled by.
+            moments: those that the rewards of the samples were scaled by.
         """
         if self.sample_greedily is None:
             return None
@@ -304,5 +300,10 @@ class RewardPipeline:
         return rewards[[distinct.index(prompt) for prompt in prompts]]
 
     def remember(self, moments: F.RunningMoments | None) -> None:
-        """Go on from the moments of a phase that was learned from, if rewards are scaled."""
+        """Continue from the moments of a learned phase, if rewards are scaled."""
         self.moments = moments or self.moments
+
+
+def _needs_whole_batch(reward_fn: RewardFn) -> bool:
+    rewards = split_rewards(reward_fn).values()
+    return any(getattr(reward, "whole_batch", False) for reward in rewards)

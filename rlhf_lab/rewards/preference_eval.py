@@ -1,4 +1,4 @@
-"""Judges of preference pairs beside the truth: order, probability and slope."""
+"""Judges of preference pairs compared with the true rewards: order, probability and slope."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,24 +11,23 @@ from rlhf_lab.functional import bradley_terry_loss
 from rlhf_lab.functional.masks import check_same_shape
 from rlhf_lab.organism.rewards import replace_word, true_log_odds
 
-EDITS = {
-    f"{what} {clause + 1}": (slot, clause)
-    for what, slot in (("adjective", "ADJ"), ("copula", "COP"))
+EDITS = {  # slot and clause of the word that is replaced
+    f"{word} {clause + 1}": (slot, clause)
+    for word, slot in (("adjective", "ADJ"), ("copula", "COP"))
     for clause in range(3)
 } | {"verb": ("VERB", None), "connector": ("CONN", 2), "tag to popcorn": ("TAG", None)}
-"""The edits that `reading_of` tries by name: slot and clause of the word that is replaced."""
 
 
 class Judgement(NamedTuple):
-    """How a judge did on pairs of which the true gaps are known.
+    """The quality of a judge on pairs with known true gaps.
 
     Args:
-        accuracy: the share of pairs in which it agrees with the rater; a tie counts half.
-        as_truth: of the pairs whose true gap is not 0, the share that it orders as the truth does.
+        accuracy: the fraction of pairs in which it agrees with the rater; a tie counts half.
+        as_truth: the fraction of pairs that it orders as the true rewards do, without true ties.
         error: the mean distance between its probability that the first text wins and the true one.
         slope: of its gaps on the true gaps, by least squares through 0; 1 if it is calibrated.
-        nll: minus the mean log-probability that it gives to what the rater said, in nats.
-        best_nll: the same for the truth.
+        nll: minus its mean log-probability of the rater's choices, in nats.
+        best_nll: the same for the true rewards.
     """
 
     accuracy: float
@@ -44,43 +43,42 @@ def judge(
     true_gaps: Float[Tensor, " pair"],
     first_wins: Bool[Tensor, " pair"],
 ) -> Judgement:
-    """Hold a judge's gaps, the score of the first text less that of the second, to the true ones.
+    """Compare a judge's gaps, the score of the first text minus that of the second, with the truth.
 
-    Raises ValueError for unequal shapes and if there is no pair.
+    Raises:
+        ValueError: If the shapes differ.
     """
     check_same_shape(gaps=gaps, true_gaps=true_gaps, first_wins=first_wins)
     gaps, true_gaps = gaps.detach().cpu().double(), true_gaps.cpu().double()
-    sign = first_wins.cpu().double() * 2 - 1
-    nothing = torch.zeros_like(gaps)
-    differ = true_gaps != 0
-    ordered = ((gaps * true_gaps)[differ].sign() + 1).mean() / 2
+    sign, zeros = first_wins.cpu().double() * 2 - 1, torch.zeros_like(gaps)
+    ordered = ((gaps * true_gaps)[true_gaps != 0].sign() + 1).mean() / 2
     return Judgement(
         accuracy=((gaps * sign).sign() + 1).mean().item() / 2,
         as_truth=ordered.item(),
         error=(gaps.sigmoid() - true_gaps.sigmoid()).abs().mean().item(),
         slope=((gaps * true_gaps).sum() / true_gaps.square().sum()).item(),
-        nll=bradley_terry_loss(gaps * sign, nothing).item(),
-        best_nll=bradley_terry_loss(true_gaps * sign, nothing).item(),
+        nll=bradley_terry_loss(gaps * sign, zeros).item(),
+        best_nll=bradley_terry_loss(true_gaps * sign, zeros).item(),
     )
 
 
 def reading_of(
     score: Callable[[Sequence[str]], Float[Tensor, " text"]], texts: Sequence[str]
 ) -> dict[str, tuple[Float[Tensor, " text"], float]]:
-    """Change one word of Reel reviews, and see by how much a judge's scores change.
+    """Measure how a judge's scores of Reel reviews change when one word is replaced.
 
     1. Replace one word of each review by its opposite; see `EDITS`.
     2. Take the change of the score in the direction in which the true log odds change, or its size
-       where they do not change.
+       if they do not change.
 
-    Gives, by edit, the change for each review, and the exact change of the log odds.
+    Returns, by edit, the change for each review and the exact change of the log odds.
     """
     before, truth = score(texts).double(), torch.from_numpy(true_log_odds(texts))
-    found = {}
+    changes = {}
     for name, (slot, clause) in EDITS.items():
         edited = replace_word(texts, slot, clause)
         change = score(edited).double().cpu() - before.cpu()
         exact = torch.from_numpy(true_log_odds(edited)) - truth
         along = change * exact.sign() if exact.abs().max() > 1e-9 else change.abs()
-        found[name] = along, exact.abs().mean().item()
-    return found
+        changes[name] = along, exact.abs().mean().item()
+    return changes

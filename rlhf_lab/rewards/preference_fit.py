@@ -19,14 +19,14 @@ from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
 
 @dataclass(frozen=True, kw_only=True)
 class PairFit:
-    """How something was trained on preference pairs, and how it judges pairs that were held out.
+    """The result of training on preference pairs.
 
     Args:
         first_loss, last_loss: of the first and last tenth of the steps, in nats per pair.
-        accuracy: share of held-out pairs whose chosen text has the higher reward; a tie counts
+        accuracy: fraction of held-out pairs whose chosen text has the higher reward; a tie counts
             half.
-        bayes_accuracy: what the best judge would reach on average, where the truth is known.
-        gold_accuracy: what the truth itself reaches on these very pairs, where it is known.
+        bayes_accuracy: the best possible accuracy on average, if the true rewards are known.
+        gold_accuracy: the accuracy of the true rewards on the held-out pairs, if known.
     """
 
     fitting: Fitting
@@ -40,12 +40,13 @@ class PairFit:
     gold_accuracy: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values."""
-        figures = {k: v for k, v in asdict(self).items() if k not in ("fitting", "loss")}
-        return self.fitting.to_dict() | asdict(self.loss) | figures
+        """Return all fields as plain JSON values."""
+        fields = asdict(self)
+        del fields["fitting"], fields["loss"]
+        return self.fitting.to_dict() | asdict(self.loss) | fields
 
     def best_judge(self) -> list[str]:
-        """What the accuracy can be compared with, where the truth is known."""
+        """Return a line with the best possible accuracy, if the true rewards are known."""
         if self.bayes_accuracy is None:
             return []
         return [
@@ -56,16 +57,16 @@ class PairFit:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceFit(PairFit):
-    """How a reward model was trained, and how often it agrees with held-out preferences.
+    """The result of training a reward model.
 
     Args:
-        mean_score: of the texts trained on, before it is normalised away; centring holds it near 0.
+        mean_score: of the training texts before normalization; `centering` keeps it near 0.
     """
 
     mean_score: float
 
     def summary(self) -> list[str]:
-        """The accuracy, and what it can be compared with, a line each."""
+        """Return losses, accuracy and the best possible accuracy, one line each."""
         return [
             f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} nats per pair",
             f"accuracy {self.accuracy:.3f} on {self.held_out_pairs} held-out pairs",
@@ -78,20 +79,20 @@ def train_reward_model(
 ) -> PreferenceFit:
     """Train a reward model in place.
 
-    1. Set some pairs aside.
-    2. Each step: score both texts of some pairs, and lower the Bradley-Terry loss.
-    3. Take mean and standard deviation of the scores of the texts trained on.
-    4. Count how many of the pairs set aside it orders rightly.
+    1. Hold out some pairs.
+    2. Each step: score both texts of a batch of pairs and lower the Bradley-Terry loss.
+    3. Set the normalization to mean and standard deviation of the training texts' scores.
+    4. Measure the accuracy on the held-out pairs.
 
     Raises:
-        ConfigError: fewer than 2 pairs, a margin for pairs without any, or a word outside a
-        closed vocabulary.
+        ConfigError: If there are fewer than 2 pairs, pairs without margins and a margin in the
+            loss, or a word that is not in a closed vocabulary.
     """
     fitting, loss = fitting or Fitting(), loss or RewardLoss()
     if loss.margin and pairs.margins is None:
         raise ConfigError(
-            f"margin={loss.margin} needs to know by how much each chosen text is better; take "
-            "pairs with a column margin, or set margin=0."
+            f"margin={loss.margin} requires the lead of each chosen text. Use pairs with a "
+            "column margin, or set margin=0."
         )
     margins = torch.zeros(len(pairs)) if pairs.margins is None else torch.tensor(pairs.margins)
     margins = (loss.margin * margins).to(model.mean)

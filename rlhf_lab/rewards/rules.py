@@ -1,23 +1,165 @@
-"""Rule-based rewards: simple enough to know in advance what training will do."""
+"""Rule-based rewards: zero, text count, n-gram diversity, exact match, regular expression."""
 
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab.config import MATCH_OPTIONS
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.rewards.conversation import ResponseReward
+
+NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
+
 
 def zero(texts: Sequence[str]) -> Float[Tensor, " batch"]:
-    """No reward: what is left to train on is KL penalty, entropy bonus and value loss."""
+    """Return 0 for each text, which leaves KL penalty, entropy bonus and value loss to train on."""
     return torch.zeros(len(texts))
 
 
 class CountReward:
-    """How often a piece of text occurs, so that each text earns 1 per occurrence."""
+    """The number of non-overlapping occurrences of `needle` in each text."""
 
     def __init__(self, needle: str) -> None:
         self.needle = needle
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
-        """The number of occurrences in each text."""
+        """Count the occurrences in each text."""
         return torch.tensor([float(text.count(self.needle)) for text in texts])
+
+
+class Diversity(ResponseReward):
+    """The fraction of a response's distinct n-grams that no other response of the batch has.
+
+    1. The n-grams of a response are its runs of n words, split at spaces. Each counts once.
+    2. The reward is the fraction of them that no other response contains; 0 for a response of
+       fewer than n words.
+
+    It is only called on whole batches. Alone in a batch, a response of at least n words gets 1.
+
+    Raises:
+        ConfigError: If n is not a positive integer.
+
+    Source: distinct-n (Li et al. 2016, arXiv 1510.03055) counts the distinct n-grams of all
+    responses together; this is each response against the others, as in Self-BLEU (Zhu et al. 2018,
+    arXiv 1802.01886).
+    """
+
+    __name__ = "diversity"
+
+    def __init__(self, n: int) -> None:
+        super().__init__(self._fractions, whole_batch=True)
+        if type(n) is not int or n < 1:
+            raise ConfigError("diversity:N requires a positive integer N, such as diversity:2.")
+        self.n = n
+
+    def _fractions(
+        self, prompts: Sequence[str], responses: Sequence[str]
+    ) -> Float[Tensor, " batch"]:
+        ngrams = [self.ngrams(response) for response in responses]
+        counts = Counter(ngram for row in ngrams for ngram in row)
+        unique = [sum(counts[ngram] == 1 for ngram in row) for row in ngrams]
+        return torch.tensor([k / max(1, len(row)) for k, row in zip(unique, ngrams, strict=True)])
+
+    def ngrams(self, response: str) -> set[tuple[str, ...]]:
+        """Return the distinct runs of n words in a response."""
+        words = response.split()
+        return {tuple(words[i : i + self.n]) for i in range(len(words) - self.n + 1)}
+
+
+class ExactMatch(ResponseReward):
+    """1 for a response that equals the right answer to its prompt, else 0.
+
+    Spaces at the ends, runs of spaces and the forms of one character (Unicode NFKC) never count;
+    case and punctuation count unless an option is set.
+
+    Args:
+        options: `ignore_case`; `ignore_punctuation`, which removes all characters of the Unicode
+            category P; `last_number`, which compares the value of the last number of each
+            (1,000.0 is 1000) and gives 0 if the response has none.
+
+    Raises:
+        ConfigError: If an option is unknown.
+
+    Source: SQuAD (Rajpurkar et al. 2016) for the normalization, where articles are dropped as
+    well; GSM8K (Cobbe et al. 2021) for the last number.
+    """
+
+    __name__ = "exact_match"
+
+    def __init__(self, *options: str) -> None:
+        super().__init__(self._matches, answers=True)
+        for option in options:
+            if option not in MATCH_OPTIONS:
+                raise ConfigError(
+                    f"exact_match has no option {option!r:.60}. Choose from "
+                    f"{', '.join(MATCH_OPTIONS)}, with + between several."
+                )
+        self.options = frozenset(options)
+
+    def _matches(
+        self, prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str]
+    ) -> Float[Tensor, " batch"]:
+        pairs = zip(responses, answers, strict=True)
+        return torch.tensor([float(self.is_match(*pair)) for pair in pairs])
+
+    def is_match(self, response: str, answer: str) -> bool:
+        """Return True if a response equals this answer.
+
+        Raises:
+            ConfigError: If the option last_number is set and the answer has no number.
+        """
+        if "last_number" not in self.options:
+            return self._normalized(response) == self._normalized(answer)
+        target = last_number(answer)
+        if target is None:
+            raise ConfigError(
+                f"the answer {answer!r:.80} has no number to compare with. Remove last_number, or "
+                "correct the column of answers."
+            )
+        return last_number(response) == target
+
+    def _normalized(self, text: str) -> str:
+        text = unicodedata.normalize("NFKC", text)
+        if "ignore_case" in self.options:
+            text = text.casefold()
+        if "ignore_punctuation" in self.options:
+            text = "".join(c for c in text if not unicodedata.category(c).startswith("P"))
+        return " ".join(text.split())
+
+
+def last_number(text: str) -> Fraction | None:
+    """Return the value of the last number in a text, such as -1,000.5."""
+    numbers = NUMBER.findall(text)
+    return Fraction(numbers[-1].replace(",", "")) if numbers and len(numbers[-1]) < 1000 else None
+
+
+class RegexReward(ResponseReward):
+    """1 for a response that a pattern of Python's `re` matches as a whole, else 0.
+
+    Spaces at the ends of the response do not count. The time is not limited: avoid nested
+    repetitions such as `(a+)+`.
+
+    Raises:
+        ConfigError: If the pattern is not valid.
+    """
+
+    __name__ = "regex"
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(self._matches)
+        try:
+            self.pattern = re.compile(pattern)
+        except (re.error, OverflowError) as error:
+            raise ConfigError(
+                f"reward_fn='regex:{pattern:.80}' is not a valid pattern ({error}). Correct it."
+            ) from None
+
+    def _matches(self, prompts: Sequence[str], responses: Sequence[str]) -> Float[Tensor, " batch"]:
+        matches = [self.pattern.fullmatch(response.strip()) for response in responses]
+        return torch.tensor([float(match is not None) for match in matches])

@@ -168,7 +168,7 @@ class Parts:
             normalize=self.functions.normalize_reward,
             sample_greedily=self.sample_greedily if self.functions.wants_greedy(args) else None,
             compares=self.functions.compares_groups(args),
-            dealt=None if launched() == 1 else self._read_by_rank,
+            score_by_rank=None if launched() == 1 else self._read_by_rank,
         )
         self.world = join(self.device, args.parallel)
         asked = self.prompts

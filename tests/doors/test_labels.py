@@ -16,43 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_type_checks")
 TEXT = "w1 w7"
 SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
 TRAIN = f"train {SMALL} --prefix w1 --out made --base-model policy --reward-model model".split()
-TOLD = {
-    ("NEGATIVE", "POSITIVE"): 1,
-    ("POSITIVE", "NEGATIVE"): 0,
-    ("positiv", "negativ"): 0,
-    ("NEG", "POS"): 1,
-    ("pos_1", "neg_0"): 0,
-    ("LABEL_0", "LABEL_1"): 1,
-    ("LABEL_1", "LABEL_0"): 0,
-    ("LABEL_0", "positive"): 1,
-    ("not positive", "positive"): 1,
-    ("non-negative", "negative"): 0,
-    ("POSITIVE\n", "NEGATIVE\t"): 0,
-    ("", "positive"): 1,
-}
-UNTOLD = [
-    ("good", "bad"),
-    ("neutral", "negative"),
-    ("\u2b50", "\u2b50\u2b50\u2b50\u2b50\u2b50"),
-    ("1 star", "5 stars"),
-    (0, 1),
-    ("true", "false"),
-    ("toxic", "non-toxic"),
-    ("positive", "positive"),
-    ("pos", "positive"),
-    ("negative", "very negative"),
-    ("sentiment: positive", "sentiment: negative"),
-    ("", ""),
-    ("<b>good</b>", "\x1b[31mbad\u202e"),
-]
-GIVEN = {
-    ("good", "bad"): ("good", 0),
-    ("bad", "\u00c4ngstlich"): ("\u00e4ngstlich", 1),
-    (0, 1): ("1", 1),
-    ("very positive", "positive"): ("very positive", 0),
-    ("-bad", "-good"): ("-good", 1),
-}
-NO_NAME = ["goods", "1", "positive"]
+UNCLEAR = [("good", "bad"), ("<b>good</b>", "\x1b[31mbad\u202e"), ("x" * 300, "y")]
 
 
 @pytest.fixture(scope="module")
@@ -80,45 +44,34 @@ def named(rewards, tmp_path, monkeypatch):
     return give
 
 
-def paid(*options: str) -> float:
+def score(*options: str) -> float:
     """The reward of TEXT."""
     return float(accepted(["score", TEXT, "--reward-model", "model", *options]).out.split("\t")[0])
 
 
-@pytest.mark.parametrize("labels", TOLD, ids=ascii)
-def test_the_class_that_the_names_tell_is_rewarded(named, labels) -> None:
-    probabilities = named(labels)
-    wanted = probabilities[TOLD[labels]]
-    assert abs(wanted - 0.5) > 0.01, "both classes would be paid alike"
-    assert paid() == pytest.approx(wanted, abs=1e-4)
-    assert paid("--direction", "neg") == pytest.approx(1 - wanted, abs=1e-4)
+def test_score_rewards_positive_class(named) -> None:
+    probabilities = named(("POSITIVE", "NEGATIVE"))
+    assert abs(probabilities[0] - 0.5) > 0.01
+    assert score() == pytest.approx(probabilities[0], abs=1e-4)
+    assert score("--direction", "neg") == pytest.approx(probabilities[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("labels", UNTOLD, ids=lambda labels: ascii(labels)[:60])
-def test_names_that_do_not_tell_are_asked_about(named, labels) -> None:
+@pytest.mark.parametrize("labels", UNCLEAR, ids=lambda labels: ascii(labels)[:60])
+def test_commands_require_positive_label_for_unclear_names(named, labels) -> None:
     named(labels)
-    shown = [visible(repr(label)) for label in labels]
+    printed = [visible(repr(label)) for label in labels]
     for command in (["score", TEXT, "--reward-model", "model"], TRAIN):
         with untouched(Path.cwd()):
-            said = refused(command, "--positive-label", *shown).err
-        assert "\x1b" not in said and "\u202e" not in said
+            message = refused(command, "--positive-label", *printed).err
+        assert "\x1b" not in message and "\u202e" not in message
 
 
-@pytest.mark.parametrize("labels", GIVEN, ids=ascii)
-def test_the_class_that_is_named_is_rewarded(named, labels) -> None:
-    probabilities = named(labels)
-    name, index = GIVEN[labels]
-    option = f"--positive-label={name}"
-    assert paid(option) == pytest.approx(probabilities[index], abs=1e-4)
-    against = paid(option, "--direction", "neg")
-    assert against == pytest.approx(probabilities[1 - index], abs=1e-4)
-
-
-@pytest.mark.parametrize("name", NO_NAME)
-def test_a_name_of_no_class_is_refused_with_both(named, name) -> None:
-    named(("good", "bad"))
+def test_positive_label_chooses_the_class(named) -> None:
+    probabilities = named(("-bad", "-good"))
+    assert score("--positive-label=-good") == pytest.approx(probabilities[1], abs=1e-4)
     with untouched(Path.cwd()):
-        refused([*TRAIN, f"--positive-label={name}"], "'good'", "'bad'", f"{name!r} is not the")
+        words = "'-good'", "'-bad'", "'goods' is not the"
+        refused([*TRAIN, "--positive-label=goods"], *words)
 
 
 @pytest.mark.parametrize("direction", ["pos", "neg"])
@@ -155,11 +108,3 @@ def test_names_that_change_places_between_two_sittings_are_warned_of(named) -> N
 def test_another_reward_has_no_class(named) -> None:
     accepted([*TRAIN, "--reward-fn", "zero"])
     assert json.loads(Path("made", "run.json").read_text())["rewarded_class"] is None
-
-
-@pytest.mark.process
-def test_a_process_asks_for_the_class(named, warm_python) -> None:
-    named(("good", "bad"))
-    done = warm_python.run(["-m", "rlhf_lab", *TRAIN], cwd=Path.cwd())
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "--positive-label" in done.stderr and not Path("made").exists()

@@ -170,7 +170,7 @@ def test_what_one_site_gives_is_said_where_it_is_taken_for_a_dict(make_trainer):
 
 @pytest.mark.parametrize(("name", "meant"), [("phases", "total_phases"), ("horizon", "kl_horizon")])
 def test_a_part_of_a_settings_name_is_enough_to_be_told_of_it(name, meant):
-    with pytest.raises(ConfigError, match=f"has no field '{name}'; here it is {meant}"):
+    with pytest.raises(ConfigError, match=f"has no field '{name}'. Use {meant}"):
         RLHFArgs(**{name: 3})
-    with pytest.raises(ConfigError, match="has no field 'model'; see `help"):
+    with pytest.raises(ConfigError, match="has no field 'model'. See `help"):
         RLHFArgs(model="gpt2")  # base_model or reward_model

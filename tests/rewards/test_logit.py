@@ -187,7 +187,7 @@ def test_the_number_of_labels_chooses(directory, tmp_path):
     for given in ({"direction": "neg"}, {"positive_label": "good"}):
         with pytest.raises(ConfigError, match="has one logit and no classes"):
             load_reward(args(reward_model=directory, **given))
-    with pytest.raises(LoadError, match="has 2 labels; the logit reward needs one"):
+    with pytest.raises(LoadError, match="has 2 labels. The logit reward requires"):
         LogitReward("reel-sentiment")
 
 

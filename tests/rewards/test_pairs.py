@@ -66,7 +66,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", '{"chosen": "a", "rejected": "b"}\n'])
 def test_fewer_than_two_pairs_are_refused(tmp_path, text):
     path = write(tmp_path / "x.jsonl", text)
-    with pytest.raises(ConfigError, match="give at least 2"):
+    with pytest.raises(ConfigError, match="Provide at least 2"):
         load_pairs(str(path), 0, 0)
 
 

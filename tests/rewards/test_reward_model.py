@@ -216,7 +216,7 @@ def test_an_occupied_directory_is_left_alone(fitted, tmp_path):
 
 def test_a_directory_without_a_reward_model_is_refused(gpt2_dir, tmp_path):
     for place in (gpt2_dir, tmp_path / "nowhere"):
-        with pytest.raises(LoadError, match="is no reward model.*train-reward"):
+        with pytest.raises(LoadError, match="is not a reward model.*train-reward"):
             LearnedReward(str(place))
 
 
@@ -236,7 +236,7 @@ def test_a_corrupt_head_is_refused(reel_model, tmp_path):
         ({"margin": -1.0}, "margin=-1.0"),
         ({"centering": -0.1}, "centering=-0.1"),
         ({"centering": float("inf")}, "centering=inf"),
-        ({"margin": 1.0}, "margin=1.0 needs to know"),
+        ({"margin": 1.0}, "margin=1.0 requires the lead"),
     ],
 )
 def test_settings_out_of_range_are_refused(reel_model, change, word):

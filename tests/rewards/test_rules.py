@@ -1,32 +1,146 @@
-"""Tests the rewards that are rules, on texts counted by hand."""
+"""Rule-based rewards on texts counted and compared by hand."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlhf_lab.rewards import CountReward, zero
-
-TEXTS = ["good good film", "a good film", "Good", "goodgood", "", "bad"]
-
-
-def test_zero_gives_nothing_to_every_text():
-    rewards = zero(TEXTS)
-    assert rewards.tolist() == [0.0] * 6 and rewards.dtype == torch.float32
-
-
-def test_count_gives_one_per_occurrence_and_minds_the_case():
-    rewards = CountReward("good")(TEXTS)
-    assert rewards.tolist() == [2.0, 1.0, 0.0, 2.0, 0.0, 0.0] and rewards.dtype == torch.float32
-
-
-def test_occurrences_do_not_overlap():
-    """From the left, "aaaa" holds "aa" at 0 and 2."""
-    assert CountReward("aa")(["aaaa", "aaa", "a"]).tolist() == [2.0, 1.0, 0.0]
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.rewards import (
+    CountReward,
+    Diversity,
+    ExactMatch,
+    RegexReward,
+    TextBatch,
+    score_batch,
+    zero,
+)
 
 
-def test_a_text_of_several_words_is_counted_as_a_whole():
-    assert CountReward("a good")(TEXTS).tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+def score(reward, response, answer=None):
+    """Return the reward of one response to the prompt "ask"."""
+    batch = TextBatch([f"ask{response}"], ["ask"], None if answer is None else [answer])
+    return score_batch(reward, batch).rewards.item()
 
 
-@pytest.mark.parametrize("reward_fn", [zero, CountReward("good")])
-def test_no_texts_give_no_rewards(reward_fn):
-    assert reward_fn([]).shape == (0,)
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (zero, [0.0, 0.0, 0.0, 0.0]),
+        (CountReward("good"), [2.0, 1.0, 0.0, 2.0]),
+        (CountReward("a good"), [0.0, 1.0, 0.0, 0.0]),
+        (CountReward("oo"), [2.0, 1.0, 1.0, 2.0]),
+    ],
+)
+def test_zero_and_count_match_hand_computed(reward, expected):
+    rewards = reward(["good good film", "a good film", "Good", "goodgood"])
+    assert rewards.tolist() == expected and rewards.dtype == torch.float32
+    assert reward([]).shape == (0,)
+
+
+def fractions(n, *responses):
+    return score_batch(Diversity(n), TextBatch(list(responses))).rewards.tolist()
+
+
+@pytest.mark.parametrize(
+    ("n", "responses", "expected"),
+    [
+        (2, ["a b c d", "a b x", "a"], [2 / 3, 1 / 2, 0.0]),  # ab is in both
+        (1, ["a a a b", "b"], [0.5, 0.0]),  # a counts once
+        (2, ["a b a b a b", "c d"], [1.0, 1.0]),
+        (2, ["x y z", "x y z"], [0.0, 0.0]),
+        (3, ["x y z"], [1.0]),
+        (4, ["x y z"], [0.0]),
+        (2, [], []),
+    ],
+)
+def test_diversity_matches_hand_computed(n, responses, expected):
+    assert fractions(n, *responses) == pytest.approx(expected)
+
+
+@given(st.lists(st.text("ab ", max_size=8), max_size=6), st.integers(1, 3))
+def test_diversity_matches_search_through_other_responses(responses, n):
+    def grams(text):
+        words = text.split()
+        return {" ".join(words[i : i + n]) for i in range(len(words)) if i + n <= len(words)}
+
+    expected = []
+    for i, response in enumerate(responses):
+        others = set().union(*(grams(r) for j, r in enumerate(responses) if j != i))
+        mine = grams(response)
+        expected.append(len(mine - others) / len(mine) if mine else 0.0)
+    assert fractions(n, *responses) == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_diversity_ignores_prompts_and_rejects_other_lengths():
+    batch = TextBatch(["the film a b", "the film c d"], ["the film", "the film"])
+    assert score_batch(Diversity(1), batch).rewards.tolist() == [1.0, 1.0]
+    for n in (0, 1.5, True, "2"):
+        with pytest.raises(ConfigError, match="positive integer"):
+            Diversity(n)
+
+
+@pytest.mark.parametrize(
+    ("options", "response", "answer", "expected"),
+    [
+        ((), " Paris\n", "Paris", 1.0),
+        ((), "New \t York", "New York", 1.0),
+        ((), "paris", "Paris", 0.0),
+        ((), "Paris.", "Paris", 0.0),
+        ((), "It is Paris", "Paris", 0.0),
+        ((), "", "Paris", 0.0),
+        ((), "\ufb01ne", "fine", 1.0),
+        (("ignore_case",), "STRASSE", "Straße", 1.0),
+        (("ignore_case",), "Paris.", "Paris", 0.0),
+        (("ignore_punctuation",), "“Paris”.", "Paris", 1.0),
+        (("ignore_punctuation",), "$5", "5", 0.0),
+        (("ignore_case", "ignore_punctuation"), "PARIS!", "paris", 1.0),
+        (("last_number",), "3 and 4 make 7.", "7", 1.0),
+        (("last_number",), "7 is 3 and 4", "7", 0.0),
+        (("last_number",), "1,000.0 apples", "so #### 1000", 1.0),
+        (("last_number",), "-5", "5", 0.0),
+        (("last_number",), "no number", "5", 0.0),
+        (("last_number",), "9" * 2000, "5", 0.0),
+    ],
+)
+def test_exact_match_matches_hand_computed(options, response, answer, expected):
+    assert score(ExactMatch(*options), response, answer) == expected
+
+
+def test_exact_match_compares_with_answer_of_same_row():
+    batch = TextBatch(["p1 a", "p2 b", "p1 b"], ["p1", "p2", "p1"], ["a", "b", "a"])
+    assert score_batch(ExactMatch(), batch).rewards.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_exact_match_raises_on_bad_option_and_missing_answers():
+    with pytest.raises(ConfigError, match="no option 'case'"):
+        ExactMatch("case")
+    with pytest.raises(ConfigError, match="no number"):
+        score(ExactMatch("last_number"), "5", "five")
+    with pytest.raises(ConfigError, match="exact_match compares .* set answers_column"):
+        score(ExactMatch(), "5")
+    with pytest.raises(ConfigError, match="set answers_column"):
+        ExactMatch()(["a text"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "response", "expected"),
+    [
+        ("[0-9]+", " 42 ", 1.0),
+        ("[0-9]+", "42 apples", 0.0),
+        ("[0-9]+", "the 42", 0.0),
+        (".*yes.*", "no, yes, no", 1.0),
+        (".*", "two\nlines", 0.0),
+        ("(?s).*", "two\nlines", 1.0),
+        ("a*", "", 1.0),
+        ("ask.*", " more", 0.0),
+    ],
+)
+def test_regex_matches_whole_response(pattern, response, expected):
+    assert score(RegexReward(pattern), response) == expected
+
+
+def test_regex_raises_on_invalid_pattern():
+    with pytest.raises(ConfigError, match="not a valid pattern"):
+        RegexReward("(a")

@@ -18,10 +18,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from rlhf_lab.__main__ import main
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import SentimentReward, sentiment_reward
+from rlhf_lab.rewards.sentiment import _positive_class
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 
 SHORT, MIDDLE = "w1 w7", "w4 w4 w2 w13 w9"
@@ -95,15 +95,6 @@ def test_the_free_function_gives_either_class_without_gradients_cut_where_it_is_
     assert (cut[:1] - positive[:1]).abs() > 1e-3, "the rest of the text has to matter"
 
 
-def test_the_size_of_the_batches_does_not_matter(make_classifier):
-    directory = make_classifier()
-    texts = [SHORT, LONG, MIDDLE, SHORT, LONG]
-    scores = SentimentReward(directory)(texts)
-    for batch_size in (1, 2, 3):
-        other = SentimentReward(directory, batch_size=batch_size)(texts)
-        torch.testing.assert_close(other, scores, atol=1e-6, rtol=0)
-
-
 def test_a_half_precision_file_runs_in_float32(make_classifier):
     directory = make_classifier(dtype=torch.float16)
     stored = load_file(f"{directory}/model.safetensors")
@@ -128,26 +119,6 @@ def test_scores_near_one_stay_apart(make_classifier):
     assert scores.half().unique().numel() == 1
 
 
-def test_scoring_builds_no_graph(make_classifier):
-    reward = SentimentReward(make_classifier())
-    with torch.enable_grad():
-        scores = reward([SHORT, LONG])
-    assert scores.grad_fn is None and not scores.requires_grad
-    assert not any(parameter.requires_grad for parameter in reward.model.parameters())
-
-
-def test_dropout_is_off(make_classifier):
-    reward = SentimentReward(make_classifier(dropout=0.5, seq_classif_dropout=0.5))
-    torch.testing.assert_close(reward([SHORT] * 4), reward([SHORT]).expand(4), atol=1e-6, rtol=0)
-
-
-def test_scoring_leaves_the_global_random_state_alone(make_classifier):
-    reward = SentimentReward(make_classifier())
-    before = torch.get_rng_state()
-    reward([SHORT, LONG])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_directions_add_up_to_one(make_classifier):
     directory = make_classifier()
     pos = SentimentReward(directory, "pos")([SHORT, LONG])
@@ -156,120 +127,88 @@ def test_the_directions_add_up_to_one(make_classifier):
     assert (pos - neg).abs().min() > 1e-3
 
 
-@pytest.mark.parametrize("direction", ["positive", "Pos", "", "negative"])
-def test_any_other_direction_is_refused_before_the_model_is_looked_for(direction, no_network):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("direction", ["positive", "Pos", ""])
+def test_unknown_direction_raises_before_loading(direction, no_network):
+    with pytest.raises(ConfigError, match=f"direction='{direction}'"):
         SentimentReward("nobody/no-such-classifier", direction)
-    assert f"direction={direction!r}" in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("labels", "positive"),
-    [
-        (("NEGATIVE", "POSITIVE"), 1),
-        (("POSITIVE", "NEGATIVE"), 0),
-        (("positive", "negative"), 0),
-        (("pos", "neg"), 0),
-        (("neg", "pos"), 1),
-        (("LABEL_0", "LABEL_1"), 1),
-        (("LABEL_1", "LABEL_0"), 0),
-        (("Positive sentiment", "Negative sentiment"), 0),
-        ((" positive", "negative "), 0),
-        (("positiv", "negativ"), 0),
-        (("positivo", "negativo"), 0),
-        (("Negative (1 star)", "Positive (5 stars)"), 1),
-        (("NEG", "POS_CLASS"), 1),
-        (("negative", "not negative"), 1),
-        (("positive", "not positive"), 0),
-    ],
-    ids=str,
-)
-def test_the_class_is_found_by_its_label_not_by_its_place(make_classifier, labels, positive):
-    directory = make_classifier(labels)
-    expected = probability_alone(directory, LONG, positive)
-    assert SentimentReward(directory, "pos")([LONG]).item() == pytest.approx(expected, abs=1e-6)
-    assert SentimentReward(directory, "neg")([LONG]).item() == pytest.approx(1 - expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("labels", [("good", "NEGATIVE"), ("fresh", "neg")])
-def test_a_label_that_says_negative_tells_which_class_is_positive(make_classifier, labels):
-    directory = make_classifier(labels)
-    expected = probability_alone(directory, LONG, 0)
-    assert SentimentReward(directory, "pos")([LONG]).item() == pytest.approx(expected, abs=1e-6)
-
-
-UNKNOWN = [
-    ("good", "bad"),
-    ("bad", "good"),
-    ("happy", "sad"),
-    ("", " "),
-    ("not positive", "non-negative"),
-    ("positive", "positively bad"),
-    ("negation", "position"),
-    ("class_0", "class_1"),
-    ("1 star", "5 stars"),
-]
-
-
-@pytest.mark.parametrize("labels", UNKNOWN, ids=str)
-def test_classes_whose_names_do_not_tell_are_not_guessed(make_classifier, labels):
-    with pytest.raises(ConfigError, match="--positive-label") as caught:
-        SentimentReward(make_classifier(labels))
-    assert all(repr(label) in str(caught.value) for label in labels)
 
 
 @pytest.mark.parametrize(
-    ("labels", "given", "positive"),
+    ("labels", "label", "positive"),
     [
+        (("NEGATIVE", "POSITIVE"), None, 1),
+        (("POSITIVE", "NEGATIVE"), None, 0),
+        (("neg", "pos"), None, 1),
+        (("LABEL_0", "LABEL_1"), None, 1),
+        (("LABEL_1", "LABEL_0"), None, 0),
+        (("Positive sentiment", "Negative sentiment"), None, 0),
+        ((" positive", "negative "), None, 0),
+        (("positivo", "negativo"), None, 0),
+        (("NEG", "POS_CLASS"), None, 1),
+        (("negative", "not negative"), None, 1),
         (("good", "bad"), "good", 0),
         (("bad", "Good "), " gOOD", 1),
         (("positive", "negative"), "negative", 1),
     ],
     ids=str,
 )
-def test_the_positive_class_can_be_named(make_classifier, labels, given, positive):
+def test_positive_class_is_found_by_names(labels, label, positive):
+    assert _positive_class(dict(enumerate(labels)), label, "model") == positive
+
+
+@pytest.mark.parametrize(
+    ("labels", "label"),
+    [
+        (("good", "bad"), None),
+        (("good", "negative"), None),
+        (("neutral", "negative"), None),
+        (("very negative", "negative"), None),
+        (("", " "), None),
+        (("positive", "positively bad"), None),
+        (("negation", "position"), None),
+        (("1 star", "5 stars"), None),
+        (("good", "bad"), "goods"),
+        (("good", "bad"), ""),
+        (("good", "bad"), "LABEL_1"),
+    ],
+    ids=str,
+)
+def test_classes_whose_names_do_not_tell_are_not_guessed(labels, label):
+    with pytest.raises(ConfigError, match="positive_label") as caught:
+        _positive_class(dict(enumerate(labels)), label, "model")
+    assert all(repr(name) in str(caught.value) for name in labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive"), [(("POSITIVE", "NEGATIVE"), 0), (("LABEL_0", "LABEL_1"), 1)]
+)
+def test_reward_is_probability_of_positive_class(make_classifier, labels, positive):
     directory = make_classifier(labels)
     expected = probability_alone(directory, LONG, positive)
-    reward = SentimentReward(directory, positive_label=given)
-    against = SentimentReward(directory, "neg", positive_label=given)
-    assert reward([LONG]).item() == pytest.approx(expected, abs=1e-6)
+    assert SentimentReward(directory, "pos")([LONG]).item() == pytest.approx(expected, abs=1e-6)
+    against = SentimentReward(directory, "neg")
     assert against([LONG]).item() == pytest.approx(1 - expected, abs=1e-6)
-    assert repr(labels[positive]) in reward.summary()
     assert repr(labels[1 - positive]) in against.summary()
 
 
-@pytest.mark.parametrize("given", ["goods", "", "1", "LABEL_1"])
-def test_a_name_that_no_class_has_is_refused(make_classifier, given):
-    with pytest.raises(ConfigError, match=f"positive_label='{given}'.*'good'|'good'.*'bad'"):
-        SentimentReward(make_classifier(("good", "bad")), positive_label=given)
-
-
-def test_classes_that_are_not_numbered_0_and_1_are_refused(make_classifier):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id2label": {"0": "negative", "5": "positive"}}, "id2label"),
+        ({"label2id": {"POSITIVE": 0, "NEGATIVE": 1}}, "label2id"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 2}, "names 3 classes"),
+    ],
+)
+def test_inconsistent_classes_raise(make_classifier, changes, words):
     directory = make_classifier()
-    change_settings(directory, id2label={"0": "negative", "5": "positive"})
-    with pytest.raises(LoadError, match="id2label"):
+    change_settings(directory, **changes)
+    with pytest.raises(LoadError, match=words):
         SentimentReward(directory)
 
 
 def change_settings(directory, file="config.json", **changes):
     path = Path(directory, file)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_the_command_line_names_the_class_and_asks_for_it(make_classifier, tmp_path, capsys):
-    directory = make_classifier(("good", "bad"))
-    score = ["score", "w1 w7", "--reward-model", directory]
-    capsys.readouterr()
-    assert main(score) == 2
-    assert "'good'" in (said := capsys.readouterr().err) and said.count("\n") == 1
-    assert main([*score, "--positive-label", "good"]) == 0
-    paid = float(capsys.readouterr().out.split("\t")[0])
-    assert paid == pytest.approx(probability_alone(directory, "w1 w7", 0), abs=1e-4)
-    train = ["train", "--total-phases", "1", "--batch-size", "4", "--num-minibatches", "1"]
-    train += ["--warmup-steps", "0", "--direction", "neg", "--out", str(tmp_path / "run")]
-    assert main(train) == 0
-    assert "rewarding the class 'NEGATIVE' of reel-sentiment" in capsys.readouterr().out
 
 
 def test_a_classifier_without_a_padding_token_is_refused(make_classifier):
@@ -339,27 +278,22 @@ def test_a_roberta_keeps_clear_of_the_two_positions_it_reserves(
     assert long == pytest.approx(cut.item(), abs=1e-6)
 
 
-def test_no_texts_give_no_scores(make_classifier):
-    scores = SentimentReward(make_classifier())([])
-    assert scores.shape == (0,) and scores.dtype == torch.float32
-
-
 @pytest.mark.parametrize("texts", [[""], ["", "this movie was great ."]])
 def test_an_empty_text_scores_like_any_other(texts, no_network):
     scores = SentimentReward("reel-sentiment")(texts)
     assert scores.isfinite().all() and scores.shape == (len(texts),)
 
 
-def test_any_sequence_of_texts_will_do(make_classifier):
-    reward = SentimentReward(make_classifier())
-    assert torch.equal(reward((SHORT, LONG)), reward([SHORT, LONG]))
-
-
-def test_a_directory_that_is_missing_is_named(tmp_path):
-    missing = str(tmp_path / "nowhere")
-    with pytest.raises(LoadError) as caught:
-        SentimentReward(missing)
-    assert missing in str(caught.value)
+def test_batches_gradients_and_random_state_do_not_matter(make_classifier):
+    directory, texts = make_classifier(dropout=0.5, seq_classif_dropout=0.5), (SHORT, LONG, MIDDLE)
+    reward, before = SentimentReward(directory), torch.get_rng_state()
+    with torch.enable_grad():
+        scores = reward(texts)
+    assert not scores.requires_grad and torch.equal(torch.get_rng_state(), before)
+    for batch_size in (1, 2):
+        other = SentimentReward(directory, batch_size=batch_size)(list(texts))
+        torch.testing.assert_close(other, scores, atol=1e-6, rtol=0)
+    assert reward([]).shape == (0,)
 
 
 def test_a_language_model_is_refused_as_a_classifier(no_network):

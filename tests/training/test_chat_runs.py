@@ -206,7 +206,7 @@ def test_a_model_without_a_template_is_refused(tmp_path, args):
 
 
 def test_a_system_prompt_without_a_chat_is_refused(args):
-    with pytest.raises(ConfigError, match="system_prompt='w1' is a message of a chat"):
+    with pytest.raises(ConfigError, match="system_prompt='w1' is a chat message"):
         dataclasses.replace(args(), chat=False, system_prompt="w1")
 
 
@@ -226,5 +226,5 @@ def test_a_run_in_a_chat_goes_on_after_a_break(args, tmp_path, stored):
 
 def test_penalties_for_what_does_not_end_need_no_other_stop_token(args):
     assert args(penalize_no_eos=True).penalize_no_eos
-    with pytest.raises(ConfigError, match="needs responses of different lengths"):
+    with pytest.raises(ConfigError, match="requires responses of different lengths"):
         args(penalize_no_eos=True, chat=False)

@@ -64,12 +64,12 @@ def test_an_exported_head_of_one_layer_comes_back(make_trainer, reward_model, tm
 
 
 def test_a_critic_needs_to_be_separate(reel_args, reward_model):
-    with pytest.raises(ConfigError, match="critic_from=.*value_head='shared'; set value_head="):
+    with pytest.raises(ConfigError, match="critic_from=.*value_head='shared'. Set value_head="):
         reel_args(critic_from=reward_model[1])
 
 
 def test_a_directory_without_a_reward_model_is_refused(make_trainer, tmp_path):
-    with pytest.raises(LoadError, match="is no reward model.*train-reward"):
+    with pytest.raises(LoadError, match="is not a reward model.*train-reward"):
         make_trainer(value_head="separate", critic_from=str(tmp_path))
 
 
@@ -85,7 +85,7 @@ def test_a_reward_model_that_does_not_fit_the_policy_is_refused(reward_model):
     """Reel's has 2 layers and 72 tokens; its width may differ from the policy's."""
     _, directory = reward_model
     assert add_critic_from_reward_model(policy_of(2), directory).critic.cfg.d_model == 64
-    with pytest.raises(ConfigError, match="critic_from=.*has 2 layers and the policy 3; train"):
+    with pytest.raises(ConfigError, match="critic_from=.*has 2 layers and the policy 3.* train"):
         add_critic_from_reward_model(policy_of(3), directory)
     with pytest.raises(ConfigError, match="critic_from=.*reads other tokens than the policy"):
         add_critic_from_reward_model(policy_of(2, ("zebra",)), directory)

@@ -172,7 +172,7 @@ def test_probes_read_the_new_reference(make_trainer):
 
 @pytest.mark.parametrize("every", [5, 9])
 def test_a_reset_that_no_phase_would_see_is_refused(make_trainer, every):
-    with pytest.raises(ConfigError, match=f"reset_reference_every={every} is not below"):
+    with pytest.raises(ConfigError, match=f"reset_reference_every={every} must be smaller"):
         make_trainer(total_phases=5, reset_reference_every=every)
 
 

@@ -107,9 +107,9 @@ def test_a_reward_of_the_whole_batch_is_never_asked_about_a_part(make_trainer):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 asks"),
-        ({"advantages": "remax", "normalize_reward": False}, "the greedy answers"),
-        ({"labels_column": "label"}, "what the labels earn"),
+        ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
+        ({"advantages": "remax", "normalize_reward": False}, "the greedy responses"),
+        ({"labels_column": "label"}, "scores the labels alone"),
     ],
 )
 def test_a_reward_of_the_whole_batch_refuses_what_asks_about_a_part(
@@ -206,8 +206,8 @@ def test_scores_are_printed_by_name(warm_python):
 
 def test_doors_that_refuse(tmp_path):
     out = ["--out", str(tmp_path / "made")]
-    refused(["train", "--reward-fn", "gold,length", "--reward-weights", "1", *out], "give one")
-    refused(["train", "--reward-fn", "regex:(", *out], "no pattern")
+    refused(["train", "--reward-fn", "gold,length", "--reward-weights", "1", *out], "Set one")
+    refused(["train", "--reward-fn", "regex:(", *out], "not a valid pattern")
     refused(["train", "--reward-fn", "json_schema:nowhere.json", *out], "cannot read")
     refused(["score", "x", "--reward-fn", "exact_match"], "answers_column")
     assert not (tmp_path / "made").exists()

@@ -44,6 +44,36 @@ def test_penalties_replace_first_and_are_added_to_after(reel_args):
     assert found.tolist() == [-3.0, -4.0, 0.0, 0.5]
 
 
+def test_padding_that_is_a_stop_token_does_not_end_a_response(reel_args):
+    """Both responses of `step()` have 2 tokens, and the padding is the stop token."""
+    args = reel_args(gen_len=4, penalize_no_eos=True, stop_at_eos=True)
+    batch = samples([1, 2, STOP, STOP], [1, STOP, STOP, STOP])
+    batch = dataclasses.replace(batch, mask=torch.tensor([[True, True, False, False]] * 2))
+    assert pipeline(args).penalize(batch, torch.ones(2)).tolist() == [-3.0, 1.0]
+
+
+def test_step_penalizes_short_responses_without_eos(make_trainer):
+    fields = {"penalize_no_eos": True, "stop_at_eos": True, "normalize_reward": False}
+    trainer, rewards = make_trainer(**fields), []
+    trainer.on("after_phase")(lambda ctx: rewards.extend(ctx.rollout.rewards.tolist()))
+    assert trainer.tokenizer.pad_token_id == trainer.tokenizer.eos_token_id
+    trainer.step(["this movie"] * 8, ["was", "was so good"] * 4, [1.0] * 8)
+    assert rewards == [-3.0] * 8
+
+
+@pytest.mark.parametrize("scaling", ["scale", "scale_and_shift"])
+def test_remax_scales_greedy_rewards_by_moments_of_samples(make_trainer, scaling):
+    """With the moments of the samples, shift and all, only the difference is divided."""
+    length = lambda texts: torch.tensor([float(len(text)) for text in texts])
+    fields = {"reward_scaling": scaling, "normalize_reward": False, "stop_at_eos": False}
+    trainer = make_trainer({"reward_fn": length}, advantages="remax", **fields)
+    rollout = trainer.rollout_phase()
+    greedy = length(trainer.sample_greedily([trainer.prompt]).texts(trainer.tokenizer))
+    expected = (rollout.raw_rewards - greedy) / rollout.reward_moments.std
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(rollout.advantages[:, 0], expected, atol=1e-5, rtol=0)
+
+
 def test_scaling_comes_before_the_clip(reel_args):
     """Moments of 0 and 4: mean 2, std sqrt(8); -1/sqrt(2) stays, 10 goes from 2.83 to 1.5."""
     args = reel_args(reward_clip=1.5, **SCALED)

@@ -137,8 +137,8 @@ def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0 cannot hold; set max_grad_norm=None"),
-        ({"micro_batch_size": 2}, "micro_batch_size=2 needs; leave it None"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0 needs. Set max_grad_norm=None"),
+        ({"micro_batch_size": 2}, "micro_batch_size=2 needs. Set micro_batch_size=None"),
     ],
     ids=str,
 )

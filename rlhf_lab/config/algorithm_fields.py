@@ -1,0 +1,160 @@
+"""Fields of the algorithm, optimizer and speed, in the groups of docs/settings.md."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Advantages = Literal[
+    "one_step", "gae", "reinforce", "reinforce++", "reinforce++_baseline",
+    "remax", "rloo", "grpo", "dr_grpo", "opo",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditArgs:
+    """From rewards to the advantages of tokens."""
+
+    advantages: Advantages = "one_step"
+    """Advantage estimator. With the value head: one_step, gae. Against the batch: reinforce,
+    reinforce++. Against the greedy response: remax. Against the other responses to the prompt:
+    reinforce++_baseline, rloo, grpo, dr_grpo, opo. The last eight do not use the value head, which
+    vf_coef=0 leaves untrained.
+    """
+    samples_per_prompt: int = 1
+    """Responses to each prompt, which are compared with each other; divides batch_size."""
+    gamma: float = 1.0
+    """Discount per token, used by one_step, gae, reinforce and reinforce++."""
+    whiten_rewards: bool = False
+    """Scale the rewards of all tokens, including the KL, to variance 1 over the batch, and keep
+    their mean.
+    """
+    gae_lambda: float = 0.95
+    """Lambda of gae: 0 is the one-step estimate, 1 is the return minus the value."""
+    normalize_advantages: bool = True
+    """Whiten the advantages within each minibatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLArgs:
+    """The KL divergence from the reference model, and its control."""
+
+    kl_coef: float = 2.5
+    """Weight of the KL divergence from the reference model, in nats per token."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Subtract the KL's mean from the objective, or each token's KL from its reward. In the reward
+    use kl_estimator=k1: the exact KL of a state is the same for all sampled tokens, so as a reward
+    it does not restrain that state's own distribution.
+    """
+    kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
+    """KL of the whole next-token distribution, or an estimate from the sampled token (mse is k2;
+    k3_straight_through has the value of k3 and the gradient of k2).
+    """
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Keep kl_coef, or adapt it so that the KL approaches kl_target."""
+    kl_target: float = 6.0
+    """KL that the adaptive controller aims at, in nats per sequence."""
+    kl_horizon: int = 10_000
+    """Sequences over which the adaptive controller can change kl_coef by a fifth."""
+    reset_reference_every: int | None = None
+    """Phases after which the policy becomes the new reference model; never when None. The KL from
+    the first one is also logged.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArgs:
+    """The objective, its batches, and conditions on steps."""
+
+    batch_size: int = 32
+    """Sequences sampled per phase."""
+    num_minibatches: int = 4
+    """Minibatches per pass over the batch; must divide batch_size. The default is lowered."""
+    batches_per_learning_phase: int = 2
+    """Passes over the batch in one learning phase, each in a new random order."""
+    policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
+    """Clip the ratio of each token (ppo), the ratio of the response (gspo, with a clip_coef a
+    hundred times smaller), the weight of the gradient (cispo), or nothing (policy_gradient, for one
+    step per batch).
+    """
+    clip_coef: float = 0.2
+    """PPO's epsilon: the probability ratio is clipped to [1 - clip_coef, 1 + clip_coef]."""
+    clip_coef_high: float | None = None
+    """Clip the ratio to 1 + clip_coef_high above (clip-higher); to 1 + clip_coef when None."""
+    dual_clip: float | None = None
+    """Lower bound of a token with a negative advantage: dual_clip times it; off when None."""
+    max_log_ratio: float | None = None
+    """Clip log-ratios to +-max_log_ratio, without gradient outside; off when None."""
+    importance_correction: Literal["none", "truncated", "masked"] = "none"
+    """Weight of a token from a rollout_engine: 1, or the policy's probability over the engine's, in
+    which a ratio above 2 becomes 2 (truncated) or 0 (masked).
+    """
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Weight of the policy loss: equal for tokens, equal for responses, or the sum divided by
+    responses times gen_len; the other terms are means over tokens.
+    """
+    vf_coef: float = 0.15
+    """Weight of the value loss in the objective."""
+    vf_clip: float | None = None
+    """Clip the value prediction to this distance from the rollout's value (PPO2); off when None."""
+    ent_coef: float = 0.001
+    """Weight of the entropy bonus in the objective."""
+    target_kl: float | None = None
+    """End the learning phase before a step whose minibatch has a KL of more than 1.5 times this
+    from the policy that sampled, in nats per token (k3); off when None.
+    """
+    ratio_threshold: float | None = None
+    """Skip the step of a minibatch whose mean probability ratio exceeds this; off when None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerArgs:
+    """The optimizer and its learning rates over the phases."""
+
+    base_lr: float = 2e-5
+    """Peak learning rate of the transformer."""
+    head_lr: float = 5e-4
+    """Peak learning rate of the value head, which starts untrained."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """AdamW with moments of 32 bits, or of 8 bits (bitsandbytes) in a quarter of the memory."""
+    max_grad_norm: float | None = 1.0
+    """Global norm that gradients are clipped to before each optimizer step; off when None."""
+    warmup_steps: int = 20
+    """Phases of linear warm-up; smaller than total_phases. The default is lowered."""
+    final_scale: float = 0.1
+    """The learning rates decay linearly to this fraction of their peak in the last phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedArgs:
+    """Memory and speed; the objective and its gradient stay the same."""
+
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Format of matrix products; weights, norms, softmaxes and the optimizer stay in fp32. tf32 is
+    for CUDA GPUs from Ampere on; bf16 is not supported on MPS.
+    """
+    weight_precision: Literal["fp32", "bf16", "bf16_stochastic"] = "fp32"
+    """Format of the weights and activations of policy, critic and reference model. bf16: the
+    optimizer steps an fp32 copy. bf16_stochastic: no copy, moments in bf16, and updates are rounded
+    up or down at random, unbiased. The value head stays in fp32.
+    """
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """With several processes (torchrun), each stores all trained weights, gradients and moments
+    (ddp, auto), or its shard of them (fsdp).
+    """
+    tune_cpu: bool = True
+    """Let `train` keep freed memory and use the faster exact matrix product (see doctor)."""
+    micro_batch_size: int | None = None
+    """Sequences per forward and backward pass, which saves memory and keeps the gradient; divides
+    the minibatch. The whole minibatch when None.
+    """
+    activation_checkpointing: bool = False
+    """Store only activations between blocks and run each block again in the backward pass: less
+    memory, more time, the same gradient. Hooks within a block would run twice and are rejected.
+    """
+    generation_batch_size: int | None = None
+    """Sequences sampled at a time, which saves memory; the samples are the same. All when None."""
+    optimizer_in_backward: bool = False
+    """Step each weight as soon as its gradient is ready, to save memory; requires
+    max_grad_norm=None and no micro_batch_size. No gradient is left for after_backward.
+    """
