@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.functional import LOG_ZERO, token_logprobs
 
-SomeRows = TypeVar("SomeRows", bound="Rows")
+SomeRows = TypeVar("SomeRows", bound="Rows")  # Rows, or a subclass of it
 
 
 class Rows:

@@ -232,6 +232,7 @@ def _one_step_advantages(
     return compute_advantages(values, token_rewards, mask, gamma)
 
 
+# advantage estimators by name: the values of the setting `advantages`
 ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "one_step": _one_step_advantages,

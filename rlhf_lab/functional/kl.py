@@ -193,6 +193,7 @@ def calc_sampled_kl_penalty(
     return kl_coef * aggregate(kl, mask, aggregation, denominator)
 
 
+# KL estimators by name: the values of the setting `kl_estimator`
 KL_ESTIMATORS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "k1": functools.partial(kl_estimate, kind="k1"),

@@ -213,6 +213,7 @@ def policy_gradient_objective(
     return masked_mean(logprobs * advantages.detach(), mask)
 
 
+# policy objectives by name
 POLICY_OBJECTIVES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "ppo": ppo_surrogate,

@@ -21,8 +21,9 @@ def pick_device(name: str = "auto") -> torch.device:
     n_devices = {"cuda": n_cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
         name = next(kind for kind, n in n_devices.items() if n)
-    kind, _, index = name.partition(":")
-    if int(index or 0) >= n_devices.get(kind, 0):
+    kind, colon, index = name.partition(":")
+    is_index = index.isdecimal() if colon else True
+    if not is_index or int(index or 0) >= n_devices.get(kind, 0):
         raise ConfigError(f"device={name!r} is not available. Choose auto, cpu, cuda or mps.")
     device = torch.device(name)
     if device.type == "mps" and TorchVersion(torch.__version__) < MPS_TORCH:

@@ -31,7 +31,7 @@ def test_auto_picks_the_fastest_device(monkeypatch):
         assert pick_device("auto") == torch.device(expected)
 
 
-@pytest.mark.parametrize("name", ["abacus", "cuda:1", "mps", "cpu:1", "meta"])
+@pytest.mark.parametrize("name", ["abacus", "cuda:1", "mps", "cpu:1", "cpu:", "cuda:x", "meta"])
 def test_unavailable_device_raises(monkeypatch, name):
     set_devices(monkeypatch, 1, False)
     assert pick_device("cuda:0") == torch.device("cuda:0")

@@ -61,7 +61,7 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
         run.records("look")
     with pytest.raises(RunError, match="broken raised IndexError at after_score of phase 0 and is"):
         run.returned("broken")
-    with pytest.raises(RunError, match="there are best, last, those after 0, 1, 2 phases, by numb"):
+    with pytest.raises(RunError, match="Available: best, last, phase_000000, phase_000001"):
         run.policy("first")
     with pytest.raises(RunError, match=r"another --out \(in Python, RLHFTrainer.resume or another"):
         type(trainer)(trainer.args, out=run.path).train()

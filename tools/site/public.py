@@ -68,19 +68,28 @@ def definitions(module: str) -> dict[str, ast.stmt]:
 
 
 def text_after(module: str, name: str) -> str:
-    """The string that stands below a constant and says what it is; empty without one."""
-    body = tree(module).body
-    at = body.index(definitions(module)[name]) + 1
+    """Return the string below a constant, else the comment on its lines or above, else ""."""
+    body, node = tree(module).body, definitions(module)[name]
+    at = body.index(node) + 1
     following = body[at] if at < len(body) else None
     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
         return str(following.value.value)
-    return ""
+    lines = source(module).splitlines()
+    above, first, last = lines[node.lineno - 2], lines[node.lineno - 1], lines[node.end_lineno - 1]
+    comments = [line.partition("  # ")[2] for line in (first, last)]
+    comments += [above.removeprefix("# ")] if above.startswith("# ") else []
+    return next(filter(None, comments), "")
+
+
+def source(module: str) -> str:
+    """Return the text of a module's file."""
+    return Path(find_spec(module).origin).read_text(encoding="utf-8")
 
 
 @functools.cache
 def tree(module: str) -> ast.Module:
     """The syntax tree of a module's file."""
-    return ast.parse(Path(find_spec(module).origin).read_text(encoding="utf-8"))
+    return ast.parse(source(module))
 
 
 def text_of(module: str) -> str:
