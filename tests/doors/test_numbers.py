@@ -14,7 +14,7 @@ ORPO = "orpo --pairs reel --out made"
 REJECTED = {
     "sample RUN -n 0": ("n=0", "1 or greater"),
     "sample RUN -n many": ("-n", "many"),
-    "sample RUN --gen-len 0": ("gen_len=0", "at least 1"),
+    "sample RUN --gen-len 0": ("gen_len=0", "1 or greater"),
     "sample RUN --gen-len 31": ("gen_len=31", "32"),
     "sample RUN --temperature nan": ("temperature=nan",),
     "sample RUN --top-k 0": ("top_k=0", "1 or greater"),
