@@ -4,6 +4,7 @@ Modules that need torch are imported in the functions, so that `--help` starts w
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.launcher import is_main_process
+from rlhf_lab.parallel.launcher import is_main_process
 
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
 Checkpoint = Annotated[
@@ -48,7 +49,7 @@ def train(
     tune_for(trainer.policy, args.tune_cpu)
     _print_rewarded_class(trainer.reward_fn, console)
     if probes or args.log_probes:
-        with trainer.world.apart():
+        with nullcontext() if trainer.world is None else trainer.world.main_only():
             attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 
@@ -91,7 +92,7 @@ def resume(
     print_line(f"continuing {directory} at phase {trainer.phase}", console)
     _print_rewarded_class(trainer.reward_fn, console)
     if had_default_suite(trainer.run):
-        with trainer.world.apart():
+        with nullcontext() if trainer.world is None else trainer.world.main_only():
             attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
 

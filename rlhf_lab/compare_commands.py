@@ -74,12 +74,12 @@ def best_of_n_command(
     _validate_new_file(out, (".json",))
     if fit is not None:
         validate_new_directory(fit)
-    parts = _load_parts(model, changes, checkpoint, device)
-    if fit is not None and not parts.sampling_spec.stops(parts.tokenizer):
+    trainer = _load_trainer(model, changes, checkpoint, device)
+    if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
-    candidates = draw_candidates(parts, n_prompts, samples, fitting.seed, fitting.show_progress)
+    candidates = draw_candidates(trainer, n_prompts, samples, fitting.seed, fitting.show_progress)
     is_untrained = not is_run(model) or checkpoint == 0
-    exact = exact_figures(parts, numbers) if is_untrained else {}
+    exact = exact_figures(trainer, numbers) if is_untrained else {}
     results = [replace(candidates.figures(k), **exact.get(k, {})) for k in numbers]
     print_line(
         f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over prompts; "
@@ -89,20 +89,20 @@ def best_of_n_command(
         print_line(_format_result(result))
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
-        notes |= {"figures": [r.to_dict() for r in results], "args": parts.args.to_dict()}
+        notes |= {"figures": [r.to_dict() for r in results], "args": trainer.args.to_dict()}
         _write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
         examples = candidates.chosen(numbers[-1])
-        base, own_texts = parts.policy.base_model, OwnTexts(gen_len=parts.args.gen_len)
-        fitted = fine_tune(base, examples, fitting, None, own_texts, parts.gold_fn)
+        base, own_texts = trainer.policy.base_model, OwnTexts(gen_len=trainer.args.gen_len)
+        fitted = fine_tune(base, examples, fitting, None, own_texts, trainer.gold_fn)
         print_line(f"fine-tuned on {len(examples)} responses, the best of {numbers[-1]}")
-        notes = {"method": "best_of_n", "n": numbers[-1], "reward_fn": parts.args.reward_fn}
-        with merged_lora(parts.policy):
-            print_line(written(*write_tuned(base, parts.args.base_model, fit, fitted, notes)))
+        notes = {"method": "best_of_n", "n": numbers[-1], "reward_fn": trainer.args.reward_fn}
+        with merged_lora(trainer.policy):
+            print_line(written(*write_tuned(base, trainer.args.base_model, fit, fitted, notes)))
     return 0
 
 
-def _load_parts(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
+def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
     """Build the policy, prompts and reward of a run or a model.
 
     Raises:
@@ -110,14 +110,14 @@ def _load_parts(model: str, changes: dict[str, Any], checkpoint: int | str, devi
     """
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards.model import refuse_reward_model
-    from rlhf_lab.training import RunDir
-    from rlhf_lab.training.components import Parts
+    from rlhf_lab.training import RLHFTrainer, RunDir
     from rlhf_lab.training.restore import load_policy
 
+    no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False}
     if not is_run(model):
         refuse_reward_model(model)
         changes |= {"base_model": model, "device": device}
-        return Parts(RLHFArgs(**({"preset": "reel"} | changes)))
+        return RLHFTrainer(RLHFArgs(**({"preset": "reel"} | changes | no_logs)))
     if "reward_fn" in changes:
         changes |= {"reward_weights": None}
     info = RunDir.open(model).read_info()
@@ -129,10 +129,11 @@ def _load_parts(model: str, changes: dict[str, Any], checkpoint: int | str, devi
             f"{model} was trained with a custom {', '.join(sorted(custom))}, which is not stored. "
             "Set --reward-fn or --prompts, or use another run."
         )
-    parts = Parts(replace(RLHFArgs.from_dict(info["args"]), device=device, **changes))
+    changes |= no_logs | {"device": device}
+    trainer = RLHFTrainer(replace(RLHFArgs.from_dict(info["args"]), **changes))
     if checkpoint != 0:
-        parts.policy, _ = load_policy(model, checkpoint, pick_device(device))
-    return parts
+        trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))
+    return trainer
 
 
 def _format_result(result: Any) -> str:

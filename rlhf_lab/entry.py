@@ -18,7 +18,7 @@ from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
-from rlhf_lab.launcher import is_main_process, local_rank
+from rlhf_lab.parallel.launcher import is_main_process, local_rank
 
 Function = Callable[..., int]
 UNUSABLE_PATH = frozenset(
@@ -129,8 +129,6 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
 
 def _is_reported_here(error: LabError) -> bool:
     """Return True in the process that prints an error: the first one of each machine."""
-    if isinstance(error, LostRankError):
-        return error.is_first
     return local_rank() == 0 or isinstance(error, RankError)
 
 

@@ -18,16 +18,8 @@ class RunError(LabError):
 
 
 class RankError(RunError):
-    """An error of one process of several, which prints it whichever process it is."""
+    """An error of one of several processes, which reports it whatever its rank."""
 
 
-class LostRankError(RunError):
-    """Another process of the run ended; the run continues from its last saved state.
-
-    Attributes:
-        is_first: True in the process that prints the error.
-    """
-
-    def __init__(self, message: str, is_first: bool = True) -> None:
-        super().__init__(message)
-        self.is_first = is_first
+class LostRankError(RankError):
+    """Another process of the run has ended; the run can be resumed from its last save."""

@@ -194,7 +194,7 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # compares, and spreads the credit. All the pieces exist; you write how they hang together.
 #
 # What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` is these functions and
-# nothing else. `trainer.functions` holds the functions that are handed to the trainer (yours, soon),
+# nothing else. `trainer.overrides` has the functions that are passed to the trainer (yours, soon),
 # and `trainer.emit` calls the callbacks of an event; a run learns the same without it.
 #
 # First the credit: who gets how much of the reward. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` pays the reward
@@ -202,7 +202,7 @@ for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
 # `kl_to_pay` is None. "If asked" means `args.whiten_rewards`, and such whitening keeps the mean (`shift_mean=False`).
 # `F.prompt_groups(len(rewards), args.samples_per_prompt)` says which rows answer the same prompt. The estimators take
 # `args` first: `estimate_advantages(args, values, rewards, mask, token_rewards, group, greedy_rewards)` and
-# `estimate_returns(args, advantages, values, token_rewards, mask)`, both of `trainer.functions`.
+# `estimate_returns(args, advantages, values, token_rewards, mask)`, both of `trainer.overrides`.
 
 # %%
 from rlhf_lab.training.ppo import assign_credit  # exercise
@@ -251,10 +251,10 @@ tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples
 #
 # ## The learning phase
 #
-# `PolicyUpdate(trainer)` is about memory and safety and not about PPO: micro-batches, clipping, and the rule that no
-# step is taken once something was not finite. Its `parts(minibatch)` are the minibatch, or its micro-batches, and
-# `total(...)` adds up their terms: `objective_terms(policy, reference, part, update.objective, kl_coef)` of each. Then come
-# `backward(terms.objective)`, `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
+# `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of a minibatch.
+# `PolicyUpdate(trainer)` is about memory and safety and not about PPO: clipping, micro-batches (its `accumulate`, which
+# you do not need), and no step after something was not finite. Call `backward(terms.objective)`,
+# `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
 #
 # `PhaseStats(trainer)` counts. Before the gradient, `judge(terms, minibatch)` says "step", "skip" or "stop";
 # `add(terms, minibatch, grad_norm)` takes in a step that was taken, and `learning_stats(memory)` is what the phase

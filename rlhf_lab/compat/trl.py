@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,7 @@ def step(
             f"dynamic_sampling={args.dynamic_sampling} samples other prompts and scores them, but "
             "step() has fixed ones. Set it to None."
         )
-    if trainer.functions.wants_greedy(args):
+    if trainer.overrides.wants_greedy(args):
         raise ConfigError(
             f"advantages={args.advantages!r} needs scores of greedy responses, which step() does "
             "not have. Choose another estimator."
@@ -166,16 +167,16 @@ def step(
     check_context(trainer.policy.base_model, max(map(len, prompts)), max(map(len, written)))
 
     def rollout_phase() -> Rollout:
-        if trainer.world.is_main:
+        if trainer.is_main:
             trainer.recorder.write_info(scores="given")
-        with trainer.world.together("sampling"):
+        with nullcontext() if trainer.world is None else trainer.world.barrier("sampling"):
             samples = _score_given(trainer, prompts, written, learned)
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)
         trainer.emit("after_score", samples=samples, rollout=rollout)
         return rollout
 
-    return trainer.run_phase_on(rollout_phase)
+    return trainer.run_phase(rollout_phase)
 
 
 def _token_rows(

@@ -46,7 +46,7 @@ class TRLStats:
     """
 
     def __init__(self, trainer: RLHFTrainer) -> None:
-        self._overrides = trainer.functions
+        self._overrides = trainer.overrides
         self._rollout: dict[str, float | Tensor] = {}
         self._updates: list[dict[str, Tensor]] = []
         self._stats: dict[str, float | Tensor] | None = None

@@ -17,7 +17,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import run_policy_on, surrogate_per_token
+from rlhf_lab.training.objective import surrogate_per_token
 
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3})
 """How far rounding may take the shares' sum from the objective, which another path computed."""
@@ -59,7 +59,7 @@ def ledger_entries(
         )
     kl_coef, mask = args.kl_coef if kl_coef is None else kl_coef, minibatch.mask
     objective = Objective(args, forward=Forward(product_dtype(args.precision)))
-    out = run_policy_on(minibatch, policy, reference, objective)
+    out = objective.run_policy(minibatch, policy, reference)
     entries = _surrogate(out.logprobs, minibatch, args) | {
         "return": minibatch.returns,
         "value": out.values,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,10 +15,12 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS, Grammar, best_of_n, build_graph, grammar_policy
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import split_rewards
-from rlhf_lab.training.components import Parts
 from rlhf_lab.training.prompts import deal
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.tuning import Examples
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
 
 RESPONSES_AT_ONCE = 256  # sampled and scored together, about
 
@@ -93,37 +95,37 @@ def mean_and_half(values: Float[Tensor, " prompts"]) -> tuple[float, float]:
 
 
 def draw_candidates(
-    parts: Parts, n_prompts: int, samples: int, seed: int, show_progress: bool = False
+    trainer: "RLHFTrainer", n_prompts: int, samples: int, seed: int, show_progress: bool = False
 ) -> Candidates:
     """Sample responses to prompts in a seeded order, and score each without penalties or scaling.
 
     Raises:
         ConfigError: If the reward depends on the whole batch.
     """
-    for name, reward in split_rewards(parts.reward_fn).items():
+    for name, reward in split_rewards(trainer.reward_fn).items():
         if getattr(reward, "whole_batch", False):
             raise ConfigError(
                 f"The reward {name!r} depends on the whole batch. Choose another for best-of-n."
             )
-    order, tokenizer = deal(len(parts.prompts.tokens), 0, n_prompts, seed), parts.tokenizer
+    order, tokenizer = deal(len(trainer.prompts.tokens), 0, n_prompts, seed), trainer.tokenizer
     at_once = max(1, RESPONSES_AT_ONCE // samples)
     starts = range(0, n_prompts, at_once)
-    stops = parts.sampling_spec.stops(tokenizer)
+    stops = trainer.sampling_spec.stops(tokenizer)
     responses, ended, rewards, gold = [], [], [], []
     for start in track(starts, "sampling", disable=not show_progress):
         chosen = order[start : start + at_once]
-        rows = [parts.prompts.tokens[i] for i in chosen for _ in range(samples)]
+        rows = [trainer.prompts.tokens[i] for i in chosen for _ in range(samples)]
         generator = phase_generator(seed, start, "best_of_n")
-        drawn = parts.sample(rows, generator, parts.sampling_spec)
+        drawn = trainer.sample(rows, generator, trainer.sampling_spec)
         texts, given = drawn.texts(tokenizer), drawn.prompt_texts(tokenizer)
         responses += [text.removeprefix(p) for text, p in zip(texts, given, strict=True)]
         ended.append(F.has_stop(drawn.tokens[:, drawn.prefix_len :], stops, drawn.mask).cpu())
-        rewards.append(parts.rewards.read(parts.reward_fn, drawn, texts).rewards.cpu())
-        if parts.gold_fn is not None:
-            gold.append(parts.rewards.read(parts.gold_fn, drawn, texts).rewards.cpu())
+        rewards.append(trainer.rewards.read(trainer.reward_fn, drawn, texts).rewards.cpu())
+        if trainer.gold_fn is not None:
+            gold.append(trainer.rewards.read(trainer.gold_fn, drawn, texts).rewards.cpu())
     shape = n_prompts, samples
     return Candidates(
-        prompts=[parts.prompts.texts[i] for i in order],
+        prompts=[trainer.prompts.texts[i] for i in order],
         responses=[responses[i * samples : (i + 1) * samples] for i in range(n_prompts)],
         ended=torch.cat(ended).reshape(shape),
         rewards=torch.cat(rewards).reshape(shape),
@@ -131,16 +133,16 @@ def draw_candidates(
     )
 
 
-def exact_figures(parts: Parts, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return exact reward, true reward and KL of the best of n of Reel's grammar, or {} if unknown.
 
     They are known for Reel's rewards and whole reviews, sampled at temperature 1.
     """
-    args, spec = parts.args, parts.sampling_spec
+    args, spec = trainer.args, trainer.sampling_spec
     plain = spec.temperature == 1 and spec.top_k is None and spec.top_p is None
-    is_whole = parts.prompts.texts == ["this movie"] and spec.stop_at_eos and args.gen_len >= 26
+    is_whole = trainer.prompts.texts == ["this movie"] and spec.stop_at_eos and args.gen_len >= 26
     known = args.base_model in BUNDLED and args.reward_fn in REWARDS
-    if not (parts.starts_as_grammar and plain and is_whole and known) or args.reward_weights:
+    if not (trainer.starts_as_grammar and plain and is_whole and known) or args.reward_weights:
         return {}
     reference = grammar_policy(build_graph(Grammar()))
     points = best_of_n(reference, REWARDS[args.reward_fn], numbers)

@@ -1,4 +1,4 @@
-"""Return values of callbacks: a dict becomes a JSON line in the run's directory."""
+"""Results of callbacks: a dict becomes a JSON line in the run's directory."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ MOST_NUMBERS = 100_000
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """A function's name with nothing but letters, digits and _, so that it can name a file.
+    """Return a function's name in letters, digits and _, so that it can name a file.
 
     A partial has the name of its function, a callable object that of its class.
     """
@@ -22,18 +22,20 @@ def function_name(function: Callable[..., Any]) -> str:
     return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
 
 
-def plain(value: Any, place: str) -> Any:
-    """A value as JSON has it: tensors and arrays as lists, numbers that are not finite as None.
+def to_json(value: Any, place: str) -> Any:
+    """Return a value as JSON: tensors and arrays as lists, non-finite numbers as None.
+
+    Args:
+        place: of the value, for the message.
 
     Raises:
-        ConfigError: something that JSON does not have, or a tensor of over 100,000 numbers; `place`
-            says where it stands.
+        ConfigError: If JSON has no such type, or a tensor has over 100,000 numbers.
     """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"{place} has the key {key!r}; write keys as str.")
-        return {key: plain(entry, f"{place}[{key!r}]") for key, entry in value.items()}
+        return {key: to_json(entry, f"{place}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         size = math.prod(value.shape)
         if size > MOST_NUMBERS:
@@ -41,9 +43,9 @@ def plain(value: Any, place: str) -> Any:
                 f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}; return their mean or "
                 "norm."
             )
-        return plain(value.tolist(), place)
+        return to_json(value.tolist(), place)
     if isinstance(value, list | tuple):
-        return [plain(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
+        return [to_json(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

@@ -1,17 +1,16 @@
-"""Callbacks: the named events of a run, at which any callable can look at what is there."""
+"""Callbacks: the named events of a run, at which any callable can read its data."""
 
 import inspect
 import warnings
 from collections.abc import Callable
 from numbers import Number
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.callback_output import function_name, plain
+from rlhf_lab.training.callback_output import function_name, to_json
 from rlhf_lab.training.run_dir import RETURNED
 
 Event = Literal[
@@ -25,59 +24,55 @@ Event = Literal[
     "after_phase",
     "checkpoint",
     "run_end",
-]
-"""Events of a run, in the order in which they come."""
+]  # in the order in which they are emitted
 
-FIELD_AVAILABILITY = MappingProxyType(
-    {
-        "samples": "after_rollout and after_score",
-        "rollout": "after_score",
-        "minibatch": "before_minibatch to after_step",
-        "step": "before_minibatch to after_step",
-        "terms": "after_loss to after_step",
-        "grad_norm": "after_step",
-        "report": "after_phase",
-        "checkpoint": "checkpoint",
-        "reports": "run_end",
-    }
-)
+FIELD_AVAILABILITY = {
+    "samples": "after_rollout and after_score",
+    "rollout": "after_score",
+    "minibatch": "before_minibatch to after_step",
+    "step": "before_minibatch to after_step",
+    "terms": "after_loss to after_step",
+    "grad_norm": "after_step",
+    "report": "after_phase",
+    "checkpoint": "checkpoint",
+    "reports": "run_end",
+}
 
 
 def validate_every(every: Any, of: str = "") -> None:
-    """Refuse, with a ConfigError, what is no whole number from 1 on; `of` says whose it is."""
+    """Raise ConfigError unless `every` is an integer >= 1; `of` names its owner."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
 
-def validate_callable(function: Any, place: str, takes: tuple[str, ...]) -> None:
-    """Refuse, with a ConfigError, what cannot be called with the arguments that it will be given.
+def validate_callable(function: Any, place: str, parameters: tuple[str, ...]) -> None:
+    """Raise ConfigError unless a function can be called with these positional arguments.
 
     Args:
-        place: what the function was given to.
-        takes: the names of the arguments, by position.
+        place: the call that the function was passed to, for the message.
     """
     if not callable(function):
-        raise ConfigError(f"{place} was given {function!r:.60}, which is no function; give one.")
+        raise ConfigError(f"{place} requires a function, got {function!r:.60}.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
-        signature.bind(*takes)
+        signature.bind(*parameters)
     except TypeError:
-        name, given = function_name(function), ", ".join(takes)
+        name, arguments = function_name(function), ", ".join(parameters)
         raise ConfigError(
-            f"{place} calls {name}({given}), which is defined as {name}{signature}; "
-            "change its arguments."
+            f"{place} calls {name}({arguments}), which is defined as {name}{signature}. "
+            "Change its parameters."
         ) from None
 
 
 class Context:
-    """What a callable sees at an event; reading a field that is not there yet says when it is.
+    """Data that a callback can read at an event.
 
-    Always there: `event`, `phase` (starting at 0), `args`, `policy`, `reference`, `kl_coef`, the
-    weight of the KL penalty that is in force, and `run`, the run's directory (None in a phase that
-    is run on its own).
+    Always there: `event`, `phase` (from 0), `args`, `policy`, `reference`, `kl_coef` (the current
+    coefficient of the KL penalty) and `run`, the run's directory (None in a phase that is run on
+    its own). Reading a field too early raises an error that names its events.
     """
 
     def __init__(self, event: Event, phase: int, **fields: Any) -> None:
@@ -98,38 +93,39 @@ Callback = Callable[[Context], Any]
 
 
 def switched_off(name: str) -> str:
-    """The sign of a run's remark that a function of this name was switched off."""
+    """Return the key of a run's diagnostic that a callback was switched off."""
     return f"{name} is switched off"
 
 
 class Registration(NamedTuple):
-    """One callable at one event, called in every `every`-th phase; after others if it is `last`.
+    """One callback at one event, called in every `every`-th phase; after others if it is `last`.
 
-    What it returns is stored under its `name`, unless that is None, as the recorder's is.
+    Its results are stored under `name`; the recorder's, which is None, are not.
     """
 
     every: int
     name: str | None
-    listener: Callback
+    callback: Callback
     last: bool
 
 
 class Callbacks:
-    """The callables that are registered for the events of a run.
+    """The callbacks of a run by event.
 
-    A dict that a callable returns is stored in the run's directory, under the callable's name (see
-    `Run.returned`); other return values are ignored. A callable that raises, or whose dict cannot
-    be stored, is dropped with one warning, and the run goes on: looking at a run must not end it.
+    A dict that a callback returns is stored in the run's directory, under the callback's name (see
+    `Run.returned`); other results are ignored. A callback that raises, or whose dict cannot be
+    stored, is removed with one warning: an error in reading a run must not end it.
 
     Attributes:
-        dropped: of each that was dropped, by its name: the phase, and the warning.
+        registered: by event, in the order of the calls.
+        dropped: phase and warning of each callback that was removed, by name.
     """
 
     def __init__(self) -> None:
-        self._registered: dict[str, list[Registration]] = {}
-        self._names: dict[str, Callback] = {}
+        self.registered: dict[str, list[Registration]] = {}
         self.dropped: dict[str, tuple[int, str]] = {}
-        self._told: set[str] = set()
+        self._names: dict[str, Callback] = {}
+        self._warned: set[str] = set()
 
     def on(
         self, event: Event, every: int = 1, last: bool = False
@@ -137,11 +133,11 @@ class Callbacks:
         """Register the decorated callable for an event of every `every`-th phase.
 
         Args:
-            last: call it after those that are not registered so.
+            last: call it after those that are not `last`.
 
         Raises:
-            ConfigError: no such event, `every` is no whole number above 0, or the callable cannot
-                be called with a context alone.
+            ConfigError: If the event is unknown, `every` is not an integer >= 1, or the function
+                cannot be called with a context.
         """
         if event not in get_args(Event):
             raise ConfigError(
@@ -149,75 +145,75 @@ class Callbacks:
             )
         validate_every(every)
 
-        def register(listener: Callback) -> Callback:
-            validate_callable(listener, f"on({event!r})", ("ctx",))
-            self._add(event, Registration(every, self._name(listener), listener, last))
-            return listener
+        def register(callback: Callback) -> Callback:
+            validate_callable(callback, f"on({event!r})", ("ctx",))
+            self._add(event, Registration(every, self._name(callback), callback, last))
+            return callback
 
         return register
 
-    def record(self, event: Event, listener: Callback, last: bool = False) -> None:
+    def record(self, event: Event, callback: Callback, last: bool = False) -> None:
         """Register the recorder, whose errors end the run: what it cannot write is lost."""
-        self._add(event, Registration(1, None, listener, last))
+        self._add(event, Registration(1, None, callback, last))
 
     def _add(self, event: Event, new: Registration) -> None:
-        # sorted() is stable: the order of registration holds among the first and among the last.
-        entries = [*self._registered.get(event, []), new]
-        self._registered[event] = sorted(entries, key=lambda entry: entry.last)
+        # sorted() is stable, so the order of registration holds among the first and the last
+        entries = [*self.registered.get(event, []), new]
+        self.registered[event] = sorted(entries, key=lambda entry: entry.last)
 
-    def _name(self, listener: Callback) -> str:
-        """The callable's own name, numbered on if another callable has it already."""
-        first = name = function_name(listener)
+    def _name(self, callback: Callback) -> str:
+        """Return the callback's name, with a number if another callback has it."""
+        first = name = function_name(callback)
         number = 1
-        while self._names.setdefault(name.casefold(), listener) != listener:
+        while self._names.setdefault(name.casefold(), callback) != callback:
             number += 1
             name = f"{first}_{number}"
         return name
 
     def listeners(self) -> list[Callback]:
-        """All callables that are registered, once for each of their events."""
-        return [entry.listener for entries in self._registered.values() for entry in entries]
+        """Return all callbacks, once for each of their events."""
+        return [entry.callback for entries in self.registered.values() for entry in entries]
 
     def has_callbacks(self, event: Event) -> bool:
-        """True if a callback is registered for this event, of whichever phases."""
-        return bool(self._registered.get(event))
+        """Return True if a callback is registered for this event, in any phase."""
+        return bool(self.registered.get(event))
 
     def registered_events(self) -> list[Event]:
-        """The events for which a callback is registered."""
-        return [event for event in get_args(Event) if self.has_callbacks(event)]
+        """Return the events for which a callback is registered."""
+        return [event for event in get_args(Event) if self.registered.get(event)]
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
-        """Call everything that is registered for this event, in the order of registration."""
-        for entry in list(self._registered.get(event, [])):
+        """Call the callbacks of this event, in the order of registration."""
+        for entry in list(self.registered.get(event, [])):
             if phase % entry.every and event not in ("run_start", "run_end"):
                 continue
             ctx = Context(event, phase, **fields)
             if entry.name is None:
-                entry.listener(ctx)
+                entry.callback(ctx)
                 continue
             try:
-                self._store(ctx, entry.name, entry.listener(ctx))
+                self._store(ctx, entry.name, entry.callback(ctx))
             except Exception as error:
-                self._registered[event].remove(entry)
-                said = (
+                self.registered[event].remove(entry)
+                message = (
                     f"{entry.name} raised {type(error).__name__} at {event} of phase {phase} and "
                     f"is switched off: {error}"
                 )
-                self.dropped[entry.name] = (phase, said)
-                warnings.warn(said, stacklevel=2)
+                self.dropped[entry.name] = (phase, message)
+                warnings.warn(message, stacklevel=2)
 
-    def _store(self, ctx: Context, name: str, returned: Any) -> None:
-        """Add a line to `returned/NAME.jsonl`: where a dict was returned, then the dict."""
+    def _store(self, ctx: Context, name: str, result: Any) -> None:
+        """Append a dict to `returned/NAME.jsonl`, after phase and event."""
         run = ctx.__dict__.get("run")
-        if isinstance(returned, Tensor | np.ndarray | Number) and name not in self._told:
-            self._told.add(name)
-            kind = "tensor" if isinstance(returned, Tensor) else type(returned).__name__
+        if isinstance(result, Tensor | np.ndarray | Number) and name not in self._warned:
+            self._warned.add(name)
+            kind = "tensor" if isinstance(result, Tensor) else type(result).__name__
             warnings.warn(
                 f"{name} returned a {kind}, which is not stored; return a dict of it, such as "
                 f'{{"{name}": {kind}}}.',
                 stacklevel=3,
             )
-        if run is None or not isinstance(returned, dict):
+        if run is None or not isinstance(result, dict):
             return
         where = {"phase": ctx.phase, "event": ctx.event}
         if "step" in ctx.__dict__:
@@ -225,6 +221,6 @@ class Callbacks:
         if ctx.event == "checkpoint":
             where["checkpoint"] = ctx.checkpoint.stem
         for key in where:
-            if key in returned:
+            if key in result:
                 raise ConfigError(f"the dict has a key {key!r}, which each record has; rename it.")
-        run.append(f"{RETURNED}/{name}.jsonl", [where | plain(returned, "the dict")])
+        run.append(f"{RETURNED}/{name}.jsonl", [where | to_json(result, "the dict")])

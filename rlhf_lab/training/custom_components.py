@@ -1,10 +1,9 @@
-"""Own parts of a trainer: refusal of what cannot be a part, before a run begins."""
+"""Validation of components that the caller passes to the trainer."""
 
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from rlhf_lab.config import RLHFArgs
@@ -12,81 +11,51 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 
-MODEL_KINDS = {
-    "policy": ("base_model", "a TransformerWithValueHead, or name it as base_model"),
-    "reference": ("cfg", "a HookedModel, such as make_reference(...) gives"),
+# attributes of each component, so that a custom class can replace it, and what to pass instead
+ATTRIBUTES = {
+    "policy": ("base_model", "Pass a TransformerWithValueHead, or name it in base_model"),
+    "reference": ("cfg", "Pass a HookedModel, such as make_reference(policy.base_model)"),
+    "reward_fn": ("__call__", "Pass a function of a list of texts, or name it in RLHFArgs"),
+    "gold_fn": ("__call__", "Pass a function of a list of texts"),
+    "kl_controller": ("kl_coef update", "Pass an object such as FixedKLController(0.3)"),
 }
-"""What a model of one's own must have, so that a class of a learner's may take the place too."""
 
 
-def refuse_other_kinds(args: Any, parts: Mapping[str, Any]) -> None:
-    """Refuse settings, models, functions and controllers that are something else.
-
-    Raises:
-        ConfigError: the first of them.
-    """
+def validate_component_kinds(args: Any, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings or a component of the wrong kind."""
     if not isinstance(args, RLHFArgs):
         raise ConfigError(
-            f"args={args!r:.60} are no settings; give RLHFArgs, such as RLHFArgs(preset='reel')."
+            f"args={args!r:.60} must be RLHFArgs. Pass RLHFArgs(preset='reel'), for example."
         )
-    for name, (attribute, remedy) in MODEL_KINDS.items():
-        part = parts[name]
-        if part is not None and not (isinstance(part, nn.Module) and hasattr(part, attribute)):
-            raise ConfigError(f"{name}={parts[name]!r:.60} is no such model; give {remedy}.")
-    for name in ("reward_fn", "gold_fn"):
-        if name == "reward_fn" and isinstance(parts[name], Mapping | list | tuple):
-            continue  # several, each of which `WeightedRewards` looks at
-        if parts[name] is not None and not callable(parts[name]):
-            raise ConfigError(
-                f"{name}={parts[name]!r:.60} is no function; give one from a list of texts to one "
-                "number each. A reward is named in RLHFArgs(reward_fn=...)."
-            )
-    controller = parts["kl_controller"]
-    if controller is not None and not (
-        hasattr(controller, "kl_coef") and callable(getattr(controller, "update", None))
-    ):
-        raise ConfigError(
-            f"kl_controller={controller!r:.60} has no kl_coef, or no update(kl, n_sequences); give "
-            "an object with both, such as FixedKLController(0.3)."
-        )
+    for name, (attributes, remedy) in ATTRIBUTES.items():
+        component = given[name]
+        is_several = name == "reward_fn" and isinstance(component, Mapping | list | tuple)
+        if component is None or is_several:  # `WeightedRewards` validates each of several
+            continue
+        is_class = isinstance(component, type) and name != "reward_fn"
+        missing = [each for each in attributes.split() if not hasattr(component, each)]
+        if missing or is_class:
+            what = f"has no {missing[0]}" if missing else "is a class"
+            raise ConfigError(f"{name}={component!r:.60} {what}. {remedy}.")
 
 
-def refuse_other_weights(args: RLHFArgs, dtype: torch.dtype) -> None:
-    """Refuse a policy of one's own whose weights are not in the format that the settings name.
+def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
+    """Raise ConfigError if the policy cannot learn or the vocabularies differ.
 
-    Raises:
-        ConfigError: `weight_precision` is bf16, and the policy's weights are not.
-    """
-    if args.weight_precision != "fp32" and dtype != torch.bfloat16:
-        raise ConfigError(
-            f"weight_precision={args.weight_precision!r} is for weights in bfloat16, and the "
-            f"policy's are in {dtype}; convert them, or set weight_precision='fp32'."
-        )
-
-
-def refuse_unfit_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
-    """Refuse a policy that cannot learn, and a reference with other tokens.
-
-    A reference that learns with the policy, as where a mistake is studied, is warned of.
-
-    Raises:
-        ConfigError: no weight of the policy is trained, or the two have different vocabularies.
+    Warns of a reference that learns with the policy, since the KL between them is always 0.
     """
     trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
     if not trained:
-        raise ConfigError(
-            "policy has no weight that is trained (requires_grad is False for all); set it where "
-            "weights are to learn."
-        )
+        raise ConfigError("policy has no weight with requires_grad=True. Set it for some weights.")
     if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
         warnings.warn(
-            "reference has weights of the policy's that are trained, so that the KL between the "
-            "two is always 0; leave it out, or give a copy (models.frozen_copy).",
+            "the reference shares trained weights with the policy, so the KL between them is "
+            "always 0. Remove it, or pass a copy (models.frozen_copy).",
             stacklevel=2,
         )
     sizes = policy.base_model.cfg.d_vocab, reference.cfg.d_vocab
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"reference has a vocabulary of {sizes[1]} tokens and the policy one of {sizes[0]}; "
-            "give a model with the same tokens."
+            f"reference has a vocabulary of {sizes[1]} tokens, the policy one of {sizes[0]}. "
+            "Pass a reference with the same tokens."
         )

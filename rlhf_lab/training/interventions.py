@@ -1,7 +1,6 @@
-"""Interventions: changes of activations that hold for a whole run and are part of its record."""
+"""Interventions: changes of activations for a whole run, which are part of its record."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -19,13 +18,13 @@ STAGES = get_args(Stage)
 
 
 class Where(NamedTuple):
-    """What an intervention is told beside the activation.
+    """Second argument of an intervention.
 
     Args:
-        phase: the learning phases that are done.
-        event: "rollout" while the policy writes and is compared with the reference (also in an
-            evaluation, or for a capture), "learning" while it learns.
-        site: the hook point.
+        phase: number of learning phases that are done.
+        event: "learning" in a learning phase, otherwise "rollout" (also in an evaluation or a
+            capture).
+        site: name of the hook point.
     """
 
     phase: int
@@ -36,40 +35,41 @@ class Where(NamedTuple):
 InterventionFn = Callable[[Tensor, Where], Tensor | None]
 
 
-def _refuse_unlike(changed: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
-    """Refuse what an intervention made of an activation unless it is one of numbers, and alike.
+def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
+    """Raise ConfigError unless an intervention returned an activation like its input.
 
-    Infinity is allowed, as attention scores hold it.
+    Infinity is allowed, since attention scores contain it.
     """
-    if not isinstance(changed, Tensor):
-        found = f"{changed!r:.40}"
-    elif changed.shape != shape or changed.dtype != dtype:
-        found = f"{tuple(changed.shape)} of {changed.dtype}"
-    elif changed.isnan().any():
-        found = "nan"
+    if not isinstance(result, Tensor):
+        problem = f"{result!r:.40}"
+    elif result.shape != shape or result.dtype != dtype:
+        problem = f"{tuple(result.shape)} of {result.dtype}"
+    elif result.isnan().any():
+        problem = "nan"
     else:
         return
     raise ConfigError(
-        f"the intervention {name!r} returned {found}; return an activation like the one that it "
-        f"was given, {tuple(shape)} of {dtype} without nan."
+        f"The intervention {name!r} returned {problem}. Return an activation of shape "
+        f"{tuple(shape)} and {dtype} without nan."
     )
 
 
 class Interventions:
-    """The interventions of one policy, which act as permanent hooks on it.
+    """Interventions of one policy, registered as permanent hooks.
 
     Args:
-        policy: whose activations are changed; the reference is left as it is.
-        phase: says which phase it is.
+        policy: its activations are changed; the reference is not.
+        progress: returns phase and stage.
 
     Attributes:
-        records: name, site and events of each, as in run.json.
+        records: name, site and stages of each, as in run.json.
     """
 
-    def __init__(self, policy: TransformerWithValueHead, phase: Callable[[], int]) -> None:
-        self.policy, self.phase = policy, phase
+    def __init__(
+        self, policy: TransformerWithValueHead, progress: Callable[[], tuple[int, Stage]]
+    ) -> None:
+        self.policy, self.progress = policy, progress
         self.records: list[dict[str, Any]] = []
-        self._event: Stage = "rollout"
 
     def add(
         self,
@@ -78,74 +78,77 @@ class Interventions:
         during: tuple[Stage, ...] = STAGES,
         name: str | None = None,
     ) -> None:
-        """Let `fn(activation, where)` change an activation from now on.
+        """Change an activation with `fn(activation, where)` from now on.
 
         Args:
             fn: returns the new activation, or changes it in place.
-            name: what a resumed run asks for it by; the function's own when None.
+            name: by which a resumed run requires the function; the function's name if None.
 
         Raises:
-            ConfigError: no function, an unknown site or event, an output as site, or a name that is
-                empty or taken.
+            ConfigError: If `fn` is not callable, site or stage is unknown, the site is an output,
+                or the name is empty or taken.
         """
         validate_callable(fn, "intervene", ("activation", "where"))
         name = function_name(fn) if name is None else name
         if not name:
-            raise ConfigError("name='' is empty; a resumed run asks for the intervention by it.")
+            raise ConfigError("name='' is empty. Pass a name, by which resume requires fn.")
         if not during or not set(during) <= set(STAGES):
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
         if any(name == other["name"] for other in self.records):
-            raise ConfigError(f"name={name!r} is that of another intervention; choose another.")
+            raise ConfigError(f"name={name!r} is taken by another intervention. Choose another.")
         points = self.policy.hook_dict
         sites = resolve_sites(self.policy, [site])
         if not set(sites) <= points.keys():
-            raise ConfigError(f"site={site!r} is an output; choose a hook point of the model.")
+            raise ConfigError(f"site={site!r} is an output. Choose a hook point of the model.")
 
-        def act(activation: Tensor, hook: HookPoint) -> Tensor | None:
-            if self._event not in during:
+        def intervene(activation: Tensor, hook: HookPoint) -> Tensor | None:
+            phase, stage = self.progress()
+            if stage not in during:
                 return None
             shape, dtype = activation.shape, activation.dtype
-            returned = fn(activation, Where(self.phase(), self._event, hook.name))
-            _refuse_unlike(activation if returned is None else returned, shape, dtype, name)
-            return returned
+            result = fn(activation, Where(phase, stage, hook.name))
+            _validate_result(activation if result is None else result, shape, dtype, name)
+            return result
 
+        intervene.owner = self
         for each in sites:
-            # Permanent, so that a listener's reset_hooks() does not take it off in silence.
-            points[each].add_hook(act, is_permanent=True)
+            # permanent: reset_hooks() in a callback does not remove it
+            points[each].add_hook(intervene, is_permanent=True)
         self.records.append({"name": name, "site": site, "during": list(during)})
 
     @staticmethod
-    def refuse_late(has_begun: bool, site: str) -> None:
-        """Refuse, with a ConfigError, an intervention in a run that has begun without it."""
-        if has_begun:
+    def validate_not_started(has_started: bool, site: str) -> None:
+        """Raise ConfigError for an intervention in a run that has begun without it."""
+        if has_started:
             raise ConfigError(
-                f"the run has begun without the intervention at site={site!r}; "
-                "call intervene before the first phase."
+                f"The run has begun without the intervention at site={site!r}. Call intervene "
+                "before the first phase."
             )
 
-    @contextlib.contextmanager
-    def learning(self) -> Iterator[None]:
-        """What runs in here is learning; everything else counts as rollout."""
-        before, self._event = self._event, "learning"
-        try:
-            yield
-        finally:
-            self._event = before
+    def validate_recorded(self) -> None:
+        """Raise ConfigError if the policy has an intervention that these records lack."""
+        for name, point in self.policy.hook_dict.items():
+            owners = [getattr(handle.user_hook, "owner", self) for handle in point.fwd_hooks]
+            if any(owner is not self for owner in owners):
+                raise ConfigError(
+                    f"The policy has an intervention at {name!r} of another trainer, which this "
+                    "run would not record. Load the policy again, or copy it before intervene."
+                )
 
-    def put_back(
+    def restore(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
     ) -> None:
-        """Add the interventions of a recorded run again, with a function for each name.
+        """Add the interventions of a recorded run, with a function for each name.
 
         Raises:
-            ConfigError: a function is missing, or one is given that the run does not have.
+            ConfigError: If a function is missing, or does not belong to the run.
         """
         given, names = dict(given or {}), [record["name"] for record in records]
         for name in names:
             if name not in given:
                 raise ConfigError(
                     f"{run} was trained with the intervention {name!r}, whose function is not "
-                    f"stored; hand it in with interventions={{{name!r}: fn}}."
+                    f"stored. Pass interventions={{{name!r}: fn}}."
                 )
         for name in given:
             if name not in names:

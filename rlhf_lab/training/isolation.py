@@ -1,8 +1,8 @@
-"""Training undisturbed by what looks on: random states, flags, hooks and gradients put back."""
+"""Context managers that restore random states, flags, hooks and gradients after a callback."""
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -19,36 +19,50 @@ from rlhf_lab.training.callbacks import Event
 
 @contextlib.contextmanager
 def no_side_effects(*modules: nn.Module) -> Iterator[None]:
-    """Let code look at modules, and put everything that it may have touched back afterwards.
-
-    1. Note the global random states, the train/eval flags, the hooks and the gradients.
-    2. Run the code without gradients and without gradient tracking.
-    3. Put back what was noted, whether the code raised or not.
+    """Run code without gradients; restore random states, flags, hooks and gradients afterwards.
 
     Raises:
-        ConfigError: the code added a hook that stays, or removed one.
+        ConfigError: If the code added a hook and left it, or removed one.
     """
     flags = [(module, module.training) for top in modules for module in top.modules()]
     parts = [(name, part) for top in modules for name, part in top.named_modules()]
-    hooks = [(name, part, _hooks_of(part)) for name, part in parts]
+    names = (*HOOK_TABLES, *HOOK_STATE)
+    hooks = [
+        {name: copy(getattr(part, name)) for name in names if hasattr(part, name)}
+        for _, part in parts
+    ]
+    devices = {p.device for top in modules for p in top.parameters() if p.device.type == "cuda"}
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    changed = []
     try:
-        with detached_gradients(*modules, lend=False), _forked_random(modules), torch.no_grad():
+        forked = torch.random.fork_rng(devices=list(devices))
+        with detached_gradients(*modules, lend=False), forked, torch.no_grad():
             yield
     finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
         for module, training in flags:
             module.training = training
-        changed = [name for name, *hooked in hooks if _put_back_hooks(*hooked)]
+        for (name, part), before in zip(parts, hooks, strict=True):
+            if any(getattr(part, table) != before[table] for table in HOOK_TABLES):
+                changed.append(name)
+            for attribute, value in before.items():
+                if attribute in HOOK_TABLES:  # in place: the handles of hooks refer to the table
+                    getattr(part, attribute).clear()
+                    getattr(part, attribute).update(value)
+                else:
+                    setattr(part, attribute, value)
     if changed:
         raise ConfigError(
             f"the hooks of {changed[0] or 'the model'} were changed while activations were "
-            "captured, and have been put back; take hooks off again (model.hooks), or add one "
-            "that is to stay in a function given to trainer.on."
+            "captured, and have been restored. Remove hooks after use (model.hooks), or add a "
+            "permanent one in a function given to trainer.on."
         )
 
 
 @contextlib.contextmanager
 def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
-    """Take the gradients of modules away, or lend out copies of them, and put them back after."""
+    """Remove the gradients of modules, or lend copies of them, and restore them afterwards."""
     gradients = [(p, p.grad) for top in modules for p in top.parameters()]
     for parameter, gradient in gradients:
         parameter.grad = gradient.clone() if lend and gradient is not None else None
@@ -61,67 +75,35 @@ def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
-    """Let callbacks of an event call backward() without a change to what training does.
+    """Allow callbacks of an event to call backward() without a change to the training.
 
-    Only between the objective and the step are there gradients that count: the next minibatch
-    clears those of any other event.
+    Only between the objective and the step do gradients count; the next minibatch clears those of
+    other events.
     """
     if event not in ("after_loss", "after_backward"):
         with torch_modes_kept():
             yield
         return
-    with torch_modes_kept(), detached_gradients(policy, lend=True), _graphs_kept():
+    with torch_modes_kept(), detached_gradients(policy, lend=True), _retained_graphs():
         yield
 
 
 @contextlib.contextmanager
-def _graphs_kept() -> Iterator[None]:
-    """Backward passes in here keep the graph, which training's own is still to go through."""
+def _retained_graphs() -> Iterator[None]:
+    """Retain the graph in backward passes, since training goes through it afterwards."""
     backward, grad = torch.autograd.backward, torch.autograd.grad
-    torch.autograd.backward = partial(_keep_graph, backward, 2)
-    torch.autograd.grad = partial(_keep_graph, grad, 3)
+    torch.autograd.backward = partial(_retain_graph, backward, 2)
+    torch.autograd.grad = partial(_retain_graph, grad, 3)
     try:
         yield
     finally:
         torch.autograd.backward, torch.autograd.grad = backward, grad
 
 
-def _keep_graph(function: Callable[..., Any], place: int, *inputs: Any, **more: Any) -> Any:
-    """Call a function with retain_graph=True, whether it is given in its place or by name."""
-    if len(inputs) > place:
-        inputs = (*inputs[:place], True, *inputs[place + 1 :])
+def _retain_graph(function: Callable[..., Any], position: int, *inputs: Any, **more: Any) -> Any:
+    """Call a function with retain_graph=True, by position or by name."""
+    if len(inputs) > position:
+        inputs = (*inputs[:position], True, *inputs[position + 1 :])
     else:
         more["retain_graph"] = True
     return function(*inputs, **more)
-
-
-def _hooks_of(module: nn.Module) -> dict[str, Any]:
-    """The hooks of a module as they are: torch's tables, and what TransformerLens notes of them."""
-    names = (*HOOK_TABLES, *HOOK_STATE)
-    return {name: copy(getattr(module, name)) for name in names if hasattr(module, name)}
-
-
-def _put_back_hooks(module: nn.Module, noted: dict[str, Any]) -> bool:
-    """Let a module have these hooks again, and say whether it had others."""
-    differed = any(getattr(module, table) != noted[table] for table in HOOK_TABLES)
-    for name, value in noted.items():
-        if name in HOOK_TABLES:  # in place: the handles of hooks refer to the table
-            getattr(module, name).clear()
-            getattr(module, name).update(value)
-        else:
-            setattr(module, name, value)
-    return differed
-
-
-@contextlib.contextmanager
-def _forked_random(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Keep torch's, numpy's and Python's global random states as they are."""
-    places = {p.device for module in modules for p in module.parameters()}
-    devices = [place for place in places if place.type == "cuda"]
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)

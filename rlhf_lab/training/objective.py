@@ -1,8 +1,7 @@
-"""The objective's four terms with a run's settings bound to them, once and not per minibatch."""
+"""The objective's four terms with a run's settings bound to them."""
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,6 +16,7 @@ from rlhf_lab.models import (
     reference_logprobs,
     run_policy,
 )
+from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.overrides import Overrides
@@ -26,77 +26,91 @@ IMPORTANCE_CAP = 2.0  # of the importance ratios between trainer and engine; ver
 
 
 class Objective:
-    """The four terms of the objective as a run asks for them.
+    """The terms of the objective for the settings of a run; `ppo.objective_terms` adds them.
 
     Args:
         args: the settings.
-        functions: the caller's own functions, or the package's.
-        forward: how the models are run; as the settings say when None.
+        overrides: custom functions, or the package's.
+        forward: how the models are run; from the settings if None.
 
     Attributes:
-        clipped_surrogate, value_loss: called as those of `Overrides`. The first is the policy's
-            objective; for the plain settings, the very function of these.
-        kl_estimator: what estimates the KL from sampled tokens; None where it is the exact one.
+        clipped_surrogate: policy objective, called like `calc_clipped_surrogate_objective`.
+        kl_estimator: estimates the KL from sampled tokens; None for the exact KL.
+        normalize: True if `surrogate` whitens the advantages.
+        is_custom: True if a function is not the package's.
+        rounding: largest error of a probability ratio that precision explains.
     """
 
     def __init__(
-        self, args: RLHFArgs, functions: Overrides | None = None, forward: Forward | None = None
+        self, args: RLHFArgs, overrides: Overrides | None = None, forward: Forward | None = None
     ) -> None:
         self.args = args
-        self.functions = functions = functions or Overrides()
+        self.overrides = Overrides() if overrides is None else overrides
+        self.is_custom = self.overrides != Overrides()
         self.forward = forward or Forward.from_args(args)
-        self.clip_coef, self.normalize = args.clip_coef, args.normalize_advantages
-        self.vf_coef, self.vf_clip = args.vf_coef, args.vf_clip
-        self.clipped_surrogate = policy_objective(args, functions)
-        self.value_loss = functions.value_loss
-        self.kl_estimator = functions.sampled_kl(args)
+        self.normalize = args.normalize_advantages
+        self.rounding = LOGPROB_ROUNDING[args.rounding]
+        self.clipped_surrogate = policy_objective(args, self.overrides)
+        self.kl_estimator = self.overrides.sampled_kl(args)
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
 
-    def of_a_part(self) -> "Objective":
-        """The same for a part of a minibatch, whose advantages are whitened already."""
+    def without_whitening(self) -> "Objective":
+        """Return the same objective for advantages that are whitened already."""
         part = copy.copy(self)
         part.normalize = False
         return part
 
+    def run_policy(
+        self,
+        minibatch: ReplayMinibatch,
+        policy: TransformerWithValueHead,
+        reference: HookedModel,
+    ) -> PolicyOutputs:
+        """Run the policy on a minibatch, and compare with the reference if the KL is exact."""
+        return run_policy(
+            policy,
+            minibatch.tokens,
+            minibatch.prefix_len,
+            self.args.temperature,
+            attention_mask=minibatch.attention_mask if minibatch.padded else None,
+            support=minibatch.support,
+            reference=reference if self.penalizes_exact_kl else None,
+            ref_residuals=minibatch.ref_residuals,
+            forward=self.forward,
+            logprobs=self.overrides.logprobs,
+        )
+
     def surrogate(
         self, logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch
-    ) -> Any:
-        """The policy's objective on a minibatch, whichever `args.policy_loss` names.
+    ) -> Float[Tensor, ""]:
+        """Compute the policy objective that `args.policy_loss` names.
 
-        With `normalize_advantages` it whitens the advantages itself; where answers to one prompt
-        are compared they come whitened over the groups that teach (see `whiten_over_groups`).
+        With `normalize_advantages` the function whitens the advantages itself; those of compared
+        responses are whitened here, over informative groups (see `whiten_over_groups`).
         """
         advantages, normalize = minibatch.advantages, self.normalize
         if normalize and minibatch.teaching is not None:
             advantages, normalize = minibatch.whitened_advantages(), False
-        weights = importance_weights(minibatch, self.args)
-        if weights is not None:
+        if self.args.importance_correction != "none" and minibatch.engine_logprobs is not None:
             advantages = minibatch.whitened_advantages() if normalize else advantages
-            advantages, normalize = weights * advantages, False
+            advantages = importance_weights(minibatch, self.args) * advantages
+            normalize = False
         known = logprobs, minibatch.logprobs, advantages
-        return self.clipped_surrogate(*known, self.clip_coef, minibatch.mask, normalize)
-
-    def entropy_bonus(self, out: PolicyOutputs, mask: Bool[Tensor, "minibatch gen"]) -> Any:
-        """`ent_coef` times the mean entropy of the generated tokens."""
-        return self.functions.entropy_bonus(out.entropy, self.args.ent_coef, mask)
+        return self.clipped_surrogate(*known, self.args.clip_coef, minibatch.mask, normalize)
 
     def kl_penalty(
         self, out: PolicyOutputs, minibatch: ReplayMinibatch, kl_coef: float | None = None
-    ) -> Any:
-        """`kl_coef` times the mean KL: exact, estimated, or 0 where the rewards have paid for it.
-
-        Raises:
-            ConfigError: the KL is to be estimated, and the rollout has no ref_logprobs.
-        """
+    ) -> Float[Tensor, ""]:
+        """Compute `kl_coef` times the mean KL, exact or estimated; 0 if it is in the rewards."""
         kl_coef = self.args.kl_coef if kl_coef is None else kl_coef
         if self.penalizes_exact_kl:
-            return self.functions.kl_penalty(out.kl, kl_coef, minibatch.mask)
+            return self.overrides.kl_penalty(out.kl, kl_coef, minibatch.mask)
         if self.args.kl_in == "reward":
             return out.logprobs.new_zeros(())
         if minibatch.ref_logprobs is None:
             raise ConfigError(
-                f"kl_estimator={self.args.kl_estimator!r} needs the rollout's ref_logprobs, which "
-                "are missing; make the rollout with the trainer's own rollout_phase."
+                f"kl_estimator={self.args.kl_estimator!r} requires the rollout's ref_logprobs. "
+                "Make the rollout with the trainer's rollout_phase."
             )
         return F.calc_sampled_kl_penalty(
             out.logprobs, minibatch.ref_logprobs, self.kl_estimator, kl_coef, minibatch.mask
@@ -108,7 +122,7 @@ class Objective:
         samples: Samples,
         ref_residuals: Float[Tensor, "batch gen d_model"],
     ) -> Float[Tensor, "batch gen"] | None:
-        """The reference's log-probabilities of the samples, if the KL is estimated from them."""
+        """Compute the reference's log-probabilities of samples; None if the KL is exact."""
         if self.kl_estimator is None:
             return None
         at_once = self.args.temperature, self.args.rows_at_once
@@ -120,7 +134,7 @@ class Objective:
         exact: Float[Tensor, "batch gen"],
         ref_logprobs: Float[Tensor, "batch gen"] | None,
     ) -> Float[Tensor, "batch gen"] | None:
-        """The KL of each token that its reward pays for; None where the loss pays."""
+        """Return the KL to subtract from each token's reward; None if the loss has the KL."""
         if self.args.kl_in == "loss":
             return None
         if self.kl_estimator is None:
@@ -128,44 +142,17 @@ class Objective:
         return F.kl_estimate(samples.logprobs, ref_logprobs, self.kl_estimator, samples.mask)
 
 
-def run_policy_on(
-    minibatch: ReplayMinibatch,
-    policy: TransformerWithValueHead,
-    reference: HookedModel,
-    objective: Objective,
-) -> PolicyOutputs:
-    """`run_policy` on a minibatch, for what an objective wants to know of it."""
-    return run_policy(
-        policy,
-        minibatch.tokens,
-        minibatch.prefix_len,
-        objective.args.temperature,
-        attention_mask=minibatch.attention_mask if minibatch.padded else None,
-        support=minibatch.support,
-        reference=reference if objective.penalizes_exact_kl else None,
-        ref_residuals=minibatch.ref_residuals,
-        forward=objective.forward,
-        logprobs=objective.functions.logprobs,
-    )
-
-
-PolicyObjective = Callable[..., Float[Tensor, ""]]
-
-
-def policy_objective(args: RLHFArgs, functions: Overrides) -> PolicyObjective:
-    """The policy's objective of a run: `clipped_surrogate`, or the one chosen in its place.
-
-    Called as `calc_clipped_surrogate_objective` is, whichever it is.
+def policy_objective(args: RLHFArgs, overrides: Overrides) -> Callable[..., Float[Tensor, ""]]:
+    """Return the policy objective of a run, called like `calc_clipped_surrogate_objective`.
 
     1. Limit the log-ratios to `args.max_log_ratio`, if that is set.
-    2. Let the chosen function give each token its part, and aggregate as `args.loss_aggregation`
-       says.
+    2. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
     """
-    is_plain = functions.clips_plainly(args)
+    is_plain = overrides.clips_plainly(args)
     if is_plain and args.max_log_ratio is None:
-        return functions.clipped_surrogate
+        return overrides.clipped_surrogate
 
-    def chosen(
+    def compute(
         logprobs: Float[Tensor, "minibatch gen"],
         old_logprobs: Float[Tensor, "minibatch gen"],
         advantages: Float[Tensor, "minibatch gen"],
@@ -175,9 +162,9 @@ def policy_objective(args: RLHFArgs, functions: Overrides) -> PolicyObjective:
     ) -> Float[Tensor, ""]:
         known = limit_log_ratio(logprobs, old_logprobs, args), old_logprobs, advantages
         if is_plain:
-            return functions.clipped_surrogate(*known, clip_coef, mask, normalize)
+            return overrides.clipped_surrogate(*known, clip_coef, mask, normalize)
         return F.calc_policy_objective(
-            functions.policy_loss or args.policy_loss,
+            overrides.policy_loss or args.policy_loss,
             *known,
             mask,
             clip_coef=clip_coef,
@@ -188,13 +175,13 @@ def policy_objective(args: RLHFArgs, functions: Overrides) -> PolicyObjective:
             denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
         )
 
-    return chosen
+    return compute
 
 
 def limit_log_ratio(
     logprobs: Float[Tensor, "minibatch gen"], old: Float[Tensor, "minibatch gen"], args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
-    """Log-probabilities whose distance from the old ones is at most `args.max_log_ratio`."""
+    """Move log-probabilities to at most `args.max_log_ratio` from the old ones."""
     if args.max_log_ratio is None:
         return logprobs
     return old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
@@ -218,11 +205,11 @@ def importance_weights(
 def surrogate_per_token(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
-    """What each token adds to the policy's objective with the package's functions; they sum to it.
+    """Compute what each token adds to the policy objective, by the package's functions.
 
-    1. Take what the chosen loss gives each token.
+    1. Compute the chosen loss of each token.
     2. Multiply by its weight in the aggregation: one over the number of real tokens, over the
-       number of responses and the token's own response, or over responses times gen_len.
+       number of responses and the token's response, or over responses times gen_len.
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages

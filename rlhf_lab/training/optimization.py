@@ -1,16 +1,15 @@
-"""Gradient ascent on the objective: micro-batches, clipping, and the guard against nan and inf."""
+"""Gradient ascent on the objective: micro-batches, clipping, and no step after nan or inf."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
 from rlhf_lab import functional as F
-from rlhf_lab.training.objective import Objective
-from rlhf_lab.training.optim import clip_gradients, step_if
 from rlhf_lab.training.replay import ReplayMinibatch
 
 if TYPE_CHECKING:
@@ -18,108 +17,93 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 
+@dataclasses.dataclass
 class PolicyUpdate:
-    """Steps up the objective, whole, in micro-batches or during the backward pass.
+    """Takes the steps of one learning phase.
 
-    One is made for each learning phase. Once an objective or a gradient was not finite, no further
-    step changes a weight; the host learns of it when the phase is over.
-
-    Attributes:
-        objective: what each part is to be measured by.
+    After an objective or a gradient that is not finite no step changes a weight; the host reads
+    that when the phase is over.
     """
 
-    def __init__(self, trainer: "RLHFTrainer", objective: Objective | None = None) -> None:
-        objective = objective or trainer.objective
-        self.args, self.policy = objective.args, trainer.policy
-        self.optimizer, self._in_backward = trainer.optimizer, trainer.step_in_backward
-        self.world, self.weights = trainer.world, trainer.weights
-        self._cut = self.args.micro_batch_size is not None or self.world.has_group
-        self.objective = objective.of_a_part() if self._cut else objective
-        self._parts: list[ReplayMinibatch] = []
-        self._mask: Bool[Tensor, "minibatch gen"] | None = None
-        self._norm: Float[Tensor, ""] | None = None
-        self._finite: Bool[Tensor, ""] | None = None
+    trainer: "RLHFTrainer"
+    _finite: bool | Bool[Tensor, ""] = True
+    _norm: Float[Tensor, ""] | None = None
 
-    def parts(self, minibatch: ReplayMinibatch) -> list[ReplayMinibatch]:
-        """The minibatch, or its micro-batches of `micro_batch_size` sequences.
+    def accumulate(
+        self,
+        compute_terms: Callable[..., "ObjectiveTerms"],
+        minibatch: ReplayMinibatch,
+        kl_coef: float,
+    ) -> "ObjectiveTerms":
+        """Compute the terms of a minibatch from its parts, and add the gradients of all parts.
 
-        Of several ranks each has its share of the rows. Advantages are whitened over the whole
-        minibatch before it is cut.
+        1. Whiten the advantages over the whole minibatch.
+        2. Compute the terms of each part (`compute_terms` is `ppo.objective_terms`). They are means
+           over tokens or sequences: multiply them by the part's fraction of the minibatch.
+        3. Go backward from each part before the next, so that one graph is in memory.
         """
-        self._parts = [minibatch]
-        if self._cut:
-            advantages = minibatch.advantages
-            if self.args.normalize_advantages:
-                advantages = minibatch.whitened_advantages()
-            whole = dataclasses.replace(minibatch, advantages=advantages)
-            rows = torch.arange(len(advantages), device=advantages.device)
-            own = rows[self.world.share(len(rows))]
-            size = self.args.micro_batch_size or len(own)
-            self._parts, self._mask = [whole[part] for part in own.split(size)], whole.mask
-        return self._parts
+        trainer, args = self.trainer, self.trainer.args
+        advantages, mask = minibatch.advantages, minibatch.mask
+        if args.normalize_advantages:
+            advantages = minibatch.whitened_advantages()
+        whole = dataclasses.replace(minibatch, advantages=advantages)
+        objective = trainer.objective.without_whitening()
 
-    def total(self, terms: Iterable["ObjectiveTerms"]) -> "ObjectiveTerms":
-        """The terms of the whole minibatch from those of its parts, whose order is that of `parts`.
+        def compute_part(part: ReplayMinibatch) -> "ObjectiveTerms":
+            models = trainer.policy, trainer.reference
+            terms = compute_terms(*models, part, objective, kl_coef)
+            return _weigh(terms, part.mask, mask, args.loss_aggregation)
 
-        A whole minibatch's terms are returned as they are. Micro-batches' terms are means over
-        their tokens (or sequences): each is weighed by its share of the minibatch's tokens (or
-        sequences), so that they add up to those of the whole, and its gradient is taken before the
-        next part is run, so that only one graph is in memory. Their sum has no graph.
-        """
-        if not self._cut:
-            (whole,) = terms
-            return whole
-        found: list[ObjectiveTerms] = []
-        coming = iter(terms)
-        for part in self._parts:
-            weighed = self.weights.run(lambda part=part: self._weighed(next(coming), part))
-            weighed.objective.backward()
-            found.append(weighed)
-        return self._of_all_ranks(_sum(found))
-
-    def _weighed(self, terms: "ObjectiveTerms", part: ReplayMinibatch) -> "ObjectiveTerms":
-        """The terms of a part, as they add to those of the minibatch."""
-        return _weigh(terms, part.mask, self._mask, self.args.loss_aggregation)
-
-    def _of_all_ranks(self, own: "ObjectiveTerms") -> "ObjectiveTerms":
-        """The terms of the whole minibatch from those of this rank's rows."""
-        scalars = {name: x.clone() for name, x in vars(own).items() if not x.ndim}
-        rows = {name: self.world.gather(x) for name, x in vars(own).items() if x.ndim}
-        self.world.add_up([*scalars.values()])
-        return dataclasses.replace(own, **scalars, **rows)
+        rows = torch.arange(len(mask), device=mask.device)
+        world = trainer.world
+        if world is not None:
+            rows = rows[world.local_slice(len(rows))]
+            compute_part = world.wrap_forward(compute_part)
+        parts = []
+        for indices in rows.split(args.micro_batch_size or len(rows)):
+            terms = compute_part(whole[indices])
+            terms.objective.backward()
+            parts.append(terms)
+        total = _sum(parts)
+        return total if world is None else world.sum_terms(total)
 
     def backward(self, objective: Float[Tensor, ""]) -> None:
-        """Add the objective's gradient to the policy's.
+        """Compute the gradient of the objective.
 
-        For micro-batches that is done already, and for ranks all but the sum over them. With
-        `optimizer_in_backward` each parameter is stepped as soon as its gradient is there.
+        For a split minibatch this is done, except for the sum over processes. With
+        `optimizer_in_backward` each parameter is stepped as soon as its gradient is computed.
         """
-        finite = self._still_finite(objective)
-        if self._in_backward is not None:
-            self._norm = self._in_backward.climb(objective, finite)
-        elif not self._cut:
+        self._finite = self._finite & objective.detach().isfinite()
+        if self.trainer.step_in_backward is not None:
+            self._norm = self.trainer.step_in_backward.climb(objective, self._finite)
+        elif self.trainer.world is not None:
+            self.trainer.world.sum_gradients(self.trainer.policy)
+        elif self.trainer.args.micro_batch_size is None:
             objective.backward()
-        else:
-            self.weights.add_up()
 
     def clip(self, max_grad_norm: float | None) -> Float[Tensor, ""]:
-        """Scale the gradient down to a norm of `max_grad_norm` at most; returns the norm before."""
-        norm = self._norm
-        if self._in_backward is None:
-            norm = clip_gradients(self.policy, max_grad_norm)
-        self._still_finite(norm)
-        return norm
+        """Scale all gradients in place to a common norm of at most a limit; return the norm.
+
+        1. Take the Euclidean norm over all parameters together.
+        2. Multiply every gradient by limit / norm if the norm is above the limit, or not finite;
+           otherwise by 1. The host reads nothing, so it does not wait for a GPU.
+        """
+        if self.trainer.step_in_backward is None:
+            gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
+                norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
+            if max_grad_norm is not None:
+                scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
+                torch._foreach_mul_(gradients, scale)
+            self._norm = norm
+        self._finite = self._finite & self._norm.isfinite()
+        return self._norm
 
     def step(self) -> None:
-        """One step of the optimizer, unless something was not finite."""
-        if self._in_backward is None:
-            step_if(self._finite, self.optimizer)
-
-    def _still_finite(self, value: Float[Tensor, ""]) -> Bool[Tensor, ""]:
-        """Whether this is finite, and everything in this phase before it was."""
-        finite = value.detach().isfinite()
-        self._finite = finite if self._finite is None else self._finite & finite
-        return self._finite
+        """Step the optimizer unless something was not finite."""
+        if self.trainer.step_in_backward is None:
+            step_if(self._finite, self.trainer.optimizer)
 
 
 def _weigh(
@@ -128,7 +112,7 @@ def _weigh(
     whole: Bool[Tensor, "minibatch gen"],
     aggregation: str,
 ) -> "ObjectiveTerms":
-    """The terms of a part, times its share of what they are means over."""
+    """Multiply the terms of a part by its fraction of the tokens or sequences."""
     by_token, by_aggregation = (
         F.aggregation_denominator(part, name) / F.aggregation_denominator(whole, name).clamp(min=1)
         for name in ("token_mean", aggregation)
@@ -148,10 +132,75 @@ def _weigh(
 
 
 def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":
-    """Scalars added, tensors of tokens one below the other."""
+    """Add the scalars of all parts, and concatenate the tensors of tokens; without a graph."""
 
     def joined(name: str) -> Tensor:
         values = [getattr(part, name).detach() for part in parts]
         return torch.cat(values) if values[0].ndim else sum(values)
 
     return type(parts[0])(**{name: joined(name) for name in vars(parts[0])})
+
+
+def step_if(finite: Bool[Tensor, ""], optimizer: Optimizer) -> None:
+    """Step the optimizer if `finite`; otherwise keep weights and moments.
+
+    A fused AdamW decides that on the device, by the flag that torch's GradScaler sets, so the host
+    does not wait; for any other optimizer the host reads the flag.
+    """
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
+        # read by the fused kernel on its device: 1 keeps weights and moments
+        optimizer.found_inf = (~finite).float()
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf
+    elif finite:
+        optimizer.step()
+
+
+class StepInBackward:
+    """Steps each parameter as soon as its gradient is computed, and frees the gradient.
+
+    Hooks on the parameters do it during `climb`; other backward passes are unaffected. Without
+    clipping by a common norm, the weights are as after one step at the end.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._finite: Bool[Tensor, ""] | None = None
+        self._norms: list[Float[Tensor, ""]] = []
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._make_step(index))
+
+    def climb(self, objective: Float[Tensor, ""], finite: Bool[Tensor, ""]) -> Float[Tensor, ""]:
+        """Go backward from the objective and step; return the norm of the whole gradient.
+
+        Args:
+            finite: False keeps all weights; a gradient that is not finite keeps its parameter.
+        """
+        self.optimizer.zero_grad()
+        self._finite, self._norms = finite, []
+        try:
+            objective.backward()
+        finally:
+            self._finite = None
+        return torch.linalg.vector_norm(torch.stack(self._norms))
+
+    def _make_step(self, index: int) -> Callable[[Tensor], None]:
+        def step(parameter: Tensor) -> None:
+            if self._finite is None:
+                return
+            norm = torch.linalg.vector_norm(parameter.grad)
+            self._norms.append(norm)
+            groups = self.optimizer.param_groups
+            self.optimizer.param_groups = [groups[index] | {"params": [parameter]}]
+            try:
+                step_if(self._finite & norm.isfinite(), self.optimizer)
+            finally:
+                self.optimizer.param_groups = groups
+            parameter.grad = None
+
+        return step

@@ -1,10 +1,9 @@
-"""The functions of the trainer that can be the caller's own, by name."""
+"""Functions of the trainer that the caller can override, by name."""
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -14,12 +13,11 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
-OBJECTS = (
+COMPONENTS = (
     *("policy", "reference", "prompts", "reward_fn", "gold_fn", "kl_controller"),
-    *("optimizer", "scheduler"),
+    *("optimizer", "scheduler", "rollout_engine"),
 )
-"""The parts of a trainer besides these functions; see `Parts`."""
-# The parts that are called with positional arguments, and with which.
+# functions that are called with positional arguments, and with which
 CALLED_WITH = {
     "normalize_reward": "rewards",
     "logprobs": "logits tokens prefix_len temperature",
@@ -28,44 +26,34 @@ CALLED_WITH = {
     "entropy_bonus": "entropy ent_coef mask",
     "kl_penalty": "kl kl_coef mask",
 }
-
-
-NAMES_ELSEWHERE = MappingProxyType(
-    {
-        "model": "policy",
-        "ref_model": "reference",
-        "actor": "policy",
-        "dataset": "prompts",
-        "reward_model": "reward_fn",
-        "lr_scheduler": "scheduler, with its optimizer,",
-        "kl_scheduler": "kl_controller",
-    }
-)
-"""What parts are called in TRL, OpenRLHF and torchrl, and what they are called here."""
+# names in TRL, OpenRLHF and torchrl
+OTHER_NAMES = {
+    **{"model": "policy", "ref_model": "reference", "actor": "policy", "dataset": "prompts"},
+    **{"reward_model": "reward_fn", "lr_scheduler": "scheduler", "kl_scheduler": "kl_controller"},
+}
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The functions that make advantages and objective; each can be the caller's own.
+    """Functions of advantages and objective; each can be overridden.
 
     Args:
-        normalize_reward: `(rewards)`, used when `args.normalize_reward`.
+        normalize_reward: `(rewards)`, used if `args.normalize_reward`.
         advantages: any of `values`, `rewards`, `token_rewards`, `mask`, `gamma`, `lam`, `group` and
-            `greedy_rewards`, by the names of its parameters (`*args`: values, rewards, mask); None
-            takes the estimator that `args.advantages` names.
+            `greedy_rewards`, by parameter name (`*args`: values, rewards, mask); None for the
+            estimator that `args.advantages` names.
         logprobs: `(logits, tokens, prefix_len, temperature)`.
-        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`, PPO's
-            in its plain form; `normalize` is False where the advantages are whitened already (see
-            `Objective.surrogate`).
-        policy_loss: what each token adds to the policy's objective; any of `logprobs`,
+        clipped_surrogate: `(logprobs, old_logprobs, advantages, clip_coef, mask, normalize)`, of
+            PPO in its plain form; `normalize` is False if the advantages are whitened already.
+        policy_loss: what each token adds to the policy objective; any of `logprobs`,
             `old_logprobs`, `advantages`, `mask`, `clip_coef`, `clip_coef_high` and `dual_clip`, by
-            the names of its parameters (`*args`: logprobs, old_logprobs, advantages, clip_coef,
-            mask); None takes the one that `args.policy_loss` names.
+            parameter name (`*args`: logprobs, old_logprobs, advantages, clip_coef, mask); None for
+            the one that `args.policy_loss` names.
         value_loss: `(values, returns, vf_coef, mask, old_values, clip)`.
         entropy_bonus: `(entropy, ent_coef, mask)`, of the entropy of each token.
         kl_penalty: `(kl, kl_coef, mask)`, of the exact KL of each token, for `kl_in="loss"`.
-        kl_estimator: the KL of each token from those of `logprobs`, `ref_logprobs` and `mask` that
-            its parameters name (`*args`: the first two); None takes what `args.kl_estimator` names.
+        kl_estimator: KL of each token from those of `logprobs`, `ref_logprobs` and `mask` that it
+            has as parameters (`*args`: the first two); None for `args.kl_estimator`.
     """
 
     normalize_reward: Callable[..., Tensor] = F.normalize_reward
@@ -79,24 +67,19 @@ class Overrides:
     kl_estimator: Callable[..., Tensor] | None = None
 
     @classmethod
-    def choose(cls, given: dict[str, Any]) -> "Overrides":
-        """The defaults, with those that the caller gives in their place.
+    def choose(cls, given: dict[str, Any], args: RLHFArgs | None = None) -> "Overrides":
+        """Return the defaults with custom functions in their place.
 
         Raises:
-            ConfigError: a name that is no part of the trainer, or a function that takes other
-                arguments than that part is called with.
+            ConfigError: If a name is unknown, or if a function has other parameters than the
+                trainer passes or would not be called with these settings.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         for name, function in given.items():
-            if name in NAMES_ELSEWHERE:
-                raise ConfigError(
-                    f"RLHFTrainer has no part {name!r}; hand in {NAMES_ELSEWHERE[name]} instead."
-                )
             if name not in names:
-                raise ConfigError(
-                    f"RLHFTrainer has no part {name!r}; the parts are "
-                    f"{', '.join([*OBJECTS, *names])}."
-                )
+                other = OTHER_NAMES.get(name)
+                remedy = f"Pass {other}" if other else f"Choose {', '.join([*COMPONENTS, *names])}"
+                raise ConfigError(f"RLHFTrainer has no component {name!r}. {remedy}.")
             if not callable(function) and function is not None:
                 raise ConfigError(f"{name}={function!r} is not callable. See `Overrides`.")
             if name in CALLED_WITH:
@@ -104,36 +87,35 @@ class Overrides:
                     F.check_order(function, CALLED_WITH[name].split(), name)
                 except ValueError as error:
                     raise ConfigError(str(error)) from error
-        return cls(**given)
+        overrides = cls(**{name: fn for name, fn in given.items() if fn is not None})
+        if args is not None:
+            overrides.validate_called(args)
+        return overrides
 
-    def check(self, args: RLHFArgs) -> None:
-        """Refuse a function of the caller's that these arguments would leave unused.
-
-        Raises:
-            ConfigError: there is one.
-        """
-        own_surrogate = self.clipped_surrogate is not F.calc_clipped_surrogate_objective
-        if own_surrogate and not self.clips_plainly(args):
+    def validate_called(self, args: RLHFArgs) -> None:
+        """Raise ConfigError for a custom function that these settings leave unused."""
+        default = Overrides
+        if self.clipped_surrogate is not default.clipped_surrogate and not self.clips_plainly(args):
             raise ConfigError(
-                "clipped_surrogate is called for the plain policy_loss='ppo' only; leave "
-                "policy_loss, clip_coef_high, dual_clip and loss_aggregation as they were, or hand "
-                "it in as policy_loss."
+                "clipped_surrogate is called for the plain policy_loss='ppo' only. Leave "
+                "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
+                "pass the function as policy_loss."
             )
-        own_penalty = self.kl_penalty is not F.calc_kl_penalty
-        if own_penalty and (args.kl_in != "loss" or self.sampled_kl(args) is not None):
+        is_exact = args.kl_in == "loss" and self.sampled_kl(args) is None
+        if self.kl_penalty is not default.kl_penalty and not is_exact:
             raise ConfigError(
-                "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only; leave them "
-                "so, or hand in a kl_estimator of your own."
+                "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only. Set them, "
+                "or pass the function as kl_estimator."
             )
 
     def sampled_kl(self, args: RLHFArgs) -> str | Callable[..., Tensor] | None:
-        """What estimates the KL from sampled tokens; None where it is the exact one."""
+        """Return the estimator of the KL from sampled tokens; None for the exact KL."""
         if self.kl_estimator is not None:
             return self.kl_estimator
         return None if args.kl_estimator == "exact" else args.kl_estimator
 
     def clips_plainly(self, args: RLHFArgs) -> bool:
-        """Whether the policy's objective is `clipped_surrogate`: one clip, a mean over tokens."""
+        """Return True if the policy objective is `clipped_surrogate`: one clip, a token mean."""
         return (
             self.policy_loss is None
             and (args.policy_loss, args.loss_aggregation) == ("ppo", "token_mean")
@@ -151,9 +133,9 @@ class Overrides:
         group: Int[Tensor, " batch"] | None = None,
         greedy_rewards: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch gen"]:
-        """Advantages by the caller's estimator, or by the one that `args.advantages` names.
+        """Compute advantages with the custom estimator, or the one that `args.advantages` names.
 
-        Without `token_rewards`, the last real token has the reward; see `ppo.assign_credit`.
+        Without `token_rewards`, the last real token gets the reward; see `ppo.assign_credit`.
         """
         if token_rewards is None:
             token_rewards = F.token_rewards(rewards, mask)
@@ -176,9 +158,9 @@ class Overrides:
         token_rewards: Float[Tensor, "batch gen"],
         mask: Bool[Tensor, "batch gen"],
     ) -> Float[Tensor, "batch gen"]:
-        """What the value head is trained towards.
+        """Compute the targets of the value head: advantages plus values.
 
-        Advantages plus values; where the estimator does without values, the rewards to go.
+        If the estimator does not use values, they are the rewards to go.
         """
         parameters = self._parameters(args)
         any_order = inspect.Parameter.VAR_POSITIONAL in {p.kind for p in parameters.values()}
@@ -187,33 +169,34 @@ class Overrides:
         return F.rewards_to_go(token_rewards, args.gamma, mask)
 
     def wants_greedy(self, args: RLHFArgs) -> bool:
-        """Whether the estimator of the advantages wants the rewards of greedy answers."""
+        """Return True if the estimator uses the rewards of greedy responses."""
         return "greedy_rewards" in self._parameters(args)
 
     def compares_groups(self, args: RLHFArgs) -> bool:
-        """Whether the estimator of the advantages compares the answers to a prompt."""
+        """Return True if the estimator compares the responses to a prompt."""
         return "group" in self._parameters(args)
 
     def _estimator(self, args: RLHFArgs) -> Callable[..., Tensor]:
-        """The caller's own estimator of advantages, or the one that `args` names."""
-        return F.look_up(self.advantages or args.advantages, F.ADVANTAGES, "advantages")
+        return F.look_up(
+            args.advantages if self.advantages is None else self.advantages,
+            F.ADVANTAGES,
+            "advantages",
+        )
 
     def _parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
-        """What the estimator of the advantages takes."""
         return inspect.signature(self._estimator(args)).parameters
 
 
-def validate_terms(**terms: Any) -> None:
-    """Refuse terms of the objective that are not one number each, in a tensor.
+def validate_terms(*terms: Any) -> None:
+    """Raise ConfigError unless each term of the objective is a tensor of one number.
 
-    Raises:
-        ConfigError: one is not, as when the caller's function leaves out the mean.
+    A custom function that leaves out the mean would otherwise be broadcast into the sum.
     """
-    for part, term in terms.items():
-        if isinstance(term, Tensor) and not term.ndim:
-            continue
-        what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else repr(term)
-        raise ConfigError(
-            f"{part} returned {what}; return one number in a tensor, such as the masked_mean over "
-            "the real tokens."
-        )
+    names = "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"
+    for name, term in zip(names, terms, strict=True):
+        if not isinstance(term, Tensor) or term.ndim:
+            what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else term
+            raise ConfigError(
+                f"{name} returned {what}. Return one number in a tensor, such as the masked_mean "
+                "over the real tokens."
+            )

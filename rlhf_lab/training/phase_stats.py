@@ -1,7 +1,8 @@
-"""Statistics of a learning phase: what a minibatch did, and whether it may be learned from."""
+"""Statistics of a learning phase, and the decision to step on a minibatch, skip it or stop."""
 
 import math
 import warnings
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.training.diagnostics import cause_of_nan
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
@@ -25,6 +25,7 @@ TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_pe
 KL_TOLERANCE = 1.5
 
 
+@dataclass
 class PhaseStats:
     """Collects the numbers of a phase's minibatches, and judges each before its step.
 
@@ -32,89 +33,96 @@ class PhaseStats:
     that the host reads has to wait until the queue is empty. So the host reads once, at the end.
     """
 
-    def __init__(self, trainer: "RLHFTrainer") -> None:
-        self.trainer, self.args = trainer, trainer.args
-        self._steps: list[dict[str, Float[Tensor, ""]]] = []
-        self._first_ratio: Float[Tensor, ""] | None = None
-        self._skipped = 0
+    trainer: "RLHFTrainer"
+    _steps: list[dict[str, Float[Tensor, ""]]] = field(init=False, default_factory=list)
+    _first_ratio: Float[Tensor, ""] | None = field(init=False, default=None)
+    _skipped: int = field(init=False, default=0)
 
+    @torch.no_grad()
     def judge(self, terms: "ObjectiveTerms", minibatch: ReplayMinibatch) -> StepVerdict:
-        """Whether to step on this minibatch, skip it or stop the phase; see `judge_step`."""
+        """Decide whether the policy is close enough to the one that sampled to learn from samples.
+
+        1. "stop" if KL(old policy || policy), estimated by k3 over the real tokens, exceeds 1.5
+           times `args.target_kl`: the rest of the phase would move it further.
+        2. "skip" if the mean ratio exceeds `args.ratio_threshold`: this minibatch is an outlier.
+        3. "step" otherwise.
+
+        Source: the early stop of OpenAI's Spinning Up, and the skip of TRL's PPO trainer, which
+        there multiplies the loss by 0 and steps anyway.
+        """
+        args, new, old, mask = self.trainer.args, terms.logprobs, minibatch.logprobs, minibatch.mask
         if self._first_ratio is None:
             self._first_ratio = furthest_ratio(terms, minibatch)
-        verdict = judge_step(terms, minibatch, self.args)
-        self._skipped += verdict == "skip"
-        return verdict
+        if args.target_kl is not None:
+            moved = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
+            if moved > KL_TOLERANCE * args.target_kl:
+                return "stop"
+        if args.ratio_threshold is not None and F.mean_ratio(new, old, mask) > args.ratio_threshold:
+            self._skipped += 1
+            return "skip"
+        return "step"
 
+    @torch.no_grad()
     def add(
         self, terms: "ObjectiveTerms", minibatch: ReplayMinibatch, grad_norm: Float[Tensor, ""]
     ) -> None:
-        """Take in a minibatch on which a step was taken."""
+        """Add the numbers of a minibatch on which a step was taken."""
         new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
-        with torch.no_grad():
-            self._steps.append(
-                {
-                    **{name: getattr(terms, name).detach() for name in TERMS},
-                    "clip_fraction": clipped_fraction(new, minibatch, self.args),
-                    "approx_kl_per_token": F.masked_mean(F.kl_estimate(old, new, "k3"), mask),
-                    "mean_ratio": F.mean_ratio(new, old, mask),
-                    "grad_norm": grad_norm.detach(),
-                }
-            )
+        step = {name: getattr(terms, name).detach() for name in TERMS}
+        step["clip_fraction"] = clipped_fraction(new, minibatch, self.trainer.args)
+        step["approx_kl_per_token"] = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
+        step["mean_ratio"] = F.mean_ratio(new, old, mask)
+        self._steps.append(step | {"grad_norm": grad_norm.detach()})
 
     def learning_stats(self, memory: ReplayMemory) -> LearningStats:
-        """The means over all steps of the phase, read from the device in one go.
+        """Return the means over all steps of the phase, read from the device at once.
 
         Raises:
-            RunError: something was not finite, or there was no step.
+            RunError: If something was not finite, or no step was taken.
         """
-        noted = [number for of_step in self._steps for number in of_step.values()]
-        first_ratio, *numbers = torch.stack([self._first_ratio, *noted]).tolist()
-        read = iter(numbers)
-        stats = [{name: next(read) for name in of_step} for of_step in self._steps]
-        self._warn_if_off_policy(first_ratio)
-        for of_step in stats:
-            self._refuse_non_finite("objective", of_step["objective"])
-            self._refuse_non_finite("gradient norm", of_step["grad_norm"])
-        if not stats:
+        numbers = [number for step in self._steps for number in step.values()]
+        first_ratio, *numbers = torch.stack([self._first_ratio, *numbers]).tolist()
+        if not abs(first_ratio - 1) <= self.trainer.objective.rounding:
+            self._warn_if_off_policy(first_ratio)
+        read, phase, n_steps = iter(numbers), self.trainer.phase, len(self._steps)
+        steps = [{name: next(read) for name in step} for step in self._steps]
+        for step in steps:
+            for name, label in {"objective": "objective", "grad_norm": "gradient norm"}.items():
+                if not math.isfinite(step[name]):
+                    cause = cause_of_nan(self.trainer, "Lower the learning rates or raise kl_coef")
+                    raise RunError(
+                        f"The {label} became {step[name]} in phase {phase}. {cause}; what was "
+                        "saved before is intact."
+                    )
+        if not steps:
             raise RunError(
-                f"no step was taken in phase {self.trainer.phase}, whose first minibatch has a "
-                f"ratio of {first_ratio:.4g}; raise ratio_threshold or target_kl, or lower base_lr."
+                f"No step was taken in phase {phase}, whose first minibatch has a ratio of "
+                f"{first_ratio:.4g}. Raise ratio_threshold or target_kl, or lower base_lr."
             )
-        dealt = memory.num_minibatches * memory.passes
         return LearningStats(
             ratio_first_minibatch=first_ratio,
             skipped_minibatches=self._skipped,
-            unused_minibatches=dealt - len(stats) - self._skipped,
-            **{name: sum(of_step[name] for of_step in stats) / len(stats) for name in stats[0]},
+            unused_minibatches=memory.num_minibatches * memory.passes - n_steps - self._skipped,
+            **{name: sum(step[name] for step in steps) / n_steps for name in steps[0]},
         )
 
-    def _refuse_non_finite(self, what: str, value: float) -> None:
-        if not math.isfinite(value):
-            remedy = cause_of_nan(self.trainer, "lower the learning rates or raise kl_coef")
-            raise RunError(
-                f"the {what} became {value} in phase {self.trainer.phase}; {remedy} "
-                "(what was saved before is intact)."
-            )
-
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if math.isnan(ratio) or abs(ratio - 1) <= LOGPROB_ROUNDING[self.args.rounding]:
+        if math.isnan(ratio):
             return
-        own, policy = self.trainer.own_parts, self.trainer.policy
-        causes = [f"own part {part}" for part in own if part in ("policy", "logprobs")]
+        trainer, policy = self.trainer, self.trainer.policy
+        causes = [f"custom {name}" for name in ("policy", "logprobs") if name in trainer.own_parts]
         if next(policy.parameters()).dtype != torch.float32:
             causes.append("a policy in half precision")
-        # one that acts during both may still tell them apart, by the event that it is told
-        causes += [
-            f"the intervention {each['name']!r}" for each in self.trainer.interventions.records
-        ]
+        # an intervention of both stages can still act differently in each
+        names = [record["name"] for record in trainer.interventions.records]
+        causes += [f"the intervention {name!r}" for name in names]
         if any(point.fwd_hooks for point in policy.base_model.hook_dict.values()):
             causes.append(
                 "a hook on base_model that acts differently on one token than on a sequence"
             )
         warnings.warn(
-            f"phase {self.trainer.phase}: the policy that is trained is not the policy that "
-            f"sampled: a ratio of {ratio:.4g} on the first minibatch; "
+            f"phase {trainer.phase}: the policy that is trained is not the policy that sampled: a "
+            f"ratio of {ratio:.4g} on the first minibatch; "
             f"look at {' and '.join(causes) or 'the sampling settings'}.",
             stacklevel=4,
         )
@@ -123,7 +131,7 @@ class PhaseStats:
 def clipped_fraction(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, ""]:
-    """The share of real tokens that the policy loss clips, which for GSPO are whole responses."""
+    """Compute the fraction of real tokens that the policy loss clips; whole responses for GSPO."""
     old, mask = minibatch.logprobs, minibatch.mask
     if args.policy_loss == "policy_gradient":
         return logprobs.new_zeros(())
@@ -137,31 +145,8 @@ def clipped_fraction(
 
 
 @torch.no_grad()
-def judge_step(terms: "ObjectiveTerms", minibatch: ReplayMinibatch, args: RLHFArgs) -> StepVerdict:
-    """Whether the policy is still close enough to the one that sampled to learn from its samples.
-
-    1. "stop" if KL(old policy || policy), estimated by k3 over the real tokens, exceeds 1.5 times
-       `args.target_kl`: the rest of the phase would move it further yet.
-    2. "skip" if the mean ratio exceeds `args.ratio_threshold`: this minibatch is an outlier.
-    3. "step" otherwise.
-
-    Source: the early stop of OpenAI's Spinning Up, and the skip of TRL's PPO trainer, which there
-    multiplies the loss by 0 and steps all the same.
-    """
-    new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
-    if args.target_kl is not None:
-        moved = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
-        if moved > KL_TOLERANCE * args.target_kl:
-            return "stop"
-    if args.ratio_threshold is not None:
-        if F.mean_ratio(new, old, mask) > args.ratio_threshold:
-            return "skip"
-    return "step"
-
-
-@torch.no_grad()
 def furthest_ratio(terms: "ObjectiveTerms", minibatch: ReplayMinibatch) -> Float[Tensor, ""]:
-    """Of the probability ratios of the real tokens, the one that is furthest from 1."""
+    """Return the probability ratio of a real token that is furthest from 1."""
     ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs).flatten()
     distance = (ratio - 1).abs().masked_fill(~minibatch.mask.flatten(), -1.0)
     return ratio.gather(0, distance.argmax(0, keepdim=True))[0]

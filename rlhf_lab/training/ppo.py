@@ -11,9 +11,8 @@
             - kl_coef E[KL(pi || pi_ref)]                               KL penalty
 
 Schulman et al. 2017 (PPO), algorithm 1 and equation 9; the KL penalty: Ziegler et al. 2019.
-What is not the algorithm is elsewhere: what is done to a reward (`rewards/pipeline.py`), dynamic
-sampling (`dynamic_sampling.py`), the model's outputs (`models/outputs.py`), other objectives
-and KL estimates (`objective.py`), micro-batches and nan (`optimization.py`), logs (`recorder.py`).
+Elsewhere: shaped rewards (`rewards/pipeline.py`), other objectives and KL estimates
+(`objective.py`), outputs of the model (`models/outputs.py`), micro-batches (`optimization.py`).
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.objective import Objective, run_policy_on
+from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.overrides import validate_terms
 from rlhf_lab.training.phase_stats import PhaseStats
@@ -58,13 +57,12 @@ def score_samples(
 ) -> Rollout:
     """Score finished samples, compare them with the reference, and assign credit.
 
-    1. Rewards: the reward function's, or `raw_rewards`, and all that is done to them
-       (`trainer.rewards.score`).
+    1. Rewards: the reward function's, or `raw_rewards`, shaped (`trainer.rewards.score`).
     2. Exact KL and entropy of each token (`trainer.compare_with_reference`); reference log-probs,
        if the KL is estimated from them (`trainer.objective.reference_logprobs`).
-    3. The KL that rewards pay for, if they do (`trainer.objective.kl_in_reward`), and the rewards
-       of greedy answers, for ReMax (`trainer.rewards.greedy_rewards`).
-    4. Advantages and returns of the rewards that are earned (`assign_credit`).
+    3. The KL that is in the rewards, if any (`trainer.objective.kl_in_reward`), and the rewards
+       of greedy responses, for ReMax (`trainer.rewards.greedy_rewards`).
+    4. Advantages and returns (`assign_credit`).
     """
     scores = trainer.rewards.score(samples, raw_rewards)
     compared = trainer.compare_with_reference(samples)
@@ -95,39 +93,38 @@ def assign_credit(
 ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"]]:
     """Advantages of each generated token, and the returns that the value head learns.
 
-    1. The last real token has the reward, each pays its own KL if rewards do; whitened if asked.
-    2. The estimator (GAE unless another was chosen) makes advantages of rewards and values.
+    1. The last real token gets the reward; each token's KL is subtracted if the rewards have it.
+    2. The estimator (GAE by default) computes advantages from rewards and values.
     3. The returns are advantages plus values; without values, the rewards to go.
 
     Args:
-        kl_to_pay: the KL of each token that its reward pays for; None where the loss pays.
-        greedy_rewards: what the greedy answer to each row's prompt earns, for ReMax.
+        kl_to_pay: KL to subtract from each token's reward; None if the loss has the KL.
+        greedy_rewards: rewards of greedy responses, for ReMax.
     """
-    args, functions, mask = trainer.args, trainer.functions, samples.mask
+    args, overrides, mask = trainer.args, trainer.overrides, samples.mask
     kl_coef = 0.0 if kl_to_pay is None else trainer.kl_controller.kl_coef
     token_rewards = F.token_rewards(rewards, mask, kl_to_pay, kl_coef)
     if args.whiten_rewards:
         token_rewards = F.whiten(token_rewards, mask, shift_mean=False)
     group = F.prompt_groups(len(rewards), args.samples_per_prompt).to(rewards.device)
-    advantages = functions.estimate_advantages(
+    advantages = overrides.estimate_advantages(
         args, samples.values, rewards, mask, token_rewards, group, greedy_rewards
     )
-    returns = functions.estimate_returns(args, advantages, samples.values, token_rewards, mask)
+    returns = overrides.estimate_returns(args, advantages, samples.values, token_rewards, mask)
     return advantages, returns
 
 
 def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
     """Improve the policy on a rollout: several passes over it, in shuffled minibatches.
 
-    1. Deal the rollout out in minibatches, with the phase's "minibatches" random numbers.
+    1. Split the rollout into minibatches, with the phase's "minibatches" random numbers.
     2. On each, take the gradient of the objective, clip its norm to `max_grad_norm`, and step;
        but skip it above `ratio_threshold`, and end the phase beyond `target_kl`.
     3. Step the learning-rate schedule, once per phase.
-
-    Raises:
-        RunError: something was not finite, and no step was taken after it; or there was no step.
     """
-    args, kl_coef = trainer.args, trainer.kl_controller.kl_coef
+    args, objective, kl_coef = trainer.args, trainer.objective, trainer.kl_controller.kl_coef
+    policy, reference = trainer.policy, trainer.reference
+    is_split = args.micro_batch_size is not None or trainer.world is not None
     memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
     generator = phase_generator(args.seed, trainer.phase, "minibatches")
     update, stats = PolicyUpdate(trainer), PhaseStats(trainer)
@@ -135,10 +132,10 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
         shown = {"rollout": rollout, "minibatch": minibatch, "step": step}
         trainer.emit("before_minibatch", **shown)
         trainer.optimizer.zero_grad()
-        terms = update.total(  # one part, unless micro_batch_size is set
-            objective_terms(trainer.policy, trainer.reference, part, update.objective, kl_coef)
-            for part in update.parts(minibatch)
-        )
+        if is_split:  # into micro-batches or over processes
+            terms = update.accumulate(objective_terms, minibatch, kl_coef)
+        else:
+            terms = objective_terms(policy, reference, minibatch, objective, kl_coef)
         verdict = stats.judge(terms, minibatch)
         if verdict == "stop":
             break
@@ -153,19 +150,19 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
         trainer.emit("after_step", terms=terms, grad_norm=grad_norm, **shown)
     learned = stats.learning_stats(memory)
     trainer.scheduler.step()
-    trainer.rewards.remember(rollout.reward_moments)
+    if rollout.reward_moments is not None:
+        trainer.rewards.remember(rollout.reward_moments)
     return learned
 
 
 @dataclass(frozen=True)
 class ObjectiveTerms:
-    """The objective of a minibatch and what it is made of.
+    """The objective of a minibatch and its terms.
 
     Args:
         objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, to be maximized.
-        clipped_surrogate: the policy's objective, whichever `args.policy_loss` names.
-        logprobs: of the minibatch's tokens under the policy as it is now.
-        values: of the states before them.
+        clipped_surrogate: the policy objective that `args.policy_loss` names.
+        logprobs, values: of the generated tokens, by the policy as it is now.
     """
 
     objective: Float[Tensor, ""]
@@ -184,23 +181,20 @@ def objective_terms(
     objective: Objective,
     kl_coef: float | None = None,
 ) -> ObjectiveTerms:
-    """The objective of one minibatch, with gradients.
+    """Compute the objective of one minibatch, with gradients.
 
     1. Run the policy once, for log-probs and values of the generated tokens.
-    2. Weigh the four terms, the KL by `args.kl_coef` where no `kl_coef` is given. Entropy and the
-       exact KL are of the whole next-token distribution.
+    2. Weigh the four terms. Entropy and the exact KL are of the whole next-token distribution.
     """
-    out = run_policy_on(minibatch, policy, reference, objective)
-    old, mask = minibatch, minibatch.mask
+    out = objective.run_policy(minibatch, policy, reference)
+    overrides, args, old, mask = objective.overrides, objective.args, minibatch, minibatch.mask
     surrogate = objective.surrogate(out.logprobs, minibatch)
-    value_loss = objective.value_loss(
-        out.values, old.returns, objective.vf_coef, mask, old.values, objective.vf_clip
-    )
-    entropy_bonus = objective.entropy_bonus(out, mask)
+    values = out.values, old.returns, args.vf_coef, mask, old.values, args.vf_clip
+    value_loss = overrides.value_loss(*values)
+    entropy_bonus = overrides.entropy_bonus(out.entropy, args.ent_coef, mask)
     kl_penalty = objective.kl_penalty(out, minibatch, kl_coef)
-    terms = dict(clipped_surrogate=surrogate, value_loss=value_loss)
-    terms |= dict(entropy_bonus=entropy_bonus, kl_penalty=kl_penalty)
-    validate_terms(**terms)
+    terms = surrogate, value_loss, entropy_bonus, kl_penalty
+    if objective.is_custom:
+        validate_terms(*terms)
     total = surrogate - value_loss + entropy_bonus - kl_penalty
-    noted = dict(logprobs=out.logprobs.detach(), values=out.values.detach())
-    return ObjectiveTerms(objective=total, **terms, **noted)
+    return ObjectiveTerms(total, *terms, out.logprobs.detach(), out.values.detach())

@@ -15,6 +15,7 @@ from rlhf_lab.training.callbacks import Context, switched_off
 from rlhf_lab.training.checkpoint import is_numbered, remove_outdated, save_checkpoint, weights
 from rlhf_lab.training.checkpoint_metadata import make_metadata, make_training_state
 from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host
+from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite, validate_finite_weights
 from rlhf_lab.training.input_digests import check_input_digests
 from rlhf_lab.training.model_card import keep_run_card
@@ -107,9 +108,9 @@ class Recorder:
             "args": trainer.args.to_dict(),
             "versions": versions | {name: version(name) for name in _PACKAGES},
             "device": str(trainer.device),
-            "processes": trainer.world.size,
+            "processes": 1 if trainer.world is None else trainer.world.size,
             "custom_components": trainer.own_parts,
-            "rewarded_class": trainer.rewarded_class,
+            "rewarded_class": rewarded_class(trainer.reward_fn),
             "interventions": trainer.interventions.records,
             "phases_done": trainer.phase,
             "id": self.run_id,
@@ -168,7 +169,8 @@ class Recorder:
             return  # a resumed run has this checkpoint
         phase = ctx.phase + (ctx.event == "after_phase")
         # without moments, a callback has just requested a stop, and `finish` saves
-        saves_state = self.is_save_phase(phase) and self.trainer.weights.has_moments
+        world = self.trainer.world
+        saves_state = self.is_save_phase(phase) and (world is None or world.has_moments)
         self._save(phase, saves_state, is_numbered(phase, self.trainer.args.keep_checkpoints))
 
     def is_save_phase(self, phase: int) -> bool:
@@ -188,7 +190,9 @@ class Recorder:
             self._waiting.append((make_metadata(trainer, name, phase), tensors))
         if saves_state:
             state, of_state = make_training_state(trainer)
-            of_state |= trainer.weights.moments(trainer.optimizer) | reference_tensors(trainer)
+            if trainer.world is not None:
+                of_state |= trainer.world.take_moments()
+            of_state |= reference_tensors(trainer)
             metadata = make_metadata(trainer, "last", phase) | state
             self._waiting.append((metadata, tensors | copied_to_host(of_state)))
         self._write()

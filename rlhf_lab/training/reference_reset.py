@@ -1,4 +1,4 @@
-"""Reference reset: the reference becomes the policy as it is after every so many phases."""
+"""Reference reset: the policy becomes the reference every few phases."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,32 +21,29 @@ REFERENCE = "reference."
 
 
 def reset_reference(trainer: "RLHFTrainer") -> None:
-    """Begin a phase with the policy as reference, if `reset_reference_every` asks for that now.
+    """Make the policy the reference if `reset_reference_every` requires it in this phase.
 
-    Callbacks and probes are given the new reference from here on. The first one is kept, for the KL
-    from where the run began. Weights that are frozen, as below adapters, are shared.
+    The first reference is kept, for the KL from the start of the run.
     """
     every, phase = trainer.args.reset_reference_every, trainer.phase
     if every is None or phase == 0 or phase % every or trainer.reference_phase == phase:
         return
-    trainer.reference = _copy_of(trainer.policy)
-    trainer.reference_phase = phase
+    trainer.reference, trainer.reference_phase = _frozen_copy(trainer.policy), phase
 
 
-def _copy_of(policy: TransformerWithValueHead) -> HookedModel:
-    """The policy's transformer with its adapters as they are, frozen and without hooks."""
+def _frozen_copy(policy: TransformerWithValueHead) -> HookedModel:
     return trainable_copy(policy.base_model).requires_grad_(False).eval()
 
 
 def age_of_reference(trainer: "RLHFTrainer") -> int | None:
-    """After how many learning phases the policy became the reference; None where it stays."""
+    """Return the phase in which the policy became the reference; None if it never does."""
     return None if trainer.args.reset_reference_every is None else trainer.reference_phase
 
 
 def kl_to_start(trainer: "RLHFTrainer", rollout: Rollout) -> float | None:
-    """The exact KL of the policy that wrote a rollout from the first reference, per sequence.
+    """Compute the exact KL per sequence from the first reference, before learning.
 
-    In nats; None where the reference stays. Call it before learning.
+    None if the reference is never reset.
     """
     if trainer.args.reset_reference_every is None:
         return None
@@ -59,15 +56,15 @@ def kl_to_start(trainer: "RLHFTrainer", rollout: Rollout) -> float | None:
 
 
 def final_kl_to_start(trainer: "RLHFTrainer", rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of that over fresh rollouts, under its name; empty where the reference stays."""
+    """Return the mean KL from the first reference; empty if the reference is never reset."""
     if trainer.args.reset_reference_every is None:
         return {}
-    found = [kl_to_start(trainer, rollout) for rollout in rollouts]
-    return {"kl_to_start_per_sequence": sum(found) / len(found)}
+    values = [kl_to_start(trainer, rollout) for rollout in rollouts]
+    return {"kl_to_start_per_sequence": sum(values) / len(values)}
 
 
 def reference_tensors(trainer: "RLHFTrainer") -> dict[str, Tensor]:
-    """The weights of a reference that was reset, to be saved; none of the first one."""
+    """Return the weights of a reference that was reset, to save; empty for the first one."""
     if not trainer.reference_phase:
         return {}
     weights = dict(trainer.reference.named_parameters())
@@ -75,34 +72,30 @@ def reference_tensors(trainer: "RLHFTrainer") -> dict[str, Tensor]:
 
 
 def _trained(policy: TransformerWithValueHead) -> list[str]:
-    """The names of the transformer's weights that are trained, and so differ between phases."""
     named = policy.base_model.named_parameters()
     return [name for name, weight in named if weight.requires_grad]
 
 
+@torch.no_grad()
 def restore_reference(
     trainer: "RLHFTrainer", tensors: Mapping[str, Tensor], notes: Mapping[str, Any], path: Path
 ) -> None:
-    """Put back the reference of the phase that was saved, which may be the first.
+    """Restore the reference of the phase that was saved.
 
     Raises:
-        RunError: it was reset, and the checkpoint does not hold it.
+        RunError: If the checkpoint lacks the weights of a reference that was reset.
     """
     trainer.reference_phase = notes.get("reference_phase", 0)
     if not trainer.reference_phase:
         return
-    reference = _copy_of(trainer.policy)
+    reference = _frozen_copy(trainer.policy)
     weights = dict(reference.named_parameters())
-    with torch.no_grad():
-        for name in _trained(trainer.policy):
-            saved = tensors.get(REFERENCE + name)
-            if saved is None or (saved.shape, saved.dtype) != (
-                weights[name].shape,
-                weights[name].dtype,
-            ):
-                raise RunError(
-                    f"{path} has no fitting {REFERENCE + name!r}, though the reference was reset "
-                    f"in phase {trainer.reference_phase}; restore the file that the run wrote."
-                )
-            weights[name].copy_(saved)
+    for name in _trained(trainer.policy):
+        saved, weight = tensors.get(REFERENCE + name), weights[name]
+        if saved is None or (saved.shape, saved.dtype) != (weight.shape, weight.dtype):
+            raise RunError(
+                f"{path} has no fitting {REFERENCE + name!r}, though the reference was reset in "
+                f"phase {trainer.reference_phase}. Restore the file that the run wrote."
+            )
+        weight.copy_(saved)
     trainer.reference = reference

@@ -1,4 +1,4 @@
-"""Replay memory: the rollout of a phase, dealt out in shuffled minibatches."""
+"""Replay memory: the rollout of a phase, split into shuffled minibatches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class ReplayMinibatch(Rows):
         attention_mask: False on left padding.
         mask: True on the real generated tokens.
         logprobs: of the generated tokens under the policy that sampled them.
-        values: of the states before them, by the value head of that time.
+        values: of the states before them, by the value head at that time.
         advantages, returns: see `Rollout`.
-        ref_residuals: see `Rollout`; the reference's logits are read out from them.
-        support: the tokens that truncated sampling left, if it was on.
+        ref_residuals: see `Rollout`; the reference's logits are computed from them.
+        support: the tokens that truncated sampling kept, if it was on.
         ref_logprobs: see `Rollout`.
-        padded: whether the attention mask hides anything; True where unknown.
+        padded: False if the attention mask hides nothing.
         teaching: see `Rollout`; advantages are whitened over these.
         engine_logprobs: see `Samples`; `logprobs` over these are the importance ratios.
     """
@@ -55,52 +55,52 @@ class ReplayMinibatch(Rows):
         return F.whiten_over_groups(self.advantages, self.mask, self.teaching)
 
 
+@dataclass(frozen=True)
 class ReplayMemory:
-    """The rollout of one phase, dealt out in shuffled minibatches.
+    """The rollout of one phase, split into shuffled minibatches.
 
     Args:
         rollout: what to learn from.
         num_minibatches: minibatches per pass; divides the batch.
-        passes: how often the whole batch is dealt out.
+        passes: number of passes over the batch.
     """
 
-    def __init__(self, rollout: Rollout, num_minibatches: int, passes: int) -> None:
-        self.rollout = rollout
-        self.num_minibatches = num_minibatches
-        self.passes = passes
+    rollout: Rollout
+    num_minibatches: int
+    passes: int
 
     def get_minibatches(self, generator: torch.Generator) -> Iterator[ReplayMinibatch]:
-        """Deal out the batch `passes` times, each time in a fresh order.
+        """Split the batch into minibatches, `passes` times, each time in a new order.
 
         1. Draw an order of the sequences for each pass, by `torch.randperm(batch, generator=...)`.
-        2. Cut it into `num_minibatches` equal runs of neighbours.
+        2. Cut it into `num_minibatches` equal runs of neighbors.
         3. Take these rows of every tensor.
 
         Args:
-            generator: on the CPU, so that the order is the same on every device.
+            generator: on the CPU, so the order is the same on every device.
         """
-        batch, samples = len(self.rollout.texts), self.rollout.samples
+        rollout, samples = self.rollout, self.rollout.samples
+        batch, attention_mask = len(samples.tokens), samples.attention_mask
+        ref_logprobs, teaching = rollout.ref_logprobs, None
+        if rollout.compared:
+            teaching = rollout.teaching
+        engine = samples.engine_logprobs
+        padded = not bool(attention_mask.all())
         orders = [torch.randperm(batch, generator=generator) for _ in range(self.passes)]
-        dealt = torch.stack(orders).reshape(self.passes * self.num_minibatches, -1)
-        padded = samples.is_padded
-        for rows in dealt.to(samples.tokens.device):
-            yield self._take(rows, padded)
-
-    def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
-        samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
-        teaching, engine = self.rollout.teaching, samples.engine_logprobs
-        return ReplayMinibatch(
-            tokens=samples.tokens[rows],
-            attention_mask=samples.attention_mask[rows],
-            mask=samples.mask[rows],
-            logprobs=samples.logprobs[rows],
-            values=samples.values[rows],
-            advantages=self.rollout.advantages[rows],
-            returns=self.rollout.returns[rows],
-            ref_residuals=self.rollout.ref_residuals[rows],
-            support=None if samples.support is None else samples.support[rows],
-            ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
-            padded=padded,
-            teaching=None if teaching is None else teaching[rows],
-            engine_logprobs=None if engine is None else engine[rows],
-        )
+        minibatches = torch.stack(orders).reshape(self.passes * self.num_minibatches, -1)
+        for rows in minibatches.to(samples.tokens.device):
+            yield ReplayMinibatch(
+                tokens=samples.tokens[rows],
+                attention_mask=attention_mask[rows],
+                mask=samples.mask[rows],
+                logprobs=samples.logprobs[rows],
+                values=samples.values[rows],
+                advantages=rollout.advantages[rows],
+                returns=rollout.returns[rows],
+                ref_residuals=rollout.ref_residuals[rows],
+                support=None if samples.support is None else samples.support[rows],
+                ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
+                padded=padded,
+                teaching=None if teaching is None else teaching[rows],
+                engine_logprobs=None if engine is None else engine[rows],
+            )

@@ -48,8 +48,8 @@ def load_policy(
     validate_checkpoint_run(metadata, info, file)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)
-    acting = Interventions(policy, lambda: metadata["phase"])
-    acting.put_back(info.get("interventions", []), interventions, run.path)
+    interventions_of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))
+    interventions_of_run.restore(info.get("interventions", []), interventions, run.path)
     return policy, args
 
 

@@ -11,9 +11,15 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.training.checkpoint import load_checkpoint, load_weights, read_metadata
+from rlhf_lab.training.checkpoint import (
+    load_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_metadata,
+)
 from rlhf_lab.training.checkpoint_metadata import STATEFUL, load_state, unflatten_state
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
+from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -35,9 +41,9 @@ def resume_trainer(
     before = RLHFArgs.from_dict(info["args"])
     args = changed_args(before, {} if changes is None else changes, parts)
     trainer = kind(args, **parts)
-    warn_about_rewarded_class(info.get("rewarded_class"), trainer.rewarded_class)
+    warn_about_rewarded_class(info.get("rewarded_class"), rewarded_class(trainer.reward_fn))
     records = info.get("interventions", [])
-    trainer.interventions.put_back(records, interventions, run.path)
+    trainer.interventions.restore(records, interventions, run.path)
     trainer.own_parts += ["interventions"] * bool(records)
     restore(trainer, run, info)
     if trainer.phase > args.total_phases:
@@ -139,7 +145,8 @@ def load_training_state(
                 f"{name} of the run."
             )
     rates = trainer.scheduler.base_lrs if hasattr(trainer.scheduler, "base_lrs") else None
-    trainer.weights.load_moments(trainer.optimizer, metadata["optimizer"]["state"], tensors)
+    load = load_optimizer if trainer.world is None else trainer.world.load_optimizer
+    load(trainer.optimizer, metadata["optimizer"]["state"], tensors)
     load_state(trainer.scheduler, unflatten_state(metadata["scheduler"]["state"], tensors))
     if "optimizer" not in trainer.own_parts:
         set_rates(trainer, rates)

@@ -39,7 +39,7 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     Raises:
         LostRankError: another process of the run is gone.
     """
-    console.quiet = console.quiet or not trainer.world.is_main
+    console.quiet = console.quiet or not trainer.is_main
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -57,7 +57,7 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        with RunView(trainer, console) if trainer.world.is_main else nullcontext():
+        with RunView(trainer, console) if trainer.is_main else nullcontext():
             trainer.train()
         is_done = trainer.phase >= trainer.args.total_phases
     except KeyboardInterrupt:
@@ -67,14 +67,14 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         before = dict.fromkeys(before, signal.SIG_IGN)
         raise LostRankError(
             f"{error} in phase {trainer.phase}; what that one said is above or in its log. Go on "
-            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}",
-            error.is_first,
+            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}"
         ) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    trainer.world.leave()
-    if not trainer.world.is_main:
+    if trainer.world is not None:
+        trainer.world.close()
+    if not trainer.is_main:
         return 0 if is_done else 128 + received[0] if received else INTERRUPTED
     path = _path_of(trainer)
     done = f"{trainer.phase} of {trainer.args.total_phases} phases"

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+from benchmarks.parallel import furthest, run_of
 
 from benchmarks import diffing, preferences, probe_costs
 from benchmarks.__main__ import main
@@ -14,7 +15,6 @@ from benchmarks.contestants import started
 from benchmarks.harness import ContestantProcess, interleave
 from benchmarks.lessons import Seconds, rows_of, seconds_named_of_all
 from benchmarks.page import page
-from benchmarks.parallel import furthest, run_of
 from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED
 from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records

@@ -18,7 +18,7 @@ for _ in range(phases):
     trainer.run_phase()
 tell(loads=engine.loads, seeds=engine.seeds, gaps=gaps,
      weights=sum(p.double().sum().item() for p in trainer.policy.parameters()))
-trainer.world.leave()
+trainer.world.close()
 """
 
 

@@ -21,9 +21,9 @@ if args.samples_per_prompt > 1:  # prompts of unequal length
 trainer = RLHFTrainer(args, out=place / "run", **parts)
 reports = trainer.train()
 tell(reports=[report.to_dict() for report in reports],
-     weights=sum(p.double().sum().item() for p in trainer.policy.parameters()),
-     sent=dict(trainer.world.bytes_sent))
-trainer.world.leave()
+     weights=sum(p.double().sum().item() for p in trainer.policy.parameters()))
+if trainer.world is not None:
+    trainer.world.close()
 """
 TIMES = {"seconds", "rollout_seconds", "learning_seconds", "peak_memory_bytes"}
 """What is of a process, and not of the run."""
@@ -94,7 +94,6 @@ def test_several_processes_are_one_run(ranks, name, n):
     gap, where = furthest(alone.told["reports"], several[0].told["reports"])
     assert gap < 2e-5, (gap, where)
     assert len({ended.told["weights"] for ended in several}) == 1
-    assert several[0].told["sent"]["gradients"] > 0 and alone.told["sent"] == {}
 
 
 def test_samples_of_four_processes_are_those_of_one(ranks, tmp_path):
@@ -135,16 +134,13 @@ def test_a_learners_own_function_of_the_whole_batch_needs_to_know_nothing(ranks,
 
 
 FAULTS = {
-    "gradients are not added up": (
-        "import rlhf_lab.training.whole_weights\n"
-        "rlhf_lab.training.whole_weights.add_gradients_up = lambda *a: None"
-    ),
+    "gradients are not added up": "World.sum_gradients = lambda *a: None",
     "gradients are averaged": (
-        "sums = rlhf_lab.parallel.Ranks.add_up\n"
-        "def averaged(self, tensors, purpose='numbers'):\n"
-        "    sums(self, tensors, purpose)\n"
-        "    [x.div_(self.size) for x in tensors if purpose == 'gradients']\n"
-        "rlhf_lab.parallel.Ranks.add_up = averaged"
+        "sum_gradients = World.sum_gradients\n"
+        "def averaged(self, policy):\n"
+        "    sum_gradients(self, policy)\n"
+        "    [p.grad.div_(self.size) for p in policy.parameters()]\n"
+        "World.sum_gradients = averaged"
     ),
     "each weighs by its own tokens": (
         "weigh = rlhf_lab.training.optimization._weigh\n"
@@ -160,8 +156,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_told_by_the_numbers(ranks, name):
-    modules = "rlhf_lab.parallel, rlhf_lab.training.optimization, rlhf_lab.sampling"
-    before = f"import {modules}\n{FAULTS[name]}"
+    modules = "import rlhf_lab.training.components, rlhf_lab.training.optimization\n"
+    before = f"{modules}from rlhf_lab.parallel.world import World\n{FAULTS[name]}"
     settings = {"stop_tokens": ".", "total_phases": 1, "warmup_steps": 0}
     (alone,), both = ranks(1, run_of(settings)), ranks(2, run_of(settings, before))
     assert both[0].status == 0, both[0].error
@@ -169,9 +165,9 @@ def test_a_planted_fault_is_told_by_the_numbers(ranks, name):
 
 
 LOCAL = """
-import rlhf_lab.parallel
+from rlhf_lab.parallel.world import World
 torch.distributed.init_process_group("gloo", timeout=__import__("datetime").timedelta(seconds=6))
-rlhf_lab.parallel.Ranks.any = lambda self, flag: flag
+World.any_rank = lambda self, flag: flag
 """
 
 

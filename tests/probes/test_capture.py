@@ -119,7 +119,7 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"at": "run_end"}, "give tokens="),
+        ({"at": "run_end"}, "Pass tokens="),
         ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
     ],
 )
@@ -218,9 +218,9 @@ def test_a_position_that_is_no_number_and_a_function_of_one_argument_are_refused
     with pytest.raises(ConfigError, match=r"calls .*\(ctx, acts\), which is defined as"):
         trainer.capture(POST)(lambda ctx: None)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ConfigError, match="pos='verb' is no position.*'last' for the last token"):
+    with pytest.raises(ConfigError, match="pos='verb' is not a position.*'last'"):
         trainer.capture(POST, pos="verb")
-    with pytest.raises(ConfigError, match="these are not written yet; give tokens="):
+    with pytest.raises(ConfigError, match="not sampled yet. Pass tokens="):
         trainer.capture(POST, pos=torch.tensor([3, 4]))
 
 
@@ -234,7 +234,7 @@ def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews, monkeypat
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ConfigError, match=r"pos has shape \(2,\).*each of the 3 sequences"):
         capture_activations(reel_policy, tokens, [POST], at[:2])
-    with pytest.raises(ConfigError, match="pos=99 lies outside"):
+    with pytest.raises(ConfigError, match="pos=99 is outside"):
         capture_activations(reel_policy, tokens, [POST], torch.tensor([3, 99, 0]))
 
 

@@ -10,19 +10,19 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, best_of_n, build_graph, gold, grammar_policy, soft
 from rlhf_lab.rewards import CountReward, ResponseReward
+from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.best_of_n import (
     Candidates,
     draw_candidates,
     exact_figures,
     mean_and_half,
 )
-from rlhf_lab.training.components import Parts
 from tests.doors.door import accepted, refused
 
 
 def parts_of(reward_fn=None, **fields):
     args = RLHFArgs(**({"preset": "reel", "reward_fn": "soft", "batch_size": 8} | fields))
-    return Parts(args, reward_fn=reward_fn)
+    return RLHFTrainer(args, reward_fn=reward_fn)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.callback_output import MOST_NUMBERS, function_name, plain
+from rlhf_lab.training.callback_output import MOST_NUMBERS, function_name, to_json
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -133,7 +133,7 @@ def test_plain_values_are_those_of_json():
         "odd": [float("nan"), torch.tensor(float("inf")), None],
         "nested": {"a": (1, "b")},
     }
-    assert plain(given, "the dict") == {
+    assert to_json(given, "the dict") == {
         "tensor": [[0.5, 1.0]],
         "parameter": 2.0,
         "array": [1, 2],
@@ -175,9 +175,9 @@ def test_what_cannot_be_stored_is_said_once_and_the_run_goes_on(make_trainer, ca
 
 @pytest.mark.slow
 def test_a_tensor_of_the_most_numbers_is_still_stored():
-    assert len(plain(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
+    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
     with pytest.raises(ConfigError):
-        plain(np.zeros((MOST_NUMBERS, 2)), "x")
+        to_json(np.zeros((MOST_NUMBERS, 2)), "x")
 
 
 @pytest.mark.slow

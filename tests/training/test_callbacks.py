@@ -230,7 +230,7 @@ def test_watching_a_run_at_every_event_leaves_its_weights_bit_for_bit_the_same(
     watched.train()
     assert set(calls) == set(get_args(Event))
     listening = [
-        len(watched.callbacks._registered[event]) - len(alone.callbacks._registered.get(event, []))
+        len(watched.callbacks.registered[event]) - len(alone.callbacks.registered.get(event, []))
         for event in get_args(Event)
     ]
     assert listening == [2] * 10

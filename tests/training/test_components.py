@@ -58,7 +58,7 @@ def test_a_term_that_is_no_single_number_is_refused_in_one_sentence(part, make_t
     with pytest.raises(ConfigError, match=rf"^{part} returned a tensor of shape \(.*one number"):
         trainer.run_phase()
     half = make_trainer({part: lambda *_: 0.5})
-    with pytest.raises(ConfigError, match=f"^{part} returned 0.5; return one number"):
+    with pytest.raises(ConfigError, match=f"^{part} returned 0.5. Return one number"):
         half.run_phase()
 
 

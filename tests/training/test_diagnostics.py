@@ -123,7 +123,7 @@ def test_moments_that_are_nan_are_told_as_such(tmp_path) -> None:
 
 
 def test_the_learning_rate_is_blamed_where_it_is_to_blame(tmp_path) -> None:
-    with pytest.raises(RunError, match="lower the learning rates"):
+    with pytest.raises(RunError, match="Lower the learning rates"):
         trained(tmp_path, base_lr=1e30, total_phases=4)
 
 

@@ -319,7 +319,7 @@ def test_device_chooses_where_the_run_is(monkeypatch):
 
 def test_parallel_asks_for_several_processes(monkeypatch):
     """What two of them do of it is held to one in tests/parallel/test_fsdp.py."""
-    with pytest.raises(ConfigError, match="parallel='fsdp' needs several processes"):
+    with pytest.raises(ConfigError, match="parallel='fsdp' requires several processes"):
         RLHFTrainer(RLHFArgs(**(BASE | {"parallel": "fsdp"})))
     monkeypatch.setenv("WORLD_SIZE", "2")
     args = RLHFArgs(**(BASE | {"parallel": "fsdp", "precision": "bf16"}))

@@ -88,12 +88,6 @@ def test_the_counter_leaves_alone_what_stays_on_the_device():
     assert not host_reads(stay)
 
 
-@pytest.fixture
-def on_an_accelerator(monkeypatch):
-    """Nothing is read for nothing there."""
-    monkeypatch.setattr("rlhf_lab.training.optim.is_at_hand", lambda x: False)
-
-
 ONE_TRIP = {
     "plain": {},
     "more minibatches": {"num_minibatches": 8},
@@ -118,7 +112,7 @@ ONE_TRIP = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", ONE_TRIP.values(), ids=ONE_TRIP.keys())
-def test_a_learning_phase_reads_its_numbers_once(make_trainer, on_an_accelerator, fields):
+def test_a_learning_phase_reads_its_numbers_once(make_trainer, fields):
     """Whether prompts are padded, at its beginning, and all statistics, at its end."""
     trainer = make_trainer(**fields)
     rollout = trainer.rollout_phase()
@@ -127,7 +121,7 @@ def test_a_learning_phase_reads_its_numbers_once(make_trainer, on_an_accelerator
 
 
 @pytest.mark.slow
-def test_unequal_prompts_take_no_more_reading(make_trainer, on_an_accelerator):
+def test_unequal_prompts_take_no_more_reading(make_trainer):
     trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]})
     rollout = trainer.rollout_phase()
     assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
@@ -136,7 +130,7 @@ def test_unequal_prompts_take_no_more_reading(make_trainer, on_an_accelerator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", ["target_kl", "ratio_threshold"])
-def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, on_an_accelerator, field):
+def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, field):
     """The host decides whether to step: 4 minibatches, 4 readings more."""
     trainer = make_trainer(**{field: 1e6})
     rollout = trainer.rollout_phase()
@@ -144,30 +138,12 @@ def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, on_an_acceler
 
 
 @pytest.mark.slow
-def test_who_listens_to_the_step_has_the_norm_read_for_it(make_trainer, on_an_accelerator):
+def test_who_listens_to_the_step_has_the_norm_read_for_it(make_trainer):
     trainer, norms = make_trainer(), []
     trainer.on("after_step")(lambda ctx: norms.append(ctx.grad_norm))
     rollout = trainer.rollout_phase()
     assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
     assert [type(norm) for norm in norms] == [float] * 4
-
-
-@pytest.mark.slow
-def test_the_accelerators_way_ends_with_the_same_weights(make_trainer, parameters_of, monkeypatch):
-    """Clipped in some steps and not in others, by what the norms of the first run are."""
-    norms, ends = [], []
-    trainer = make_trainer()
-    trainer.on("after_step")(lambda ctx: norms.append(ctx.grad_norm))
-    trainer.train()
-    limit = sorted(norms)[len(norms) // 2]
-    for at_hand in (True, False):
-        monkeypatch.setattr(
-            "rlhf_lab.training.optim.is_at_hand", lambda x, at_hand=at_hand: at_hand
-        )
-        trainer = make_trainer(max_grad_norm=limit)
-        trainer.train()
-        ends.append(parameters_of(trainer.policy))
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 def sampling_reads(make_trainer: Callable, **fields) -> int:

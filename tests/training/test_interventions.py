@@ -176,10 +176,10 @@ def test_what_cannot_work_is_refused(make_trainer):
         with pytest.raises(ConfigError, match=message):
             trainer.intervene(*given, **more)
     trainer.intervene(SITE, halve)
-    with pytest.raises(ConfigError, match="name='halve' is that of another"):
+    with pytest.raises(ConfigError, match="name='halve' is taken by another"):
         trainer.intervene(SITE, halve)
     trainer.run_phase()
-    with pytest.raises(ConfigError, match="the run has begun without the intervention"):
+    with pytest.raises(ConfigError, match="The run has begun without the intervention"):
         trainer.intervene(SITE, halve, name="late")
 
 

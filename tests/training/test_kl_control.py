@@ -23,26 +23,10 @@ def test_adaptive_by_hand():
     assert controller.update(0.0, 256) == pytest.approx(0.20153862144 * 0.99488, abs=1e-12)
 
 
-@pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.parametrize(
-    ("controller", "given", "words"),
-    [
-        (AdaptiveKLController, {"init_kl_coef": 0.1, "target": 6.0, "horizon": 9}, "is kl_coef"),
-        (AdaptiveKLController, {"model": None, "kl_coef": 0.1}, "trainer.kl_controller.kl_coef"),
-        (FixedKLController, {"init_kl_coef": 0.1}, "is kl_coef"),
-        (FixedKLController, {"kl_coef": 0.1, "model": None}, "trainer.kl_controller.kl_coef"),
-    ],
-)
-def test_the_keywords_of_torchrl_and_trl_are_answered(controller, given, words):
-    with pytest.raises(ConfigError) as caught:
-        controller(**given)
-    assert controller.__name__ in str(caught.value) and words in str(caught.value)
-
-
 @pytest.mark.parametrize("kl", [float("nan"), float("inf")])
 def test_a_kl_that_is_no_number_leaves_the_coefficient_alone(kl):
     controller = AdaptiveKLController(0.2, 6.0, 10_000)
-    with pytest.raises(ValueError, match=f"kl_per_sequence is {kl}"):
+    with pytest.raises(ValueError, match=f"must be finite, got {kl}"):
         controller.update(kl, 256)
     assert controller.kl_coef == 0.2
 

@@ -1,6 +1,7 @@
 """Minibatches and batches in parts: the same gradient however cut, the same samples joined."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,11 +50,16 @@ def in_parts(trainer, minibatch, objective, kl_coef, part_size):
     """The terms of a minibatch that is cut, whose gradients are added to the policy's."""
     args = dataclasses.replace(objective.args, micro_batch_size=None)
     object.__setattr__(args, "micro_batch_size", part_size)  # need not divide the minibatch here
-    cut = PolicyUpdate(trainer, Objective(args, objective.functions))
-    return cut.total(
-        objective_terms(trainer.policy, trainer.reference, part, cut.objective, kl_coef)
-        for part in cut.parts(minibatch)
+    update = PolicyUpdate(
+        SimpleNamespace(
+            args=args,
+            objective=objective,
+            policy=trainer.policy,
+            reference=trainer.reference,
+            world=None,
+        )
     )
+    return update.accumulate(objective_terms, minibatch, kl_coef)
 
 
 def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:

@@ -335,7 +335,7 @@ def test_own_functions_that_repeat_the_defaults_change_nothing(make_trainer, unc
 
 def custom_logprobs(trainer):
     """The default log-probabilities as a custom function, which reads logits of hooked modules."""
-    return dataclasses.replace(trainer.functions, logprobs=lambda *given: F.get_logprobs(*given))
+    return dataclasses.replace(trainer.overrides, logprobs=lambda *given: F.get_logprobs(*given))
 
 
 def terms_and_gradients(trainer, minibatch, functions):
@@ -354,8 +354,8 @@ def test_chunks_logits_and_hooked_modules_lead_to_the_same_objective(
     """Terms and every gradient within 1e-5 of the largest entry; the policy has moved."""
     trainer = make_trainer(**settings)
     minibatch = prepare(trainer)
-    terms, gradients = terms_and_gradients(trainer, minibatch, trainer.functions)
-    functions = trainer.functions if listens else custom_logprobs(trainer)
+    terms, gradients = terms_and_gradients(trainer, minibatch, trainer.overrides)
+    functions = trainer.overrides if listens else custom_logprobs(trainer)
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
     expected, by_logits = terms_and_gradients(trainer, minibatch, functions)
@@ -378,7 +378,7 @@ def test_bf16_products_change_the_terms_by_little(make_trainer, listens):
     if listens:
         trainer.policy.base_model.add_hook(listens, lambda x, hook: None)
     args = dataclasses.replace(trainer.args, precision="bf16")
-    objective = Objective(args, trainer.functions)
+    objective = Objective(args, trainer.overrides)
     rough = objective_terms(trainer.policy, trainer.reference, minibatch, objective)
     for name in ("logprobs", "values"):
         gap = (getattr(rough, name) - getattr(exact, name))[minibatch.mask].abs().max().item()
@@ -447,5 +447,5 @@ def test_each_estimator_is_the_one_that_args_name(make_trainer, reel_args):
 
 
 def test_a_part_that_does_not_exist_is_refused_with_those_that_do(reel_args):
-    with pytest.raises(ConfigError, match="no part 'kl_penlty'; the parts are .*kl_penalty"):
+    with pytest.raises(ConfigError, match="no component 'kl_penlty'. Choose .*kl_penalty"):
         RLHFTrainer(reel_args(), kl_penlty=F.calc_kl_penalty)

@@ -219,14 +219,18 @@ def test_trainer_rejects_unfit_optimizers(make_trainer, reel_args):
         (dict(policy=policy, optimizer=foreign), {}, "parameters are not the policy's"),
         (dict(policy=policy, optimizer=Lion(policy.parameters())), {}, "Lion has no option"),
         (dict(scheduler=StepLR(own, 1)), {}, "without its optimizer"),
-        (dict(policy=policy, optimizer=own, scheduler=StepLR(foreign, 1)), {}, "of another"),
+        (
+            dict(policy=policy, optimizer=own, scheduler=StepLR(foreign, 1)),
+            {},
+            "belongs to another",
+        ),
         (
             dict(policy=policy, optimizer=own),
             dict(optimizer_in_backward=True, max_grad_norm=None),
-            "optimizer_in_backward=True needs",
+            "optimizer_in_backward=True requires",
         ),
-        (dict(policy=policy, optimizer="adamw"), {}, "optimizer='adamw' is no optimizer"),
-        (dict(policy=policy, lr_scheduler=StepLR(own, 1)), {}, "hand in scheduler, with its"),
+        (dict(policy=policy, optimizer="adamw"), {}, "optimizer='adamw' is not an optimizer"),
+        (dict(policy=policy, lr_scheduler=StepLR(own, 1)), {}, "Pass scheduler"),
     ]
     for parts, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):

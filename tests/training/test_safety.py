@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import ObjectiveTerms, ReplayMinibatch
-from rlhf_lab.training.phase_stats import judge_step
+from rlhf_lab.training.phase_stats import PhaseStats
 
 EMPTY = torch.zeros(2, 2)
 
@@ -30,7 +31,8 @@ def judged(args, log_ratios: list[list[float]], mask: Tensor | None = None) -> s
         ref_residuals=torch.zeros(2, 2, 4),
         support=None,
     )
-    return judge_step(ObjectiveTerms(term, term, term, term, term, new, EMPTY), minibatch, args)
+    terms = ObjectiveTerms(term, term, term, term, term, new, EMPTY)
+    return PhaseStats(SimpleNamespace(args=args)).judge(terms, minibatch)
 
 
 def test_the_phase_stops_beyond_one_and_a_half_times_the_target(reel_args):
@@ -96,7 +98,7 @@ def test_an_early_stop_is_counted_with_all_that_it_left(make_trainer):
 def test_a_phase_without_a_step_is_refused(make_trainer):
     trainer = make_trainer({"logprobs": explosive([0, 1, 2, 3])}, ratio_threshold=10.0)
     with pytest.warns(UserWarning, match="policy that sampled"):
-        with pytest.raises(RunError, match="no step was taken in phase 0.*raise ratio_threshold"):
+        with pytest.raises(RunError, match="No step was taken in phase 0.*Raise ratio_threshold"):
             trainer.learning_phase(trainer.rollout_phase())
 
 

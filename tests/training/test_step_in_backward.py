@@ -10,7 +10,7 @@ from torch import nn
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.optim import StepInBackward
+from rlhf_lab.training.optimization import StepInBackward
 
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
 

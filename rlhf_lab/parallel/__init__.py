@@ -1,0 +1,1 @@
+"""Several processes of one run under torchrun: DDP and FSDP2."""

@@ -1,0 +1,48 @@
+"""Environment of torchrun: the number of processes, and which of them this is.
+
+Ranks count only if WORLD_SIZE is above 1, so variables left over from another program are ignored.
+"""
+
+import os
+from collections.abc import Mapping
+
+
+def n_processes(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes torchrun started; 1 without torchrun."""
+    size = environment.get("WORLD_SIZE", "1")
+    return int(size) if size.isdecimal() and int(size) else 1
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if torchrun started this process, possibly as the only one."""
+    return {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+
+
+def is_grouped(parallel: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if the run has a process group: with several processes, or to shard weights.
+
+    Args:
+        parallel: the setting `RLHFArgs.parallel`.
+    """
+    return n_processes(environment) > 1 or (parallel == "fsdp" and is_launched(environment))
+
+
+def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True in the process that prints; known before the processes connect."""
+    return _rank("RANK", environment) == 0
+
+
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of this process on its machine; 0 without torchrun."""
+    return _rank("LOCAL_RANK", environment)
+
+
+def processes_per_node(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes torchrun started on this machine."""
+    size = n_processes(environment)
+    return int(environment.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
+
+
+def _rank(name: str, environment: Mapping[str, str]) -> int:
+    rank = environment.get(name, "0")
+    return int(rank) if n_processes(environment) > 1 and rank.isdecimal() else 0

@@ -1,0 +1,128 @@
+"""Validation of settings and components for several processes."""
+
+import json
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlhf_lab import __version__
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.value_head import has_standard_forward
+from rlhf_lab.parallel.launcher import is_launched, local_rank, n_processes, processes_per_node
+from rlhf_lab.training.input_digests import weights_digest
+
+if TYPE_CHECKING:
+    from rlhf_lab.parallel.world import World
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+
+def device_of_rank(device: torch.device, setting: str) -> torch.device:
+    """Return the device of this process: each has its own GPU.
+
+    Args:
+        setting: `args.device`, by which `device` was picked.
+
+    Raises:
+        ConfigError: If torchrun did not start the process, or there are too few GPUs.
+    """
+    if not is_launched():
+        size = os.environ["WORLD_SIZE"]
+        raise ConfigError(
+            f"WORLD_SIZE={size} is set, and RANK, MASTER_ADDR or MASTER_PORT is not. Start the run "
+            "with torchrun, or unset WORLD_SIZE."
+        )
+    if device.type == "mps" or not dist.is_available():
+        raise ConfigError(
+            f"device={setting!r} works in one process only. Set device='cpu', or start the run "
+            "without torchrun."
+        )
+    if device.type != "cuda" or n_processes() == 1:
+        return device
+    if torch.device(setting if setting != "auto" else "cuda").index is not None:
+        raise ConfigError(
+            f"device={setting!r} names one device for {n_processes()} processes. Set device='auto'."
+        )
+    if processes_per_node() > torch.cuda.device_count():
+        raise ConfigError(
+            f"{processes_per_node()} processes on this machine have {torch.cuda.device_count()} "
+            f"GPUs. Start at most one per GPU (--nproc-per-node)."
+        )
+    return torch.device("cuda", local_rank())
+
+
+def validate_process_settings(args: RLHFArgs, size: int | None = None) -> None:
+    """Raise ConfigError for settings that do not work with `size` processes."""
+    size = n_processes() if size is None else size
+    minibatch = args.batch_size // args.num_minibatches
+    micro, per_rank = args.micro_batch_size, minibatch // size
+    if args.batch_size % size or minibatch % size:
+        raise ConfigError(
+            f"batch_size={args.batch_size} and its minibatches of {minibatch} sequences must be "
+            f"divisible by {size} processes. Change batch_size or num_minibatches, or start "
+            "another number of processes."
+        )
+    if micro is not None and per_rank % micro:
+        raise ConfigError(
+            f"micro_batch_size={micro} must divide the {per_rank} sequences of a minibatch that "
+            f"each of {size} processes has. Choose another one."
+        )
+    conflicts = {
+        "optimizer_in_backward=True steps before the gradients of all processes are added up. Set "
+        "optimizer_in_backward=False": args.optimizer_in_backward,
+    }
+    if args.parallel == "fsdp":
+        other = ", or parallel='ddp'"
+        conflicts |= {
+            f"optimizer={args.optimizer!r} requires whole weights. Set optimizer='adamw'{other}": (
+                args.optimizer != "adamw"
+            ),
+            f"weight_precision={args.weight_precision!r} requires whole weights. Set "
+            f"weight_precision='fp32'{other}": args.weight_precision != "fp32",
+            "precision='bf16' keeps a whole copy of the weights until the backward pass. Set "
+            f"activation_checkpointing=True{other}": (
+                args.precision == "bf16" and not args.activation_checkpointing
+            ),
+        }
+    for message, is_set in conflicts.items():
+        if is_set:
+            raise ConfigError(f"{message}.")
+
+
+def validate_shardable(policy: nn.Module, reference: nn.Module, optimizer: Any) -> None:
+    """Raise ConfigError for custom components that FSDP2 cannot shard."""
+    trained = {id(p) for p in policy.parameters() if p.requires_grad}
+    conflicts = {
+        f"The policy, a {type(policy).__name__}, has a custom forward, which may read weights "
+        "outside of their blocks": not has_standard_forward(policy),
+        "The optimizer was made of whole weights": optimizer is not None,
+        "The reference has trained weights": any(id(p) in trained for p in reference.parameters()),
+    }
+    for message, is_set in conflicts.items():
+        if is_set:
+            raise ConfigError(f"{message}. Set parallel='ddp' instead of 'fsdp'.")
+
+
+def validate_equal(world: "World", trainer: "RLHFTrainer") -> None:
+    """Raise ConfigError, on every rank, if ranks differ in versions, settings or weights."""
+    local = {
+        "rlhf_lab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "settings": trainer.args.to_dict(),
+        "weights of the policy": weights_digest(trainer.policy),
+        "weights of the reference": weights_digest(trainer.reference),
+    }
+    local = json.loads(json.dumps(local))
+    main = world.broadcast(local)
+    different = [name for name in local if local[name] != main[name]]
+    with world.barrier("comparing itself with process 0"):
+        if different:
+            raise ConfigError(
+                f"Process {world.rank} and process 0 differ in: {', '.join(different)}. Start them "
+                "with the same packages and files."
+            )

@@ -1,0 +1,283 @@
+"""The processes of one run on torch.distributed: what each computes, and what they exchange.
+
+Every pass of a model is split: a rank takes its rows. The results are gathered, so each rank has
+the whole batch, and everything else is computed by all ranks on the same numbers. A custom
+function therefore works with several processes unchanged.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.optim import Optimizer
+
+from rlhf_lab.errors import LabError, LostRankError, RankError, RunError
+from rlhf_lab.samples import Samples, Support
+from rlhf_lab.training import checkpoint
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.callbacks import Callbacks
+    from rlhf_lab.training.ppo import ObjectiveTerms
+    from rlhf_lab.training.recorder import Recorder
+    from rlhf_lab.training.trainer import RLHFTrainer
+
+PATIENCE = timedelta(minutes=30)  # a rank may be loading a model or running a probe
+Result = TypeVar("Result")
+
+
+class World:
+    """The processes of a run with data parallelism; each has all weights.
+
+    Attributes:
+        rank, size: number of this process, from 0, and how many there are.
+        is_apart: True while the main process works alone and the others wait.
+    """
+
+    has_moments = True  # on this process; shards are gathered first
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device, self.is_apart = device, False
+
+    @property
+    def is_main(self) -> bool:
+        """True in the process that logs, saves and runs the callbacks."""
+        return self.rank == 0
+
+    # collectives
+
+    def shards_evenly(self, n_rows: int) -> bool:
+        """Return True if a batch is split over the ranks."""
+        return not self.is_apart and n_rows % self.size == 0
+
+    def local_slice(self, n_rows: int) -> slice:
+        """Return this rank's rows; all rows of a batch that is not split."""
+        if not self.shards_evenly(n_rows):
+            return slice(0, n_rows)
+        each = n_rows // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Concatenate the rows of all ranks, equally many each."""
+        if self.is_apart:
+            return rows
+        local = rows.detach().to(self.device).contiguous()
+        sent = local.to(torch.uint8) if local.dtype == torch.bool else local
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        with self.detect_lost_rank():
+            dist.all_gather(received, sent)
+        return torch.cat(received).to(rows.device, rows.dtype)
+
+    def max_over_ranks(self, number: int) -> int:
+        """Return the largest of the ranks' numbers."""
+        if self.is_apart:
+            return number
+        largest = torch.tensor(number, device=self.device)
+        with self.detect_lost_rank():
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return True if the flag is set on any rank."""
+        return bool(self.max_over_ranks(int(flag)))
+
+    def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks, in one message per dtype."""
+        if self.is_apart:
+            return
+        for dtype in dict.fromkeys(x.dtype for x in tensors):
+            of_dtype = [x for x in tensors if x.dtype == dtype]
+            flat = torch.cat([x.detach().reshape(-1) for x in of_dtype]).to(self.device)
+            with self.detect_lost_rank():
+                dist.all_reduce(flat)
+            for x, part in zip(of_dtype, flat.split([x.numel() for x in of_dtype]), strict=True):
+                x.detach().copy_(part.view_as(x))
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the main rank's value, which must be JSON."""
+        if self.is_apart:
+            return value
+        message = json.dumps(value).encode() if self.is_main else b""
+        sent = torch.zeros(self.max_over_ranks(len(message)), dtype=torch.uint8)
+        sent[: len(message)] = torch.tensor(list(message), dtype=torch.uint8)
+        sent = sent.to(self.device)
+        with self.detect_lost_rank():
+            dist.broadcast(sent, src=0)
+        return json.loads(bytes(sent.tolist()))
+
+    @contextlib.contextmanager
+    def barrier(self, doing: str) -> Iterator[None]:
+        """Wait for all ranks at the end; an error of one rank ends all.
+
+        Raises:
+            RunError: If another rank failed; that one raises its own error.
+        """
+        if self.is_apart:
+            yield
+            return
+        problem = None
+        try:
+            yield
+        except Exception as error:  # reported to the other ranks before it is raised
+            problem = error
+        failed = self.gather(torch.tensor([problem is not None])).nonzero().flatten()
+        if isinstance(problem, LabError) and not self.is_main:
+            raise RankError(f"process {self.rank}: {problem}") from problem
+        if problem is not None:
+            raise problem
+        if len(failed):
+            raise RunError(f"process {int(failed[0])} failed while {doing}; see its error message.")
+
+    @contextlib.contextmanager
+    def main_only(self) -> Iterator[None]:
+        """Context in which this process works alone, without the others."""
+        before, self.is_apart = self.is_apart, True
+        try:
+            yield
+        finally:
+            self.is_apart = before
+
+    @contextlib.contextmanager
+    def detect_lost_rank(self) -> Iterator[None]:
+        """Raise LostRankError if torch.distributed cannot send a message."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            raise LostRankError(f"process {self.rank} lost another process") from error
+
+    def close(self) -> None:
+        """Leave the process group at the end of the program."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # rollout
+
+    def compute_by_rank(
+        self, samples: Samples, compute: Callable[[Samples], Result], doing: str
+    ) -> Result:
+        """Compute a row for each sequence, each rank of its rows.
+
+        Args:
+            compute: returns rows in a tensor, or in a tuple, mapping or dataclass of tensors.
+            doing: what it does, for the message of an error.
+        """
+        n_rows = len(samples.tokens)
+        if not self.shards_evenly(n_rows):
+            return compute(samples)
+        rows = torch.arange(n_rows, device=samples.tokens.device)[self.local_slice(n_rows)]
+        with self.barrier(doing):
+            result = compute(samples[rows])
+        return self._gather_all(result)
+
+    def sample(
+        self, sample_rows: Callable[[slice], Samples], n_rows: int, pad_token: int
+    ) -> Samples:
+        """Sample each rank's rows and return the whole batch, padded to the longest prompt."""
+        with self.barrier("sampling"):
+            samples = sample_rows(self.local_slice(n_rows))
+        if not self.shards_evenly(n_rows):
+            return samples
+        gap = self.max_over_ranks(samples.prefix_len) - samples.prefix_len
+        tokens = pad(samples.tokens, (gap, 0), value=pad_token)
+        support = samples.support
+        if support is not None:
+            width = self.max_over_ranks(support.tokens.shape[-1]) - support.tokens.shape[-1]
+            support = Support(pad(support.tokens, (0, width)), pad(support.kept, (0, width)))
+        prompt_mask = pad(samples.prompt_mask, (gap, 0))
+        changes = {"tokens": tokens, "prompt_mask": prompt_mask, "support": support}
+        return self._gather_all(dataclasses.replace(samples, **changes))
+
+    def _gather_all(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.gather(value)
+        if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return dataclasses.replace(value, **self._gather_all(fields))
+        if isinstance(value, Mapping):
+            return {name: self._gather_all(each) for name, each in value.items()}
+        if isinstance(value, tuple):  # a NamedTuple
+            return value._make(self._gather_all(each) for each in value)
+        return value
+
+    # learning; `sharding.ShardedWorld` overrides these methods
+
+    def open(self) -> None:
+        """Gather the weights after the optimizer is made."""
+
+    @contextlib.contextmanager
+    def learning(self, callbacks: "Callbacks") -> Iterator[None]:
+        """Context of a learning phase."""
+        yield
+
+    def wrap_forward(self, compute_part: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the forward pass of a part of a minibatch."""
+        return compute_part
+
+    def sum_terms(self, terms: "ObjectiveTerms") -> "ObjectiveTerms":
+        """Return the terms of the whole minibatch from those of this rank's rows."""
+        scalars = {name: x.clone() for name, x in vars(terms).items() if not x.ndim}
+        rows = {name: self.gather(x) for name, x in vars(terms).items() if x.ndim}
+        self.all_reduce_([*scalars.values()])
+        return dataclasses.replace(terms, **scalars, **rows)
+
+    def sum_gradients(self, policy: nn.Module) -> None:
+        """Replace each gradient by the sum over ranks, whose terms are fractions already."""
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        self.all_reduce_(gradients)
+
+    def open_run(self, recorder: "Recorder") -> str:
+        """Create the run's directory in the main process; return its path in all."""
+        with self.barrier("opening the run's directory"):
+            if self.is_main:
+                recorder.open()
+        return self.broadcast(str(recorder.run.path) if self.is_main else None)
+
+    def emit(
+        self, trainer: "RLHFTrainer", event: Any, phase: int | None, fields: dict[str, Any]
+    ) -> None:
+        """Call the callbacks of an event in the main process."""
+        if self.is_main:
+            with self.main_only():
+                trainer.emit(event, phase, **fields)
+
+    def take_moments(self) -> dict[str, Tensor]:
+        """Return whole moments to save instead of the optimizer's shards."""
+        return {}
+
+    def load_optimizer(self, optimizer: Optimizer, tree: Any, tensors: dict[str, Tensor]) -> None:
+        """Restore the state of the optimizer; see `checkpoint.load_optimizer`."""
+        checkpoint.load_optimizer(optimizer, tree, tensors)
+
+
+def connect(trainer: "RLHFTrainer", optimizer: Any) -> World:
+    """Connect to the other processes; shard the policy with `parallel='fsdp'`.
+
+    Args:
+        optimizer: a custom one, if any.
+    """
+    from rlhf_lab.parallel import sharding, validation
+
+    join_group(trainer.device)
+    validation.validate_equal(World(trainer.device), trainer)
+    if trainer.args.parallel != "fsdp":
+        return World(trainer.device)
+    validation.validate_shardable(trainer.policy, trainer.reference, optimizer)
+    return sharding.ShardedWorld(trainer.device, trainer.policy, trainer.forward)
+
+
+def join_group(device: torch.device) -> None:
+    """Join the process group of torchrun."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)

@@ -1,0 +1,127 @@
+"""The loop of the trainer over phases: start, stop and end of a run, and custom loops."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.forward import validate_unhooked_blocks
+from rlhf_lab.training.report import PhaseReport
+
+
+class RunLoop:
+    """Methods of `RLHFTrainer` for its own loop, and for one of the caller as in TRL.
+
+    A `with` statement calls `finish()`, or unlocks the run's directory after an error.
+    """
+
+    def start(self) -> None:
+        """Create the directory of a new run and emit run_start, once."""
+        if self._started:
+            return
+        self.interventions.validate_recorded()
+        if self.args.activation_checkpointing:
+            validate_unhooked_blocks(self.policy)
+        with self._recorded():
+            if self.world is None:
+                self.recorder.open()
+            else:
+                self.directory = self.world.open_run(self.recorder)
+            self._started = True
+            self.emit("run_start")
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Context in which callbacks get the run's directory."""
+        if self._recording:
+            raise ConfigError("The run is within a phase. Begin the next one when it has ended.")
+        self._recording = True
+        try:
+            yield
+        except BaseException as error:
+            self.break_off(error)
+            raise
+        finally:
+            self._recording = False
+
+    def break_off(self, error: BaseException) -> None:
+        """Close the loggers and unlock the run after an error."""
+        for sink in self.sinks:
+            sink.break_off(error)
+        self.recorder.break_off()
+
+    def __iter__(self) -> Iterator[PhaseReport]:
+        """Run the remaining phases; the iteration can be stopped and continued."""
+        self.stop_requested = False
+        self.start()
+        while self.phase < self.args.total_phases and not self._should_stop():
+            self.unfinished.append(self.run_phase())
+            yield self.unfinished[-1]
+        self.end(self.unfinished)
+
+    def _should_stop(self) -> bool:
+        if self.world is None:
+            return self.stop_requested
+        return self.world.any_rank(self.stop_requested)
+
+    def end(self, reports: list[PhaseReport]) -> None:
+        """Emit run_end with the reports since the last end."""
+        self.unfinished = []
+        with self._recorded():
+            self.emit("run_end", reports=reports)
+
+    def train(self) -> list[PhaseReport]:
+        """Run all remaining phases; warn if none remain."""
+        if self.phase >= self.args.total_phases:
+            message = f"all {self.phase} phases are done; to train again, make another trainer."
+            warnings.warn(message, stacklevel=2)
+        return list(self)
+
+    def request_stop(self) -> None:
+        """Finish the current phase, save, and end the iteration."""
+        self.stop_requested = True
+
+    def generate(
+        self, prompts: Any, return_prompt: bool = False, **settings: Any
+    ) -> list[str] | list[Int[Tensor, " response"]] | Int[Tensor, "1 response"]:
+        """Continue texts or token ids with the policy; see `compat.trl.generate`."""
+        from rlhf_lab.compat import trl
+
+        return trl.generate(self, prompts, return_prompt, **settings)
+
+    def step(
+        self, queries: Any, responses: Any, scores: Any, response_masks: Any = None
+    ) -> PhaseReport:
+        """Learn from texts that are scored already, for one phase; see `compat.trl.step`."""
+        from rlhf_lab.compat import trl
+
+        report = trl.step(self, queries, responses, scores, response_masks)
+        self.unfinished.append(report)
+        return report
+
+    def finish(self) -> None:
+        """Save a run of steps, or one whose iteration was left, and close its loggers.
+
+        Does nothing if no phase has run since the last end. A step after it continues the run.
+        """
+        if self.unfinished:
+            self.end(self.unfinished)
+
+    def __enter__(self) -> "RunLoop":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self.break_off(error)

@@ -1,0 +1,105 @@
+"""The path from `train` to the loss: how many frames, functions and files a reader opens."""
+
+import ast
+import sys
+import traceback
+from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlhf_lab
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer
+
+PACKAGE = Path(rlhf_lab.__file__).parent
+MODELS = str(PACKAGE / "models")  # the model itself is not counted
+ARGS = RLHFArgs(preset="reel", total_phases=1, batch_size=8)
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+
+
+def called(run: Callable[[], Any]) -> set[tuple[str, int]]:
+    """Return file and first line of each function of the package that a call runs.
+
+    Comprehensions and lambdas are not functions that a reader opens.
+    """
+    functions = set()
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        file = code.co_filename
+        if event == "call" and file.startswith(str(PACKAGE)) and not file.startswith(MODELS):
+            if not code.co_name.startswith("<"):
+                functions.add((file, code.co_firstlineno))
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return functions
+
+
+def n_files(functions: set[tuple[str, int]]) -> int:
+    return len({file for file, _ in functions})
+
+
+@pytest.mark.slow
+def test_learning_phase_runs_few_functions(tmp_path):
+    trainer = RLHFTrainer(ARGS, out=tmp_path / "run")
+    rollout = trainer.rollout_phase()
+    functions = called(lambda: trainer.learning_phase(rollout))
+    assert len(functions) <= 45 and n_files(functions) <= 18
+
+
+@pytest.mark.slow
+def test_train_runs_few_functions(tmp_path):
+    functions = called(lambda: RLHFTrainer(ARGS, out=tmp_path / "run").train())
+    assert len(functions) <= 350 and n_files(functions) <= 100
+
+
+@pytest.mark.slow
+def test_stack_from_train_to_kl_formula_is_short(tmp_path):
+    stack: list[str] = []
+
+    def kl_penalty(kl, kl_coef, mask):
+        frames = traceback.extract_stack()[:-1]
+        stack[:] = [frame.name for frame in frames if frame.filename.startswith(str(PACKAGE))]
+        return F.calc_kl_penalty(kl, kl_coef, mask)
+
+    RLHFTrainer(ARGS, out=tmp_path / "run", kl_penalty=kl_penalty).train()
+    assert stack == [
+        *("train", "__iter__", "run_phase", "learning_phase", "learning_phase"),
+        *("objective_terms", "kl_penalty"),
+    ]
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules that a file of the package imports at its top level."""
+    modules = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+@pytest.mark.parametrize("room", ["training", "parallel"])
+def test_files_import_each_other_without_circles(room):
+    files = {f"rlhf_lab.{room}.{path.stem}": path for path in (PACKAGE / room).glob("*.py")}
+    graph = {module: imports(path) & files.keys() for module, path in files.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import circle: {error.args[1]}")
+
+
+@pytest.mark.parametrize("room", ["training", "parallel"])
+def test_no_file_is_longer_than_300_lines(room):
+    for path in (PACKAGE / room).glob("*.py"):
+        assert (
+            path.stem == "recorder" or len(path.read_text(encoding="utf-8").splitlines()) <= 300
+        ), path.name
