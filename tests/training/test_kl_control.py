@@ -85,7 +85,7 @@ def test_a_controller_of_the_callers_own_drives_the_run_and_is_asked_for_again(m
     reports = trainer.train()
     assert [report.kl_coef for report in reports] == [0.5, 1.0, 2.0]
     assert own.seen == tuple((r.kl_per_sequence, trainer.args.batch_size) for r in reports)
-    with pytest.raises(RunError, match="with its own kl_controller"):
+    with pytest.raises(RunError, match="custom components: kl_controller"):
         RLHFTrainer.resume(trainer.run.path)
     assert (
         RLHFTrainer.resume(trainer.run.path, kl_controller=Doubling()).kl_controller.kl_coef == 4.0

@@ -147,6 +147,6 @@ def test_a_resumed_run_goes_on_in_the_order_of_prompts_and_lengths(make_trainer,
 def test_a_run_with_prompts_from_python_asks_for_them_again(make_trainer):
     trainer = make_trainer({"prompts": TEXTS})
     trainer.run_phase()
-    with pytest.raises(RunError, match="its own prompts"):
+    with pytest.raises(RunError, match="custom components: prompts"):
         RLHFTrainer.resume(trainer.run.path)
     assert RLHFTrainer.resume(trainer.run.path, prompts=TEXTS).phase == 1
