@@ -22,7 +22,7 @@ from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.probes import Budget, Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer, phase_stats
-from rlhf_lab.training.phase_stats import furthest_ratio
+from rlhf_lab.training.phase_stats import clipped_fraction
 from tests.refusing_device import RefusingDevice
 
 pytestmark = [
@@ -134,17 +134,17 @@ PLANTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_mps_does_not_do_is_refused_in_the_middle_of_a_phase(tmp_path, monkeypatch, what):
-    def plant(terms, minibatch):
-        PLANTED[what](terms.logprobs)
-        return furthest_ratio(terms, minibatch)
+    def plant(logprobs, minibatch, args):
+        PLANTED[what](logprobs)
+        return clipped_fraction(logprobs, minibatch, args)
 
-    monkeypatch.setattr(phase_stats, "furthest_ratio", plant)
+    monkeypatch.setattr(phase_stats, "clipped_fraction", plant)
     with RefusingDevice(may_read=tuple(MAY_READ)) as device:
         trainer = RLHFTrainer(RLHFArgs(**SMALL, device="mps"), out=tmp_path / "run")
         with device.phase(), pytest.raises((RuntimeError, TypeError)):
             trainer.run_phase()
     ((_, place),) = device.refused
-    assert place.startswith("training/phase_stats.py:judge")
+    assert place.startswith("training/phase_stats.py:add")
 
 
 SETTINGS = {

@@ -240,7 +240,7 @@ def test_trainer_rejects_other_settings(here: Path, args: Any) -> None:
 def test_shared_reference_warns(idle: RLHFTrainer) -> None:
     """A warning only: a lesson studies such a run."""
     policy = idle.policy
-    with pytest.warns(UserWarning, match="reference has weights of the policy's"):
+    with pytest.warns(UserWarning, match="reference shares trained weights"):
         RLHFTrainer(settings(), policy=policy, reference=policy.base_model)
 
 
