@@ -36,6 +36,13 @@ def test_an_import_inside_a_function_is_found():
     assert set(imported(source)) == {"os", "tools"}
 
 
+def test_only_three_files_import_transformer_lens():
+    """Later releases may change what they use."""
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlhf_lab").rglob("*.py")}
+    importing = {path.name for path, x in sources.items() if "transformer_lens" in imported(x)}
+    assert importing == {"hooked_transformer.py", "hooked_model.py", "value_head.py"}
+
+
 def test_only_the_package_is_installed():
     source = (ROOT / "setup.py").read_text(encoding="utf-8")
     patterns = (

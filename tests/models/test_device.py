@@ -1,4 +1,4 @@
-"""Tests of devices: their selection, and the precision of products."""
+"""Tests of devices, the precision of products, and CPU tuning."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import device, run_policy
+from rlhf_lab.models import cpu_tuning, device, run_policy
 from rlhf_lab.models.device import LOGPROB_ROUNDING, float32_products, pick_device, validate_tf32
 from tests.tf32 import RoundsToTF32, rounded
 
@@ -39,17 +39,17 @@ def test_unavailable_device_raises(monkeypatch, name):
         pick_device(name)
 
 
-@pytest.mark.parametrize("version", ["2.9.0", "2.12.1", "2.13.0", "2.13.0+cpu", "2.20"])
-def test_mps_raises_with_old_torch(version, monkeypatch):
+@pytest.mark.parametrize("name", ["mps", "auto"])
+def test_mps_raises_with_old_torch(name, monkeypatch):
     set_devices(monkeypatch, 0, True)
-    monkeypatch.setattr(torch, "__version__", version)
+    for version in ("2.13.0", "2.13.0+cpu", "2.20"):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert pick_device(name).type == "mps"
+    for version in ("2.9.0", "2.12.1"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(ConfigError, match=f"needs torch 2.13 or newer.*this is {version}"):
+            pick_device(name)
     assert pick_device("cpu").type == "cpu"
-    for name in ("mps", "auto"):
-        if version in ("2.9.0", "2.12.1"):
-            with pytest.raises(ConfigError, match=f"needs torch 2.13 or newer.*this is {version}"):
-                pick_device(name)
-        else:
-            assert pick_device(name).type == "mps"
 
 
 def test_float32_products_restores_the_precision():
@@ -110,16 +110,45 @@ def test_rounding_errors_of_tf32_are_within_tolerance(tmp_path):
     assert LOGPROB_ROUNDING["fp32"] < LOGPROB_ROUNDING["tf32"] < LOGPROB_ROUNDING["bf16"]
 
 
-def test_half_precision_raises_on_mps_only():
-    for name, dtype in (("mps", torch.float32), ("mps", None), ("cpu", torch.bfloat16)):
-        device.validate_half_precision(torch.device(name), dtype, "bf16")
-    for dtype in (torch.bfloat16, torch.float16):
-        with pytest.raises(ConfigError, match="device='mps'"):
-            device.validate_half_precision(torch.device("mps"), dtype, "bf16")
+@pytest.fixture(autouse=True)
+def restored_route():
+    before = cpu_tuning.current_route()
+    yield
+    cpu_tuning.set_route(before)
 
 
-def test_total_memory_is_none_except_on_cuda(monkeypatch):
-    properties = SimpleNamespace(total_memory=7)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    memory = [device.total_memory(torch.device(name)) for name in ("cuda", "cpu", "mps")]
-    assert memory == [7, None, None]
+def test_chosen_route_is_exact():
+    tuning = cpu_tuning.tune_cpu(768)
+    assert tuning.route == cpu_tuning.current_route() and tuning.error <= 1e-6
+    assert cpu_tuning.matmul_error(257) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("vendor", "d_model", "error", "route"),
+    [
+        ("AuthenticAMD", 768, 4e-7, "oneDNN"),
+        ("AuthenticAMD", 768, 2e-3, "BLAS"),  # bfloat16 matrix units
+        ("AuthenticAMD", 128, 4e-7, "BLAS"),
+        ("GenuineIntel", 768, 4e-7, "BLAS"),
+        ("", 768, 4e-7, "BLAS"),
+    ],
+)
+def test_only_exact_onednn_on_wide_amd_replaces_blas(vendor, d_model, error, route, monkeypatch):
+    errors = {"oneDNN": error, "BLAS": 2e-7}
+    monkeypatch.setattr(cpu_tuning, "processor_vendor", lambda: vendor)
+    monkeypatch.setattr(cpu_tuning, "matmul_error", lambda: errors[cpu_tuning.current_route()])
+    assert cpu_tuning.tune_cpu(d_model)[1:] == (route, errors[route])
+    assert cpu_tuning.current_route() == route
+
+
+def test_matmul_error_is_that_of_the_current_product(monkeypatch):
+    product = torch.Tensor.__matmul__
+    scaled = lambda a, b: product(a, b) * (1.001 if a.dtype == torch.float32 else 1.0)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", scaled)
+    assert cpu_tuning.matmul_error(64) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_nothing_is_set_without_glibc_or_a_policy_on_cpu(policy, monkeypatch):
+    monkeypatch.setattr(cpu_tuning.platform, "libc_ver", lambda: ("", ""))
+    assert cpu_tuning.keep_freed_memory() is False
+    assert cpu_tuning.tune_for(policy.to("meta"), True) is None

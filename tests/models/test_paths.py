@@ -25,13 +25,8 @@ from tests.transformer_lens_model import to_transformer_lens
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 11, 5], [12, 4, 19, 6, 8, 10], [7, 7, 9, 5, 4, 6]])
 PREFIX = 2
-LLAMA = {
-    "normalization_type": "RMS",
-    "act_fn": "silu",
-    "gated_mlp": True,
-    "positional_embedding_type": "rotary",
-    "n_key_value_heads": 1,
-}
+LLAMA = {"normalization_type": "RMS", "act_fn": "silu", "gated_mlp": True}
+LLAMA |= {"positional_embedding_type": "rotary", "n_key_value_heads": 1}
 MODELS = {
     "GPT-2": {},
     "Llama": LLAMA,
@@ -194,13 +189,8 @@ def test_frozen_copy_raises_on_forward_that_calls_the_original():
     assert frozen_copy(model).blocks[0].mlp(torch.ones(1, 1, 16)).abs().max() == 0
 
 
-def scores(*inputs):
-    """Stand in for a user's function."""
-    return get_logprobs(*inputs)
-
-
 def test_truncated_logprobs_are_of_the_kept_tokens():
-    policy = random_policy()
+    policy, scores = random_policy(), lambda *inputs: get_logprobs(*inputs)
     reference = frozen_copy(random_model(eps=0.1))
     reference_policy = TransformerWithValueHead(reference)
     samples = sample(policy, [[4, 9], [7]], SamplingSpec(4, top_k=3))
@@ -233,8 +223,7 @@ def test_comparison_runs_a_policy_that_got_a_hook_after_sampling():
 
 def test_start_stop_and_loss_match_hand_computed():
     model = random_model(rotary_dim=4, positional_embedding_type="rotary")
-    logits = model(TOKENS)
-    residual = model(TOKENS, stop_at_layer=1)
+    logits, residual = model(TOKENS), model(TOKENS, stop_at_layer=1)
     torch.testing.assert_close(model(residual, start_at_layer=1), logits)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None])
     torch.testing.assert_close(model(TOKENS, return_type="loss"), -logprobs.mean())

@@ -44,7 +44,7 @@ def make_adapted(directory, targets="all"):
     return model
 
 
-def make_with_peft(directory, out, **settings):
+def make_with_peft(directory, out, b_size=0.3, **settings):
     model = AutoModelForCausalLM.from_pretrained(directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT sets fan_in_fan_out
@@ -52,7 +52,8 @@ def make_with_peft(directory, out, **settings):
     generator = torch.Generator().manual_seed(2)
     for name, weight in model.named_parameters():
         if "lora_" in name:
-            weight.data = 0.3 * torch.randn(weight.shape, generator=generator)
+            size = b_size if "lora_B" in name else 0.3
+            weight.data = size * torch.randn(weight.shape, generator=generator)
     model.save_pretrained(str(out))
     return model
 
@@ -174,7 +175,8 @@ def test_export_joins_adapters_of_different_scales(gpt2_dir, tmp_path, monkeypat
 
 
 def test_dropout_warns_and_wrong_models_raise(gpt2_dir, tmp_path):
-    make_with_peft(gpt2_dir, tmp_path / "a", target_modules=["c_attn"], lora_dropout=0.1)
+    settings = {"target_modules": ["c_attn"], "lora_dropout": 0.1}
+    make_with_peft(gpt2_dir, tmp_path / "a", b_size=0, **settings)  # as a new adapter
     model = load_model(gpt2_dir)
     with pytest.raises(LoadError, match="no LoRA adapters"):
         export_adapter(model, str(gpt2_dir), tmp_path / "b")
@@ -182,6 +184,7 @@ def test_dropout_warns_and_wrong_models_raise(gpt2_dir, tmp_path):
     with pytest.warns(UserWarning, match="lora_dropout is ignored"):
         load_adapter(model, tmp_path / "a", str(gpt2_dir))
     model(TOKENS).square().sum().backward()
-    assert all(layer.A.grad.any() and layer.B.grad.any() for layer in lora_layers(model).values())
+    layers = lora_layers(model).values()
+    assert layers and all(layer.B.grad.any() for layer in layers)
     with pytest.raises(ConfigError, match="already has LoRA adapters"):
         load_adapter(model, tmp_path / "a", str(gpt2_dir))

@@ -1,4 +1,4 @@
-"""Tests of the reference model: a frozen, separate copy, whose residuals give its logits."""
+"""Tests of the reference model, a frozen copy, and of moving padding to the right."""
 
 import pytest
 import torch
@@ -9,12 +9,18 @@ from rlhf_lab.models import (
     frozen_copy,
     has_hooks,
     make_reference,
+    padding,
+    policy_outputs,
     same_weights,
     unembed_residuals,
 )
 from rlhf_lab.models.lora import add_lora, lora_layers
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
+ROWS = torch.tensor([[9, 9, 5, 6], [1, 2, 3, 4], [9, 7, 8, 3], [9, 9, 9, 2]])
+MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]]).bool()
+ON_THE_RIGHT = torch.tensor([[5, 6, 9, 9], [1, 2, 3, 4], [7, 8, 3, 9], [2, 9, 9, 9]])
+BOTH_ENDS = torch.tensor([[False, True, False], [True, True, False]])
 
 
 def test_frozen_copy_is_separate_frozen_and_unhooked(policy):
@@ -63,3 +69,53 @@ def test_make_reference_copies_adapters_that_are_not_new(policy):
     assert not lora_layers(make_reference(policy))
     next(iter(lora_layers(model).values())).B.data += 1
     assert torch.equal(make_reference(model)(TOKENS), model(TOKENS))
+
+
+def test_pad_rows_and_rotation_match_hand_computed():
+    rows = [[5, 6], [1, 2, 3, 4], [7, 8, 3], [2]]
+    for side, expected, real in (("left", ROWS, MASK), ("right", ON_THE_RIGHT, MASK.flip(1))):
+        tokens, mask = padding.pad_rows(rows, TOKENS.device, value=9, side=side)
+        assert torch.equal(tokens, expected) and torch.equal(mask, real)
+    assert torch.equal(padding.rotate_padding(ROWS, MASK, "right"), ON_THE_RIGHT)
+    x = ROWS[..., None, None] * torch.arange(6).view(2, 3)  # further axes move, too
+    assert torch.equal(padding.rotate_padding(x, MASK, "right")[..., 0, 1], ON_THE_RIGHT)
+    assert torch.equal(padding.rotate_padding(ON_THE_RIGHT, MASK, "left"), ROWS)
+    tokens = torch.tensor([[9, 5, 6], [1, 2, 3]])  # only the padding on the left moves
+    assert padding.rotate_padding(tokens, BOTH_ENDS, "right").tolist() == [[5, 6, 9], [1, 2, 3]]
+
+
+def test_run_gets_right_padded_rows_and_outputs_move_back():
+    """The running sum of a causal model: 5, 5 + 6 in the first row, with any padding."""
+    inputs = []
+
+    def run(tokens):
+        inputs.append(tokens)
+        return tokens.cumsum(1), -tokens.cumsum(1)[..., None]
+
+    sums, negated = padding.run_left_padded(run, ROWS, MASK)
+    assert torch.equal(inputs[0], ON_THE_RIGHT)
+    expected = torch.tensor([[0, 0, 5, 11], [1, 3, 6, 10], [0, 7, 15, 18], [0, 0, 0, 2]])
+    assert torch.equal(sums[MASK], expected[MASK])
+    assert torch.equal(negated[MASK][:, 0], -expected[MASK])
+    for mask in (None, torch.ones_like(MASK)):  # without padding, the tokens are passed unchanged
+        padding.run_left_padded(run, ROWS, mask)
+        assert inputs[-1] is ROWS
+
+
+def test_gap_between_tokens_raises_with_its_row(policy):
+    echo, tokens = lambda tokens: (tokens,), ROWS[:2, :3]
+    gap, run = torch.tensor([[True, True, True], [True, False, True]]), padding.run_left_padded
+    with pytest.raises(ValueError, match=r"attention_mask is False between .* in row 1"):
+        run(echo, tokens, gap)
+    assert torch.equal(run(echo, tokens, BOTH_ENDS)[0][BOTH_ENDS], tokens[BOTH_ENDS])
+    mask = torch.tensor([[True, False, True]])
+    for run in (policy, lambda *inputs: policy_outputs(policy, *inputs)):
+        with pytest.raises(ValueError, match="row 0"):
+            run(torch.tensor([[4, 9, 7]]), mask)
+
+
+def test_beginnings_are_whole_words(gpt2_tokenizer):
+    text = "w1 " * padding.SURELY_READ
+    short, long = padding.beginnings(["w1 w2", text], gpt2_tokenizer, n_tokens=3)
+    assert short == "w1 w2" and len(long) <= padding.SURELY_READ < len(text)
+    assert text.startswith(long) and long.endswith("w1")

@@ -108,6 +108,7 @@ def test_cast_and_move_reach_configuration_and_values(make, kind):
         assert_close(x, expected.double(), atol=1e-4)
     assert policy.to("meta") is policy and policy.device.type == "meta"
     assert {str(model.cfg.device) for model in models} == {"meta"}
+    assert all(f.is_meta for model in models for f, _ in model.rotary.values())
 
 
 def test_policy_and_critic_change_separately(make):
