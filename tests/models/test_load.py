@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
-from transformers.utils.logging import is_progress_bar_enabled
+from transformers.utils.logging import enable_progress_bar, is_progress_bar_enabled
 
 from rlhf_lab.errors import LoadError
 from rlhf_lab.models import load as load_module
@@ -59,7 +59,13 @@ def test_directory_matches_transformers(
         model = load_model(name)
         assert_same_logits(model, load_plain(directory))
         assert (model.cfg.model_name, model.cfg.n_ctx) == (name, CONTEXT)
-        assert is_progress_bar_enabled()
+
+
+def test_hidden_progress_shows_progress_again():
+    enable_progress_bar()
+    with load_module.hidden_progress():
+        assert not is_progress_bar_enabled()
+    assert is_progress_bar_enabled()
 
 
 def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
