@@ -145,7 +145,8 @@ class RewardModel(nn.Module):
             tensors = load_file(path)
             for name, value in model._head_state().items():
                 stored = tensors[name]
-                fits = stored.shape == value.shape and stored.isfinite().all()
+                is_float = stored.is_floating_point() and stored.isfinite().all()
+                fits = is_float and stored.shape == value.shape
                 if not fits or (name == "std" and stored <= 0):
                     raise ValueError(f"its {name} does not fit")
                 value.copy_(stored)
