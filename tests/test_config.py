@@ -198,6 +198,7 @@ CONFLICTS = [
     ),
     (dict(precision="bf16", weight_precision="bf16"), "precision='bf16' cannot be combined"),
     (dict(critic_from="x"), "critic_from='x' requires .* value_head='shared'"),
+    (dict(kl_controller="adaptive", kl_horizon=31), "batch_size=32 exceeds kl_horizon=31"),
     (dict(gen_len_min=51), "gen_len_min=51 exceeds gen_len=50"),
     (dict(min_response_length=51, stop_at_eos=True), "min_response_length=51 exceeds gen_len=50"),
     (dict(prefix="", prepend_bos=False), "prefix='' with prepend_bos=False"),

@@ -196,6 +196,11 @@ def _algorithm(args: AllFields) -> Iterator[str]:
                 f"{name}={getattr(args, name)!r} has no effect with policy_loss="
                 f"{args.policy_loss!r}. Set it to None, or use {' or '.join(supported)}."
             )
+    if args.kl_controller == "adaptive" and args.batch_size > args.kl_horizon:
+        yield (
+            f"batch_size={args.batch_size} exceeds kl_horizon={args.kl_horizon}, so one update "
+            "could change kl_coef by more than a fifth. Raise kl_horizon."
+        )
     for name in ("warmup_steps", "reset_reference_every"):
         value = getattr(args, name)
         if value is not None and value >= args.total_phases:

@@ -152,5 +152,5 @@ def test_it_is_refused_where_it_cannot_be(reel_args, make_trainer):
     with pytest.raises(ConfigError, match="dynamic_sampling=0 is out of range"):
         reel_args(dynamic_sampling=0, samples_per_prompt=2)
     trainer = make_trainer(**PAIRS)
-    with pytest.raises(ConfigError, match="dynamic_sampling=12 .*step\\(\\).*leave it None"):
+    with pytest.raises(ConfigError, match="dynamic_sampling=12 .*step\\(\\).*Set it to None"):
         trainer.step(["this movie"] * 8, [" was"] * 8, [0.0] * 8)
