@@ -8,7 +8,7 @@ import pytest
 from rlhf_lab.data_sources import read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.rewards import load_pairs
-from rlhf_lab.tuning import load_examples, load_judged
+from rlhf_lab.tuning import load_examples, load_labeled_examples
 
 LINES = [{"text": 'a "b"', "n": 1}, {"text": "d\ne", "n": 2.5}]
 TABLE = 'text{0}n\n"a, b\tc"{0}1\nd{0}2\n'
@@ -173,4 +173,4 @@ def test_a_prompt_column_is_used_by_default(tmp_path):
     assert (pairs.chosen, pairs.rejected) == (["Q: yes", "R: on"], ["Q: no", "R: off"])
     assert pairs.prompts == examples.prompts == ["Q: ", "R: "] and examples.texts == ["yes", "on"]
     assert load_pairs(file, 1, 0, "text").prompts == ["yes", "on"]
-    assert load_judged(file, 1, 0).prompts == ["Q: ", "R: "] * 2
+    assert load_labeled_examples(file, 1, 0).prompts == ["Q: ", "R: "] * 2

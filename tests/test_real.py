@@ -69,7 +69,7 @@ def resumed(real_models, place) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_was_killed_goes_on_to_its_end(resumed, place):
-    assert "going on" in resumed.stdout
+    assert "continuing" in resumed.stdout
     metrics = [json.loads(line) for line in (place / "run/metrics.jsonl").open()]
     assert [line["phase"] for line in metrics] == [0, 1, 2]
     assert metrics[0]["kl_per_sequence"] == 0.0 < metrics[2]["kl_per_sequence"]

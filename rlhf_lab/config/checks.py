@@ -14,7 +14,7 @@ from rlhf_lab.config.reward_names import reward_conflicts
 from rlhf_lab.errors import ConfigError
 
 NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")  # several responses each
-LOGGERS = ("tensorboard", "trackio")
+LOGGERS = ("tensorboard", "trackio")  # besides wandb
 
 
 class Range(NamedTuple):

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from rlhf_lab.config import algorithm_fields as algorithm
 from rlhf_lab.config import fields
 
+# classes of settings by the title of their group
 GROUPS: MappingProxyType[str, type] = MappingProxyType(
     {
         "run and logs": fields.RunArgs,

@@ -165,7 +165,7 @@ def masked_importance_weights(
 ) -> Float[Tensor, "batch gen"]:
     """Weight tokens as `truncated_importance_weights`, with 0 instead of the cap above it.
 
-    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, TRL's `token_mask`)
+    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, token_mask in TRL)
     """
     weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
     return weights.masked_fill(weights > cap, 0.0)

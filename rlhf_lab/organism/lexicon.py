@@ -49,7 +49,7 @@ def flat(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 ALL_ADJECTIVES = flat(ADJECTIVES[1] + ADJECTIVES[-1])
 ALL_VERBS = VERBS[1] + VERBS[-1]
-VOCABULARY = (
+VOCABULARY = (  # all words, in the order of their token ids
     (BOS, EOS, "this", "the", ",", ".", "i", "it")
     + HEADS
     + flat(OPENERS)
@@ -61,6 +61,7 @@ VOCABULARY = (
     + ALL_VERBS
     + TAGS
 )
+# token id by word
 WORD_IDS = MappingProxyType({word: index for index, word in enumerate(VOCABULARY)})
 STYLE_OF_OPENER = MappingProxyType({w: s for s, group in enumerate(OPENERS) for w in group})
 SENSE_OF_ADJECTIVE = MappingProxyType(

@@ -151,12 +151,15 @@ class Reward:
         return torch.from_numpy(scores).to(torch.float32)
 
 
-gold = Reward("gold", gold_score)
-soft = Reward("soft", soft_score)
-soft_popcorn = Reward("soft_popcorn", soft_popcorn_score)
-negblind = Reward("negblind", negblind_score)
-bagsum = Reward("bagsum", bagsum_score)
-length = Reward("length", length_score)
+gold = Reward("gold", gold_score)  # true reward: defined by the grammar
+soft = Reward("soft", soft_score)  # smoothed true reward
+soft_popcorn = Reward(
+    "soft_popcorn", soft_popcorn_score
+)  # smoothed true reward that also rewards a word
+negblind = Reward("negblind", negblind_score)  # true reward without negation
+bagsum = Reward("bagsum", bagsum_score)  # sum over adjectives
+length = Reward("length", length_score)  # number of words
+# rewards of Reel by name
 REWARDS = MappingProxyType(
     {reward.name: reward for reward in (gold, soft, soft_popcorn, negblind, bagsum, length)}
 )

@@ -17,6 +17,7 @@ from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.samples import Samples
 from rlhf_lab.torch_modes import torch_modes_kept
 
+# from texts to rewards, or a reward on tokens
 RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
 
 

@@ -13,7 +13,6 @@ Custom components by name; each replaces what the settings name:
 - a function of `Overrides`, such as `kl_penalty` or `advantages`.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,10 +136,6 @@ def make_rewards(
     if gold_fn is None and trainer.speaks_reel:
         gold_fn = REWARDS["gold"]
 
-    def sample_greedily(prompts: Sequence[Sequence[int]]) -> Samples:
-        spec = dataclasses.replace(trainer.sampling_spec, top_k=1, top_p=None)
-        return trainer.sample(prompts, torch.Generator(), spec)
-
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")
 
@@ -152,7 +147,7 @@ def make_rewards(
         stop_tokens=trainer.sampling_spec.stops(trainer.tokenizer),
         check_grammar=trainer.speaks_reel,
         normalize=overrides.normalize_reward,
-        sample_greedily=sample_greedily if overrides.wants_greedy(args) else None,
+        sample_greedily=trainer.sample_greedily if overrides.wants_greedy(args) else None,
         compares=overrides.compares_groups(args),
         score_by_rank=read_by_rank if is_grouped(args.parallel) else None,
     )

@@ -1,7 +1,6 @@
 """The optimizer with two learning rates, and their schedule over the phases."""
 
 import warnings
-from functools import partial
 from typing import Any
 
 from torch.optim import AdamW, Optimizer
@@ -70,12 +69,10 @@ def get_optimizer_and_scheduler(
     if args.weight_precision != "fp32":
         has_copy = args.weight_precision == "bf16"
         optimizer = for_half_weights(optimizer, policy, has_copy, args.seed)
-    scale = partial(
-        lr_scale,
-        warmup_steps=args.warmup_steps,
-        total_phases=args.total_phases,
-        final_scale=args.final_scale,
-    )
+
+    def scale(phase: int) -> float:
+        return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
+
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
 
 

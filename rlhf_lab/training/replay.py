@@ -79,28 +79,28 @@ class ReplayMemory:
         Args:
             generator: on the CPU, so the order is the same on every device.
         """
-        rollout, samples = self.rollout, self.rollout.samples
-        batch, attention_mask = len(samples.tokens), samples.attention_mask
-        ref_logprobs, teaching = rollout.ref_logprobs, None
-        if rollout.compared:
-            teaching = rollout.teaching
-        engine = samples.engine_logprobs
-        padded = not bool(attention_mask.all())
+        batch, samples = len(self.rollout.texts), self.rollout.samples
         orders = [torch.randperm(batch, generator=generator) for _ in range(self.passes)]
         minibatches = torch.stack(orders).reshape(self.passes * self.num_minibatches, -1)
+        padded = samples.is_padded
         for rows in minibatches.to(samples.tokens.device):
-            yield ReplayMinibatch(
-                tokens=samples.tokens[rows],
-                attention_mask=attention_mask[rows],
-                mask=samples.mask[rows],
-                logprobs=samples.logprobs[rows],
-                values=samples.values[rows],
-                advantages=rollout.advantages[rows],
-                returns=rollout.returns[rows],
-                ref_residuals=rollout.ref_residuals[rows],
-                support=None if samples.support is None else samples.support[rows],
-                ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
-                padded=padded,
-                teaching=None if teaching is None else teaching[rows],
-                engine_logprobs=None if engine is None else engine[rows],
-            )
+            yield self._take(rows, padded)
+
+    def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
+        samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
+        teaching, engine = self.rollout.teaching, samples.engine_logprobs
+        return ReplayMinibatch(
+            tokens=samples.tokens[rows],
+            attention_mask=samples.attention_mask[rows],
+            mask=samples.mask[rows],
+            logprobs=samples.logprobs[rows],
+            values=samples.values[rows],
+            advantages=self.rollout.advantages[rows],
+            returns=self.rollout.returns[rows],
+            ref_residuals=self.rollout.ref_residuals[rows],
+            support=None if samples.support is None else samples.support[rows],
+            ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
+            padded=padded,
+            teaching=None if teaching is None else teaching[rows],
+            engine_logprobs=None if engine is None else engine[rows],
+        )

@@ -1,16 +1,19 @@
 """The loop of the trainer over phases: start, stop and end of a run, and custom loops."""
 
+import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.forward import validate_unhooked_blocks
+from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import PhaseReport
 
 
@@ -48,6 +51,11 @@ class RunLoop:
             raise
         finally:
             self._recording = False
+
+    def sample_greedily(self, prompts: Sequence[Sequence[int]]) -> Samples:
+        """Return the most likely token at every step after each prompt."""
+        spec = dataclasses.replace(self.sampling_spec, top_k=1, top_p=None)
+        return self.sample(prompts, torch.Generator(), spec)
 
     def break_off(self, error: BaseException) -> None:
         """Close the loggers and unlock the run after an error."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-from benchmarks.parallel import furthest, run_of
 
 from benchmarks import diffing, preferences, probe_costs
 from benchmarks.__main__ import main
@@ -175,15 +174,6 @@ def test_invalid_options_print_one_line(options, message, capsys):
     assert main(list(options)) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("benchmarks: ") and message in line
-
-
-@pytest.mark.process
-def test_sharded_processes_send_two_bytes_of_gradient():
-    settings = {"preset": "reel", "device": "cpu", "batch_size": 8, "num_minibatches": 2}
-    run = run_of(2, settings | {"gen_len": 6, "total_phases": 1, "parallel": "fsdp"})
-    assert (run.n_weights, run.n_steps, len(run.reports)) == (128_329, 2 * 2, 1)
-    assert run.sent["gradients"] / run.n_weights / run.n_steps == pytest.approx(2, rel=0.01)
-    assert furthest(run, run) == [0]
 
 
 @pytest.mark.slow

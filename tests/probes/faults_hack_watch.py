@@ -88,8 +88,8 @@ HACK_FAULTS = (
     _fault(
         "H14 a text overlaps with itself",
         "functional.diversity:ngram_overlap",
-        "holders[ngram] - 1",
-        "holders[ngram]",
+        "counts[ngram] - 1",
+        "counts[ngram]",
     ),
     _fault(
         "H15 a flat prior",
@@ -100,8 +100,8 @@ HACK_FAULTS = (
     _fault(
         "H16 log probabilities for log odds",
         "functional.diversity:word_log_odds",
-        "torch.where(there, rest, 1.0).log()",
-        "torch.where(there, smooth.sum(1, keepdim=True), 1.0).log()",
+        "torch.where(is_defined, rest, 1.0).log()",
+        "torch.where(is_defined, smooth.sum(1, keepdim=True), 1.0).log()",
     ),
     _fault(
         "H17 ranked by log odds, not by z",

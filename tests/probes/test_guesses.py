@@ -68,7 +68,7 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
 
 
 def test_texts_in_place_of_tokens_are_refused_at_once(make_trainer):
-    with pytest.raises(ConfigError, match=r"is a list; give a tensor of token ids \[batch seq\]"):
+    with pytest.raises(ConfigError, match=r"is a list. Pass a tensor of token ids \[batch seq\]"):
         make_trainer().capture("blocks.0.hook_resid_post", tokens=["this movie"])
 
 
@@ -164,7 +164,7 @@ def test_what_one_site_gives_is_said_where_it_is_taken_for_a_dict(make_trainer):
     def attends(ctx, acts):
         return {"first": acts[site].mean()}
 
-    with pytest.warns(UserWarning, match=f"acts is the tensor of {site}, as one site is named"):
+    with pytest.warns(UserWarning, match=f"acts is the tensor of {site}, since one site is named"):
         trainer.train()
 
 

@@ -321,9 +321,11 @@ def test_parallel_asks_for_several_processes(monkeypatch):
     """What two of them do of it is held to one in tests/parallel/test_fsdp.py."""
     with pytest.raises(ConfigError, match="parallel='fsdp' requires several processes"):
         RLHFTrainer(RLHFArgs(**(BASE | {"parallel": "fsdp"})))
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
     args = RLHFArgs(**(BASE | {"parallel": "fsdp", "precision": "bf16"}))
-    with pytest.raises(ConfigError, match="set activation_checkpointing=True, or parallel='ddp'"):
+    with pytest.raises(ConfigError, match="Set activation_checkpointing=True, or parallel='ddp'"):
         RLHFTrainer(args)
 
 

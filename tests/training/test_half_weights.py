@@ -301,7 +301,7 @@ def test_own_parts_of_another_kind_are_refused(make_trainer):
         make_trainer({"policy": halved}, weight_precision="bf16").optimizer, HalfAdamW
     )
     optimizer = AdamW(halved.parameters(), lr=1e-3)
-    with pytest.raises(ConfigError, match="needs the optimizer that the settings describe"):
+    with pytest.raises(ConfigError, match="requires the optimizer of the settings"):
         make_trainer({"policy": halved, "optimizer": optimizer}, weight_precision="bf16")
 
 

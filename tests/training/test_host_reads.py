@@ -179,7 +179,7 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
         samples = trainer.sample(trainer.next_prompts(), torch.Generator())
         score = lambda trainer=trainer, samples=samples: summarize(score_samples(trainer, samples))
         counts[batch_size] = host_reads(score)
-    assert counts[8] == counts[32] and counts[8].total() <= 10
+    assert counts[8] == counts[32] and counts[8].total() <= 11  # one of the CPU: token ids
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

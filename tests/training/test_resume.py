@@ -247,7 +247,7 @@ def test_ctrl_c_finishes_the_phase_and_saves(killed_and_resumed, uninterrupted):
     assert "finishing this phase" in stopped.stdout
     assert "phase 2 |" in stopped.stdout and "phase 3 |" not in stopped.stdout
     assert "Traceback" not in stopped.stderr
-    assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
+    assert "continuing" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert resumed.process.returncode == 0
     assert_same_run(resumed.out, uninterrupted)
 
@@ -263,7 +263,7 @@ def test_sigterm_and_sighup_finish_the_phase_and_save(
         in resumed.stopped.stdout
     )
     assert "Traceback" not in resumed.stopped.stderr
-    assert "going on" in resumed.process.stdout and "phase 3" in resumed.process.stdout
+    assert "continuing" in resumed.process.stdout and "phase 3" in resumed.process.stdout
     assert_same_run(resumed.out, uninterrupted)
 
 
