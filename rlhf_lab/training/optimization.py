@@ -93,7 +93,7 @@ class PolicyUpdate:
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
-            if max_grad_norm is not None:
+            if max_grad_norm is not None and gradients:
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
                 torch._foreach_mul_(gradients, scale)
             self._norm = norm

@@ -53,7 +53,7 @@ def test_learning_phase_runs_few_functions(tmp_path):
     trainer = RLHFTrainer(ARGS, out=tmp_path / "run")
     rollout = trainer.rollout_phase()
     functions = called(lambda: trainer.learning_phase(rollout))
-    assert len(functions) <= 45 and n_files(functions) <= 18
+    assert len(functions) <= 49 and n_files(functions) <= 18
 
 
 @pytest.mark.slow
@@ -100,6 +100,4 @@ def test_files_import_each_other_without_circles(room):
 @pytest.mark.parametrize("room", ["training", "parallel"])
 def test_no_file_is_longer_than_300_lines(room):
     for path in (PACKAGE / room).glob("*.py"):
-        assert (
-            path.stem == "recorder" or len(path.read_text(encoding="utf-8").splitlines()) <= 300
-        ), path.name
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path.name
