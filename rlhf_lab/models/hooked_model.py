@@ -25,8 +25,16 @@ FORWARD, UNEMBED = HookedTransformer.forward, Unembed.forward
 NamedHook = tuple[str, Callable[..., Tensor | None]]
 
 
+class ByAttribute(type(Protocol)):
+    """Checks instances by hasattr, as Python 3.11 does: 3.12 does not see torch's submodules."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        names = (*cls.__annotations__, "__call__", "hooks", "reset_hooks")
+        return all(hasattr(instance, name) for name in names)
+
+
 @runtime_checkable
-class HookedModel(Protocol):
+class HookedModel(Protocol, metaclass=ByAttribute):
     """A transformer with TransformerLens's names for its parts, hook points and `cfg` fields."""
 
     cfg: Any
