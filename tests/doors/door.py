@@ -20,6 +20,8 @@ from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LabError
 
+SMALL = "--total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
+TRAIN = ["train", *SMALL.split()]  # a run of a second
 PATIENCE = 60
 """Seconds of work after which a command counts as one that hangs."""
 PROGRESS = ("Loading weights", "Map:", "rlhf_lab: warning:")

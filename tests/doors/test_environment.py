@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.doors.door import TRAIN
 from tests.warm import WarmPython
 
-SMALL = "--total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8".split()
-TRAIN = ["-m", "rlhf_lab", "train", *SMALL, "--out"]
+PROGRAM = ["-m", "rlhf_lab", *TRAIN, "--out"]
 REPORT = ["-m", "rlhf_lab", "report", "RUN"]
 SCORE = ["-m", "rlhf_lab", "score", "a great movie", "--reward-fn", "count:movie"]
 NO_TRACE = "Traceback"
@@ -67,7 +67,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_goes_well_with(kind: str, warm: Callable, here: Path) -> None:
-    done = warm([*TRAIN, "made"], SETTINGS[kind])
+    done = warm([*PROGRAM, "made"], SETTINGS[kind])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "written to made" in done.stdout
     assert len((here / "made" / "samples.jsonl").read_text().splitlines()) == 32
@@ -145,14 +145,14 @@ def test_help_of_every_kind_of_python(option: str, cold: Callable) -> None:
 
 
 def test_without_assertions_a_mistake_is_refused_as_well(cold: Callable, here: Path) -> None:
-    done = cold(["-O", *TRAIN, "made", "--batch-size", "9"])
+    done = cold(["-O", *PROGRAM, "made", "--batch-size", "9"])
     assert done.returncode == 2 and "batch_size=9 is not divisible" in done.stderr
     assert not (here / "made").exists()
 
 
 @pytest.mark.parametrize("limit", [4096, 1_000_000])
 def test_a_limit_on_the_size_of_files(limit: int, warm: Callable, here: Path) -> None:
-    done = warm([*TRAIN, "made"], file_size=limit)
+    done = warm([*PROGRAM, "made"], file_size=limit)
     assert done.returncode == 2 and NO_TRACE not in done.stderr
     lines = done.stderr.splitlines()  # samples may not fit, and before them weights may not
     assert 1 <= len(lines) <= 2 and all("File too large" in line for line in lines)

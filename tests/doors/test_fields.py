@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.door import refused
+from tests.doors.door import TRAIN, refused
 
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 CASES = {
     "--kl-coef -0.1": ("kl_coef=-0.1", "0 or greater"),
     "--temperature nan": ("temperature=nan", "1e-6 or greater"),
@@ -41,5 +40,5 @@ def test_train_rejects_setting_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused([*SMALL.split(), "--out", "made", *options.split()], *CASES[options])
+    refused([*TRAIN, "--out", "made", *options.split()], *CASES[options])
     assert not list(tmp_path.iterdir())

@@ -22,13 +22,10 @@ from rlhf_lab.errors import LabError
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import SentimentReward
 from rlhf_lab.views import curves, heatmap, sparkline, tokens_html
-from tests.doors.door import Ending, accepted, refused, refuses, run, settings, untouched
+from tests.doors.door import TRAIN, Ending, accepted, refused, refuses, run, settings, untouched
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
-TRAIN = SMALL.split()
-RAW = ["--no-normalize-reward"]
 QUICK = ["--steps", "2", "--samples", "0", "--no-show-progress"]
 FIT = ["--steps", "2", "--no-show-progress"]
 ESCAPE = "\x1b]0;owned\x07"

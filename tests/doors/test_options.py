@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.door import accepted, refused, untouched
+from tests.doors.door import TRAIN, accepted, refused, untouched
 
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 LONG, HALF = "x" * 300, "\udcff"
 OPTIONS = {
     "preset without a name": (["train", "--preset"], ["--preset", "train --help"]),
@@ -15,17 +14,17 @@ OPTIONS = {
     "checkpoint elsewhere": (["sample", "RUN", "--checkpoint", "../last"], ["is not a checkpoint"]),
     "checkpoint unknown": (["sample", "RUN", "--checkpoint", "lsat"], ["No checkpoint"]),
     "more samples than memory": (["sample", "RUN", "-n", "9" * 14], ["memory"]),
-    "train, long": ([*SMALL.split(), "--out", "x" * 5000], ["characters", "too long"]),
+    "train, long": ([*TRAIN, "--out", "x" * 5000], ["characters", "too long"]),
     "resume, long": (["resume", LONG], ["300 characters"]),
     "report to a long name": (["report", "RUN", "--out", LONG], ["too long"]),
     "sft of a long name": (["sft", "--texts", LONG, "--out", "made"], ["too long"]),
     "export to a long name": (["export", "RUN", LONG], ["too long"]),
     "sample of no user": (["sample", "~nouser"], ["~nouser"]),
-    "prompts of no user": ([*SMALL.split(), "--prompts", "~nouser/p.txt"], ["~nouser/p.txt"]),
+    "prompts of no user": ([*TRAIN, "--prompts", "~nouser/p.txt"], ["~nouser/p.txt"]),
     "half a character to score": (["score", f"good {HALF}"], ["UTF-8"]),
     "half a character to sample": (["sample", "RUN", "--prompt", f"this {HALF}"], ["prompt"]),
-    "half a character as prefix": ([*SMALL.split(), "--prefix", f"this {HALF}"], ["prompt"]),
-    "half a character in JSON": ([*SMALL.split(), "--prompts", "half.jsonl"], ["prompt"]),
+    "half a character as prefix": ([*TRAIN, "--prefix", f"this {HALF}"], ["prompt"]),
+    "half a character in JSON": ([*TRAIN, "--prompts", "half.jsonl"], ["prompt"]),
     "a text of every kind": (["score", "a great movie", "<b>[/b]", "\x1b[31m"], []),
 }
 UNKNOWN = {

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.console import visible
-from tests.doors.door import accepted, refused, untouched
+from tests.doors.door import TRAIN, accepted, refused, untouched
 
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 NAMES = {
     "a tag within": "exp[red]v2[bold]",
     "line break": "new\nline",
@@ -30,7 +29,7 @@ NAMES = {
 def test_a_run_of_an_odd_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     name = NAMES[kind]
-    done = accepted([*SMALL.split(), f"--out={name}"])
+    done = accepted([*TRAIN, f"--out={name}"])
     written = f"\nwritten to {visible(name)}\n".expandtabs()  # as a terminal has it
     assert done.err == "" and written in done.out
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -46,12 +45,12 @@ def test_a_sentence_about_an_odd_name(here: Path, kind: str) -> None:
     shutil.copytree(here / "RUN", here / NAMES[kind])
     shown = visible(NAMES[kind]).replace("\n", r"\n")
     with untouched(here):
-        refused([*SMALL.split(), f"--out={NAMES[kind]}"], f"{shown} already holds a run")
+        refused([*TRAIN, f"--out={NAMES[kind]}"], f"{shown} already holds a run")
 
 
 def test_a_name_that_safetensors_cannot_open(here: Path) -> None:
     with untouched(here):
-        refused([*SMALL.split(), "--out=a\udcffb"], "not UTF-8", "Choose another --out")
+        refused([*TRAIN, "--out=a\udcffb"], "not UTF-8", "Choose another --out")
 
 
 @pytest.mark.parametrize("kind", ["a tag within", "line break", "HTML"])

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.files import PAGE_MARK
-from tests.doors.door import accepted, contents, refused, untouched
+from tests.doors.door import TRAIN, accepted, contents, refused, untouched
 
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
 LEFT = "Use a new file"
 FEW = "--steps 1 --batch-size 2"
 
@@ -200,20 +199,20 @@ def test_export_never_replaces_anything(place: Path, occupant: str) -> None:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("out", NO_PLACE_FOR_A_RUN)
 def test_train_rejects_an_impossible_place(out: str) -> None:
-    refused([*SMALL.split(), "--out", out], NO_PLACE_FOR_A_RUN[out])
+    refused([*TRAIN, "--out", out], NO_PLACE_FOR_A_RUN[out])
 
 
 @pytest.mark.parametrize("occupant", OCCUPANTS)
 def test_train_never_replaces_anything(place: Path, occupant: str) -> None:
     OCCUPANTS[occupant](place / "made")
     if occupant in ("a directory", "an empty directory"):
-        accepted([*SMALL.split(), "--out", "made"])
+        accepted([*TRAIN, "--out", "made"])
         assert (place / "made" / "run.json").is_file()
         assert occupant != "a directory" or (place / "made" / "thesis.tex").read_text() == "mine"
         return
     before = sorted(place.rglob("*"))
     with untouched(place):
-        refused([*SMALL.split(), "--out", "made"], "made", "hoose another --out")
+        refused([*TRAIN, "--out", "made"], "made", "hoose another --out")
     assert sorted(place.rglob("*")) == before
 
 
@@ -222,7 +221,7 @@ def test_train_rejects_a_directory_with_a_runs_file(place: Path, file: str) -> N
     full_directory(place / "made")
     (place / "made" / file).write_text("mine")
     with untouched(place):
-        refused([*SMALL.split(), "--out", "made"], "made", "--out")
+        refused([*TRAIN, "--out", "made"], "made", "--out")
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -18,16 +18,9 @@ from rlhf_lab import RLHFTrainer
 from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
-from tests.doors.door import accepted, refuses, settings, untouched
+from tests.doors.door import TRAIN, accepted, refuses, settings, untouched
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
-
-SMALL = "train --total-phases 1 --batch-size 16 --num-minibatches 2 --warmup-steps 0 --gen-len 8"
-TRAIN = SMALL.split()
-RAW = ["--no-normalize-reward"]
-QUICK = ["--steps", "2", "--samples", "0", "--no-show-progress"]
-FIT = ["--steps", "2", "--no-show-progress"]
-ESCAPE = "\x1b]0;owned\x07"
 
 
 def weights(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
@@ -191,7 +184,7 @@ def test_reward_may_reuse_its_buffer(here: Path) -> None:
 DEAD = {
     "nothing ends": ["--penalize-no-eos"],
     "nothing learns": ["--base-lr", 0, "--head-lr", 0],
-    "no reward, scaled": ["--reward-fn", "zero", "--reward-scaling", "scale", *RAW],
+    "no reward, scaled": "--reward-fn zero --reward-scaling scale --no-normalize-reward".split(),
     "a word that never comes": ["--reward-fn", "count:zebra"],
 }
 
