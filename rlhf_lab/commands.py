@@ -215,3 +215,20 @@ def show_progress() -> int:
 
     progress()
     return 0
+
+
+def validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `out` is a new file in a directory, with one of these suffixes."""
+    if out is not None and out.suffix.lower() not in suffixes:
+        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
+    if out is not None and (out.exists() or not out.parent.is_dir()):
+        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
+
+
+def write_text(out: Path, text: str) -> None:
+    """Write a file and print its path."""
+    from rlhf_lab.training.run_dir import replacing
+
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print_line(f"written to {out}")

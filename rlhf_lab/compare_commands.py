@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from rlhf_lab.commands import Checkpoint, Device
+from rlhf_lab.commands import Checkpoint, Device, validate_new_file, write_text
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.console import print_line
@@ -71,7 +71,7 @@ def best_of_n_command(
     check_range(AT_LEAST_1, n=numbers[0], samples=samples, n_prompts=n_prompts)
     if samples < numbers[-1]:
         raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
-    _validate_new_file(out, (".json",))
+    validate_new_file(out, (".json",))
     if fit is not None:
         validate_new_directory(fit)
     trainer = _load_trainer(model, changes, checkpoint, device)
@@ -90,7 +90,7 @@ def best_of_n_command(
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
         notes |= {"figures": [r.to_dict() for r in results], "args": trainer.args.to_dict()}
-        _write_text(out, json.dumps(notes, indent=2) + "\n")
+        write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
         examples = candidates.chosen(numbers[-1])
         base, own_texts = trainer.policy.base_model, OwnTexts(gen_len=trainer.args.gen_len)
@@ -190,7 +190,7 @@ def compare_command(
     from rlhf_lab.organism.tokenizer import speaks_reel
 
     check_range(AT_LEAST_1, n_texts=n_texts)
-    _validate_new_file(out, (".html", ".htm", ".json"))
+    validate_new_file(out, (".html", ".htm", ".json"))
     if base_checkpoint is None:
         is_same = is_run(base) and Path(base).resolve() == Path(tuned).resolve()
         base_checkpoint = 0 if is_same else "last"
@@ -224,7 +224,7 @@ def compare_command(
         notes = {"base": base, "tuned": tuned, "text": source}
         is_json = out.suffix.lower() == ".json"
         content = json.dumps(notes | result.to_dict(), indent=2) + "\n"
-        _write_text(out, content if is_json else _page(result, tables, notes))
+        write_text(out, content if is_json else _page(result, tables, notes))
     return 1 if failed else 0
 
 
@@ -285,18 +285,3 @@ def _page(result: Any, tables: list[Any], notes: dict[str, str]) -> str:
     checks = [[check.name, check.ok] for check in result.checks]
     body.append(f"<h2>Checks</h2>{html.table(['check', 'holds'], checks)}")
     return html.page("rlhf_lab: two models", "\n".join(body))
-
-
-def _validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
-    if out is not None and out.suffix.lower() not in suffixes:
-        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
-
-
-def _write_text(out: Path, text: str) -> None:
-    from rlhf_lab.training.run_dir import replacing
-
-    with replacing(out) as partial:
-        partial.write_text(text, encoding="utf-8")
-    print_line(f"written to {out}")

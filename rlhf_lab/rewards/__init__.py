@@ -7,12 +7,13 @@ from rlhf_lab.rewards.load import load_reward, resolve_custom_reward
 from rlhf_lab.rewards.logit import LogitReward
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
 from rlhf_lab.rewards.pairs import Pairs, load_pairs, read_pairs, reel_pairs
-from rlhf_lab.rewards.pipeline import RewardPipeline, Scores
+from rlhf_lab.rewards.pipeline import RewardPipeline
 from rlhf_lab.rewards.preference_fit import PreferenceFit, train_reward_model
 from rlhf_lab.rewards.rules import CountReward, Diversity, ExactMatch, RegexReward, zero
 from rlhf_lab.rewards.scoring import (
     RewardFn,
     RewardOutput,
+    Scores,
     TextBatch,
     WeightedRewards,
     requires_answers,

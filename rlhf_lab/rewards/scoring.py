@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -91,6 +91,41 @@ class RewardOutput:
     rewards: Float[Tensor, " batch"]
     token_rewards: Float[Tensor, "batch gen"] | None = None
     by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A batch of texts with their rewards.
+
+    Args:
+        raw_rewards: as the reward function returned them; summed over tokens if it scores tokens.
+        rewards: after all processing.
+        token_rewards: `rewards` per token, if the reward function scores tokens.
+        gold_rewards: the true rewards, if known (Reel).
+        grammatical: True for each text that parses, if known (Reel).
+        reward_moments: mean and variance of all rewards so far, including these, if rewards are
+            scaled.
+        group: the index of each text's prompt, if prompts have several responses.
+        compared: True if the advantages compare the responses of a group.
+        rewards_by_name: the rewards of each function of a `WeightedRewards`, before weighting;
+            `raw_rewards` is their weighted sum.
+    """
+
+    texts: list[str]
+    raw_rewards: Float[Tensor, " batch"]
+    rewards: Float[Tensor, " batch"]
+    gold_rewards: Float[Tensor, " batch"] | None
+    grammatical: Bool[Tensor, " batch"] | None
+    reward_moments: F.RunningMoments | None = None
+    group: Int[Tensor, " batch"] | None = None
+    compared: bool = False
+    token_rewards: Float[Tensor, "batch gen"] | None = None
+    rewards_by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
+
+    @property
+    def credit_rewards(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:
+        """The rewards that credit is assigned from: per token if there are token rewards."""
+        return self.rewards if self.token_rewards is None else self.token_rewards
 
 
 class WeightedRewards:

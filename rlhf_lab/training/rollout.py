@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
-from rlhf_lab.rewards.pipeline import Scores
+from rlhf_lab.rewards.scoring import Scores
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats, reward_metric
 

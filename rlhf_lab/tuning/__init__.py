@@ -9,17 +9,10 @@ from rlhf_lab.tuning.examples import (
     load_examples,
     text_logprobs,
 )
-from rlhf_lab.tuning.fit import (
-    KTOFitResult,
-    PolicyFitResult,
-    SFTFitResult,
-    fine_tune,
-    held_out_loss,
-    train_on_labels,
-    train_on_pairs,
-)
+from rlhf_lab.tuning.fit import fine_tune, held_out_loss, train_on_labels, train_on_pairs
 from rlhf_lab.tuning.kl_meter import KLEstimate, KLMeter
 from rlhf_lab.tuning.labels import LabeledExamples, load_labeled_examples, split_pairs
+from rlhf_lab.tuning.results import KTOFitResult, PolicyFitResult, SFTFitResult
 
 __all__ = [
     "DPOLoss",
