@@ -31,7 +31,7 @@ def start_command(name: str, peers: Path | None) -> list[str]:
 
     Raises:
         ConfigError: If there is no such contestant.
-        FileNotFoundError: If its packages are not installed; the message says how to install them.
+        FileNotFoundError: If its packages are not installed; the message names the command.
     """
     if name in OWN:
         return [sys.executable, "-m", "benchmarks.ours", name]

@@ -107,7 +107,7 @@ def interleave(
     repeats: int,
     warmups: int = 1,
 ) -> dict[str, list[Answer]]:
-    """Let each contestant do a phase in turn, `repeats` times after `warmups` that do not count."""
+    """Run a phase of each contestant in turn, `repeats` times after `warmups` not counted."""
     answers: dict[str, list[Answer]] = {contestant.name: [] for contestant in contestants}
     for turn in range(warmups + repeats):
         for contestant in contestants:

@@ -49,7 +49,7 @@ COMMANDS = MappingProxyType(
 def parse(arguments: list[str]) -> Callable[[], int]:
     """Parse a command line into a partial of its command, without calling it.
 
-    For `train`, the defaults are those of `--config` and `--preset`.
+    For `train`, `--config` and `--preset` set the defaults.
 
     Raises:
         ConfigError: If an option does not exist or values cannot be combined.

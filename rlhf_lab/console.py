@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
 
 def escape_unencodable() -> None:
-    """Let the standard streams escape characters that their encoding lacks."""
+    """Make the standard streams escape characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -24,7 +24,7 @@ Function = Callable[..., int]
 UNUSABLE_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
 )
-SHOWN_CHARACTERS = 60  # of a path in an error message
+PATH_LIMIT = 60  # characters of a path in an error message
 
 
 def run_program(
@@ -144,8 +144,8 @@ def _input_problem(error: Exception) -> str | None:
     """Describe an error that any input can cause; None for all other errors."""
     if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE_PATH:
         name = str(error.filename).encode(errors="backslashreplace").decode()
-        if len(name) > SHOWN_CHARACTERS:
-            name = f"{name[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
+        if len(name) > PATH_LIMIT:
+            name = f"{name[:PATH_LIMIT]}... ({len(name)} characters)"
         return f"Cannot use {name}: {error.strerror}. Choose another path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return "Cannot write: no space left on the device. Free some space."

@@ -18,7 +18,7 @@ class RunError(LabError):
 
 
 class RankError(RunError):
-    """An error of one of several processes, which reports it whatever its rank."""
+    """An error of one of several processes, which reports it itself, not only on rank 0."""
 
 
 class LostRankError(RankError):

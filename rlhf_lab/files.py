@@ -1,4 +1,4 @@
-"""Files: written whole, and only in the place of files that this package wrote."""
+"""Atomic writes of files, which replace only files that this package wrote."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ def write_marked(path: Path, text: str) -> None:
     """Write a page or a picture that ends with `PAGE_MARK`, replacing only one of those.
 
     Raises:
-        RunError: If something else is there, or the file cannot be written.
+        RunError: If `path` is another file, or cannot be written.
     """
     try:
         with beside(path, is_marked) as partial:
@@ -83,7 +83,7 @@ def is_marked(path: Path) -> bool:
 
 
 def open_to_readers(directory: Path) -> None:
-    """Give every file in a directory the mode of a new file."""
+    """Set the mode of every file in a directory to the mode of a new file."""
     sample = directory / ".mode"
     sample.touch()
     mode = stat.S_IMODE(sample.stat().st_mode)

@@ -26,7 +26,7 @@ DEFAULT_GEN_LEN = 26
 
 
 def is_run(model: str) -> bool:
-    """Return True if a directory is that of a run, not of a model."""
+    """Return True if a directory contains a run and not a model."""
     return Path(model).is_dir() and not Path(model, "config.json").exists()
 
 

@@ -63,7 +63,7 @@ MAY_READ = {
     "training/optimization.py:step_if": "whether a gradient is finite",
     "training/recorder.py:save_best": "the recorder",
     "training/diagnostics.py:broken_weight": "whether weights are finite, when a run starts",
-    "training/diagnostics.py:_signs": "whether penalties made all rewards alike",
+    "training/diagnostics.py:_signs": "whether penalties made all rewards equal",
     "training/input_digests.py:weights_digest": "the models' checksum, when a run starts",
     "training/rollout.py:sample_lines": "the recorder",
     "training/checkpoint_writer.py:copied_to_host": "the recorder",

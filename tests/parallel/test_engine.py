@@ -1,4 +1,4 @@
-"""A rollout engine on several processes, each with an engine of its own."""
+"""A rollout engine on several processes, each with a separate engine."""
 
 import pytest
 

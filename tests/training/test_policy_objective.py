@@ -171,5 +171,5 @@ def test_own_policy_losses_may_leave_out_what_they_do_not_use(make_trainer):
     rollout = trainer.rollout_phase()
     batch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
     args = dataclasses.replace(trainer.args, policy_loss="policy_gradient")
-    own = policy_objective(batch.logprobs, batch, trainer.args, trainer.overrides)
-    assert own.item() == policy_objective(batch.logprobs, batch, args, Overrides()).item()
+    custom = policy_objective(batch.logprobs, batch, trainer.args, trainer.overrides)
+    assert custom.item() == policy_objective(batch.logprobs, batch, args, Overrides()).item()
