@@ -619,9 +619,9 @@ found = {2: "both", 0: "neither"}.get(len(whole), f"{''.join(whole)} the penalty
 predictions.compare("still writes reviews", still_reviews, found)
 
 # %% [markdown]
-# A sum over the text is earned until the tokens run out: without the penalty hardly any to 0.96 of the reviews still end, by stored seed, and gold is
-# near 0 in all three. With it nearly all end. But the penalty prices the ending alone: between the seeds gold lies
-# anywhere from 0.01 to 0.69, since a text that repeats the word and then stops is paid in full. Read *lowest* and *highest*, not this run.
+# A sum over the text grows until the tokens run out: without the penalty, 0.02 to 0.86 of the reviews still end, depending on the seed, and gold is
+# near 0 for all three seeds. With the penalty nearly all end. But the penalty only concerns the ending: gold is between 0.00 and 0.95,
+# since a text that repeats the word and then stops keeps its whole reward. Read *lowest* and *highest*, not this run.
 # (Such a run is as sensitive to rounding as to its seed: on another kind of processor the same three seeds gave gold from 0.02 to 0.93.)
 #
 # ## How early can one see it?
