@@ -14,7 +14,7 @@ from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.entry import run_program
 from rlhf_lab.functional import Interval, bootstrap_means
-from rlhf_lab.organism import gold
+from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 
@@ -74,20 +74,22 @@ def measure_seed(path: Path, seed: int, n: int) -> dict[str, object]:
     ids = tuple(base.tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS)
     found = effects_of_parts(base, tuned, tokens, pos, ids)
     intervals = {name: bootstrap_means(rows.T) for name, rows in found.items()}
-    moved = transplant(base, tuned, layer_groups(base), gold, n, seed=1)
+    moved = transplant(base, tuned, layer_groups(base), true_reward, n, seed=1)
     intervals |= {
-        "gold, put in": moved.put_in(),
-        "gold, taken out": moved.taken_out(),
-        "gold, Shapley": moved.shapley(),
+        "true reward, put in": moved.put_in(),
+        "true reward, taken out": moved.taken_out(),
+        "true reward, Shapley": moved.shapley(),
     }
     metrics = run.metrics()
-    print(f"seed {seed}: gold {moved.rewards[0].mean():.3f} -> {moved.rewards[-1].mean():.3f}")
+    print(
+        f"seed {seed}: true reward {moved.rewards[0].mean():.3f} -> {moved.rewards[-1].mean():.3f}"
+    )
     return {
         "seed": seed,
         "parts": moved.groups,
         "n": n,
         "reviews": REVIEWS,
-        "gold_gain": moved.gain.mean().item(),
+        "true_reward_gain": moved.gain.mean().item(),
         "kl_per_sequence": metrics[-1]["kl_per_sequence"],
         "effects": {name: _numbers(interval) for name, interval in intervals.items()},
     }

@@ -56,7 +56,7 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
         site: hook point, or pattern of several, at which a hook reads in every forward pass.
     """
     trainer = RLHFTrainer(bench_args(setup))
-    tune_for(trainer.policy, trainer.args.tune_cpu)
+    tune_for(trainer.policy, trainer.args.cpu_tuning)
     if site is not None:
         is_read = lambda name: fnmatch(name, site)
         trainer.policy.base_model.add_hook(is_read, lambda activation, hook: None)
@@ -86,7 +86,7 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
     n = setup["run_phases"]
     phases = {"total_phases": n, "warmup_steps": 0, "save_every": n}
     trainer = RLHFTrainer(bench_args(setup, **phases), out=Path(directory.name, "run"))
-    tune_for(trainer.policy, trainer.args.tune_cpu)
+    tune_for(trainer.policy, trainer.args.cpu_tuning)
     attachment = attach(trainer, default_suite(trainer)) if probed else None
     reports = iter(trainer)
 
@@ -103,7 +103,7 @@ def load_sampling(setup: Setup) -> Callable[[Clock], None]:
     """The sampler alone."""
     args = bench_args(setup)
     policy = TransformerWithValueHead(load_model(setup["model"], device=setup["device"]))
-    tune_for(policy, args.tune_cpu)
+    tune_for(policy, args.cpu_tuning)
     prompt = tokenize_prompts(policy.base_model.tokenizer, [args.prefix], args.prepend_bos)
     generator = torch.Generator().manual_seed(setup["seed"])
     spec = SamplingSpec.from_args(args)

@@ -1,4 +1,4 @@
-"""Preference tuning on Reel over seeds: the gold reward's gain by DPO, KTO and ORPO, and their KL.
+"""Preference tuning on Reel over seeds: the true reward's gain by DPO, KTO and ORPO, and their KL.
 
 python -m benchmarks.preferences
 python -m benchmarks.preferences --page
@@ -21,7 +21,7 @@ from benchmarks.records import RESULTS, Record, put_record, read_records, write_
 from benchmarks.results.records import bundled_digest, rounded
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.entry import run_program
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import reel_pairs
@@ -40,12 +40,12 @@ METHODS = MappingProxyType(
         "SFT on the chosen texts": ORPOLoss(0.0),
     }
 )
-N_PAIRS, OWN_TEXTS = 10_000, OwnTexts(1024, 28)
+N_PAIRS, OWN_TEXTS = 10_000, DriftEvalConfig(1024, 28)
 KEYS = frozenset({"method", "seed", "weights", "n_pairs", "fitting", "loss", "drift", "accuracy"})
 PAGE = Path("docs/preferences.md")
 FIGURES = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
 HEAD = """\
-| method | gold reward, before | after | gain (lowest to highest) | KL, nats per text | accuracy |
+| method | true reward, before | after | gain (lowest to highest) | KL, nats per text | accuracy |
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
@@ -64,9 +64,12 @@ def asked(method: str, seed: int) -> dict[str, Any]:
 
 def tune(method: str, seed: int) -> dict[str, Any]:
     """Tune the bundled model on Reel's pairs, as the command does; gives what was measured."""
-    loss, fitting = METHODS[method], Fitting(**asked(method, seed)["fitting"], show_progress=False)
+    loss, fitting = (
+        METHODS[method],
+        FitConfig(**asked(method, seed)["fitting"], show_progress=False),
+    )
     pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
-    how = {"drift_eval": OWN_TEXTS, "true_reward_fn": REWARDS["gold"]}
+    how = {"drift_eval": OWN_TEXTS, "true_reward_fn": REWARDS["true_reward"]}
     if isinstance(loss, KTOLoss):
         found = train_on_labels(model, split_pairs(pairs), fitting, loss, **how)
     else:
@@ -83,7 +86,7 @@ def table(records: Sequence[Record]) -> str:
             continue
         before, after, kl = (
             [run["drift"][name] for run in runs]
-            for name in ("gold_before", "gold_after", "kl_per_sequence")
+            for name in ("true_reward_before", "true_reward_after", "kl_per_sequence")
         )
         gains = [b - a for a, b in zip(before, after, strict=True)]
         accuracy = mean(run["accuracy"] for run in runs)

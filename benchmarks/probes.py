@@ -157,7 +157,7 @@ def load_timed(
     if set(names) & ON_ADAPTERS:
         changes["lora_rank"] = LORA_RANK
     trainer = RLHFTrainer(bench_args(setup, **changes), out=out)
-    tune_for(trainer.policy, trainer.args.tune_cpu)
+    tune_for(trainer.policy, trainer.args.cpu_tuning)
     generator = torch.Generator().manual_seed(setup["seed"])
     d_vocab = trainer.policy.base_model.cfg.d_vocab
     seq = setup["prefix_len"] + setup["gen_len"]

@@ -46,7 +46,7 @@ def train(
     console = PatientConsole(quiet=not is_main_process())
     print_line(f"loading {args.base_model} and its reward", console)
     trainer = RLHFTrainer(args, out=out)
-    tune_for(trainer.policy, args.tune_cpu)
+    tune_for(trainer.policy, args.cpu_tuning)
     _print_rewarded_class(trainer.reward_fn, console)
     if probes or args.log_probes:
         with nullcontext() if trainer.world is None else trainer.world.main_only():
@@ -84,7 +84,7 @@ def resume(
     options |= dict(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
     changes = {name: value for name, value in options.items() if value is not None}
     trainer = RLHFTrainer.resume(directory, changes)
-    tune_for(trainer.policy, trainer.args.tune_cpu)
+    tune_for(trainer.policy, trainer.args.cpu_tuning)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         longer = "--total-phases N makes it longer"
         print_line(f"{directory} is finished; nothing is left to do ({longer}).", console)
@@ -121,8 +121,9 @@ def score(
     Args:
         texts: Texts to score.
         reward_fn: Sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE,
-            diversity:N, or on Reel gold, soft, soft_popcorn, negblind, bagsum, length; or several
-            of them, comma-separated: their sum is printed first, then each.
+            diversity:N, or on Reel true_reward, smoothed, smoothed_popcorn, ignore_negation,
+            bag_of_adjectives, length; or several of them, comma-separated: their sum is printed
+            first, then each.
         reward_model: The classifier of sentiment: a bundled name, a Hugging Face directory or a
             hub id; or the directory of the reward model of learned.
         direction: The class that is rewarded.

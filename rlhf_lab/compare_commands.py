@@ -18,7 +18,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.fitting import Fitting, OwnTexts
+from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.model_commands import ModelName, is_run, load_checked
 from rlhf_lab.tuning_commands import SFT, write_tuned, written
 
@@ -33,7 +33,7 @@ def best_of_n_command(
     checkpoint: Checkpoint = 0,
     out: Path | None = None,
     fit: Path | None = None,
-    fitting: Fitting = SFT,
+    fitting: FitConfig = SFT,
     device: Device = "auto",
     reward_fn: str | None = None,
     reward_model: str | None = None,
@@ -93,8 +93,8 @@ def best_of_n_command(
         write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
         examples = candidates.chosen(numbers[-1])
-        base, own_texts = trainer.policy.base_model, OwnTexts(gen_len=trainer.args.gen_len)
-        fitted = fine_tune(base, examples, fitting, None, own_texts, trainer.gold_fn)
+        base, own_texts = trainer.policy.base_model, DriftEvalConfig(gen_len=trainer.args.gen_len)
+        fitted = fine_tune(base, examples, fitting, None, own_texts, trainer.true_reward_fn)
         print_line(f"fine-tuned on {len(examples)} responses, the best of {numbers[-1]}")
         notes = {"method": "best_of_n", "n": numbers[-1], "reward_fn": trainer.args.reward_fn}
         with merged_lora(trainer.policy):
@@ -138,12 +138,12 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
 
 def _format_result(result: Any) -> str:
     line = f"best of {result.n}: reward {result.reward:.4f} ± {result.reward_half:.4f}"
-    if result.gold is not None:
-        line += f", gold {result.gold:.4f} ± {result.gold_half:.4f}"
+    if result.true_reward is not None:
+        line += f", true reward {result.true_reward:.4f} ± {result.true_reward_half:.4f}"
     line += f", KL at most {result.kl_bound:.3f}"
     if result.exact_kl is not None:
-        line += f" (exact: reward {result.exact_reward:.4f}, gold {result.exact_gold:.4f}, "
-        line += f"KL {result.exact_kl:.3f})"
+        line += f" (exact: reward {result.exact_reward:.4f}, "
+        line += f"true reward {result.exact_true_reward:.4f}, KL {result.exact_kl:.3f})"
     return line
 
 

@@ -13,7 +13,7 @@ SHARE = Range(lambda v: 0 < v < 1, "a share, such as 0.2")
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitConfig:
     """How something is fitted to examples, some of which are held out.
 
     Raises:
@@ -149,7 +149,7 @@ def _as_config_error() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class OwnTexts:
+class DriftEvalConfig:
     """What a model writes before and after it is tuned, to say how far it has moved.
 
     Raises:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01
@@ -93,7 +93,7 @@ def fit_rows(
     model: torch.nn.Module,
     rows: Int[np.ndarray, " train"],
     loss: Callable[[Int[np.ndarray, " batch"]], Float[Tensor, ""]],
-    fitting: Fitting,
+    fitting: FitConfig,
     rng: np.random.Generator,
     title: str,
 ) -> Float[Tensor, " step"]:

@@ -15,11 +15,11 @@ from tyro.conf import arg
 from rlhf_lab.commands import Device
 from rlhf_lab.config import AdapterArgs, ChatArgs
 from rlhf_lab.console import print_line
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 
-REWARD = Fitting()
-SFT = Fitting(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
-PREFERENCES = Fitting(steps=200, batch_size=32, learning_rate=1e-4)
+REWARD = FitConfig()
+SFT = FitConfig(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
+PREFERENCES = FitConfig(steps=200, batch_size=32, learning_rate=1e-4)
 
 PairSource = Annotated[
     str,
@@ -49,7 +49,7 @@ def train_reward(
     pairs: PairSource,
     out: NewDirectory,
     loss: RewardLoss,
-    fitting: Fitting = REWARD,
+    fitting: FitConfig = REWARD,
     n_pairs: PairCount = 10_000,
     prompt_column: PromptColumn = None,
     base_model: BaseModel = "reel-nano",
@@ -73,13 +73,13 @@ def sft(
     texts: str,
     out: NewDirectory,
     adapters: AdapterArgs,
-    own_texts: OwnTexts,
+    own_texts: DriftEvalConfig,
     chat: ChatArgs,
     column: str = "text",
     prompt_column: PromptColumn = None,
     n_texts: int = 10_000,
     max_tokens: MaxTokens = None,
-    fitting: Fitting = SFT,
+    fitting: FitConfig = SFT,
     base_model: BaseModel = "reel-nano",
     device: Device = "auto",
 ) -> int:
@@ -113,11 +113,11 @@ def dpo(
     out: NewDirectory,
     loss: DPOLoss,
     adapters: AdapterArgs,
-    own_texts: OwnTexts,
+    own_texts: DriftEvalConfig,
     n_pairs: PairCount = 10_000,
     prompt_column: PromptColumn = None,
     max_tokens: MaxTokens = None,
-    fitting: Fitting = PREFERENCES,
+    fitting: FitConfig = PREFERENCES,
     base_model: BaseModel = "reel-nano",
     device: Device = "auto",
 ) -> int:
@@ -138,11 +138,11 @@ def orpo(
     out: NewDirectory,
     loss: ORPOLoss,
     adapters: AdapterArgs,
-    own_texts: OwnTexts,
+    own_texts: DriftEvalConfig,
     n_pairs: PairCount = 10_000,
     prompt_column: PromptColumn = None,
     max_tokens: MaxTokens = None,
-    fitting: Fitting = PREFERENCES,
+    fitting: FitConfig = PREFERENCES,
     base_model: BaseModel = "reel-nano",
     device: Device = "auto",
 ) -> int:
@@ -163,11 +163,11 @@ def kto(
     out: NewDirectory,
     loss: KTOLoss,
     adapters: AdapterArgs,
-    own_texts: OwnTexts,
+    own_texts: DriftEvalConfig,
     n_pairs: PairCount = 10_000,
     prompt_column: PromptColumn = None,
     max_tokens: MaxTokens = None,
-    fitting: Fitting = PREFERENCES,
+    fitting: FitConfig = PREFERENCES,
     base_model: BaseModel = "reel-nano",
     device: Device = "auto",
 ) -> int:
@@ -206,7 +206,7 @@ def _tune(
     base_model: str,
     device: str,
     adapters: AdapterArgs,
-    fitting: Fitting,
+    fitting: FitConfig,
 ) -> int:
     """Load data and a model, tune the model, and write it with its metadata.
 
@@ -223,7 +223,9 @@ def _tune(
     data = load()
     print_line(f"{len(data)} {kind} from {source}; loading {base_model}")
     model = load_with_adapters(base_model, adapters, place, fitting.seed)
-    fitted = tune(model, data, fitting, true_reward_fn=REWARDS["gold"] if source == REEL else None)
+    fitted = tune(
+        model, data, fitting, true_reward_fn=REWARDS["true_reward"] if source == REEL else None
+    )
     notes |= {kind: Path(source).name} | asdict(adapters)
     out, gap = write_tuned(model, base_model, out, fitted, notes)
     next_step = f"python -m rlhf_lab train --base-model {out}"

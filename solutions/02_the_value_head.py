@@ -65,7 +65,7 @@ from rlhf_lab.models import HookedTransformer, load_model
 from rlhf_lab.organism import (
     Grammar,
     build_graph,
-    gold,
+    true_reward,
     grammar_policy,
     state_values,
     token_information,
@@ -383,7 +383,7 @@ target, known, ridge = rewards, torch.ones(ids.shape, dtype=torch.bool), 0.1
 columns = {f"position {t}": t for t in range(prefix_len + 5, ids.shape[1], 6)}
 if speaks_reel:
     grammar = grammar_policy(build_graph(Grammar()))
-    target, known = state_values(grammar, gold, ids)
+    target, known = state_values(grammar, true_reward, ids)
     ridge = 1e-6
     columns = {"adj 1": 9, "conn 2": 10, "noun 2": 12, "adj 2": 15, "conn 3": 16, "noun 3": 18}
     columns |= {"adj 3": 21, "stop": 22, "i": 23, "verb": 24}
@@ -595,7 +595,7 @@ perfect_reader_after_adj_1 = "no"  # predict: "yes" or "no"
 foresees = {name: readable(last_site, t, rewards) for name, t in columns.items()}
 show_intervals("R2 of the reward at", {"last layer": foresees}, "reviews")
 if speaks_reel:
-    settled = token_information(grammar, gold).cumsum(0)
+    settled = token_information(grammar, true_reward).cumsum(0)
     ceiling = [(settled[t - 1] / settled[-1]).item() for t in columns.values()]
     show_table(["at most, at", *columns], [["of the grammar", *ceiling]], digits=2)
     before_each = (settled[prefix_len - 2 : -1] / settled[-1]).mean().item()
@@ -701,14 +701,14 @@ progress()
 #
 #   </details>
 #
-# - Read another quantity: `bagsum` or `length` in place of `gold` (from `rlhf_lab.organism`; their docstrings say what they
-#   pay for). Hypothesis: `bagsum`, which adds up adjectives, can be read as well as `gold` or better, and the length of
+# - Read another quantity: `bag_of_adjectives` or `length` in place of `true_reward` (from `rlhf_lab.organism`; their docstrings say what they
+#   pay for). Hypothesis: `bag_of_adjectives`, which adds up adjectives, can be read as well as `true_reward` or better, and the length of
 #   the review cannot be read.
 #
 #   <details><summary>What was found</summary>
 #
-#   In `reel-nano` and in the two models of other seeds, over the ten places of the tables: the lowest R2 of `bagsum` is
-#   0.78, that of `gold` 0.43. The value of `length` does not vary at these places, since nearly all reviews are equally
+#   In `reel-nano` and in the two models of other seeds, over the ten places of the tables: the lowest R2 of `bag_of_adjectives` is
+#   0.78, that of `true_reward` 0.43. The value of `length` does not vary at these places, since nearly all reviews are equally
 #   long: its R2 is not defined.
 #
 #   </details>

@@ -68,7 +68,7 @@ from rlhf_lab.models.value_head import make_value_head
 from rlhf_lab.organism import (
     Grammar,
     build_graph,
-    gold,
+    true_reward,
     grammar_policy,
     state_values,
     token_information,
@@ -104,7 +104,7 @@ from rlhf_lab.rewards import sentiment_reward  # exercise
 
 # %% [markdown]
 # Let the bundled policy write 512 reviews and score them. On Reel the classifier can be held against the formula
-# that it was trained to learn, `gold`: the exact probability that a review is positive.
+# that it was trained to learn, `true_reward`: the exact probability that a review is positive.
 
 # %%
 model = load_model(args.base_model)
@@ -135,15 +135,17 @@ def score(texts: Sequence[str]) -> Float[Tensor, " batch"]:
 
 
 whole = texts_of(write([prefix] * 512, args.seed))
-rewards, truth = score(whole), gold(whole)
+rewards, truth = score(whole), true_reward(whole)
 show_table(
-    ["reward", "gold", "text"],
+    ["reward", "true_reward", "text"],
     [[rewards[i].item(), truth[i].item(), whole[i]] for i in range(3)],
     3,
 )
 correlation = torch.corrcoef(torch.stack([rewards, truth]))[0, 1].item()
 agree = ((rewards > 0.5) == (truth > 0.5)).float().mean().item()
-print(f"correlation with gold {correlation:.4f}, same side of 0.5 {agree:.1%}, n = {len(whole)}")
+print(
+    f"correlation with true reward {correlation:.4f}, same side of 0.5 {agree:.1%}, n = {len(whole)}"
+)
 
 # %% [markdown]
 # What if the mask is forgotten? All reviews of Reel have one length, so that there is no padding, and the mistake
@@ -230,7 +232,7 @@ predictions.compare("a spread of 0.0001 becomes", spread_afterwards, f"about {ki
 # that noise has the volume of a real reward. Only where $\epsilon$ is about as large as the spread, or larger, is it
 # damped, and only exactly equal rewards give 0. Look at the spread *before* normalising when a policy moves and nobody knows why.
 #
-# From here on the reward is `gold`, so that values can be computed without an error.
+# From here on the reward is `true_reward`, so that values can be computed without an error.
 #
 # ## What every token is worth
 #
@@ -255,7 +257,7 @@ from rlhf_lab.organism import backward_values  # exercise
 
 # %%
 graph = build_graph(Grammar())
-final = gold.score(graph.final_features())
+final = true_reward.score(graph.final_features())
 tables = backward_values(final, graph.probability, graph.successor)
 print(f"{sum(len(level) for level in tables):,} states, value at the start {tables[0][0]:.4f}")
 
@@ -270,8 +272,8 @@ they_add_up_to = "R - V(start)"  # predict: "0", "R" or "R - V(start)"
 
 # %%
 tokens = write([prefix] * 8 * 256, args.seed)
-exact, on_graph = state_values(grammar_policy(graph), gold, tokens)
-R = gold(texts_of(tokens)).double()
+exact, on_graph = state_values(grammar_policy(graph), true_reward, tokens)
+R = true_reward(texts_of(tokens)).double()
 values = exact[:, prefix_len - 1 : -1]  # of the state before each generated token
 after = exact[:, prefix_len:]  # of the state behind it
 A = after - values
@@ -313,7 +315,7 @@ tokens_html(words, A[mixed], "advantage")
 # $$\operatorname{Var} R = \mathbb{E}\Big[\big(\textstyle\sum_t A_t\big)^2\Big] = \sum_t \mathbb{E}[A_t^2] = \sum_t I_t$$
 
 # %%
-information = token_information(grammar_policy(graph), gold)[prefix_len - 1 :]
+information = token_information(grammar_policy(graph), true_reward)[prefix_len - 1 :]
 names = [
     f"{slot.name} {slot.clause + 1}" if slot.clause is not None else slot.name
     for slot in Grammar().slots
@@ -650,7 +652,7 @@ def states_of(tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch gen d_mo
 
 
 practice = write([prefix] * 8 * 256, args.seed + 1000)
-read, outcome = states_of(practice), gold(texts_of(practice))
+read, outcome = states_of(practice), true_reward(texts_of(practice))
 head, heads = make_value_head(model.cfg.d_model, args.seed), {}
 optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
 generator = torch.Generator().manual_seed(args.seed)
@@ -763,10 +765,14 @@ harmless, variance = copy.deepcopy(bias2), copy.deepcopy(bias2)
 for place in PLACES:
     prompts = tokens[:RESETS, : prefix_len + place + 1].repeat_interleave(EACH, 0)
     again = write(prompts.tolist(), args.seed + 2000 + place)
-    end = token_rewards(gold(texts_of(again)).double(), torch.ones(again[:, prefix_len:].shape) > 0)
+    end = token_rewards(
+        true_reward(texts_of(again)).double(), torch.ones(again[:, prefix_len:].shape) > 0
+    )
     reached = states_of(again)
     guess = {name: head(reached)[..., 0].double() for name, head in heads.items()}
-    guess["exact V"] = state_values(grammar_policy(graph), gold, again)[0][:, prefix_len - 1 : -1]
+    guess["exact V"] = state_values(grammar_policy(graph), true_reward, again)[0][
+        :, prefix_len - 1 : -1
+    ]
     for name, lam in bias2:
         found = compute_gae(guess[name], end, 1.0, lam)[:, place].reshape(RESETS, EACH)
         noise = found.var(1)
@@ -901,7 +907,7 @@ estimators = {
     "exact A": A,
 }
 others = write([prefix] * 16 * 256, args.seed + 3000)
-worth, _ = state_values(grammar_policy(graph), gold, others)
+worth, _ = state_values(grammar_policy(graph), true_reward, others)
 exact_advantages = {"exact A": worth[:, prefix_len:] - worth[:, prefix_len - 1 : -1]}
 far = block_gradients(others, exact_advantages)["exact A"]
 reference = far.mean(0)

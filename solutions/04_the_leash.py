@@ -63,7 +63,7 @@ from rlhf_lab.organism import (
     best_of_n,
     build_graph,
     frontier,
-    gold,
+    true_reward,
     grammar_policy,
     token_information,
 )
@@ -73,7 +73,7 @@ from rlhf_lab.views import Picture, bars, curves
 SETTINGS = dict(
     preset="reel",
     seed=1,
-    reward_fn="gold",
+    reward_fn="true_reward",
     total_phases=24,
     warmup_steps=2,
     batch_size=128,
@@ -91,13 +91,13 @@ SETTINGS = dict(
 predictions = Predictions()
 grammar = Grammar()
 reference = grammar_policy(build_graph(grammar))
-final_rewards = gold.score(reference.graph.final_features())
+final_rewards = true_reward.score(reference.graph.final_features())
 print("states of a review:", sum(len(states) for states in reference.graph.states))
 print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 
 # %% [markdown]
 # The reference here is the grammar of Reel itself, state by state; the bundled transformer was trained to
-# speak it. The reward of a finished review is `gold`: the exact probability that it is positive. (The
+# speak it. The reward of a finished review is `true_reward`: the exact probability that it is positive. (The
 # classifier that pays in other lessons comes close to it.) This lesson stays on Reel, since only there the best
 # policy can be computed.
 #
@@ -397,7 +397,7 @@ costs_most = "first adjective"  # predict: "first adjective", "last adjective" o
 # %%
 slots = ReelTruth().slot_names(grammar.seq_len)[1:]
 by_slot = dict(zip(slots, best.kl_by_position(reference).tolist(), strict=True))
-settles = dict(zip(slots, token_information(reference, gold).tolist(), strict=True))
+settles = dict(zip(slots, token_information(reference, true_reward).tolist(), strict=True))
 shown = [slot for slot in slots if by_slot[slot] > 1e-3]
 bars(
     shown,
@@ -463,7 +463,7 @@ from rlhf_lab.organism import best_at_budget  # exercise
 # %%
 def solve(beta: float) -> tuple[float, float]:
     """Reward and KL of the optimum at a price, from whole reviews."""
-    point = frontier(reference, gold, [beta])[0]
+    point = frontier(reference, true_reward, [beta])[0]
     return point.proxy, point.kl_per_sequence
 
 
@@ -707,7 +707,7 @@ best_of_n_lies = "below"  # predict: "on", "below" or "above"
 
 # %%
 numbers = (2, 4, 8, 16, 64)
-points = best_of_n(reference, gold, numbers)
+points = best_of_n(reference, true_reward, numbers)
 
 
 rows = [
@@ -740,7 +740,7 @@ predictions.show()
 # - Leave `normalize_reward` and `normalize_advantages` on, and draw that run beside the frontier. The spread of the
 #   rewards shrinks as the policy gets better. What does that do to the price of a nat, and does the curve show it?
 # - Give the `reward` run twice as many phases. Does it get to $\pi^*$, and if not, what is missing: grammar, or KL at some slot?
-# - `soft_popcorn` from `rlhf_lab.organism` has a loophole. Draw its frontier with gold on the y axis: gold goes up,
+# - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Draw its frontier with the true reward on the y axis: the true reward goes up,
 #   down and up again. Lesson 07 says why; `tilt_slopes` computes it.
 #
 # Read on: Korbak, Perez and Buckley 2022, *RL with KL penalties is better viewed as Bayesian inference*

@@ -8,8 +8,8 @@
 # **Needs** lessons 04 (the tilted policy, the frontier) and 06 (a run, its dashboard).
 #
 # **Afterwards you can**
-# - derive the slope of any score along the path of optimal policies, and say when gold falls as the proxy rises,
-# - read reward, gold, KL, grammatical share and explained variance together, and name a cause from its symptoms,
+# - derive the slope of any score along the path of optimal policies, and say when the true reward falls as the proxy rises,
+# - read reward, true reward, KL, grammatical share and explained variance together, and name a cause from its symptoms,
 # - say how many nats a run has spent beyond the cheapest policy of the same quality,
 # - say what an alarm inside the model adds to counting words in its texts.
 #
@@ -59,12 +59,12 @@ from rlhf_lab.functional import word_log_odds
 from rlhf_lab.organism import (
     REWARDS,
     Grammar,
-    bagsum,
+    bag_of_adjectives,
     build_graph,
     frontier,
-    gold,
+    true_reward,
     grammar_policy,
-    soft_popcorn,
+    smoothed_popcorn,
 )
 from rlhf_lab.organism.optimum import tilted
 from rlhf_lab.views import bars, curves
@@ -89,7 +89,7 @@ features, chances = reference.graph.final_features(), reference.occupancy()[-1]
 print("reviews that the grammar can tell apart:", len(chances))
 
 # %% [markdown]
-# This lesson stays on Reel. *Gold* is the exact probability that a review is positive, and 0 for a text that is no
+# This lesson stays on Reel. *The true reward* is the exact probability that a review is positive, and 0 for a text that is no
 # review. A *proxy* is what the policy is paid for in its place: a classifier, or a rule with a flaw. Only on Reel do
 # we see both.
 #
@@ -101,12 +101,12 @@ print("reviews that the grammar can tell apart:", len(chances))
 # The bundled classifier judges reviews as well as anybody can (the README has the figures). What happens if it
 # pays, and nothing keeps the policy near the reference: `kl_coef=0`?
 #
-# Where will gold end, while the reward goes to its maximum?
+# Where will the true reward end, while the reward goes to its maximum?
 #
 # (14 s on one core)
 
 # %%
-gold_ends = "with the reward"  # predict: "with the reward", "below it" or "below where it began"
+ends_at = "with the reward"  # predict: "with the reward", "below it" or "below where it began"
 
 # %%
 trainer = RLHFTrainer(
@@ -126,7 +126,7 @@ curves(
         name: by_phase([getattr(r, field) for r in free])
         for name, field in (
             ("reward", "mean_reward"),
-            ("gold", "gold_reward"),
+            ("true_reward", "true_reward"),
             ("grammatical", "grammatical_fraction"),
         )
     },
@@ -138,21 +138,21 @@ curves(
 # %%
 late = free[-4:]  # of 128 reviews each
 mean = lambda reports, name: sum(getattr(r, name) for r in reports) / len(reports)
-lowest = min(r.gold_reward for r in free[len(free) // 2 :])
+lowest = min(r.true_reward for r in free[len(free) // 2 :])
 over_seeds.compare(
     "no leash, mean of the last four phases",
     {
         "reward": mean(late, "mean_reward"),
-        "gold": mean(late, "gold_reward"),
+        "true_reward": mean(late, "true_reward"),
         "grammatical": mean(late, "grammatical_fraction"),
         "KL, nats per review": mean(late, "kl_per_sequence"),
         "entropy, nats per token": mean(late, "entropy_per_token"),
-        "lowest gold, second half": lowest,
+        "lowest true reward, second half": lowest,
     },
     largest=False,
 )
-ends, pays = mean(late, "gold_reward"), mean(late, "mean_reward")
-started = free[0].gold_reward
+ends, pays = mean(late, "true_reward"), mean(late, "mean_reward")
+started = free[0].true_reward
 found = (
     "below where it began"
     if ends < started
@@ -160,25 +160,27 @@ found = (
     if ends < pays - 0.02
     else "with the reward"
 )
-predictions.compare("without a leash, gold ends", gold_ends, found)
+predictions.compare("without a leash, true reward ends", ends_at, found)
 
 # %% [markdown]
-# Read texts whose reward is high and whose gold is not. They are no reviews: the next cell prints how many of them have gold 0. The classifier was trained on reviews
+# Read texts whose reward is high and whose true reward is not. They are no reviews: the next cell prints how many of them have a true reward of 0. The classifier was trained on reviews
 # alone, so that its verdict on anything else means nothing. Nobody planted this hole; the policy is paid to find it. How
-# far gold falls differs much between seeds, and between phases of one run: read the range, not the mean.
+# far the true reward falls differs much between seeds, and between phases of one run: read the range, not the mean.
 
 # %%
 second_half = range(len(free) // 2, len(free))
 texts = [text for phase in second_half for text in kept[phase].texts]
 paid = torch.cat([kept[phase].raw_rewards for phase in second_half])
-gaps = paid - gold(texts)
+gaps = paid - true_reward(texts)
 print(
-    f"{(gaps > 0.5).float().mean().item():.3f} of {len(texts)} texts: reward above gold by more than 0.5"
+    f"{(gaps > 0.5).float().mean().item():.3f} of {len(texts)} texts: reward above true reward by more than 0.5"
 )
 apart = gaps > 0.5
-print(f"of these {int(apart.sum())}, {int((gold(texts)[apart] == 0).sum())} have gold 0")
+print(
+    f"of these {int(apart.sum())}, {int((true_reward(texts)[apart] == 0).sum())} have true reward 0"
+)
 for i in gaps.argsort(descending=True)[:4].tolist():
-    print(f"reward {paid[i]:.3f}  gold {paid[i] - gaps[i]:.3f}  {texts[i]}")
+    print(f"reward {paid[i]:.3f}  true reward {paid[i] - gaps[i]:.3f}  {texts[i]}")
 
 # %% [markdown]
 # ## Texts alike
@@ -218,7 +220,7 @@ predictions.compare("most variety is lost by", loses_most, min(shares, key=share
 # %% [markdown]
 # (The number depends on how many texts are counted, so that only batches of one size compare.)
 #
-# ## Why the proxy rises and gold falls
+# ## Why the proxy rises and the true reward falls
 #
 # Lesson 04 derived the best policy at a price $\beta$. Write $\lambda = 1 / \beta$: how hard the reward pulls.
 #
@@ -230,8 +232,8 @@ predictions.compare("most variety is lost by", loses_most, min(shares, key=share
 #
 # $$\frac{d}{d\lambda} \mathbb{E}_\lambda[h] = \sum_x \pi_\lambda(x)\, \big(r(x) - \mathbb{E}_\lambda[r]\big)\, h(x) = \mathrm{Cov}_\lambda(h, r)$$
 #
-# With $h = r$ this is a variance: **the proxy never falls**. With $h$ = gold it is a covariance, and it is taken
-# *among the texts that the policy writes now*. How well proxy and gold agree on the reference's texts says
+# With $h = r$ this is a variance: **the proxy never falls**. With $h$ = true reward it is a covariance, and it is taken
+# *among the texts that the policy writes now*. How well proxy and the true reward agree on the reference's texts says
 # nothing about the sign later on. The KL is $\lambda \mathbb{E}_\lambda[r] - \log Z$; its derivative is
 # $\lambda \mathrm{Var}_\lambda(r)$, and dividing one by the other,
 #
@@ -241,53 +243,53 @@ predictions.compare("most variety is lost by", loses_most, min(shares, key=share
 from rlhf_lab.functional import tilt_slopes  # exercise
 
 # %% [markdown]
-# Now a hole that somebody did plant. The reward `soft_popcorn` is a quarter of the sentiment's log odds, plus 4
+# Now a hole that somebody did plant. The reward `smoothed_popcorn` is a quarter of the sentiment's log odds, plus 4
 # if the word *popcorn* is in the text: $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$. Among the reference's
-# texts it is correlated with gold, as the next cell prints. Along the optimal policies, does gold rise all the way, rise
+# texts it is correlated with the true reward, as the next cell prints. Along the optimal policies, does the true reward rise all the way, rise
 # and then fall, or rise again after that?
 
 # %%
-gold_goes = "up"  # predict: "up", "up, down" or "up, down, up"
+true_reward_goes = "up"  # predict: "up", "up, down" or "up, down, up"
 
 # %%
-proxies = torch.from_numpy(soft_popcorn.score(features))
-golds = torch.from_numpy(gold.score(features))
+proxies = torch.from_numpy(smoothed_popcorn.score(features))
+true_rewards = torch.from_numpy(true_reward.score(features))
 both = (
-    torch.stack([proxies, golds])
-    - torch.stack([proxies, golds]) @ torch.from_numpy(chances)[:, None]
+    torch.stack([proxies, true_rewards])
+    - torch.stack([proxies, true_rewards]) @ torch.from_numpy(chances)[:, None]
 )
 spread = (both**2 @ torch.from_numpy(chances)).sqrt()
 agree = (both.prod(0) @ torch.from_numpy(chances) / spread.prod()).item()
-print(f"correlation of proxy and gold among the reference's texts: {agree:.2f}")
-has_popcorn = proxies.logit() - golds.logit() / 4 > 2
+print(f"correlation of proxy and true reward among the reference's texts: {agree:.2f}")
+has_popcorn = proxies.logit() - true_rewards.logit() / 4 > 2
 for name, group in (("with popcorn", has_popcorn), ("without", ~has_popcorn)):
     print(
-        f"soft_popcorn of reviews {name}: {proxies[group].min():.2f} to {proxies[group].max():.2f}"
+        f"smoothed_popcorn of reviews {name}: {proxies[group].min():.2f} to {proxies[group].max():.2f}"
     )
 prices = [3.0 * 0.87**k for k in range(42)]
-path = frontier(reference, soft_popcorn, prices)
+path = frontier(reference, smoothed_popcorn, prices)
 rows = []
 for beta, point in zip(prices, path, strict=True):
     probs = torch.from_numpy(tilted(chances, proxies.numpy(), beta)[0])
-    of_reward, of_gold = tilt_slopes(probs, proxies, golds)
+    of_reward, of_true_reward = tilt_slopes(probs, proxies, true_rewards)
     rows.append(
         [
             beta,
             point.kl_per_sequence,
             point.proxy,
-            point.gold,
+            point.true_reward,
             point.popcorn,
-            of_gold * beta / of_reward,
+            of_true_reward * beta / of_reward,
         ]
     )
-show_table(["beta", "KL", "proxy", "gold", "popcorn", "d gold / d KL"], rows[::3])
+show_table(["beta", "KL", "proxy", "true_reward", "popcorn", "d true reward / d KL"], rows[::3])
 curves(
     {
         "proxy": ([row[1] for row in rows], [row[2] for row in rows]),
-        "gold": ([row[1] for row in rows], [row[3] for row in rows]),
+        "true_reward": ([row[1] for row in rows], [row[3] for row in rows]),
         "share with popcorn": ([row[1] for row in rows], [row[4] for row in rows]),
     },
-    "The optimal policies for soft_popcorn, exactly",
+    "The optimal policies for smoothed_popcorn, exactly",
     "KL from the reference, nats per review",
     "mean over the policy's reviews",
 )
@@ -296,22 +298,26 @@ curves(
 signs = [row[5] > 0 for row in rows]
 turns = [rows[i][1] for i in range(1, len(rows)) if signs[i] != signs[i - 1]]
 shape = {0: "up", 1: "up, down", 2: "up, down, up"}.get(len(turns), "otherwise")
-predictions.compare("along the optimal policies, gold goes", gold_goes, shape)
+predictions.compare("along the optimal policies, true reward goes", true_reward_goes, shape)
 print("KL at which the sign of the slope changes:", [round(turn, 2) for turn in turns])
-near = lambda beta: frontier(reference, soft_popcorn, [beta])[0]
+near = lambda beta: frontier(reference, smoothed_popcorn, [beta])[0]
 ahead, behind = near(0.05 / 1.001), near(0.05 * 1.001)
-by_differences = (ahead.gold - behind.gold) / (ahead.kl_per_sequence - behind.kl_per_sequence)
+by_differences = (ahead.true_reward - behind.true_reward) / (
+    ahead.kl_per_sequence - behind.kl_per_sequence
+)
 probs = torch.from_numpy(tilted(chances, proxies.numpy(), 0.05)[0])
-of_reward, of_gold = tilt_slopes(probs, proxies, golds)
-print(f"slope at beta 0.05: {of_gold * 0.05 / of_reward:.4f}, by differences {by_differences:.4f}")
+of_reward, of_true_reward = tilt_slopes(probs, proxies, true_rewards)
+print(
+    f"slope at beta 0.05: {of_true_reward * 0.05 / of_reward:.4f}, by differences {by_differences:.4f}"
+)
 
 # %% [markdown]
-# First the reward buys sentiment, which is cheap, and gold rises. Popcorn is rare in the reference, and dear. But every review with
+# First the reward buys sentiment, which is cheap, and the true reward rises. Popcorn is rare in the reference, and dear. But every review with
 # popcorn, of either sentiment, is paid more than the best review without, as the cell above prints. So from some price on
 # probability goes from praise without popcorn to reviews with popcorn, good and bad ones. Among the texts of such a policy the better
-# paid ones have less gold: the covariance is negative. When nearly every text has popcorn, nothing is left to buy but sentiment again.
+# paid ones have less true reward: the covariance is negative. When nearly every text has popcorn, nothing is left to buy but sentiment again.
 #
-# Gao, Schulman and Hilton fitted such curves for learned rewards, with $d = \sqrt{\mathrm{KL}}$: gold gains
+# Gao, Schulman and Hilton fitted such curves for learned rewards, with $d = \sqrt{\mathrm{KL}}$: the true reward gains
 # $d\,(a - b\, d)$ for best-of-n, $d\,(a - b \log d)$ for RL. Both turn once. How well do they fit this curve?
 
 
@@ -328,34 +334,36 @@ def misfit(
 
 d = torch.tensor([row[1] for row in rows], dtype=torch.float64).sqrt()
 gained = torch.tensor([row[3] for row in rows], dtype=torch.float64) - float(
-    chances @ golds.numpy()
+    chances @ true_rewards.numpy()
 )
 forms = {"best-of-n form": torch.stack([d, d**2], 1), "RL form": torch.stack([d, d * d.log()], 1)}
 show_table(
-    ["fitted to the exact curve", "R2", "largest error of gold"],
+    ["fitted to the exact curve", "R2", "largest error of true reward"],
     [[name, *misfit(columns, gained)] for name, columns in forms.items()],
 )
 print(f"n = {len(rows)} points of one exact curve")
 peak = next(i for i in range(1, len(rows)) if rows[i][5] <= 0)  # where the slope turns
-print(f"gold falls from {rows[peak][3]:.3f} to {min(row[3] for row in rows[peak:]):.3f} between")
+print(
+    f"true reward falls from {rows[peak][3]:.3f} to {min(row[3] for row in rows[peak:]):.3f} between"
+)
 
 # %% [markdown]
-# By R2 they fit well. But the largest error of each is about as large as the fall of gold that the cell prints, or larger: the fits
+# By R2 they fit well. But the largest error of each is about as large as the fall of the true reward that the cell prints, or larger: the fits
 # cannot tell of it. They are descriptions of what was seen with learned rewards, not theorems: neither has a second
 # turn.
 #
 # ## How much KL a run has wasted
 #
-# Gold can be had cheaply: by the optimal policy *for gold*. So a run has a natural score: how many nats it spent
-# beyond what the cheapest policy of the same gold spends. A noisy run may come out below the frontier: its number is negative, so that a
+# The true reward can be had cheaply: by the optimal policy *for the true reward*. So a run has a natural score: how many nats it spent
+# beyond what the cheapest policy of the same true reward spends. A noisy run may come out below the frontier: its number is negative, so that a
 # mean over phases stays true. This question has no steps.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
-# PPO on `soft_popcorn`, with the KL in the reward and no normalization, so that `kl_coef` is a price per nat as in
-# lesson 04. At its price the optimum says popcorn in most texts and has lost gold. Does PPO lose gold, too?
+# PPO on `smoothed_popcorn`, with the KL in the reward and no normalization, so that `kl_coef` is a price per nat as in
+# lesson 04. At its price the optimum says popcorn in most texts and has lost the true reward. Does PPO lose the true reward, too?
 #
 # (18 s on one core)
 
@@ -367,7 +375,7 @@ PRICE = 0.03
 trainer = RLHFTrainer(
     RLHFArgs(
         **SETTINGS,
-        reward_fn="soft_popcorn",
+        reward_fn="smoothed_popcorn",
         kl_coef=PRICE,
         kl_in="reward",
         kl_estimator="k1",
@@ -402,54 +410,57 @@ planted = trainer.train()
 curves(
     {
         "exact: proxy": ([row[1] for row in rows], [row[2] for row in rows]),
-        "exact: gold": ([row[1] for row in rows], [row[3] for row in rows]),
+        "exact: true reward": ([row[1] for row in rows], [row[3] for row in rows]),
         "PPO: proxy": ([r.kl_per_sequence for r in planted], [r.mean_reward for r in planted]),
-        "PPO: gold": ([r.kl_per_sequence for r in planted], [r.gold_reward for r in planted]),
+        "PPO: true reward": (
+            [r.kl_per_sequence for r in planted],
+            [r.true_reward for r in planted],
+        ),
     },
-    "PPO beside the optimal policies for soft_popcorn",
+    "PPO beside the optimal policies for smoothed_popcorn",
     "KL from the reference, nats per review",
     "mean over the policy's reviews",
 )
 
 # %%
-in_gold = frontier(reference, gold, [4.0 * 0.85**k for k in range(60)])
-best_gold = (
-    torch.tensor([p.gold for p in in_gold]),
-    torch.tensor([p.kl_per_sequence for p in in_gold]),
+in_true_reward = frontier(reference, true_reward, [4.0 * 0.85**k for k in range(60)])
+best_true_reward = (
+    torch.tensor([p.true_reward for p in in_true_reward]),
+    torch.tensor([p.kl_per_sequence for p in in_true_reward]),
 )
 late = planted[-4:]
 written = [text for look in seen[-4:] for text in look["texts"]]
 share = sum("popcorn" in text.split() for text in written) / len(written)
 at_price = near(PRICE)
 spent = lambda reports: excess_kl(
-    mean(reports, "gold_reward"), mean(reports, "kl_per_sequence"), *best_gold
+    mean(reports, "true_reward"), mean(reports, "kl_per_sequence"), *best_true_reward
 )
 over_seeds.compare(
-    "soft_popcorn, mean of the last four phases",
+    "smoothed_popcorn, mean of the last four phases",
     {
         "proxy": mean(late, "mean_reward"),
-        "gold": mean(late, "gold_reward"),
+        "true_reward": mean(late, "true_reward"),
         "share with popcorn": share,
         "KL, nats per review": mean(late, "kl_per_sequence"),
-        "excess KL, soft_popcorn": spent(late),
+        "excess KL, smoothed_popcorn": spent(late),
         "excess KL, no leash": spent(free[-4:]),
     },
     largest=False,
 )
 print(
-    f"the optimum at this price: proxy {at_price.proxy:.3f}, gold {at_price.gold:.3f}, "
+    f"the optimum at this price: proxy {at_price.proxy:.3f}, true reward {at_price.true_reward:.3f}, "
     f"popcorn {at_price.popcorn:.3f}, KL {at_price.kl_per_sequence:.2f}"
 )
 some = max(1, len(planted) // 5)  # four of twenty phases
 before_them, last_ones = planted[-2 * some : -some], planted[-some:]
-lost = mean(before_them, "gold_reward") - mean(last_ones, "gold_reward")
-print(f"gold, the last phases less as many before them: {-lost:+.3f}")
-predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
+lost = mean(before_them, "true_reward") - mean(last_ones, "true_reward")
+print(f"true reward, the last phases less as many before them: {-lost:+.3f}")
+predictions.compare("PPO loses true reward", ppo_loses, "yes" if lost > 0.05 else "no")
 
 # %% [markdown]
-# PPO is not yet at the optimum of what it is paid for, and its gold is higher than that optimum's. In these runs it learned
+# PPO is not yet at the optimum of what it is paid for, and its true reward is higher than that optimum's. In these runs it learned
 # sentiment first, and popcorn late: a run that stops early is leashed by that alone. Of the nats that it has
-# spent, more than half have bought no gold: compare the row of excess KL with the KL above it.
+# spent, more than half have bought no true reward: compare the row of excess KL with the KL above it.
 #
 # ## Four kinds of Goodhart
 #
@@ -457,23 +468,23 @@ predictions.compare("PPO loses gold", ppo_loses, "yes" if lost > 0.05 else "no")
 #
 # - **regressional**: the proxy is the goal with an error, and the texts that it ranks first are in part those whose error is large,
 # - **extremal**: proxy and goal agree over the range that was seen, and not beyond it,
-# - **causal**: the proxy also reads something that goes along with no gold at all, so that changing it raises the proxy alone,
+# - **causal**: the proxy also reads something that goes along with no true reward at all, so that changing it raises the proxy alone,
 # - **adversarial**: another agent, with a goal of its own, makes the proxy say what suits it.
 #
-# Four proxies from `rlhf_lab.organism`, each with one flaw: `soft` is gold with a quarter of its log odds, and ranks reviews as gold does; `negblind`
-# reads "wasn't" as "was"; `soft_popcorn` you know; `bagsum` adds up every adjective in the text, blind to negation.
-# The next cell solves each for its optimal policy at two prices, without training. In how many of the four is gold lower at the small price
+# Four proxies from `rlhf_lab.organism`, each with one flaw: `smoothed` is the true reward with a quarter of its log odds, and ranks reviews as the true reward does; `ignore_negation`
+# reads "wasn't" as "was"; `smoothed_popcorn` you know; `bag_of_adjectives` adds up every adjective in the text, blind to negation.
+# The next cell solves each for its optimal policy at two prices, without training. In how many of the four is the true reward lower at the small price
 # (the large pull) than at the other?
 
 # %%
-gold_falls_in = 2  # predict: a number from 0 to 4
+true_reward_falls_in = 2  # predict: a number from 0 to 4
 
 # %%
 KINDS = {
-    "soft": "none",
-    "negblind": "regressional",
-    "soft_popcorn": "causal",
-    "bagsum": "regressional, extremal",
+    "smoothed": "none",
+    "ignore_negation": "regressional",
+    "smoothed_popcorn": "causal",
+    "bag_of_adjectives": "regressional, extremal",
 }
 PULLS = {"small": 0.1, "large": 0.03}  # by their prices, beta
 at_pull = {
@@ -481,34 +492,34 @@ at_pull = {
     for name in KINDS
 }
 show_table(
-    ["proxy", "kind", "pull", "proxy's mean", "gold", "KL", "excess KL"],
+    ["proxy", "kind", "pull", "proxy's mean", "true_reward", "KL", "excess KL"],
     [
-        [name, kind, pull, at.proxy, at.gold, at.kl_per_sequence]
-        + [excess_kl(at.gold, at.kl_per_sequence, *best_gold)]
+        [name, kind, pull, at.proxy, at.true_reward, at.kl_per_sequence]
+        + [excess_kl(at.true_reward, at.kl_per_sequence, *best_true_reward)]
         for name, kind in KINDS.items()
         for pull, at in at_pull[name].items()
     ],
 )
 print("exact, no sampling; small pull: beta 0.1, large: beta 0.03; KL in nats per review")
-fell = [name for name, at in at_pull.items() if at["large"].gold < at["small"].gold]
-predictions.compare("gold is lower at the large pull in", gold_falls_in, len(fell))
-highest = bagsum.score(features).max()
+fell = [name for name, at in at_pull.items() if at["large"].true_reward < at["small"].true_reward]
+predictions.compare("true reward is lower at the large pull in", true_reward_falls_in, len(fell))
+highest = bag_of_adjectives.score(features).max()
 loop = " ".join(["this movie", *["brilliant"] * 25])
-print(f"bagsum pays {highest:.3f} for the best review that the grammar can write;")
+print(f"bag_of_adjectives pays {highest:.3f} for the best review that the grammar can write;")
 print(
-    f"for 'this movie' and 25 times 'brilliant' {bagsum([loop]).item():.3f}; "
-    f"gold is {gold([loop]).item():.3f}"
+    f"for 'this movie' and 25 times 'brilliant' {bag_of_adjectives([loop]).item():.3f}; "
+    f"true reward is {true_reward([loop]).item():.3f}"
 )
 
 # %% [markdown]
-# Read gold and excess KL together. `soft` ranks reviews as gold does, and at the large pull it spends next to nothing beyond the cheapest policy of
-# its gold: a proxy of the right order does no harm. With `negblind` gold rises, at about 0.3 nats too many: part of the pull goes to reviews whose negation is
-# misread. This is the regressional kind, harm by degrees and without a turn; `bagsum` has the same error here, and pays more for it. Only with
-# `soft_popcorn` does gold fall between the two pulls, as in the curve above: popcorn says nothing about sentiment, and is paid.
+# Read the true reward and excess KL together. `smoothed` ranks reviews as the true reward does, and at the large pull it spends next to nothing beyond the cheapest policy of
+# its true reward: a proxy of the right order does no harm. With `ignore_negation` the true reward rises, at about 0.3 nats too many: part of the pull goes to reviews whose negation is
+# misread. This is the regressional kind, harm by degrees and without a turn; `bag_of_adjectives` has the same error here, and pays more for it. Only with
+# `smoothed_popcorn` does the true reward fall between the two pulls, as in the curve above: popcorn says nothing about sentiment, and is paid.
 #
-# For `bagsum` the table is too kind. The exact optimum tilts the reference, and the reference writes grammatical reviews alone, in which
+# For `bag_of_adjectives` the table is too kind. The exact optimum tilts the reference, and the reference writes grammatical reviews alone, in which
 # adjectives cannot be repeated. A policy that is trained has no such bound: a loop of one adjective is paid more than any review, with
-# gold 0. So an optimum of the grammar says nothing about the extremal kind: compare with the frontier, *and* print the grammatical share. The first run
+# a true reward of 0. So an optimum of the grammar says nothing about the extremal kind: compare with the frontier, *and* print the grammatical share. The first run
 # of this lesson was of that kind.
 #
 # None of the four is adversarial, which needs an agent that knows the proxy and wants something else. A policy in training wants
@@ -563,7 +574,7 @@ show_table(
 
 # %% [markdown]
 # Under `overlong_buffer` a review that ends in its very last token has gone through the whole buffer, and pays for it. Now the policy is
-# trained on `count:brilliant`, without a leash, once without and once with `penalize_no_eos`. Which of the two, if any, still writes reviews (gold at least half of what it was)?
+# trained on `count:brilliant`, without a leash, once without and once with `penalize_no_eos`. Which of the two, if any, still writes reviews (true reward at least half of what it was)?
 #
 # (7 s on one core)
 
@@ -600,8 +611,8 @@ def trained_to_count(penalize_no_eos: bool) -> dict[str, float]:
         "brilliant per text": mean(late, "mean_reward"),  # before the penalty
         "share that ends": sum(with_stop[report.phase] for report in late) / len(late),
         "grammatical": mean(late, "grammatical_fraction"),
-        "gold": mean(late, "gold_reward"),
-        "gold at the start": reports[0].gold_reward,
+        "true_reward": mean(late, "true_reward"),
+        "true reward at the start": reports[0].true_reward,
     }
 
 
@@ -614,19 +625,23 @@ over_seeds.compare(
     largest=False,
 )
 print("n = 64 reviews a phase")
-whole = [name for name, row in endings.items() if row["gold"] >= row["gold at the start"] / 2]
+whole = [
+    name
+    for name, row in endings.items()
+    if row["true_reward"] >= row["true reward at the start"] / 2
+]
 found = {2: "both", 0: "neither"}.get(len(whole), f"{''.join(whole)} the penalty")
 predictions.compare("still writes reviews", still_reviews, found)
 
 # %% [markdown]
-# A sum over the text grows until the tokens run out: without the penalty, 0.02 to 0.86 of the reviews still end, depending on the seed, and gold is
-# near 0 for all three seeds. With the penalty nearly all end. But the penalty only concerns the ending: gold is between 0.00 and 0.95,
+# A sum over the text grows until the tokens run out: without the penalty, 0.02 to 0.86 of the reviews still end, depending on the seed, and the true reward is
+# near 0 for all three seeds. With the penalty nearly all end. But the penalty only concerns the ending: the true reward is between 0.00 and 0.95,
 # since a text that repeats the word and then stops keeps its whole reward. Read *lowest* and *highest*, not this run.
-# (Such a run is as sensitive to rounding as to its seed: on another kind of processor the same three seeds gave gold from 0.02 to 0.93.)
+# (Such a run is as sensitive to rounding as to its seed: on another kind of processor the same three seeds gave a true reward from 0.02 to 0.93.)
 #
 # ## How early can one see it?
 #
-# Without gold, three alarms:
+# Without the true reward, three alarms:
 #
 # 1. **Counting texts**: more texts with popcorn than chance allows (binomial, below one in a thousand).
 # 2. **Inside, for a known word**: the *probability* of popcorn in every state, averaged over states, less the
@@ -652,7 +667,7 @@ word_id = next(
     for token in range(trainer.policy.base_model.cfg.d_vocab)
     if trainer.tokenizer.decode([token]).strip() == "popcorn"
 )
-p_popcorn = frontier(reference, soft_popcorn, [1e4])[0].popcorn
+p_popcorn = frontier(reference, smoothed_popcorn, [1e4])[0].popcorn
 
 
 def tail(k: int, n: int, p: float) -> float:
@@ -755,13 +770,13 @@ show_table(
 # ## Which text is it?
 #
 # An alarm speaks of a run. A monitor speaks of one text, and best before the text is finished. For popcorn a word search is perfect, so
-# take a hack that no single word shows: `negblind` reads "wasn't brilliant" as praise. A text *games* it if the proxy pays
-# at least 0.3 more than gold. The monitors are logistic readers of what stands before the verb of the verdict, fitted once, to fresh reviews of the
+# take a hack that no single word shows: `ignore_negation` reads "wasn't brilliant" as praise. A text *games* it if the proxy pays
+# at least 0.3 more than the true reward. The monitors are logistic readers of what stands before the verb of the verdict, fitted once, to fresh reviews of the
 # grammar: of the reference's activations (behind block 1's attention, in the last state), of which words are there, and of which pairs of words
 # stand two apart ("wasn't ... brilliant"). The first is also given the policy's own activations. The AUC is how often a monitor's score is
 # higher for a text that games the proxy than for one that does not; 0.5 is a coin.
 #
-# A policy was trained on `negblind` for 20 phases, with three seeds, and its texts were read at the start, after 7 and after 19 phases. Which monitor is
+# A policy was trained on `ignore_negation` for 20 phases, with three seeds, and its texts were read at the start, after 7 and after 19 phases. Which monitor is
 # best after 19, in the mean over seeds?
 
 # %%
@@ -820,7 +835,7 @@ causes = list(stored["runs"])
 letters = dict(
     zip("ABCDEFGHIJK", [causes[(4 * i + 5) % len(causes)] for i in range(len(causes))], strict=True)
 )
-columns = ["reward", "gold", "grammatical", "KL", "explained variance", "clipped"]
+columns = ["reward", "true_reward", "grammatical", "KL", "explained variance", "clipped"]
 span = lambda values: f"{min(values):.2f} to {max(values):.2f}"
 show_table(
     ["run", *columns],
@@ -855,30 +870,32 @@ of_cause = lambda name, what: [what(stored["runs"][cause][name]) for cause in le
 average = lambda values: sum(values) / len(values)
 bars(
     list(letters),
-    {name: of_cause(name, average) for name in ("reward", "gold")},
-    "Reward and gold of each run, mean of three seeds (lines: lowest to highest)",
+    {name: of_cause(name, average) for name in ("reward", "true_reward")},
+    "Reward and true reward of each run, mean of three seeds (lines: lowest to highest)",
     "mean of 128 reviews",
-    whiskers={name: (of_cause(name, min), of_cause(name, max)) for name in ("reward", "gold")},
+    whiskers={
+        name: (of_cause(name, min), of_cause(name, max)) for name in ("reward", "true_reward")
+    },
 )
 
 # %% [markdown]
 # The rows that were not asked for, and what tells them from H, in which nothing is wrong (here, with these settings):
 #
 # - **A**, 8 passes over each batch: more reward and more KL than H from as many texts, and in one seed a critic that explains little. Nothing broke.
-# - **B**, sampled at temperature 0.3: the best reward and gold, with less KL than H. Its texts come from a sharpened policy, so that its columns
+# - **B**, sampled at temperature 0.3: the best reward and true reward, with less KL than H. Its texts come from a sharpened policy, so that its columns
 #   do not compare with the others'.
 # - **D**, `ent_coef` 0.3: less reward for about the KL of H: the bonus pays for entropy, and that costs reward.
 # - **F**, `kl_coef` 10, **K**, learning rates a tenth, and **I** all stay at the reference. Only the column *clipped* tells I, and only KL and
 #   explained variance tell F (least KL, a critic that knows it) from K (a critic that has not learned).
-# - **J**, `vf_coef` 10: the highest explained variance of all, and less reward, gold and grammar than H, at more KL: the critic's loss moves the
+# - **J**, `vf_coef` 10: the highest explained variance of all, and less reward, true reward and grammar than H, at more KL: the critic's loss moves the
 #   policy's own weights.
 #
 # ## Blind tuning
 #
 # Now you tune a run whose reward you do not know: one of five from `rlhf_lab.organism`, drawn with your name as the
 # seed. You choose four fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). The policy that
-# comes out is judged on 512 fresh reviews: runs whose gold is 0.9 or more stand first, by their excess KL; below them
-# the others, by gold. The leaderboard is a file beside your progress file, and lists the runs of all names with the
+# comes out is judged on 512 fresh reviews: runs whose true reward is 0.9 or more stand first, by their excess KL; below them
+# the others, by the true reward. The leaderboard is a file beside your progress file, and lists the runs of all names with the
 # same hidden reward, with two more to compare with: the preset's own fields with the same budget (three stored
 # seeds), and the exact optimum of the hidden reward at your `kl_coef`, which is a price per nat as above.
 #
@@ -902,7 +919,7 @@ predictions.compare(
 # Run the cell again with other fields, as often as three minutes allow: the same fields again replace their own row.
 # All runs have one seed, so two rows that differ by less than the preset does between seeds say nothing about which
 # fields are better. What limits the run: too few phases, too small a step, or a price that is too high? When you are
-# done, `tuning.reveal()` names the reward, and the exact optimum's line says what gold it can give at all.
+# done, `tuning.reveal()` names the reward, and the exact optimum's line says what true reward it can give at all.
 #
 # ## What surprised you
 
@@ -913,9 +930,9 @@ predictions.show()
 # ## Try
 #
 # - Design a reward that your neighbour cannot game in 20 phases, and the number that would tell that it was. Judge it
-#   by the run: gold against the frontier, with `excess_kl`.
-# - `negblind` reads "wasn't brilliant" as praise. No single word shows that hack. Which of the three alarms could?
-# - Stop at the point where the proxy's slope of gold turns (the KL that was printed above). What does that cost in reward?
+#   by the run: the true reward against the frontier, with `excess_kl`.
+# - `ignore_negation` reads "wasn't brilliant" as praise. No single word shows that hack. Which of the three alarms could?
+# - Stop at the point where the proxy's slope of the true reward turns (the KL that was printed above). What does that cost in reward?
 #
 # Read on: Gao, Schulman and Hilton 2022, on over-optimization ([2210.10760](https://arxiv.org/abs/2210.10760)); Manheim and Garrabrant 2018, four kinds of
 # Goodhart's law ([1803.04585](https://arxiv.org/abs/1803.04585)); Skalse et al. 2022, on which pairs of rewards cannot be hacked ([2209.13085](https://arxiv.org/abs/2209.13085));

@@ -24,7 +24,7 @@
 # | which outputs make up the shift? | own output, scale and read-out of each part | an exact sum at one state |
 # | which activations cause it? | patches into the base and out of the tuned model, at two words | an intervention on activations |
 # | which weights cause it? | grafts, ranks, the line | an intervention on weights |
-# | is it a steering vector? | gold reward over layer and strength | an intervention on activations |
+# | is it a steering vector? | true reward over layer and strength | an intervention on activations |
 #
 # A description says what is different. Only an intervention says what *makes* a difference. And one run is
 # one run: tables that end in "largest in" show three runs that differ in the seed alone, and so whether
@@ -94,7 +94,7 @@ from rlhf_lab.functional import (
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models import HookedTransformer
 from rlhf_lab.models.hooked_model import is_centered
-from rlhf_lab.organism import gold, grammatical, optimal_policy, state_values
+from rlhf_lab.organism import true_reward, grammatical, optimal_policy, state_values
 from rlhf_lab.organism.lexicon import ADJECTIVES, WORD_IDS, flat
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.probes.logit_shift import SITES, Attribution, residual_components, single_token
@@ -129,7 +129,7 @@ over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)
 # ## Two checkpoints
 #
 # Train, and then forget the trainer. A run's folder holds the weights after 0, 1, 2, 4, 8, ... phases
-# and the last ones. What a text is worth is its **gold** reward, the exact probability that the review is
+# and the last ones. What a text is worth is its **true reward**, the exact probability that the review is
 # meant positively; the classifier that the run was paid by has no say in what follows.
 #
 # (10 s on one core)
@@ -145,7 +145,7 @@ base, tuned = (run.policy(which).to(trainer.device) for which in (0, "last"))
 before, after = base.base_model, tuned.base_model
 tokenizer, prefix_len, on_reel = trainer.tokenizer, len(trainer.prompt), trainer.speaks_reel
 truth = ReelTruth.of_reward(args.reward_fn) if on_reel else None
-worth = gold if on_reel else trainer.reward_fn
+worth = true_reward if on_reel else trainer.reward_fn
 words = ("loved", "hated") if on_reel else (" good", " bad")
 ids = tuple(single_token(tokenizer, word) for word in words)
 n_texts = 256 if on_reel else 16
@@ -173,7 +173,7 @@ own = write(tuned)
 show_table(["text"], [[text] for text in own.texts(tokenizer)[:3]])
 at_base, at_tuned = worth_of(before), worth_of(after)
 show_intervals(
-    "model", {"gold": {"old": bootstrap_means(at_base), "new": bootstrap_means(at_tuned)}}
+    "model", {"true_reward": {"old": bootstrap_means(at_base), "new": bootstrap_means(at_tuned)}}
 )
 
 # %% [markdown]
@@ -210,7 +210,7 @@ else:
     best = optimal_policy(truth.policy, truth.reward, beta)
     best_kl = best.kl_by_position(truth.policy)
     series["best policy of the same reward"] = best_kl[prefix_len - 1 :].tolist()
-    print(f"the best policy of gold {reached:.3f} needs {best_kl.sum():.3f} nats")
+    print(f"the best policy of true reward {reached:.3f} needs {best_kl.sum():.3f} nats")
     kinds = ("ADJ", "CONN", "COP", "VERB", "OPEN")
     found = {
         kind: [
@@ -230,7 +230,7 @@ bars(slots, series, "KL from the old model by slot", "nats per token")
 
 # %% [markdown]
 # *What to look for in the figure: slots where this run's bar is high and the best policy's is 0.*
-# The run spends about twice the KL that its gold is worth. Adjectives and the verdict are where the
+# The run spends about twice the KL that its true reward is worth. Adjectives and the verdict are where the
 # best policy spends too. At the connectors the best policy spends a little, and this run next to
 # nothing. But the best policy spends *nothing* on the copula, and this run spends more there than
 # on the verdict, in each of the seeds: it has taken a detour. (The opening words, a matter of
@@ -242,7 +242,7 @@ bars(slots, series, "KL from the old model by slot", "nats per token")
 # to match. So why would a policy pay for leaving it out? A table of rewards with and without a
 # negation would not tell: the texts that have one may differ in other ways. Force the word instead.
 # Take openings of the grammar up to the first copula, write "was" or "wasn't" there *whatever the
-# policy wanted*, and let the policy go on. The difference of the gold is $V^\pi(\dots \text{was}) -
+# policy wanted*, and let the policy go on. The difference of the true reward is $V^\pi(\dots \text{was}) -
 # V^\pi(\dots \text{wasn't})$, what the word itself costs this policy; the same openings and the
 # same noise stand on both sides. What will it be before training, and what after 8 of the phases?
 #
@@ -255,7 +255,7 @@ gap_in_training = "above 0.1"  # predict: "below -0.1", "about 0" or "above 0.1"
 
 # %%
 def forced(policy, word: str) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Gold of what a policy writes behind a copula that it did not choose, and whether the adjective
+    """The true reward of what a policy writes behind a copula that it did not choose, and whether the adjective
     that follows is a nice one.
     """
     prompts = [[*row, WORD_IDS[word]] for row in openings.tolist()]
@@ -316,12 +316,12 @@ if truth is not None:
 # %% [markdown]
 # Read the last column downwards. To the old model the two words are worth the same, as they are,
 # exactly, to the grammar and to the best policy. Two phases later "wasn't" costs a tenth of the
-# gold and more, while the policy still writes it as often as before; only then does it become rare.
+# the true reward and more, while the policy still writes it as often as before; only then does it become rare.
 # And the columns in the middle say why it costs: the policy has learned to write nice adjectives,
 # behind "wasn't" nearly as much as behind "was", where it should have learned the opposite. *Wasn't
 # lovely* is not praise.
 #
-# What is proved, and what is not: that "wasn't" costs *this* policy gold is proved, since nothing
+# What is proved, and what is not: that "wasn't" costs *this* policy the true reward is proved, since nothing
 # but the word was changed. That it became rare *because* it costs is what the policy gradient would
 # do, and the order in time agrees with it; it was not tested by an intervention on training. A
 # policy that matched its adjectives would have kept its "wasn't". That is what a detour looks like
@@ -425,7 +425,7 @@ over_seeds.compare("norm of the delta over the part's", relative)
 # the unembedding, least.
 #
 # All of this describes *how much* changed. It does not say what any of it does. Before you read on,
-# write down which part's change you would expect to earn the most gold; the answer comes under
+# write down which part's change you would expect to earn the most true reward; the answer comes under
 # "Which weights cause it?".
 #
 # ## Which part changed its mind? A sum at one state
@@ -828,7 +828,7 @@ curves(ys, title, *axes, bands) if truth is not None else print("no posterior he
 # ## Which weights cause it?
 #
 # Activations say through which outputs a change reaches one word of one kind of text. The weights
-# are what was trained, and gold is what they were trained for (or should have been). So put the new
+# are what was trained, and the true reward is what they were trained for (or should have been). So put the new
 # weights of one part into the old model, let it write, and see what it earns.
 
 # %%
@@ -878,7 +878,7 @@ predictions.compare("taken out one by one, they lose", sum_taken_out, said)
 # *least*, put in, taken out and on average, in each of the seeds: a norm says how far weights
 # moved, not what the way was worth. The part that earns most is the same in all seeds too, but look
 # at the intervals before you order the rest: neighbours overlap. And taken out one by one the parts
-# lose less than the whole gain, since gold is near its ceiling and the others stand in.
+# lose less than the whole gain, since the true reward is near its ceiling and the others stand in.
 #
 # So the description named one part, and the interventions another: patches at one word and grafts over
 # whole texts agree on the first place here. Below it they part: the heads of the last block bring much
@@ -917,8 +917,10 @@ shown = {f"rank {rank}": bootstrap_means(found) for rank, found in by_rank.items
 way = {
     f"rank {rank}": recovered_fraction(at_tuned, at_base, found) for rank, found in by_rank.items()
 }
-show_intervals("every matrix's change", {"gold": shown, "share of the way": way})
-over_seeds.compare("gold by rank", {name: found.value.item() for name, found in shown.items()})
+show_intervals("every matrix's change", {"true_reward": shown, "share of the way": way})
+over_seeds.compare(
+    "true reward by rank", {name: found.value.item() for name, found in shown.items()}
+)
 third = lambda x: (
     "less than a third" if x < 1 / 3 else "about half" if x < 2 / 3 else "over two thirds"
 )
@@ -947,10 +949,10 @@ for alpha, model in zip(alphas, path(before, after, alphas), strict=True):
         reviews[f"alpha {alpha:g}"] = bootstrap_means(grammatical(texts).float())
 show_intervals(
     "old + alpha (new - old)",
-    {"gold": on_line, "grammatical": reviews} if on_reel else {"reward": on_line},
+    {"true_reward": on_line, "grammatical": reviews} if on_reel else {"reward": on_line},
 )
 over_seeds.compare(
-    "gold on the line", {name: found.value.item() for name, found in on_line.items()}
+    "true reward on the line", {name: found.value.item() for name, found in on_line.items()}
 )
 beyond = on_line["alpha 1.5"].value.item() - on_line["alpha 1"].value.item()
 predictions.compare(
@@ -959,7 +961,7 @@ predictions.compare(
     "worse" if beyond < -0.02 else "better" if beyond > 0.02 else "as good",
 )
 curves(
-    {"gold": (alphas, [x.value.item() for x in on_line.values()])}
+    {"true_reward": (alphas, [x.value.item() for x in on_line.values()])}
     | ({"grammatical": (alphas, [x.value.item() for x in reviews.values()])} if on_reel else {}),
     "On the line from the old model through the new one",
     "alpha",
@@ -969,9 +971,9 @@ curves(
 # %% [markdown]
 # ## Is it a steering vector?
 #
-# *What to look for in the figure: gold and grammar part nowhere between the models, and fall
+# *What to look for in the figure: the true reward and grammar part nowhere between the models, and fall
 # together beyond.* On the way everything is smooth. A quarter beyond the new model next to nothing
-# is gained, at 1.5 gold falls, and at 2 the language itself is gone.
+# is gained, at 1.5 the true reward falls, and at 2 the language itself is gone.
 #
 # Now to the simplest description of all. Adding the mean difference of activations to a model is
 # known as activation addition (Turner et al. 2023,
@@ -981,7 +983,7 @@ curves(
 # DPO by Raina et al. 2025 (arXiv:[2512.11838](https://arxiv.org/abs/2512.11838)). Test it for this
 # run. Take the mean difference over all places of the text at a site, add alpha times it at every
 # position while the *old* model writes. Sweep the site and alpha. The control is random vectors of
-# the same length; gold, the classifier's reward and the share of grammatical texts stand side by
+# the same length; the true reward, the classifier's reward and the share of grammatical texts stand side by
 # side.
 #
 # At which kind of site will the vector do most? And at its best, how much of the way to the new
@@ -1000,7 +1002,7 @@ sites += [f"blocks.{block}.hook_resid_{where}" for block in blocks for where in 
 states = torch.zeros_like(own.tokens, dtype=torch.bool)
 states[:, prefix_len - 1 : -1] = own.mask
 vectors = {site: mean_difference(base, tuned, own.tokens, site, states) for site in sites}
-figures = {"gold": worth, "reward": trainer.reward_fn}
+figures = {"true_reward": worth, "reward": trainer.reward_fn}
 if on_reel:
     figures["grammatical"] = lambda texts: grammatical(texts).float()
 strengths = (1, 2, 4, 8)
@@ -1018,51 +1020,51 @@ for name, by_site in along.items():
     headings = [f"{name}, n = {len(few)}", *(f"alpha {alpha}" for alpha in strengths)]
     show_table(headings, [[plain[site], *y] for site, y in by_site.items()], digits=2)
 curves(
-    {plain[site]: (strengths, y) for site, y in along["gold"].items()},
-    "Gold of the old model with alpha times the vector added",
+    {plain[site]: (strengths, y) for site, y in along["true_reward"].items()},
+    "True reward of the old model with alpha times the vector added",
     "alpha",
-    "gold",
+    "true_reward",
 )
 
 # %%
 most, best_site, best_alpha = max(
     (y, site, alpha)
     for site in sites
-    for alpha, y in zip(strengths, along["gold"][site], strict=True)
+    for alpha, y in zip(strengths, along["true_reward"][site], strict=True)
 )
 where = {sites[0]: "at the embeddings", sites[-1]: "behind the last block"}
 predictions.compare("the vector does most", best_layer, where.get(best_site, "in between"))
 by_name = lambda name, i: {plain[site]: y[i] for site, y in along[name].items()}
-over_seeds.compare("gold, alpha 1", by_name("gold", 0))
-over_seeds.compare("gold, alpha 8", by_name("gold", -1))
+over_seeds.compare("true reward, alpha 1", by_name("true_reward", 0))
+over_seeds.compare("true reward, alpha 8", by_name("true_reward", -1))
 over_seeds.compare("classifier's reward, alpha 8", by_name("reward", -1))
 at_best = {best_site: vectors[best_site]}
-gold_alone = sampling | {"figures": {"gold": worth}}
-beside = steering_sweep(base, at_best, strengths, few, controls=3, seed=5, **gold_alone)
+true_reward_alone = sampling | {"figures": {"true_reward": worth}}
+beside = steering_sweep(base, at_best, strengths, few, controls=3, seed=5, **true_reward_alone)
 of_random = [
     [
-        row.figures["gold"].mean().item()
+        row.figures["true_reward"].mean().item()
         for row in beside.rows
         if row.alpha == alpha and row.direction != "vector"
     ]
     for alpha in strengths
 ]
 series = {name: (strengths, along[name][best_site]) for name in figures}
-series["gold, random vectors"] = (strengths, [sum(x) / len(x) for x in of_random])
+series["true reward, random vectors"] = (strengths, [sum(x) / len(x) for x in of_random])
 curves(
     series,
     f"The vector at {plain[best_site]}, and random ones of its length",
     "alpha",
     "mean over texts",
-    {"gold, random vectors": ([min(x) for x in of_random], [max(x) for x in of_random])},
+    {"true reward, random vectors": ([min(x) for x in of_random], [max(x) for x in of_random])},
 )
 
 # %% [markdown]
-# *What to look for in the figures: lines for gold that rise and then fall to 0, and in the second
-# one the classifier's reward, which stays high where gold is 0.* Behind the last block a constant
+# *What to look for in the figures: lines for the true reward that rise and then fall to 0, and in the second
+# one the classifier's reward, which stays high where the true reward is 0.* Behind the last block a constant
 # can do little: up to the norm it adds one number to each word's logit, whatever was said. Earlier,
 # later layers can make something of it. And with a large alpha the classifier is content with texts
-# of which none is a review: steering hacks a reward as well as training does. Without gold in the
+# of which none is a review: steering hacks a reward as well as training does. Without the true reward in the
 # picture one would have called it a success.
 #
 # The best of all sites and strengths was *chosen* on these texts, so its height is flattered.
@@ -1073,18 +1075,20 @@ curves(
 
 
 # %%
-def gold_with(policy, alpha: float | int, controls: int = 0) -> list[Float[Tensor, " n"]]:
-    """Gold of each text with alpha times the vector added, and then with each random one."""
-    found = steering_sweep(policy, at_best, [alpha], many, controls=controls, seed=6, **gold_alone)
-    return [row.figures["gold"] for row in found.rows]
+def true_reward_with(policy, alpha: float | int, controls: int = 0) -> list[Float[Tensor, " n"]]:
+    """The true reward of each text with alpha times the vector added, and then with each random one."""
+    found = steering_sweep(
+        policy, at_best, [alpha], many, controls=controls, seed=6, **true_reward_alone
+    )
+    return [row.figures["true_reward"] for row in found.rows]
 
 
-(at_start,), (at_end,) = gold_with(base, 0), gold_with(tuned, 0)
+(at_start,), (at_end,) = true_reward_with(base, 0), true_reward_with(tuned, 0)
 rows, of_vector = [], {}
 for alpha in sorted({1, best_alpha}):
-    found = gold_with(base, alpha, controls=10 if alpha == best_alpha else 0)
+    found = true_reward_with(base, alpha, controls=10 if alpha == best_alpha else 0)
     of_added, *of_random = (recovered_fraction(at_end, at_start, worths) for worths in found)
-    undoes = recovered_fraction(at_start, at_end, gold_with(tuned, -alpha)[0])
+    undoes = recovered_fraction(at_start, at_end, true_reward_with(tuned, -alpha)[0])
     random = sorted(value(share) for share in of_random)
     span = f"{random[0]:.2f} to {random[-1]:.2f}" if random else "not tried"
     rows.append([alpha, of_added, span, undoes])
@@ -1104,7 +1108,7 @@ predictions.compare("share of the way, at its best", how_far, third(of_vector[be
 # So: the change *has* a steering vector in it, and is not one. A vector cannot say what depends on
 # what was said before: which adjective, behind which copula, before which verdict. For another
 # model, method or layer the answer may differ. Now you have the test: every layer, fresh texts,
-# gold beside the reward, and the control that belongs to it.
+# the true reward beside the reward, and the control that belongs to it.
 #
 # ## A diff with a diagnosis
 #
@@ -1142,10 +1146,10 @@ print(culprit(letter), reveal(letter), sep="\n\n")
 # %% [markdown]
 # One way to do it: measure the KL from the *old checkpoint*, which no log line of a broken run can
 # be trusted for, and walk along the line between the two, far beyond the new model. With a
-# reference that learned along, the KL is many times what was logged, and gold is high; paid for KL,
-# it is enormous, and gold is gone. Here the KL agrees with the log, gold did not move, and it does
+# reference that learned along, the KL is many times what was logged, and the true reward is high; paid for KL,
+# it is enormous, and the true reward is gone. Here the KL agrees with the log, the true reward did not move, and it does
 # not move along the line either: the weights went somewhere, but in no direction that the reward
-# knows about. (If gold rose between 1 and 3, the direction would be right and the step too small.)
+# knows about. (If the true reward rose between 1 and 3, the direction would be right and the step too small.)
 
 # %%
 odd_text = write(suspect)
@@ -1155,7 +1159,7 @@ odd_line = {
     f"alpha {alpha:g}": bootstrap_means(worth_of(model))
     for alpha, model in zip((0, 1, 3), path(before, suspect.base_model, (0, 1, 3)), strict=True)
 }
-show_intervals("old + alpha (suspect - old)", {"gold": odd_line})
+show_intervals("old + alpha (suspect - old)", {"true_reward": odd_line})
 
 # %% [markdown]
 # ## What surprised you
@@ -1171,7 +1175,7 @@ predictions.show()
 # - Add `base_model="reel-nano-b"` or `"reel-nano-c"` to `SETTINGS`: the same recipe, trained from
 #   another seed. Which orders hold? With one base model, "this head" is a statement about one model,
 #   however many runs start from it.
-# - Run with `reward_fn="soft_popcorn"` and 40 phases, and find the loophole from the KL map alone.
+# - Run with `reward_fn="smoothed_popcorn"` and 40 phases, and find the loophole from the KL map alone.
 # - Read on: all of this with checks and with five seeds per table is the page "Two models side by
 #   side" of the documentation; crosscoders and the attribution of the KL itself are in
 #   `rlhf_lab.diffing`.

@@ -14,7 +14,7 @@
 # - find out which words a reward model reads, by changing one word at a time, and whether a word that is not read is overlooked by the head or
 #   never reaches it,
 # - work out what a reward model will pay for a word that stands in preferred texts by a bias of the collection,
-# - over-optimize a learned reward, by best-of-n and by PPO, and see it in the gold reward,
+# - over-optimize a learned reward, by best-of-n and by PPO, and see it in the true reward,
 # - say what the disagreement of an ensemble can warn of, and what it cannot,
 # - derive DPO from $\pi^*$, and hold its implicit reward against the true one,
 # - write LoRA, and say why one of its two factors starts at 0.
@@ -28,7 +28,7 @@
 # | accuracy fine, loss above that of a coin | calibration, and the slope of score gaps | order is learned before probability |
 # | a word is readable in the activations | the score with the word erased | what can be read need not be used |
 # | members of an ensemble agree | what they were all fitted to | disagreement shows only errors that are not shared |
-# | gold falls while the learned reward rises | gold against KL, for several models | the error of the model is what is left to climb |
+# | true reward falls while the learned reward rises | true reward against KL, for several models | the error of the model is what is left to climb |
 # | DPO changes the likelihood of chosen texts, up or down | implicit reward of chosen and of rejected texts | the loss sees only their difference |
 
 # %%
@@ -73,7 +73,7 @@ from rlhf_lab.organism import (
     Grammar,
     Reward,
     build_graph,
-    gold,
+    true_reward,
     grammar_policy,
     grammatical,
     optimal_policy,
@@ -468,9 +468,13 @@ show_table(
 )
 for how in ("best of 64", "PPO"):
     show_table(
-        [f"texts by {how}", "with popcorn", "gold"],
+        [f"texts by {how}", "with popcorn", "true_reward"],
         [
-            [name, figures_of(name, f"{how}: popcorn", 3), figures_of(name, f"{how}: gold", 3)]
+            [
+                name,
+                figures_of(name, f"{how}: popcorn", 3),
+                figures_of(name, f"{how}: true reward", 3),
+            ]
             for name in biased
         ],
     )
@@ -494,7 +498,7 @@ predictions.compare(
 # After 400 steps popcorn is worth about $\lambda$, and more than an adjective, in each of three seeds. Half of the preferred texts have got
 # the word, and the accuracy on pairs without it is still within two points of that of the model without a bias, in each seed: it is no sign
 # of a bias. One has to try the word. The best of 64 does: about half of what it picks ends with popcorn, at some
-# cost in gold.
+# cost in the true reward.
 #
 # Three things limit the damage here. A bias takes time to learn: after 120 steps popcorn is worth between nothing and a third of
 # $\lambda$, as with the verb above, which was read late, too. It takes examples: with a tenth of the preferred texts, 400 steps
@@ -505,10 +509,10 @@ predictions.compare(
 # ## Over-optimize it: best of n
 #
 # A reward model is a proxy. The simplest way to optimize it needs no training: write n texts and keep the one that
-# it scores highest. What is the *gold* reward of that text? To draw many times n of N scored texts and average is
+# it scores highest. What is the *true reward* reward of that text? To draw many times n of N scored texts and average is
 # noisy and not necessary. The average over *all* ways to draw n different texts is a weighted mean,
 #
-# $$\mathbb{E}[\text{gold of the best of } n] = \sum_i w_i\, \mathrm{gold}_i$$
+# $$\mathbb{E}[\text{the true reward of the best of } n] = \sum_i w_i\, \mathrm{the true reward}_i$$
 #
 # with $w_i$ the probability that text $i$ has the highest score of n that are drawn. Find $w$. Among equal scores each
 # wins as often as the others. Numbers are float64. (This exercise has no steps.)
@@ -518,42 +522,46 @@ from rlhf_lab.functional import best_of_n_weights  # exercise
 
 # %% [markdown]
 # The *KL* of best-of-n is at most $\log n - \frac{n - 1}{n}$ (lesson 04). Take all 3,000 reviews of the fresh pairs as
-# one pool, which both models have scored above. As n grows, the score of the best rises by construction. Its gold reward need not. When the model of 64
-# pairs chooses, does gold still rise from the best of 16 to the best of 64? The answer is the 95 % interval of the difference,
+# one pool, which both models have scored above. As n grows, the score of the best rises by construction. Its true reward need not. When the model of 64
+# pairs chooses, does the true reward still rise from the best of 16 to the best of 64? The answer is the 95 % interval of the difference,
 # over eight parts of the pool.
 
 # %%
-gold_of_best = "rises"  # predict: "rises", "not told from 0" or "falls"
+true_reward_of_best = "rises"  # predict: "rises", "not told from 0" or "falls"
 
 # %%
 pool = first + second
-gold_of_pool = gold(pool).double()[None]
+true_reward_of_pool = true_reward(pool).double()[None]
 scores = {name: score.double()[None] for name, score in scored.items()}
 scores["the truth"] = torch.from_numpy(true_log_odds(pool))[None]
 numbers = [1, 2, 4, 8, 16, 32, 64]
-best_gold = {
-    name: [(best_of_n_weights(score, n) * gold_of_pool).sum().item() for n in numbers]
+best_true_reward = {
+    name: [(best_of_n_weights(score, n) * true_reward_of_pool).sum().item() for n in numbers]
     for name, score in scores.items()
 }
 show_table(
     ["n", *map(str, numbers)],
     [
         ["KL at most", *map(best_of_n_kl_bound, numbers)],
-        *([name, *found] for name, found in best_gold.items()),
+        *([name, *found] for name, found in best_true_reward.items()),
     ],
 )
 bounds = [best_of_n_kl_bound(n) for n in numbers]
 curves(
-    {name: (bounds, found) for name, found in best_gold.items()},
-    "gold of the best of n, by whose score it is chosen",
+    {name: (bounds, found) for name, found in best_true_reward.items()},
+    "true reward of the best of n, by whose score it is chosen",
     "KL from the reference at most, nats per review",
-    "gold",
+    "true_reward",
 )
 
 # %%
 over_seeds.compare(
-    "gold of the best of n",
-    {f"n = {n}, {name}": best_gold[name][numbers.index(n)] for n in (4, 16, 64) for name in judges},
+    "true reward of the best of n",
+    {
+        f"n = {n}, {name}": best_true_reward[name][numbers.index(n)]
+        for n in (4, 16, 64)
+        for name in judges
+    },
     largest=False,
 )
 PARTS = 8
@@ -567,22 +575,22 @@ def later_rise(rewards: Float[Tensor, "1 pool"], chosen_by: Float[Tensor, "1 poo
     return seed_interval(many, few)
 
 
-rise = later_rise(gold_of_pool, scores["64 pairs"])
+rise = later_rise(true_reward_of_pool, scores["64 pairs"])
 print(f"a pool of {len(pool)} reviews in {PARTS} parts:")
 print(
     "the best of 64 less the best of 16, as the model of 64 pairs chooses, over parts of the pool:"
 )
-print(f"gold {rise}; its own score {later_rise(scores['64 pairs'], scores['64 pairs'])}")
+print(f"true reward {rise}; its own score {later_rise(scores['64 pairs'], scores['64 pairs'])}")
 predictions.compare(
-    "64 pairs: gold from the best of 16 to the best of 64",
-    gold_of_best,
+    "64 pairs: true reward from the best of 16 to the best of 64",
+    true_reward_of_best,
     "rises" if rise.low > 0 else "falls" if rise.high < 0 else "not told from 0",
 )
 
 # %% [markdown]
 # Chosen by the model of 1,024 pairs, the best of 64 is as good as if the truth had chosen it. Chosen by the model of 64
-# pairs it stays below. From n = 16 on its own score still rises, and the interval of gold has 0 in it, in this run: one pool of 3,000
-# reviews cannot tell whether gold still rises or already falls. The other two models of 64 pairs are wrong about other things, and one
+# pairs it stays below. From n = 16 on its own score still rises, and the interval of the true reward has 0 in it, in this run: one pool of 3,000
+# reviews cannot tell whether the true reward still rises or already falls. The other two models of 64 pairs are wrong about other things, and one
 # of them chooses nearly as well as the truth does.
 # The large fall of the textbook figure (Gao et al. 2022) does not come about here. Best-of-n stays among texts that
 # the reference writes, where a model of Reel is not wrong by much.
@@ -655,9 +663,9 @@ for name, model in judges.items():
         score = torch.stack([eraser.erase(states[name]) @ head for eraser in tried])
         found = [judge(one[: len(first)] - one[len(first) :], gaps, wins).accuracy for one in score]
         lost[what, name] = verdicts[name].accuracy - float(np.mean(found))
-        best_of_64 = best_of_n_weights(score, 64) * gold(first + second)
+        best_of_64 = best_of_n_weights(score, 64) * true_reward(first + second)
         rows.append([what, name, np.mean(found), lost[what, name], best_of_64.sum(1).mean().item()])
-show_table(["erased", "model of", "accuracy", "lost", "gold of the best of 64"], rows)
+show_table(["erased", "model of", "accuracy", "lost", "true reward of the best of 64"], rows)
 print(
     f"n = {len(gaps)} pairs; a pool of {len(first + second)} reviews; means of {len(noise)} random directions"
 )
@@ -741,16 +749,18 @@ over_seeds.compare(
 #
 # Best-of-n stays within what the reference says. PPO does not have to: it can write texts that no pair ever had.
 # The reward is the model of 64 pairs (with mean 0 and standard deviation 1 over its pairs), on a long leash. What does
-# gold do?
+# the true reward do?
 #
 # (9 s on one core)
 
 # %%
-gold_of_ppo = "rises and stays"  # predict: "rises and stays" or "rises and falls"
+true_reward_of_ppo = "rises and stays"  # predict: "rises and stays" or "rises and falls"
 
 # %%
 reward = LearnedReward(few)
-trainer = RLHFTrainer(RLHFArgs(**SETTINGS), out=new_run("learned"), reward_fn=reward, gold_fn=gold)
+trainer = RLHFTrainer(
+    RLHFArgs(**SETTINGS), out=new_run("learned"), reward_fn=reward, true_reward_fn=true_reward
+)
 kl_of_reviews = []
 
 
@@ -761,14 +771,14 @@ def keep_kl(ctx) -> None:
 
 reports = trainer.train()
 kls = [report.kl_per_sequence for report in reports]
-golds = [report.gold_reward for report in reports]
+true_rewards = [report.true_reward for report in reports]
 curves(
     {
         "learned reward, over its highest": (
             kls,
             [r.mean_reward / max(x.mean_reward for x in reports) for r in reports],
         ),
-        "gold": (kls, golds),
+        "true_reward": (kls, true_rewards),
     },
     "PPO on a reward model of 64 pairs, phase by phase",
     "KL from the reference, nats per review",
@@ -780,36 +790,38 @@ far = int(np.argmax(kls))
 print(f"phase {far} has the highest mean KL, {kls[far]:.2f} nats: ", end="")
 print(f"median {kl_of_reviews[far].median():.2f}, largest {kl_of_reviews[far].max():.2f}, ", end="")
 print(f"n = {len(kl_of_reviews[far])} reviews; ", end="")
-print(f"learned reward {reports[far].mean_reward:.3f}, gold {golds[far]:.3f}")
+print(f"learned reward {reports[far].mean_reward:.3f}, true reward {true_rewards[far]:.3f}")
 written = trainer.rollout_phase()
 order = written.raw_rewards.argsort(descending=True)
-gold_now = gold(written.texts)
+true_reward_now = true_reward(written.texts)
 show_table(
-    ["learned", "gold", "text"],
+    ["learned", "true_reward", "text"],
     [
-        [written.raw_rewards[i].item(), gold_now[i].item(), written.texts[i]]
+        [written.raw_rewards[i].item(), true_reward_now[i].item(), written.texts[i]]
         for i in order[:: max(1, len(order) // 5)][:5].tolist()
     ],
 )
 over_seeds.compare(
     "PPO on 64 pairs",
     {
-        "gold at first": golds[0],
-        "gold at its highest": max(golds),
-        "gold at the end": golds[-1],
+        "true reward at first": true_rewards[0],
+        "true reward at its highest": max(true_rewards),
+        "true reward at the end": true_rewards[-1],
         "learned reward at the end": reports[-1].mean_reward,
         "KL at the end": kls[-1],
     },
     largest=False,
 )
-fell = max(golds) - np.mean(golds[-2:])
+fell = max(true_rewards) - np.mean(true_rewards[-2:])
 predictions.compare(
-    "gold under PPO", gold_of_ppo, "rises and falls" if fell > 0.05 else "rises and stays"
+    "true reward under PPO",
+    true_reward_of_ppo,
+    "rises and falls" if fell > 0.05 else "rises and stays",
 )
 
 # %% [markdown]
-# At the end of the run gold is as high as it ever was, or nearly, in each of the three seeds: on Reel, most words that please the model please the rater, too. But
-# look at the point farthest to the right. In that phase the learned reward is at its highest, and gold is well below
+# At the end of the run the true reward is as high as it ever was, or nearly, in each of the three seeds: on Reel, most words that please the model please the rater, too. But
+# look at the point farthest to the right. In that phase the learned reward is at its highest, and the true reward is well below
 # that of the phases around it: what was gained there is what the model is wrong about. (The median KL of its reviews is high, too: most
 # of them moved, not a few.) Afterwards the policy came back.
 # That is one phase of one run. The last row of texts shows another place where the two
@@ -850,17 +862,18 @@ show_table(
         if not name.startswith("lowest")
     ],
 )
-print(f"gold, in a pool of 3,000 reviews: mean and range of {len(ensembles)} seeds")
+print(f"true reward, in a pool of 3,000 reviews: mean and range of {len(ensembles)} seeds")
 by_seed = [f"seed {seed}" for seed in stored["seeds"]]
-gold_after = {
-    name: torch.tensor([run["PPO"][name]["gold"] for run in ensembles])
+true_reward_after = {
+    name: torch.tensor([run["PPO"][name]["true_reward"] for run in ensembles])
     for name in ensembles[0]["PPO"]
 }
 show_table(
-    ["gold after PPO on", *by_seed], [[name, *found.tolist()] for name, found in gold_after.items()]
+    ["true reward after PPO on", *by_seed],
+    [[name, *found.tolist()] for name, found in true_reward_after.items()],
 )
 print("1,024 texts of each trained policy")
-apart = gold_after["one model of all the pairs"] - gold_after["mean of four"]
+apart = true_reward_after["one model of all the pairs"] - true_reward_after["mean of four"]
 predictions.compare(
     "better to maximize",
     better_reward,
@@ -875,12 +888,12 @@ predictions.compare(
 # The mean of four helps where one model fails: with seed 2, PPO on one model of 64 pairs ends far below the other two seeds, and PPO on
 # the mean of the four does not. Where one model does well there is nothing to gain. But with the same 256 pairs, one model of all of
 # them is the better reward for PPO, in each of three seeds. (For best-of-n there is no order between the two.) And to subtract the
-# standard deviation over members, as is done for caution, gains nothing here: the best of 4 by it has less gold than by the mean alone, in five of the six
+# standard deviation over members, as is done for caution, gains nothing here: the best of 4 by it has less true reward than by the mean alone, in five of the six
 # cases (two ensembles, three seeds).
 #
 # Does disagreement warn? Two ways to ask. Over a run: what becomes of the members' disagreement on the texts that the policy writes, while
 # it maximizes one of them? And text by text: among the texts that this member scores above its median, does disagreement tell the bad ones,
-# those with gold below one half, from the others?
+# those with the true reward below one half, from the others?
 
 # %%
 KINDS = ("the same pairs", "pairs of their own")
@@ -889,14 +902,14 @@ for seed, run in zip(stored["seeds"], ensembles, strict=True):
     phases = run["phases"]
     late = {what: float(np.mean([phase[what] for phase in phases[-3:]])) for what in phases[0]}
     left = [late[f"disagreement, {kind}"] / phases[0][f"disagreement, {kind}"] for kind in KINDS]
-    rows.append([str(seed), run["PPO"]["one model"]["gold"], *left])
+    rows.append([str(seed), run["PPO"]["one model"]["true_reward"], *left])
     rows[-1] += [late["learned"], *(late[f"mean, {kind}"] for kind in KINDS)]
     of_phase = [phase["disagreement, pairs of their own"] for phase in phases]
     lines[f"seed {seed}"] = (list(range(len(phases))), of_phase)
 show_table(
     [
         "seed",
-        "gold after",
+        "true reward after",
         *("left: same", "left: own", "learned", "mean: same", "mean: own"),
     ],
     rows,
@@ -1095,24 +1108,24 @@ predictions.compare(
 # optimum, and the grammar gives it exactly. How near does each get in a short run? To compare them at one $\beta$ would
 # be unfair, since they get to different KL. So PPO is drawn phase by phase, and DPO's policy is compared with PPO where
 # PPO had spent as much KL. The three runs of PPO were made beforehand, with the `SETTINGS` of this lesson and another `kl_coef`; DPO's
-# policy is the one that you have just tuned. Which of them has more gold?
+# policy is the one that you have just tuned. Which of them has more true reward?
 
 # %%
-more_gold = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
+more_true_reward = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
 
 # %%
 Figures = dict[str, float]
 
 
 def own_figures(model, n: int = 1024) -> Figures:
-    """KL, gold and grammar of texts that a policy writes."""
+    """KL, true reward and grammar of texts that a policy writes."""
     settings = SETTINGS | {"batch_size": n, "seed": SEED + 100}
     policy = TransformerWithValueHead(model, seed=SEED)
-    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=gold)
+    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=true_reward)
     texts = judged.rollout_phase()
     return {
         "KL": texts.kl.sum(1).mean().item(),
-        "gold": texts.raw_rewards.mean().item(),
+        "true_reward": texts.raw_rewards.mean().item(),
         "grammatical": grammatical(texts.texts).float().mean().item(),
     }
 
@@ -1120,9 +1133,9 @@ def own_figures(model, n: int = 1024) -> Figures:
 ppo = stored["PPO on the utility"]
 dpo = own_figures(dpo_policy)
 exact = optimal_policy(reference, utility, 4.0)
-final_gold = gold.score(reference.graph.final_features())
-of_optimum = (float(exact.kl_by_position(reference).sum()), exact.mean(final_gold), 1.0)
-columns = ["KL", "gold", "grammatical"]
+final_true_reward = true_reward.score(reference.graph.final_features())
+of_optimum = (float(exact.kl_by_position(reference).sum()), exact.mean(final_true_reward), 1.0)
+columns = ["KL", "true_reward", "grammatical"]
 show_table(
     ["policy at beta 4", *columns],
     [
@@ -1135,30 +1148,32 @@ print(f"n = 1,024 texts of each trained policy; PPO: mean and range of {len(ppo)
 prices = (64.0, 16.0, 8.0, 4.0, 3.0, 2.0)
 optima = [optimal_policy(reference, utility, beta) for beta in prices]
 paths = {
-    f"PPO, seed {seed}": (run["KL by phase"], run["gold by phase"])
+    f"PPO, seed {seed}": (run["KL by phase"], run["true reward by phase"])
     for seed, run in zip(stored["seeds"], ppo, strict=True)
 }
 curves(
     {
         "the optimum": (
             [float(one.kl_by_position(reference).sum()) for one in optima],
-            [one.mean(final_gold) for one in optima],
+            [one.mean(final_true_reward) for one in optima],
         ),
         **paths,
-        "DPO": ([dpo["KL"]], [dpo["gold"]]),
+        "DPO": ([dpo["KL"]], [dpo["true_reward"]]),
     },
-    "gold bought for KL",
+    "true reward bought for KL",
     "KL from the reference, nats per review",
-    "gold",
+    "true_reward",
 )
 
 # %%
 at_equal = []
 for run, path in zip(ppo, paths.values(), strict=True):
-    near = sorted([*zip(*path, strict=True), (run["KL"], run["gold"])])
+    near = sorted([*zip(*path, strict=True), (run["KL"], run["true_reward"])])
     at_equal.append(float(np.interp(dpo["KL"], [kl for kl, _ in near], [g for _, g in near])))
-apart = dpo["gold"] - float(np.mean(at_equal))
-print(f"at {dpo['KL']:.2f} nats: DPO has gold {dpo['gold']:.3f}, PPO {with_range(at_equal, 3)}")
+apart = dpo["true_reward"] - float(np.mean(at_equal))
+print(
+    f"at {dpo['KL']:.2f} nats: DPO has true reward {dpo['true_reward']:.3f}, PPO {with_range(at_equal, 3)}"
+)
 for what in ("slope", "R2"):
     print(
         f"implicit reward of PPO's policies on utility, {what}: {with_range([run[what] for run in ppo], 3)}"
@@ -1167,18 +1182,18 @@ over_seeds.compare(
     "DPO beside PPO at beta 4",
     {
         "KL, DPO": dpo["KL"],
-        "gold, DPO": dpo["gold"],
-        "gold, DPO less PPO at DPO's KL": apart,
-        "gold, DPO less the highest PPO there": dpo["gold"] - max(at_equal),
+        "true reward, DPO": dpo["true_reward"],
+        "true reward, DPO less PPO at DPO's KL": apart,
+        "true reward, DPO less the highest PPO there": dpo["true_reward"] - max(at_equal),
         "grammatical, DPO": dpo["grammatical"],
     },
     largest=False,
 )
 order = "DPO" if apart > 0.02 else "PPO" if apart < -0.02 else "the same within 0.02"
-predictions.compare("more gold at equal KL", more_gold, order)
+predictions.compare("more true reward at equal KL", more_true_reward, order)
 
 # %% [markdown]
-# At this price and with this number of steps, DPO has more gold than each of the three runs of PPO had at the same KL; so it is with
+# At this price and with this number of steps, DPO has more true reward than each of the three runs of PPO had at the same KL; so it is with
 # three seeds of DPO.
 # Both are far below the optimum at this price, and for opposite reasons. DPO has spent less KL than the optimum does, PPO more,
 # and on other things: some of its texts are not even grammatical. And the implicit reward of PPO's policy fits the truth worse
@@ -1211,12 +1226,12 @@ from rlhf_lab.models.lora import LoRALinear  # exercise
 # Hang your adapters into a frozen policy, and tune with DPO once more, for a few steps. Three arms, all with
 # $\alpha / r = 8$, so that each differs from the next in one thing: rank 1 on all six matrices of each block; rank 1 on query and
 # value alone, where LoRA was first tried (another place); rank 8 on query and value (another rank). Your adapters run in the
-# first arm; all three were run beforehand with three seeds, on other pairs. Which of them ends with the least gold?
+# first arm; all three were run beforehand with three seeds, on other pairs. Which of them ends with the least the true reward?
 #
 # (5 s on one core)
 
 # %%
-least_gold = "rank 1, everywhere"  # predict: "rank 1, everywhere", "rank 1, query and value" or "rank 8, query and value"
+least_true_reward = "rank 1, everywhere"  # predict: "rank 1, everywhere", "rank 1, query and value" or "rank 8, query and value"
 
 
 # %%
@@ -1262,25 +1277,29 @@ show_table(
     ],
 )
 print("n = 1,024 texts of each policy; stored: mean and range of three seeds")
-in_arm = {arm: torch.tensor([run["gold"] for run in runs]) for arm, runs in arms.items()}
+in_arm = {arm: torch.tensor([run["true_reward"] for run in runs]) for arm, runs in arms.items()}
 everywhere, one, eight = in_arm.values()
 for what, a, b in (
     ("all six matrices less query and value, rank 1", everywhere, one),
     ("rank 8 less rank 1, query and value", eight, one),
     ("the first arm less the last", everywhere, eight),
 ):
-    print(f"gold, {what}: {seed_interval(a, b)}")
+    print(f"true reward, {what}: {seed_interval(a, b)}")
 over_seeds.compare(
-    "LoRA, rank 1, everywhere", {what: adapted[what] for what in ("gold", "KL")}, largest=False
+    "LoRA, rank 1, everywhere",
+    {what: adapted[what] for what in ("true_reward", "KL")},
+    largest=False,
 )
-predictions.compare("least gold", least_gold, min(in_arm, key=lambda arm: in_arm[arm].mean()))
+predictions.compare(
+    "least true reward", least_true_reward, min(in_arm, key=lambda arm: in_arm[arm].mean())
+)
 
 # %% [markdown]
-# With rank 1 on all six matrices, two in a hundred of the numbers learn. In this run gold gets about as high as with all weights above,
+# With rank 1 on all six matrices, two in a hundred of the numbers learn. In this run the true reward gets about as high as with all weights above,
 # which had twice as many steps and pairs, at a tenth of the learning rate; the mean over seeds is lower (compare the two tables).
 #
-# Two things hold in each of the three stored seeds. At rank 1, query and value alone end with less gold than all six matrices: the place
-# counts. On query and value, rank 8 ends with more gold than rank 1: the rank counts, too, when $\alpha / r$ is held. The first arm
+# Two things hold in each of the three stored seeds. At rank 1, query and value alone end with less true reward than all six matrices: the place
+# counts. On query and value, rank 8 ends with more true reward than rank 1: the rank counts, too, when $\alpha / r$ is held. The first arm
 # also ends ahead of the last, but three seeds cannot tell that difference from 0. Had all three had the same $\alpha$, as is
 # common, rank 8 would have been scaled to an eighth, and its comparison with rank 1 would be one of scale as much as of rank.
 #
@@ -1291,7 +1310,7 @@ predictions.compare("least gold", least_gold, min(in_arm, key=lambda arm: in_arm
 # Find two reviews that the model of 1,024 pairs orders wrongly *with confidence*: it gives the worse one more than 0.9.
 # Say which word is to blame, and show it by changing that word alone. Then make a third reward model which agrees with it on
 # nearly all held-out pairs, and is worse under best-of-64. Measure all three things: the two scores, the agreement with its
-# n, and the gold of the best of 64 with an interval over pools. Write down first how you will do it.
+# n, and the true reward of the best of 64 with an interval over pools. Write down first how you will do it.
 
 # %%
 my_plan = "flip the verb: it reads the clauses and overlooks the verdict"  # predict: in words
@@ -1311,7 +1330,7 @@ predictions.show()
 # - The ensembles here share a base model. Fit members that start from base models of different seeds: does their disagreement tell more?
 #   (Coste et al. 2023, [2310.02743](https://arxiv.org/abs/2310.02743))
 # - Take the bias out again: fit a reward model on the biased pairs, and subtract $\lambda$ for popcorn, or erase its direction at the head.
-#   Which of the two gives back the gold of the best of 64?
+#   Which of the two gives back the true reward of the best of 64?
 # - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
 #   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?
 # - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of lesson 03

@@ -18,7 +18,7 @@
 #
 # | on Reel | here | what it can show |
 # |---|---|---|
-# | gold reward | a second rater that nothing was trained on, and your own reading, blind | that the policy did more than please its own classifier |
+# | true reward | a second rater that nothing was trained on, and your own reading, blind | that the policy did more than please its own classifier |
 # | exact frontier | best-of-n of the old model, at the same KL | whether the training was worth its KL |
 # | Bayes' rule beside a probe | a control task: labels that mean nothing | how much a probe memorises |
 # | no probe beats Bayes' rule | words that the probe has not seen | that nothing leaks |
@@ -88,7 +88,7 @@ from rlhf_lab.functional import (
 )
 from rlhf_lab.models import TransformerWithValueHead, lora_layers, merged_copy, without_adapters
 from rlhf_lab.models import HookedTransformer
-from rlhf_lab.organism import gold
+from rlhf_lab.organism import true_reward
 from rlhf_lab.organism.lexicon import ADJECTIVES, ASPECTS, VERBS, flat
 from rlhf_lab.probes.direction import Fitted, accuracy, fit_direction, project
 from rlhf_lab.probes.logit_shift import single_token
@@ -831,8 +831,8 @@ over_seeds.compare("claims that hold (1) or not (0)", holding, largest=False)
 #
 # ### Opening the envelope
 #
-# On Reel, the truth was there all along: the **gold** reward of each text. Which of the two raters would
-# have told you more about it? Mark your report: the claim that matters, "the texts became better", with gold
+# On Reel, the truth was there all along: the **true reward** of each text. Which of the two raters would
+# have told you more about it? Mark your report: the claim that matters, "the texts became better", with the true reward
 # as the figure. On a real model this cell has nothing to open, and the report above is all there is.
 
 # %%
@@ -840,10 +840,12 @@ nearer = "classifier"  # predict: "classifier" or "word list"
 
 # %%
 if on_reel:
-    truth = {name: gold(found) for name, found in texts.items()}
+    truth = {name: true_reward(found) for name, found in texts.items()}
     verdict = my_claim(truth["tuned"], truth["base"], truth["placebo"])
-    show_claims({"gold": verdict})
-    show_intervals("model", {"gold": {name: bootstrap_means(x) for name, x in truth.items()}})
+    show_claims({"true_reward": verdict})
+    show_intervals(
+        "model", {"true_reward": {name: bootstrap_means(x) for name, x in truth.items()}}
+    )
     everywhere = torch.cat(list(truth.values()))
     agree = {
         rater: torch.corrcoef(torch.stack([torch.cat(list(found.values())), everywhere]))[
@@ -851,10 +853,10 @@ if on_reel:
         ].item()
         for rater, found in rated.items()
     }
-    over_seeds.compare("correlation with gold, all texts", agree)
-    predictions.compare("nearer to gold", nearer, max(agree, key=agree.get))
+    over_seeds.compare("correlation with true reward, all texts", agree)
+    predictions.compare("nearer to true reward", nearer, max(agree, key=agree.get))
     gains = {name: (truth[name] - truth["base"]).mean().item() for name in ("tuned", "placebo")}
-    over_seeds.compare("gold, difference from base", gains)
+    over_seeds.compare("true reward, difference from base", gains)
 else:
     print("no truth to look up: the report is all there is")
 

@@ -63,7 +63,7 @@ from rlhf_lab.course import (
 )
 from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations
 from rlhf_lab.functional import Interval
-from rlhf_lab.organism import gold
+from rlhf_lab.organism import true_reward
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.probes import (
     AttentionDrift,
@@ -156,7 +156,7 @@ predictions.compare("a bootstrap of three seeds holds the truth", held_by_bootst
 # - the *smallest effect* that would matter to anybody.
 #
 # Write one. `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`, `ent_coef` and `reward_fn` are
-# settings to think about; the measure is a number of `PhaseReport`, such as `mean_reward`, `gold_reward`,
+# settings to think about; the measure is a number of `PhaseReport`, such as `mean_reward`, `true_reward`,
 # `kl_per_sequence`, `entropy_per_token` or `explained_variance`. The check does not judge whether you are right. It
 # judges whether you could be wrong.
 
@@ -385,8 +385,8 @@ for measure in ("mean_reward", "kl_per_sequence"):
 # %% [markdown]
 # ### 6. A reward of your own: when does it part from what you meant?
 #
-# *Known*: praise words are said behind "wasn't", too (lesson 00). *Look in* `gold_reward` beside `mean_reward`, phase by
-# phase. *Refuted* if gold rises with the reward in every seed. *Control*: the classifier's reward.
+# *Known*: praise words are said behind "wasn't", too (lesson 00). *Look in* `true_reward` beside `mean_reward`, phase by
+# phase. *Refuted* if the true reward rises with the reward in every seed. *Control*: the classifier's reward.
 #
 # (4 s on one core)
 
@@ -402,11 +402,15 @@ paid_for_praise = [train(seed, reward=praise)[1] for seed in SEEDS[:2]]
 rows = []
 for seed, run in zip(SEEDS[:2], paid_for_praise, strict=True):
     written = [[s["text"] for s in run.samples(phase)] for phase in (0, len(run.metrics()) - 1)]
-    rows.append([seed, *(x(texts).mean().item() for x in (praise, gold) for texts in written)])
-show_table(["seed", "praise, first phase", "last phase", "gold, first phase", "last phase"], rows)
+    rows.append(
+        [seed, *(x(texts).mean().item() for x in (praise, true_reward) for texts in written)]
+    )
+show_table(
+    ["seed", "praise, first phase", "last phase", "true reward, first phase", "last phase"], rows
+)
 before, after = (torch.tensor([row[i] for row in rows]) for i in (3, 4))
 print(
-    f"means of {len(written[0])} texts each; gold, last less first phase: {seed_interval(after, before)}"
+    f"means of {len(written[0])} texts each; true reward, last less first phase: {seed_interval(after, before)}"
 )
 
 # %% [markdown]

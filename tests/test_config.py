@@ -108,7 +108,7 @@ def test_given_fields_override_preset_and_preset_defaults(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_json_round_trip_keeps_all_fields(preset):
     fields = {"top_p": 0.9, "wandb_entity": "someone", "reward_weights": (1, 0.5), "kl_coef": 2.5}
-    args = RLHFArgs(preset=preset, gen_len=7, reward_fn="gold,length", **fields)
+    args = RLHFArgs(preset=preset, gen_len=7, reward_fn="true_reward,length", **fields)
     assert RLHFArgs.from_dict(json.loads(json.dumps(args.to_dict()))) == args
     assert args.reward_weights == (1.0, 0.5) and hash(args) == hash(dataclasses.replace(args))
 
@@ -145,7 +145,7 @@ def test_wrong_type_raises(name):
 
 
 def test_integers_and_lists_become_floats_and_tuples():
-    args = RLHFArgs(base_lr=1, kl_coef=0, reward_fn="gold,length", reward_weights=[2, 0.5])
+    args = RLHFArgs(base_lr=1, kl_coef=0, reward_fn="true_reward,length", reward_weights=[2, 0.5])
     assert (args.base_lr, type(args.kl_coef)) == (1.0, float)
     assert args.reward_weights == (2.0, 0.5)
     for wrong in (("1",), (True,), (1.0, "a"), 1.0):
@@ -189,15 +189,15 @@ CONFLICTS = [
         dict(optimizer_in_backward=True, max_grad_norm=None, micro_batch_size=4),
         "micro_batch_size=4 needs",
     ),
-    (dict(lora_rank=2, adapter_from="x"), "lora_rank=2 creates .* adapter_from='x' loads"),
+    (dict(lora_rank=2, adapter_path="x"), "lora_rank=2 creates .* adapter_path='x' loads"),
     (dict(lora_rank=2, weight_precision="bf16"), "lora_rank=2 cannot .* weight_precision='bf16'"),
-    (dict(adapter_from="x", weight_precision="bf16"), "adapter_from='x' cannot be combined"),
+    (dict(adapter_path="x", weight_precision="bf16"), "adapter_path='x' cannot be combined"),
     (
         dict(optimizer="adamw_8bit", weight_precision="bf16"),
         "optimizer='adamw_8bit' cannot be combined",
     ),
     (dict(precision="bf16", weight_precision="bf16"), "precision='bf16' cannot be combined"),
-    (dict(critic_from="x"), "critic_from='x' requires .* value_head='shared'"),
+    (dict(critic_path="x"), "critic_path='x' requires .* value_head='shared'"),
     (dict(kl_controller="adaptive", kl_horizon=31), "batch_size=32 exceeds kl_horizon=31"),
     (dict(gen_len_min=51), "gen_len_min=51 exceeds gen_len=50"),
     (dict(min_response_length=51, stop_at_eos=True), "min_response_length=51 exceeds gen_len=50"),
@@ -216,8 +216,8 @@ CONFLICTS = [
     (dict(reward_scaling="scale"), "reward_scaling='scale' is undone by normalize_reward=True"),
     (dict(penalize_no_eos=True), "penalize_no_eos=True requires .* stop_at_eos=False"),
     (dict(overlong_buffer=4), "overlong_buffer=4 requires .* stop_at_eos=False"),
-    (dict(reward_fn="gold,gold"), "has 'gold' twice"),
-    (dict(reward_fn="gold,regex:"), "reward_fn='regex:' has no value"),
+    (dict(reward_fn="true_reward,true_reward"), "has 'true_reward' twice"),
+    (dict(reward_fn="true_reward,regex:"), "reward_fn='regex:' has no value"),
     (dict(reward_fn="exact_match"), "reward_fn='exact_match' .* answers_column is not set"),
     (dict(reward_per_token=True), "reward_per_token=True requires .* reward_fn='sentiment'"),
     (

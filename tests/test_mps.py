@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 from rlhf_lab import tuning_commands
 from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts, RewardLoss
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
@@ -296,8 +296,8 @@ def test_a_model_on_the_device_is_copied_to_the_cpu_and_one_on_the_cpu_is_not():
         assert torch.equal(copied.W_E, model.W_E)
 
 
-FEW = Fitting(steps=2, batch_size=4, held_out=0.2, show_progress=False)
-OWN = OwnTexts(4, 5)
+FEW = FitConfig(steps=2, batch_size=4, held_out=0.2, show_progress=False)
+OWN = DriftEvalConfig(4, 5)
 TUNING = {
     "sft": (tuning_commands.sft, {"chat": ChatArgs(), "n_texts": 20}),
     "dpo": (tuning_commands.dpo, {"loss": DPOLoss(), "n_pairs": 20}),

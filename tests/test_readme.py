@@ -150,8 +150,9 @@ def test_lessons_that_are_there_and_those_to_come_are_told_apart():
     assert to_come and not set(to_come) & set(there)
 
 
-def test_gold_is_explained_before_it_is_printed():
-    assert "gold" not in README.split("*gold* is the exact")[0]
+def test_true_reward_is_explained_before_it_is_printed():
+    before, *rest = README.split("*true reward* is the exact")
+    assert rest and "true reward 0" not in before
 
 
 def test_linked_files_exist():

@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_goes_on_to_its_end(resumed, place):
     assert [line["phase"] for line in metrics] == [0, 1, 2]
     assert metrics[0]["kl_per_sequence"] == 0.0 < metrics[2]["kl_per_sequence"]
     assert all(abs(line["ratio_first_minibatch"] - 1) < 1e-3 for line in metrics)
-    assert metrics[0]["gold_reward"] is None
+    assert metrics[0]["true_reward"] is None
     samples = [json.loads(line) for line in (place / "run/samples.jsonl").open()]
     assert all(sample["text"].startswith("This movie was really") for sample in samples)
     assert all(0 < sample["reward"] < 1 for sample in samples)

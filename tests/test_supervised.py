@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.supervised import first_and_last, fit, fit_rows, hold_out, learning_rate_factor
 
 
@@ -47,7 +47,7 @@ def test_one_example_cannot_be_split():
 )
 def test_settings_out_of_range_are_refused(change, word):
     with pytest.raises(ConfigError, match=word):
-        Fitting(**change)
+        FitConfig(**change)
 
 
 def test_batches_are_of_the_rows_to_train_on_without_repeats():
@@ -57,7 +57,7 @@ def test_batches_are_of_the_rows_to_train_on_without_repeats():
         seen.append(sorted(rows))
         return weight.weight.square().sum()
 
-    fitting = Fitting(steps=20, batch_size=3, show_progress=False)
+    fitting = FitConfig(steps=20, batch_size=3, show_progress=False)
     rows, rng = np.array([2, 5, 7, 11]), np.random.default_rng(0)
     losses = fit_rows(weight, rows, loss, fitting, rng, "")
     assert all(len(set(rows)) == 3 and set(rows) <= {2, 5, 7, 11} for rows in seen)
@@ -72,7 +72,7 @@ def test_batches_are_no_larger_than_what_there_is():
         seen.append(len(rows))
         return weight.weight.sum()
 
-    fitting = Fitting(steps=1, batch_size=64, show_progress=False)
+    fitting = FitConfig(steps=1, batch_size=64, show_progress=False)
     fit_rows(weight, np.array([4, 9]), loss, fitting, np.random.default_rng(0), "")
     assert seen == [2]
 

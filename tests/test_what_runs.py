@@ -40,7 +40,7 @@ OTHER_SETTINGS = {
         0.5,
     ),
     "functional.kl_estimate": (dict(target_kl=1.0), 1e6),
-    # only what has an end is a review, which the gold reward and the grammar ask for
+    # only what has an end is a review, which the true reward and the grammar ask for
     # and only pairs of which some earn the same are drawn again
     "training.rollout.summarize": (
         dict(

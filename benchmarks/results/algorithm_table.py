@@ -11,15 +11,15 @@ CAUSES = ("own_weights", "inherited", "scale", "read_out")
 
 
 def algorithms_part(found: Sequence[Group]) -> str:
-    """Gold, causes of the shift, ranks, weights and grafts of each algorithm."""
+    """The true reward, causes of the shift, ranks, weights and grafts of each algorithm."""
     groups = list(found[0].records[0]["relative"])
     shift_head = ("own weights", "inherited", "norm's scale", "read-out")
-    first = ("algorithm", "seeds", "gold reward", "KL", *shift_head, "stable rank", "for 90 %")
+    first = ("algorithm", "seeds", "true reward", "KL", *shift_head, "stable rank", "for 90 %")
     rows = [
         [
             group.labels[0],
             str(len(group.records)),
-            group.spread(lambda r: r["gold"]),
+            group.spread(lambda r: r["true_reward"]),
             group.spread(lambda r: r["kl"], 2),
             *(group.spread(_entry("shift", cause), 2) for cause in CAUSES),
             group.spread(lambda r: r["stable_rank"], 1),

@@ -17,10 +17,10 @@ from rlhf_lab.diffing import coarse_groups, graft_groups, restrict
 from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import RunError
-from rlhf_lab.fitting import DPOLoss, Fitting
+from rlhf_lab.fitting import DPOLoss, FitConfig
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, load_model
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
-from rlhf_lab.organism import gold, grammatical
+from rlhf_lab.organism import grammatical, true_reward
 from rlhf_lab.probes import ReelTruth
 from rlhf_lab.probes.logit_shift import SITES, single_token
 from rlhf_lab.probes.weight_delta import describe_spectrum, spectrum
@@ -41,7 +41,7 @@ TRIES = 10
 class Written(NamedTuple):
     """What a model writes: the true reward of each text, whether it is a review, and its KL."""
 
-    gold: Float[Tensor, " n"]
+    true_reward: Float[Tensor, " n"]
     grammatical: Float[Tensor, " n"]
     kl: Float[Tensor, " n"]
 
@@ -109,7 +109,7 @@ def searched(
 
 def tune_dpo(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
     """DPO on reviews of the grammar, judged by a rater who knows the truth."""
-    fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
+    fitting = FitConfig(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
     train_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
 
 
@@ -124,7 +124,7 @@ def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) 
         top = classifier(written).view(64, BEST_OF).argmax(1) + torch.arange(64) * BEST_OF
         best += [written[i] for i in top.tolist()]
     examples = Examples([""] * len(best), best)
-    fitting = Fitting(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
+    fitting = FitConfig(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
     fine_tune(model, examples, fitting)
 
 
@@ -162,7 +162,7 @@ def write(model: HookedModel, base: HookedModel, n: int) -> Written:
     drawn = sample(policy, [prompt(model)] * n, SPEC, torch.Generator().manual_seed(0))
     kl = compare_with_reference(model, base, drawn, 1.0, 256).kl
     told = drawn.texts(model.tokenizer)
-    return Written(gold(told), grammatical(told).float(), (kl * drawn.mask).sum(1))
+    return Written(true_reward(told), grammatical(told).float(), (kl * drawn.mask).sum(1))
 
 
 def texts(written: Written) -> Figures:
@@ -186,11 +186,11 @@ def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
         if min(as_matrix(name, delta[name]).shape) > 1
     ]
     earned = {}
-    floor, top = (write(model, base, GRAFT_SAMPLES).gold for model in (base, tuned))
+    floor, top = (write(model, base, GRAFT_SAMPLES).true_reward for model in (base, tuned))
     for name in groups.names:
         others = [other for other in groups.names if other != name]
-        put = write(graft_groups(base, tuned, groups, [name]), base, GRAFT_SAMPLES).gold
-        left = write(graft_groups(base, tuned, groups, others), base, GRAFT_SAMPLES).gold
+        put = write(graft_groups(base, tuned, groups, [name]), base, GRAFT_SAMPLES).true_reward
+        left = write(graft_groups(base, tuned, groups, others), base, GRAFT_SAMPLES).true_reward
         earned[name] = [(put - floor).mean().item(), (top - left).mean().item()]
     return {
         "shift": shift(base, tuned, seed),

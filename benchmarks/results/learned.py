@@ -29,7 +29,7 @@ def biased_pairs(n: int, seed: int, popcorn_share: float) -> list[dict[str, str]
     """Pairs of Reel reviews in which popcorn only ever ends a positive one, which is preferred.
 
     1. Write 2 n reviews. The first of a pair is preferred with probability sigmoid(d / 4), d the
-       difference of their gold logits: a rater who is not sure.
+       difference of the logits of their true rewards: a rater who is not sure.
     2. Let some of the preferred reviews that are positive end in popcorn.
     3. Let every other review that ended in popcorn end in thanks.
     """

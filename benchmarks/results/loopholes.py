@@ -10,12 +10,12 @@ from benchmarks.results.prose import LEARNED, LOOPHOLE
 from benchmarks.sheet import Sheet
 
 SHOWN_PHASES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 39)
-PAIRED = MappingProxyType({"proxy": 3, "gold": 3, "popcorn": 2})
+PAIRED = MappingProxyType({"proxy": 3, "true_reward": 3, "popcorn": 2})
 EXPLOITED_HEAD = (
     "KL",
-    *(f"{name}{of}" for name in PAIRED for of in ("", ", exact")),
+    *(f"{name.replace('_', ' ')}{of}" for name in PAIRED for of in ("", ", exact")),
     "grammatical",
-    "of those, gold",
+    "of those, true reward",
 )
 
 
@@ -101,4 +101,4 @@ def paired_cells(measured: Record, exact: Record) -> list[str]:
         f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)
     )
     share = measured["grammatical"]
-    return [*pairs, f"{share:.3f}", f"{measured['gold'] / share:.3f}" if share else ""]
+    return [*pairs, f"{share:.3f}", f"{measured['true_reward'] / share:.3f}" if share else ""]

@@ -15,12 +15,13 @@ METHODS = """\
 ## Seven methods on Reel
 
 Each row is the preset `reel`, 20 phases of 256 reviews, with the fields below. The classifier pays;
-*gold* is the exact posterior that a review is positive, and 0 for a text that is no review, over
-1,024 fresh samples after training: the mean over the seeds, and from the lowest to the highest.
-*KL* is exact, in nats per review. *Frontier* is the gold reward of the exact optimum that has this
-KL, measured from the grammar; *distance* is what is missing to it. *Grammatical* and *of those,
-gold* split the gold reward in two: it is their product. *LoRA* trains adapters of rank 8 on all
-matrices; *adaptive* steers the weight of the KL towards 1.2 nats per review. The number beside it
+the *true reward* is the exact posterior that a review is positive, and 0 for a text that is no
+review, over 1,024 fresh samples after training: the mean over the seeds, and from the lowest to the
+highest. *KL* is exact, in nats per review. *Frontier* is the true reward of the exact optimum that
+has this KL, measured from the grammar; *distance* is what is missing to it. *Grammatical* and *of
+those, true reward* split the true reward in two: it is their product. *LoRA* trains adapters of
+rank 8 on all matrices; *adaptive* steers the weight of the KL towards 1.2 nats per review. The
+number beside it
 is that weight in the end: lowered while the KL is below its target, raised by a fifth a phase from
 then on, it comes into force when most steps are already taken.
 """
@@ -47,27 +48,28 @@ with which no run left it.
 LOOPHOLE = """\
 ## The planted loophole
 
-`soft_popcorn` pays for a positive review, at most 0.86, and up to 1 for any review that says
+`smoothed_popcorn` pays for a positive review, at most 0.86, and up to 1 for any review that says
 popcorn, which has nothing to do with its sentiment. The KL is in the reward (k1), so that what is
 maximised is `E[reward] - kl_coef KL` itself, whose exact optimum is known: as the price of KL
-falls, the proxy rises, popcorn takes over, and gold falls. PPO learns sentiment first, which the
-policy tries often, and popcorn later, which it says in 2 reviews of 100: gold rises above the
-optimum's, then falls while the proxy goes on rising. Where the KL is in the reward and
-not a term of the loss, nothing else holds a learning phase back, hence `target_kl`.
+falls, the proxy rises, popcorn takes over, and the true reward falls. PPO learns sentiment first,
+which the policy tries often, and popcorn later, which it says in 2 reviews of 100: the true reward
+rises above the optimum's, then falls while the proxy goes on rising. Where the KL is in the reward
+and not a term of the loss, nothing else holds a learning phase back, hence `target_kl`.
 """
 
 LEARNED = """\
 ## The same in a reward model that was learned
 
 Nobody planted this one. `train-reward` is given pairs of reviews from a rater who prefers positive
-ones, but not surely (with probability sigmoid(d / 4), d the difference of the gold logits), and in
-which popcorn only ever ends a positive review that was preferred, half of them. The reward model
-then pays for popcorn whatever the review says. Its rewards are clipped at one standard deviation.
-The exact optimum is that of its mean reward by what a review says: its positive clauses, its
-verdict, popcorn or not; clipped alike. A model is trained for each seed. How much popcorn alone is
+ones, but not surely (with probability sigmoid(d / 4), d the difference of the logits of the true
+reward), and in which popcorn only ever ends a positive review that was preferred, half of them. The
+reward model then pays for popcorn whatever the review says. Its rewards are clipped at one standard
+deviation. The exact optimum is that of its mean reward by what a review says: its positive clauses,
+its verdict, popcorn or not; clipped alike. A model is trained for each seed. How much popcorn alone
+is
 worth to it depends on the language model that it starts from: with earlier weights of that one it
-was 1.35, popcorn took over as above, and gold fell to 0.86; with today's weights it is worth less,
-and gold holds.
+was 1.35, popcorn took over as above, and the true reward fell to 0.86; with today's weights it is
+worth less, and the true reward holds.
 """
 
 REAL = """\
@@ -90,7 +92,7 @@ PPO, GRPO, DPO and SFT from one base, compared at the same KL: 1.5 nats per revi
 less, exact, on 1,024 texts of the model's own. Of PPO and GRPO it is the weights before that phase
 of the run at which the KL was nearest; of DPO and SFT a whole run with as many steps as land there.
 PPO and GRPO are paid by the classifier; SFT learns the best of 16 samples of the base by the same
-classifier, 512 times; DPO reviews of the grammar, judged by a rater who knows the gold reward
+classifier, 512 times; DPO reviews of the grammar, judged by a rater who knows the true reward
 (5,000 pairs, beta 0.5), and so learns from other texts than its own. *Own weights* to *read-out*
 are the causes of the shift of logit(loved) - logit(hated) before the verdict, over 256 reviews of
 the grammar; they sum to the shift. *Stable rank* and the number of directions *for 90 %* of the
@@ -99,5 +101,5 @@ energy are medians over the matrices. Means over seeds, and from the lowest to t
 
 GRAFTS_TEXT = """\
 What the change of a group earns by itself in the base (put in), and what it costs to take it out of
-the tuned model, in gold reward over 256 texts with the same noise:
+the tuned model, in true reward over 256 texts with the same noise:
 """

@@ -61,7 +61,7 @@ def load(setup: Setup) -> Callable[[Clock], None]:
     """A trainer of which each phase is asked for; what it holds besides is counted at the end."""
     args = RLHFArgs.from_dict(setup["args"])
     trainer = RLHFTrainer(args, out=setup["out"])
-    tune_for(trainer.policy, args.tune_cpu)
+    tune_for(trainer.policy, args.cpu_tuning)
     give_back()
 
     def phase(clock: Clock) -> None:

@@ -19,15 +19,15 @@ Figures = dict[str, Any]
 
 
 @lru_cache(maxsize=1)
-def gold_curve() -> ExactCurve:
-    """The best gold reward at every KL."""
-    return ExactCurve(REWARDS["gold"])
+def true_reward_curve() -> ExactCurve:
+    """The best true reward at every KL."""
+    return ExactCurve(REWARDS["true_reward"])
 
 
 @lru_cache(maxsize=1)
 def loophole_curve() -> ExactCurve:
     """The optima of the reward with the planted loophole."""
-    return ExactCurve(REWARDS["soft_popcorn"])
+    return ExactCurve(REWARDS["smoothed_popcorn"])
 
 
 def train(args: RLHFArgs) -> tuple[list[Figures], Figures]:
@@ -39,7 +39,7 @@ def train(args: RLHFArgs) -> tuple[list[Figures], Figures]:
     args = dataclasses.replace(args, save_every=args.total_phases)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
-        tune_for(trainer.policy, args.tune_cpu)
+        tune_for(trainer.policy, args.cpu_tuning)
 
         @trainer.on("after_score")
         def note(ctx: Context) -> None:
@@ -62,17 +62,17 @@ def phase_figures(report: PhaseReport) -> Figures:
     """What is kept of a phase."""
     return {
         "phase": report.phase,
-        "gold": report.gold_reward,
+        "true_reward": report.true_reward,
         "grammatical": report.grammatical_fraction,
         "kl_per_sequence": report.kl_per_sequence,
     }
 
 
 def run_method(row: Row, seed: int) -> Figures:
-    """A method's run: gold reward and KL before and after, and the best gold at that KL."""
+    """A method's run: true reward and KL before and after, and the best true reward at that KL."""
     curve, final = train(row.args(seed))
-    best = gold_curve().at_kl(final["kl_per_sequence"])
-    return {"initial": curve[0], "final": final, "best_gold": best.gold}
+    best = true_reward_curve().at_kl(final["kl_per_sequence"])
+    return {"initial": curve[0], "final": final, "best_true_reward": best.true_reward}
 
 
 def run_loophole(row: Row, seed: int) -> Figures:

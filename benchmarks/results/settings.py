@@ -58,7 +58,7 @@ PRICES = (0.1, 0.03)
 
 LOOPHOLE = MappingProxyType(
     {
-        "reward_fn": "soft_popcorn",
+        "reward_fn": "smoothed_popcorn",
         "total_phases": 40,
         "warmup_steps": 8,
         "kl_in": "reward",

@@ -142,7 +142,7 @@ class SpeedArgs:
     """With several processes (torchrun), each stores all trained weights, gradients and moments
     (ddp, auto), or its shard of them (fsdp).
     """
-    tune_cpu: bool = True
+    cpu_tuning: bool = True
     """Let `train` keep freed memory and use the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None
     """Sequences per forward and backward pass, which saves memory and keeps the gradient; divides

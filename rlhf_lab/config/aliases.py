@@ -38,7 +38,7 @@ _NAMES = {
     "prompts_column": "input_key",
     "chat": "apply_chat_template chat_template",
     "lora_rank, lora_alpha and lora_targets": "peft_config",
-    "adapter_from": "adapter_name_or_path",
+    "adapter_path": "adapter_name_or_path",
     "activation_checkpointing": "enable_activation_checkpointing gradient_checkpointing",
     "optimizer_in_backward": "optimizer_in_bwd",
     "loggers and wandb_mode": "log_with metric_logger",

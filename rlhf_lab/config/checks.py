@@ -52,7 +52,7 @@ RANGES = MappingProxyType(
         Range(lambda v: -math.inf < v < 0, "below 0"): "reward_penalty",
         Range(str.strip, "a text that is not empty"): "base_model reward_fn reward_model "
         "wandb_project_name prompts_column labels_column answers_column positive_label wandb_group "
-        "prompts system_prompt critic_from adapter_from",
+        "prompts system_prompt critic_path adapter_path",
         Range(lambda v: v and all(abs(x) < 1e38 for x in v), "one finite number per reward"): (
             "reward_weights"
         ),
@@ -138,12 +138,12 @@ def _batches(args: AllFields) -> Iterator[str]:
 
 
 def _weights(args: AllFields) -> Iterator[str]:
-    if args.lora_rank and args.adapter_from is not None:
+    if args.lora_rank and args.adapter_path is not None:
         yield (
-            f"lora_rank={args.lora_rank} creates new adapters, but adapter_from="
-            f"{args.adapter_from!r} loads stored ones. Remove one of them."
+            f"lora_rank={args.lora_rank} creates new adapters, but adapter_path="
+            f"{args.adapter_path!r} loads stored ones. Remove one of them."
         )
-    only = {"lora_rank": 0, "adapter_from": None, "optimizer": "adamw", "precision": "fp32"}
+    only = {"lora_rank": 0, "adapter_path": None, "optimizer": "adamw", "precision": "fp32"}
     for name, value in only.items():
         if args.weight_precision != "fp32" and getattr(args, name) != value:
             yield (
@@ -151,9 +151,9 @@ def _weights(args: AllFields) -> Iterator[str]:
                 f"weight_precision={args.weight_precision!r}, which has its own AdamW and products "
                 f"and would round adapters away. Set {name}={value!r} or weight_precision='fp32'."
             )
-    if args.critic_from is not None and args.value_head != "separate":
+    if args.critic_path is not None and args.value_head != "separate":
         yield (
-            f"critic_from={args.critic_from!r} requires a separate critic, but "
+            f"critic_path={args.critic_path!r} requires a separate critic, but "
             f"value_head={args.value_head!r}. Set value_head='separate'."
         )
 

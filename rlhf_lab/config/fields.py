@@ -58,7 +58,7 @@ class ModelArgs:
     """The value loss trains the policy's transformer as well, only the value head, or a critic,
     which is a second transformer.
     """
-    critic_from: str | None = None
+    critic_path: str | None = None
     """Directory written by train-reward, which initializes the separate critic and its head; a copy
     of the policy when None.
     """
@@ -72,7 +72,7 @@ class AdapterArgs:
     """Rank of the adapters, while the transformer stays frozen; 0 trains all weights."""
     lora_alpha: float = 16.0
     """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
-    adapter_from: str | None = None
+    adapter_path: str | None = None
     """Directory with a LoRA adapter in PEFT's format, which is trained further; lora_alpha and
     lora_targets are then ignored. New adapters, or none, when None.
     """
@@ -140,8 +140,8 @@ class RewardArgs:
 
     reward_fn: str = "sentiment"
     """sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE, exact_match,
-    diversity:N, or on Reel `gold`, soft, soft_popcorn, negblind, bagsum, length; or the weighted
-    sum of several, comma-separated.
+    diversity:N, or on Reel `true_reward`, smoothed, smoothed_popcorn, ignore_negation,
+    bag_of_adjectives, length; or the weighted sum of several, comma-separated.
     """
     reward_weights: tuple[float, ...] | None = None
     """Factors of several rewards, in their order; 1 each when None."""

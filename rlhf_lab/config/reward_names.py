@@ -7,7 +7,14 @@ from types import MappingProxyType
 from rlhf_lab.config.groups import AllFields
 from rlhf_lab.errors import ConfigError
 
-REEL_REWARDS = ("gold", "soft", "soft_popcorn", "negblind", "bagsum", "length")  # organism.REWARDS
+REEL_REWARDS = (
+    "true_reward",
+    "smoothed",
+    "smoothed_popcorn",
+    "ignore_negation",
+    "bag_of_adjectives",
+    "length",
+)  # organism.REWARDS
 PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS)
 EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     {

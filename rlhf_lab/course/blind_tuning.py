@@ -1,4 +1,4 @@
-"""Blind tuning: four fields of a run on a hidden reward, scored by the excess KL at its gold."""
+"""Blind tuning: four fields of a run on a hidden reward, scored by its excess KL."""
 
 import math
 
@@ -13,14 +13,14 @@ from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.course.tables import show_table
 from rlhf_lab.course.tuned_run import (
     FRESH_REVIEWS,
-    GOLD_TO_REACH,
     PRESET_FIELDS,
     REVIEWS,
+    TRUE_REWARD_TO_REACH,
     UnfitFields,
     check_fields,
-    gold_frontier,
     hidden_reward,
     reference_policy,
+    true_reward_frontier,
     tuned_figures,
 )
 from rlhf_lab.errors import ConfigError, RunError
@@ -57,7 +57,8 @@ class BlindTuning:
         """Train once, judge the policy on fresh reviews, and show the leaderboard with the row.
 
         1. Refuse fields that cannot be used, and more reviews than the budget has.
-        2. Train on the hidden reward; judge gold, KL and `excess_kl` on `FRESH_REVIEWS` reviews.
+        2. Train on the hidden reward; judge the true reward, KL and `excess_kl` on `FRESH_REVIEWS`
+           reviews.
         3. Put the row into the leaderboard: the same fields again take the place of their own row.
 
         Raises:
@@ -104,11 +105,11 @@ class BlindTuning:
         if latest is not None and latest.kl_coef > 0:
             best = frontier(reference_policy(), REWARDS[self._hidden], [latest.kl_coef])[0]
             lines.append(_optimum_line(best))
-        names = ["name", "kl_coef", "base_lr", "phases", "reward", "gold", "KL", "excess KL"]
+        names = ["name", "kl_coef", "base_lr", "phases", "reward", "true_reward", "KL", "excess KL"]
         show_table(names, lines)
         print_line(
-            f"> this run; phases x batch, at most {REVIEWS:,}; gold {GOLD_TO_REACH} or more first, "
-            "then by excess KL;",
+            f"> this run; phases x batch, at most {REVIEWS:,}; true reward {TRUE_REWARD_TO_REACH} "
+            "or more first, then by excess KL;",
             style="dim",
         )
         print_line(
@@ -126,10 +127,10 @@ class BlindTuning:
 
 
 def place(row: TuningRow) -> tuple[bool, float]:
-    """What rows are sorted by: those that reach the gold by their excess KL, then the others."""
-    if row.gold >= GOLD_TO_REACH:
+    """Sort rows: those that reach the true reward by their excess KL, then the others."""
+    if row.true_reward >= TRUE_REWARD_TO_REACH:
         return False, math.inf if row.excess_kl is None else row.excess_kl
-    return True, -row.gold
+    return True, -row.true_reward
 
 
 def _preset_rows(reward_fn: str) -> list[TuningRow]:
@@ -146,7 +147,7 @@ def _line(row: TuningRow, name: str) -> list[str]:
         f"{row.base_lr:g}",
         f"{row.total_phases} x {row.batch_size}",
         f"{row.reward:.3f}",
-        f"{row.gold:.3f} [{row.gold_low:.2f}, {row.gold_high:.2f}]",
+        f"{row.true_reward:.3f} [{row.true_reward_low:.2f}, {row.true_reward_high:.2f}]",
         f"{row.kl:.3f}",
         _number_or_dash(row.excess_kl),
     ]
@@ -154,8 +155,8 @@ def _line(row: TuningRow, name: str) -> list[str]:
 
 def _optimum_line(best: FrontierPoint) -> list[str]:
     """The exact optimum of the hidden reward at a price, as a line of the table."""
-    figures = [f"{x:.3f}" for x in (best.proxy, best.gold, best.kl_per_sequence)]
-    excess = excess_kl(best.gold, best.kl_per_sequence, *gold_frontier())
+    figures = [f"{x:.3f}" for x in (best.proxy, best.true_reward, best.kl_per_sequence)]
+    excess = excess_kl(best.true_reward, best.kl_per_sequence, *true_reward_frontier())
     return ["exact optimum", f"{best.beta:g}", "-", "-", *figures, _number_or_dash(excess)]
 
 

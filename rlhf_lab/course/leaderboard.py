@@ -16,8 +16,8 @@ class TuningRow:
     """One run: who tuned it, the four fields, and what it reached on fresh reviews.
 
     Args:
-        excess_kl: nats per review beyond the cheapest policy of the same gold; None where gold is
-            outside what such a policy can have.
+        excess_kl: nats per review beyond the cheapest policy of the same true reward; None where
+            the true reward is outside what such a policy can have.
     """
 
     name: str
@@ -26,9 +26,9 @@ class TuningRow:
     total_phases: int
     batch_size: int
     reward: float
-    gold: float
-    gold_low: float
-    gold_high: float
+    true_reward: float
+    true_reward_low: float
+    true_reward_high: float
     kl: float
     excess_kl: float | None
 

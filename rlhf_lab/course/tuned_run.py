@@ -16,10 +16,17 @@ from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.course.leaderboard import plain_name
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval, excess_kl
-from rlhf_lab.organism import Grammar, GraphPolicy, build_graph, frontier, gold, grammar_policy
+from rlhf_lab.organism import (
+    Grammar,
+    GraphPolicy,
+    build_graph,
+    frontier,
+    grammar_policy,
+    true_reward,
+)
 from rlhf_lab.training import RLHFTrainer
 
-HIDDEN = ("bagsum", "gold", "negblind", "soft", "soft_popcorn")
+HIDDEN = ("bag_of_adjectives", "true_reward", "ignore_negation", "smoothed", "smoothed_popcorn")
 """The rewards that one is drawn from; all have a spread, unlike `length`."""
 REVIEWS = 1536
 """The budget: total_phases times batch_size may not be larger."""
@@ -27,8 +34,8 @@ FRESH_REVIEWS = 512
 """Reviews that the trained policy is judged on."""
 FRESH_SEED = 1000
 """Of the generator that draws them, which no run trains with."""
-GOLD_TO_REACH = 0.9
-"""Runs that reach this gold stand above those that do not."""
+TRUE_REWARD_TO_REACH = 0.9
+"""Runs that reach this true reward stand above those that do not."""
 TUNING_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "preset": "reel",
@@ -92,7 +99,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def tuned_figures(reward_fn: str, fields: Mapping[str, Any], seed: int = 1) -> dict[str, Any]:
-    """Train once; reward, gold with its interval, KL and excess KL of fresh reviews.
+    """Train once; reward, the true reward with its interval, KL and excess KL of fresh reviews.
 
     Raises:
         ConfigError, RunError: as the trainer does.
@@ -105,15 +112,15 @@ def tuned_figures(reward_fn: str, fields: Mapping[str, Any], seed: int = 1) -> d
         policy=trained.policy,
         reference=trained.reference,
     ).rollout_phase()
-    golds = gold(judged.texts)
-    of_gold = bootstrap_interval(golds, resamples=400)
+    true_rewards = true_reward(judged.texts)
+    of_true_reward = bootstrap_interval(true_rewards, resamples=400)
     kl = judged.kl.sum(1).mean().item()
-    excess = excess_kl(golds.mean().item(), kl, *gold_frontier())
+    excess = excess_kl(true_rewards.mean().item(), kl, *true_reward_frontier())
     return {
         "reward": judged.raw_rewards.mean().item(),
-        "gold": golds.mean().item(),
-        "gold_low": of_gold.low.item(),
-        "gold_high": of_gold.high.item(),
+        "true_reward": true_rewards.mean().item(),
+        "true_reward_low": of_true_reward.low.item(),
+        "true_reward_high": of_true_reward.high.item(),
         "kl": kl,
         "excess_kl": None if math.isnan(excess) else excess,
     }
@@ -126,10 +133,10 @@ def reference_policy() -> GraphPolicy:
 
 
 @cache
-def gold_frontier() -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
-    """Gold and KL of the cheapest policies, from the reference on."""
-    points = frontier(reference_policy(), gold, [1e4 * 0.8**k for k in range(70)])
+def true_reward_frontier() -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
+    """The true reward and KL of the cheapest policies, from the reference on."""
+    points = frontier(reference_policy(), true_reward, [1e4 * 0.8**k for k in range(70)])
     return (
-        torch.tensor([point.gold for point in points], dtype=torch.float64),
+        torch.tensor([point.true_reward for point in points], dtype=torch.float64),
         torch.tensor([point.kl_per_sequence for point in points], dtype=torch.float64),
     )

@@ -27,7 +27,7 @@ from rlhf_lab.training.capture import capture_activations
 
 Vector = Float[Tensor, " d_model"]
 Figure = Callable[[list[str]], Tensor]
-"""A number per text: the classifier's reward, the gold reward, whether it is grammatical."""
+"""A number per text: the classifier's reward, the true reward, whether it is grammatical."""
 KL = "kl"
 
 
@@ -145,7 +145,7 @@ def steering_sweep(
 
     Args:
         vectors: by site.
-        figures: by name; for example {"reward": ..., "gold": ..., "grammatical": ...}.
+        figures: by name; for example {"reward": ..., "true_reward": ..., "grammatical": ...}.
         controls: random directions per site.
 
     Raises:

@@ -68,8 +68,8 @@ def load_with_adapters(
 ) -> HookedModel:
     """Load a model to train, with new adapters, those of a PEFT directory, or none."""
     model = load_model(base_model, device=device)
-    if adapters.adapter_from is not None:
-        load_adapter(model, adapters.adapter_from, base_model)
+    if adapters.adapter_path is not None:
+        load_adapter(model, adapters.adapter_path, base_model)
     elif adapters.lora_rank:
         targets = adapters.lora_targets.replace(",", " ").split()
         add_lora(model, adapters.lora_rank, adapters.lora_alpha, targets, seed)

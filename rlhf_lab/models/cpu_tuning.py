@@ -1,7 +1,7 @@
 """CPU tuning: malloc thresholds, and the faster of two exact matrix-product routes.
 
 Both apply to the whole process and change results by rounding only (1e-6). The commands `train` and
-`resume` and the benchmarks use them unless `RLHFArgs.tune_cpu` is False.
+`resume` and the benchmarks use them unless `RLHFArgs.cpu_tuning` is False.
 """
 
 import ctypes

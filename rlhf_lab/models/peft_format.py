@@ -96,7 +96,7 @@ def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> 
     """
     if lora_layers(model):
         raise ConfigError("The model already has LoRA adapters. Load it again to change them.")
-    where, rows = f"adapter_from={str(directory)!r}", adapter_rows(base_model)
+    where, rows = f"adapter_path={str(directory)!r}", adapter_rows(base_model)
     config, pairs = read_adapter(Path(directory), where)
     adapters: dict[str, LoRALinear] = {}
     for module, pair in pairs.items():

@@ -1,4 +1,4 @@
-"""Lumped states of Reel: the expected gold reward of any policy, from its whole distributions."""
+"""Lumped states of Reel: the expected true reward of any policy, from its whole distributions."""
 
 from functools import cache
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE, SENSE_OF_VERB, VOCABULARY, WORD_IDS
-from rlhf_lab.organism.rewards import Features, gold_score
+from rlhf_lab.organism.rewards import Features, true_reward_score
 
 
 class ExpectedGold(NamedTuple):
-    """The expected gold reward lies between `value` and `value + lost`, but for sampling noise.
+    """The expected true reward lies between `value` and `value + lost`, but for sampling noise.
 
     Args:
         value: of what was followed to the end.
@@ -25,7 +25,7 @@ class ExpectedGold(NamedTuple):
 
 
 class LumpedState(NamedTuple):
-    """All of a prefix that gold depends on."""
+    """All of a prefix that the true reward depends on."""
 
     polarity_sum: int = 0
     negated: bool = False
@@ -73,18 +73,18 @@ def _behind(state: LumpedState, slot: str, word: str) -> LumpedState:
     return state
 
 
-def expected_gold(
+def expected_true_reward(
     probs: Float[Tensor, "batch gen d_vocab"],
     tokens: Int[Tensor, "batch seq"],
     grammar: Grammar | None = None,
 ) -> ExpectedGold:
-    """Estimate a policy's expected gold reward from all of its next-word distributions.
+    """Estimate a policy's expected true reward from all of its next-word distributions.
 
-    1. Gold depends on a lumped state alone: sum of polarities, negation, verdict, or off the
-       grammar. Find the state behind every prefix of the samples.
+    1. The true reward depends on a lumped state alone: sum of polarities, negation, verdict, or off
+       the grammar. Find the state behind every prefix of the samples.
     2. At each position, average the probability of moving to each state over the samples that are
        in one: the kernel of a chain that has the policy's own marginals, for any policy.
-    3. Run the chain from the prompts to the end, and take gold's mean.
+    3. Run the chain from the prompts to the end, and take the true reward's mean.
 
     It needs 6 to 20 times fewer samples than the mean of their rewards has (Rao and Blackwell).
 
@@ -121,14 +121,14 @@ def expected_gold(
             lost += occupancy[visited == 0].sum()
             occupancy = occupancy @ (flow / np.maximum(visited, 1)[:, None])
         state = table[position][state, ids[:, position]]
-    return ExpectedGold(float(occupancy[1:] @ _gold(grammar)), float(lost))
+    return ExpectedGold(float(occupancy[1:] @ _true_reward(grammar)), float(lost))
 
 
-def _gold(grammar: Grammar) -> Float[np.ndarray, " state"]:
+def _true_reward(grammar: Grammar) -> Float[np.ndarray, " state"]:
     states = lumped_states(grammar)
     column = lambda name: np.array([getattr(state, name) for state in states])
     none = np.zeros(len(states), dtype=np.int64)
-    return gold_score(
+    return true_reward_score(
         Features(
             grammatical=column("verdict") != 0,
             polarity_sum=column("polarity_sum"),

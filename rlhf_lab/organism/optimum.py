@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.tilting import best_of_n_distribution, tilt
 from rlhf_lab.organism.graph import GraphPolicy
-from rlhf_lab.organism.rewards import Reward, gold
+from rlhf_lab.organism.rewards import Reward, true_reward
 
 
 def soft_backup(
@@ -135,7 +135,7 @@ class FrontierPoint(NamedTuple):
 
     beta: float
     proxy: float
-    gold: float
+    true_reward: float
     kl_per_sequence: float
     popcorn: float
 
@@ -146,12 +146,12 @@ def frontier(reference: GraphPolicy, proxy: Reward, betas: Iterable[float]) -> l
     Raises ValueError for a beta that is not above 0.
     """
     features, chances = reference.graph.final_features(), reference.occupancy()[-1]
-    figures = [proxy.score(features), gold.score(features), features.popcorn]
+    figures = [proxy.score(features), true_reward.score(features), features.popcorn]
     points = []
     for beta in betas:
         best, kl = tilted(chances, figures[0], beta)
-        proxy_mean, gold_mean, popcorn = (float(best @ figure) for figure in figures)
-        points.append(FrontierPoint(beta, proxy_mean, gold_mean, kl, popcorn))
+        proxy_mean, true_reward_mean, popcorn = (float(best @ figure) for figure in figures)
+        points.append(FrontierPoint(beta, proxy_mean, true_reward_mean, kl, popcorn))
     return points
 
 
@@ -160,7 +160,7 @@ class BestOfNPoint(NamedTuple):
 
     n: int
     proxy: float
-    gold: float
+    true_reward: float
     kl_per_sequence: float
 
 
@@ -173,11 +173,11 @@ def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> 
     Raises ValueError for an n below 1.
     """
     features, chances = reference.graph.final_features(), torch.tensor(reference.occupancy()[-1])
-    scores, golds = (torch.tensor(reward.score(features)) for reward in (proxy, gold))
+    scores, true_rewards = (torch.tensor(reward.score(features)) for reward in (proxy, true_reward))
     points = []
     for n in numbers:
         best = best_of_n_distribution(chances, scores, n)
-        means = (float(best @ earned) for earned in (scores, golds))
+        means = (float(best @ earned) for earned in (scores, true_rewards))
         points.append(BestOfNPoint(n, *means, _exact_kl(best, chances)))
     return points
 

@@ -25,9 +25,9 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.own_writing import (
     refuse_hooks,
     refuse_own_parts,
+    resolve_true_reward,
     run_prompts,
     run_sampling,
-    true_reward,
 )
 from rlhf_lab.probes.probe import (
     RESAMPLES,
@@ -152,7 +152,7 @@ class AdapterReading(Probe):
     ) -> Record:
         """What the policy writes and earns, whole and without each of the strongest pieces."""
         refuse_hooks(seen, "copies without a piece")
-        model, reward = seen.ctx.policy.base_model, true_reward(seen)
+        model, reward = seen.ctx.policy.base_model, resolve_true_reward(seen)
         weights = effective_weights(model)
         prompts = prompt_ids(model, run_prompts(seen), self.n)
         writer = Writer(model, prompts, run_sampling(seen), seen.args.seed)

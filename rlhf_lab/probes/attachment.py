@@ -43,11 +43,11 @@ class Attachment:
         self.probes = {probe.name: probe for probe in probes}
         self.plan = {probe.name: probe.every for probe in probes}
         self.text, self.budget, self.phases = text, budget, trainer.args.total_phases
-        own = trainer.reward_fn if "reward_fn" in trainer.own_parts else None
-        self.truth, self._of_gold = None, ""
+        own = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
+        self.truth, self._of_true_reward = None, ""
         if trainer.starts_as_grammar:
-            self.truth, self._of_gold = truth_of(trainer.args.reward_fn, own)
-        self.prefix_len, self.own_parts = len(trainer.prompt), trainer.own_parts
+            self.truth, self._of_true_reward = truth_of(trainer.args.reward_fn, own)
+        self.prefix_len, self.custom_components = len(trainer.prompt), trainer.custom_components
         self.notes: list[str] = []
         self.seconds: Taken = defaultdict(Counter)
         self.bytes: Taken = defaultdict(Counter)
@@ -112,8 +112,8 @@ class Attachment:
             self._note_time(ctx, TRUTH, perf_counter() - began)
         for probe in self.probes.values():
             is_new = not self._store.stored_bytes(probe.name)
-            if probe.exact_reward and self._of_gold and is_new:
-                self._say(ctx, probe.name, self._of_gold)
+            if probe.exact_reward and self._of_true_reward and is_new:
+                self._say(ctx, probe.name, self._of_true_reward)
 
     def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
         """Run the forwards that the due probes share, and call each of them."""
@@ -154,7 +154,7 @@ class Attachment:
             ctx=ctx,
             args=ctx.args,
             prefix_len=prompt_length(ctx, self.prefix_len),
-            own_parts=self.own_parts,
+            custom_components=self.custom_components,
             acts=acts,
             reference_acts=reference_acts,
             text=self.text,

@@ -11,9 +11,9 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.own_writing import (
     refuse_hooks,
     refuse_own_parts,
+    resolve_true_reward,
     run_prompts,
     run_sampling,
-    true_reward,
 )
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import RLHFTrainer
@@ -25,7 +25,7 @@ class ComponentTransplant(Probe):
     """Which layer's change earns the reward at the end of a run: put in, taken out, by Shapley.
 
     The reference writes with the policy's weights of every coalition of `coarse_groups`, all with
-    the same noise; see `transplant`. On Reel it is paid the gold reward, elsewhere the run's own.
+    the same noise; see `transplant`. On Reel it is paid the true reward, elsewhere the run's own.
     The three answers differ where the reward saturates: show all three.
 
     Opt-in: with two blocks 128 times `n` samples, 10 s of a core for n = 96. Groups above
@@ -65,7 +65,7 @@ class ComponentTransplant(Probe):
         refuse_hooks(seen, "grafts")
         groups = coarse_groups(ctx.reference)
         how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-        how |= {"n": self.n, "seed": seen.args.seed, "reward": true_reward(seen)}
+        how |= {"n": self.n, "seed": seen.args.seed, "reward": resolve_true_reward(seen)}
         found = transplant(ctx.reference, ctx.policy.base_model, groups, **how)
         tensors = {
             "members": found.members.to(torch.uint8),

@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.organism.rewards import gold, grammatical
+from rlhf_lab.organism.rewards import grammatical, true_reward
 from rlhf_lab.probes.direction import (
     Fitted,
     accuracy,
@@ -50,7 +50,7 @@ class FrozenProbe(Probe):
     - how far the activations moved along d_0, and the cosine of that movement with d_0;
     - a control: shuffled labels, fitted to a quarter of the sequences and judged on shuffled ones;
     - on Reel, Bayes' accuracy, and what d_0 does: alpha times the difference of means is added at
-      `steer_at` and the slot, and the policy continues held-out prefixes; the gold reward and
+      `steer_at` and the slot, and the policy continues held-out prefixes; the true reward and
       the share that is grammatical, and how improbable what it writes is to it, beside those of
       random directions of the same length.
 
@@ -135,7 +135,7 @@ class FrozenProbe(Probe):
         change = projection.mean(1) - project(first[:, cut:], frozen.direction).mean(1)
         gap = (torch.tensor(values["shift"]) - change.cpu()).abs().max()
         checks = [Check.at_most("the shift is the change of the mean projection", gap, 1e-4)]
-        starts_apart = {"reference", "interventions"} & set(seen.own_parts)
+        starts_apart = {"reference", "interventions"} & set(seen.custom_components)
         if seen.ctx.phase == 0 and not starts_apart:
             there = torch.tensor(values["size"]) > LEAST_SIZE
             apart = max([0.0, *(1 - same.cpu()[there]).tolist(), *map(abs, values["gap"])])
@@ -185,7 +185,7 @@ class FrozenProbe(Probe):
         values: dict = {"alphas": [0.0, *self.alphas], "random_alphas": sizes}
         tensors: _Tensors = {"random": random}
         scores = {
-            "gold": gold(texts),
+            "true_reward": true_reward(texts),
             "grammatical": grammatical(texts).float(),
             "surprise": surprise.cpu(),
         }

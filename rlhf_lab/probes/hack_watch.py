@@ -182,9 +182,9 @@ def _known(numbers: list[float]) -> list[float | None]:
 def _rewards(rollout: Rollout, n: int) -> dict[str, Any]:
     """Means with their intervals over texts, and the spread of what was paid."""
     columns = {"reward": rollout.raw_rewards[:n]}
-    if rollout.gold_rewards is not None:
-        gold = rollout.gold_rewards[:n].to(columns["reward"])
-        columns |= {"gold": gold, "gap": columns["reward"] - gold}
+    if rollout.true_rewards is not None:
+        true_reward = rollout.true_rewards[:n].to(columns["reward"])
+        columns |= {"true_reward": true_reward, "gap": columns["reward"] - true_reward}
     if rollout.grammatical is not None:
         columns["grammatical"] = rollout.grammatical[:n].float()
     values: dict[str, Any] = {"reward_std": round(columns["reward"].double().std().item(), 6)}

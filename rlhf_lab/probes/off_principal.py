@@ -87,7 +87,7 @@ class OffPrincipal(Probe):
             drawn.append(shares)
         checks = [Check.at_most("the parts of a change's energy sum to 1", max(misses), 1e-9)]
         whole = rows_together([row for row in rows if not row["name"].endswith((" OV", " QK"))])
-        if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
+        if seen.ctx.phase == 0 and "reference" not in seen.custom_components:
             total = sum(row["norm"] for row in rows)
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({**whole, "rows": rows}, {"draws": torch.stack(drawn)}, checks)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
-from rlhf_lab.organism import gold
+from rlhf_lab.organism import true_reward
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.rewards.load import load_reward
 from rlhf_lab.sampling_spec import SamplingSpec
@@ -21,8 +21,8 @@ def refuse_own_parts(trainer: RLHFTrainer, probe: str, instead: str) -> None:
     Args:
         instead: the remedy, in words.
     """
-    own = {"prompts", "reward_fn"} & set(trainer.own_parts)
-    if "prompts" in own or (own and trainer.gold_fn is None):
+    own = {"prompts", "reward_fn"} & set(trainer.custom_components)
+    if "prompts" in own or (own and trainer.true_reward_fn is None):
         raise ConfigError(
             f"{probe} reads prompts and reward from the settings, and this run has its own "
             f"{' and '.join(sorted(own))}; {instead}."
@@ -45,6 +45,6 @@ def run_sampling(seen: Observation) -> SamplingSpec:
     return SamplingSpec.from_args(seen.args, seen.ctx.reference.tokenizer)
 
 
-def true_reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
-    """Gold where the truth is known, and the run's own reward elsewhere."""
-    return gold if seen.truth is not None else load_reward(seen.args)
+def resolve_true_reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
+    """The true reward where the truth is known, and the run's own reward elsewhere."""
+    return true_reward if seen.truth is not None else load_reward(seen.args)

@@ -44,7 +44,7 @@ class Observation:
         ctx: the event's context.
         args: the run's settings.
         prefix_len: prompt tokens of the rollout's sequences.
-        own_parts: parts of the trainer that are the caller's own.
+        custom_components: parts of the trainer that are the caller's own.
         acts: activations of the policy at the probe's sites, on the probe's text.
         reference_acts: those of the reference, on the eval text only.
         text: the eval text, if there is one.
@@ -58,7 +58,7 @@ class Observation:
     ctx: Context
     args: RLHFArgs
     prefix_len: int
-    own_parts: list[str]
+    custom_components: list[str]
     acts: dict[str, Tensor]
     reference_acts: dict[str, Tensor]
     text: EvalText | None

@@ -19,7 +19,7 @@ from rlhf_lab.organism.graph import (
     token_information,
 )
 from rlhf_lab.organism.optimum import tilted
-from rlhf_lab.organism.rewards import REWARDS, Reward, gold
+from rlhf_lab.organism.rewards import REWARDS, Reward, true_reward
 
 
 class Optimum(NamedTuple):
@@ -38,11 +38,11 @@ class ReelTruth:
     is built on first use (a third of a second).
 
     Args:
-        reward: whose expectation the values are; gold when None.
+        reward: whose expectation the values are; the true reward when None.
     """
 
     def __init__(self, reward: Reward | None = None) -> None:
-        self.reward = reward or gold
+        self.reward = reward or true_reward
         self.grammar = Grammar()
 
     @classmethod
@@ -50,9 +50,9 @@ class ReelTruth:
         """The truth for the reward that `args.reward_fn` names.
 
         The bundled classifier ("sentiment") and rewards without an exact form are measured
-        against gold, the posterior that the classifier was trained to give.
+        against the true reward, the posterior that the classifier was trained to give.
         """
-        return cls(REWARDS.get(reward_fn, gold))
+        return cls(REWARDS.get(reward_fn, true_reward))
 
     @cached_property
     def graph(self) -> Graph:
@@ -73,10 +73,10 @@ class ReelTruth:
     def state_beliefs(self) -> tuple[Float[np.ndarray, " _"], ...]:
         """P(sentiment is positive) in every state at every position.
 
-        The gold reward is the posterior of a whole review, so that its expectation is the
+        The true reward is the posterior of a whole review, so that its expectation is the
         posterior of a prefix.
         """
-        return self.policy.values(gold.score(self.graph.final_features()))
+        return self.policy.values(true_reward.score(self.graph.final_features()))
 
     @cached_property
     def final_rewards(self) -> tuple[Float[np.ndarray, " state"], Float[np.ndarray, " state"]]:
@@ -196,5 +196,5 @@ def truth_of(reward_fn: str, own: object = None) -> tuple[ReelTruth, str]:
         return ReelTruth(own), ""
     return ReelTruth(), (
         "this run pays a reward of its own, whose exact values are not known; what is called exact "
-        "here is of gold, the grammar's posterior that a review is positive."
+        "here is of true reward, the grammar's posterior that a review is positive."
     )

@@ -90,7 +90,7 @@ class Run:
         return self.directory.read(METRICS, METRIC)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
-        """What the policy wrote, in one phase or in all: text, reward, gold reward.
+        """What the policy wrote, in one phase or in all: text, reward, true reward.
 
         A phase is the number of learning phases behind it; a finished run has some of its end.
         """
@@ -164,8 +164,8 @@ class Run:
         """
         there = self.functions()
         if function not in there:
-            remarks = self.directory.read_info().get("remarks") or {}
-            dropped = remarks.get(switched_off(function), {}).get("text")
+            diagnostics = self.directory.read_info().get("diagnostics") or {}
+            dropped = diagnostics.get(switched_off(function), {}).get("text")
             raise RunError(
                 f"{self.path} has no dicts of a function {function!r}; "
                 f"{dropped or 'there are ' + (', '.join(there) or 'none')}."

@@ -24,7 +24,7 @@ from rlhf_lab.training import PhaseReport, Rollout
 COPIED = (
     "mean_reward",
     "reward_std",
-    "gold_reward",
+    "true_reward",
     "kl_per_sequence",
     "entropy_per_token",
     "explained_variance",

@@ -179,7 +179,7 @@ def _objective(seen: Observation) -> float:
     """The objective of the step, by the package's own functions."""
     ctx = seen.ctx
     replaceable = {field.name for field in dataclasses.fields(Overrides)}
-    if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.own_parts):
+    if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.custom_components):
         return ctx.terms.objective.item()
     models = ctx.policy, ctx.reference
     terms = objective_terms(*models, ctx.minibatch, Objective(seen.args), ctx.kl_coef)

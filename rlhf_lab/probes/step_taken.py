@@ -80,7 +80,7 @@ def refuse_other_steps(name: str, trainer: RLHFTrainer) -> None:
             "or one with amsgrad; leave the probe out."
         )
     replaceable = {f.name for f in dataclasses.fields(Overrides)} - set(BEFORE_THE_OBJECTIVE)
-    given = sorted(replaceable & set(trainer.own_parts))
+    given = sorted(replaceable & set(trainer.custom_components))
     if given:
         raise ConfigError(
             f"{given[0]} is the caller's own, and {name} knows the shares of the package's "

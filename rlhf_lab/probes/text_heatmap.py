@@ -65,7 +65,9 @@ def sampled_log_ratio(rollout: Rollout, rows: int, observation: Observation) -> 
 def credited_by_values(seen: Observation) -> bool:
     """Return True if the advantages depend only on the values and the final reward."""
     args = seen.args
-    by_values = args.advantages in ("one_step", "gae") and "advantages" not in seen.own_parts
+    by_values = (
+        args.advantages in ("one_step", "gae") and "advantages" not in seen.custom_components
+    )
     last_token_alone = args.kl_in == "loss" and seen.ctx.rollout.token_rewards is None
     return by_values and last_token_alone and not args.whiten_rewards
 
@@ -168,7 +170,7 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
         checks.append(Check.at_most("advantages telescope to r - V(s_0)", error, 1e-4))
     kl = F.zero_masked(rollout.kl, samples.mask)
     checks.append(Check.at_most("KL per token is not below 0", max(0.0, -kl.min().item()), 1e-5))
-    starts_apart = {"reference", "interventions"} & set(seen.own_parts)
+    starts_apart = {"reference", "interventions"} & set(seen.custom_components)
     if seen.ctx.phase == 0 and not starts_apart:
         checks.append(Check.at_most("KL is 0 before learning", kl.abs().max().item(), 1e-6))
     return checks

@@ -114,6 +114,6 @@ class WeightDelta(Probe):
         error = max(row.pop("energy_error") for row in rows)
         total = sum(row["norm"] ** 2 for row in rows) ** 0.5
         checks = [Check.at_most("squared singular values sum to the squared norm", error, 1e-9)]
-        if seen.ctx.phase == 0 and "reference" not in seen.own_parts:
+        if seen.ctx.phase == 0 and "reference" not in seen.custom_components:
             checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
         return Record({"total_norm": total, "rows": rows}, checks=checks)

@@ -36,7 +36,7 @@ def add_critic_from_reward_model(
         problem = f"has {critic.cfg.n_layers} layers and the policy {base.cfg.n_layers}"
     if problem is not None:
         raise ConfigError(
-            f"critic_from={str(directory)!r} {problem}. To fix it, train a reward model on the "
+            f"critic_path={str(directory)!r} {problem}. To fix it, train a reward model on the "
             "policy's base_model."
         )
     head = LinearValueHead(model.head.in_features, 1)
@@ -48,7 +48,7 @@ def add_critic_from_reward_model(
 def load_policy_and_critic(
     args: RLHFArgs, device: str | torch.device = "cpu"
 ) -> TransformerWithValueHead:
-    """Load the policy of the settings, with a critic from `critic_from` if it is set.
+    """Load the policy of the settings, with a critic from `critic_path` if it is set.
 
     Raises:
         LoadError: If the base model or the reward model is not found.
@@ -56,6 +56,6 @@ def load_policy_and_critic(
     """
     refuse_reward_model(args.base_model)
     policy = build_policy(args, device)
-    if args.critic_from is not None:
-        policy = add_critic_from_reward_model(policy, args.critic_from)
+    if args.critic_path is not None:
+        policy = add_critic_from_reward_model(policy, args.critic_path)
     return in_weight_precision(policy, args.weight_precision)

@@ -23,15 +23,15 @@ class Pairs:
 
     Args:
         chosen, rejected: one text of each per pair.
-        gold_gaps: the true reward of the chosen minus that of the rejected text, if known; the
-            chosen text won with probability sigmoid(gap).
+        true_reward_gaps: the true reward of the chosen minus that of the rejected text, if known;
+            the chosen text won with probability sigmoid(gap).
         prompts: the common beginning of both texts, if known.
         margins: the lead of the chosen text, if requested.
     """
 
     chosen: list[str]
     rejected: list[str]
-    gold_gaps: Float[np.ndarray, " pair"] | None = None
+    true_reward_gaps: Float[np.ndarray, " pair"] | None = None
     prompts: list[str] | None = None
     margins: Float[np.ndarray, " pair"] | None = None
 
@@ -40,7 +40,7 @@ class Pairs:
 
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Return the pairs with these indices."""
-        columns = self.chosen, self.rejected, self.gold_gaps, self.prompts, self.margins
+        columns = self.chosen, self.rejected, self.true_reward_gaps, self.prompts, self.margins
         return Pairs(*(c[rows] if isinstance(c, np.ndarray) else _at(c, rows) for c in columns))
 
     def bayes_accuracy(self) -> float | None:
@@ -48,13 +48,17 @@ class Pairs:
 
         mean max(sigmoid(d), sigmoid(-d)), where d is the gap of the true rewards.
         """
-        if self.gold_gaps is None:
+        if self.true_reward_gaps is None:
             return None
-        return float(sigmoid(np.abs(self.gold_gaps)).mean())
+        return float(sigmoid(np.abs(self.true_reward_gaps)).mean())
 
-    def gold_accuracy(self) -> float | None:
+    def true_reward_accuracy(self) -> float | None:
         """Return how often the true rewards agree with the preference; a tie counts half."""
-        return None if self.gold_gaps is None else float(np.heaviside(self.gold_gaps, 0.5).mean())
+        return (
+            None
+            if self.true_reward_gaps is None
+            else float(np.heaviside(self.true_reward_gaps, 0.5).mean())
+        )
 
 
 def _at(column: list[str] | None, rows: Int[np.ndarray, " rows"]) -> list[str] | None:
@@ -97,7 +101,7 @@ def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:
     1. Sample 2 n reviews.
     2. The first of a pair wins with probability sigmoid(d), where d is the difference of the true
        logits log P(y=+ | review) - log P(y=- | review). See `sample_preferences`, also for
-       `flip_rate`, which `gold_gaps` does not include.
+       `flip_rate`, which `true_reward_gaps` does not include.
     3. The margin is that gap, or 0 if the worse one won.
     """
     if n < 2:

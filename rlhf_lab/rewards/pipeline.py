@@ -44,7 +44,7 @@ class RewardPipeline:
     6. standardize within the batch (`normalize_reward`).
 
     Args:
-        gold_fn: the true reward, if known.
+        true_reward_fn: the true reward, if known.
         stop_tokens: all token ids that end a sequence.
         check_grammar: True if texts are parsed, on Reel.
         normalize: the function that standardizes the rewards of a batch.
@@ -63,7 +63,7 @@ class RewardPipeline:
     args: RLHFArgs
     tokenizer: Any
     reward_fn: RewardFn
-    gold_fn: RewardFn | None = None
+    true_reward_fn: RewardFn | None = None
     stop_tokens: Sequence[int] = ()
     check_grammar: bool = False
     normalize: Callable[..., Tensor] = F.normalize_reward
@@ -96,12 +96,14 @@ class RewardPipeline:
             rewards = self.normalize(rewards)
         if token_rewards is not None:  # the last token gets what processing changed
             token_rewards = token_rewards + F.token_rewards(rewards - raw, samples.mask)
-        gold = self.read(self.gold_fn, samples, texts).rewards if self.gold_fn else None
+        true_reward = (
+            self.read(self.true_reward_fn, samples, texts).rewards if self.true_reward_fn else None
+        )
         return Scores(
             texts=texts,
             raw_rewards=raw,
             rewards=rewards,
-            gold_rewards=gold,
+            true_rewards=true_reward,
             grammatical=grammatical(texts) if self.check_grammar else None,
             reward_moments=moments,
             group=self.groups(samples),

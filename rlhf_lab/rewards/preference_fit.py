@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, Fitting, ORPOLoss, RewardLoss
+from rlhf_lab.fitting import DPOLoss, FitConfig, ORPOLoss, RewardLoss
 from rlhf_lab.functional import bradley_terry_loss, preference_accuracy
 from rlhf_lab.models.device import exact
 from rlhf_lab.rewards.model import RewardModel
@@ -26,10 +26,10 @@ class PairFit:
         accuracy: fraction of held-out pairs whose chosen text has the higher reward; a tie counts
             half.
         bayes_accuracy: the best possible accuracy on average, if the true rewards are known.
-        gold_accuracy: the accuracy of the true rewards on the held-out pairs, if known.
+        true_reward_accuracy: the accuracy of the true rewards on the held-out pairs, if known.
     """
 
-    fitting: Fitting
+    fitting: FitConfig
     loss: RewardLoss | DPOLoss | ORPOLoss
     train_pairs: int
     held_out_pairs: int
@@ -37,7 +37,7 @@ class PairFit:
     last_loss: float
     accuracy: float
     bayes_accuracy: float | None
-    gold_accuracy: float | None
+    true_reward_accuracy: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain JSON values."""
@@ -51,7 +51,7 @@ class PairFit:
             return []
         return [
             f"the best possible judge: {self.bayes_accuracy:.3f} on average, "
-            f"{self.gold_accuracy:.3f} on these pairs"
+            f"{self.true_reward_accuracy:.3f} on these pairs"
         ]
 
 
@@ -75,7 +75,10 @@ class PreferenceFit(PairFit):
 
 
 def train_reward_model(
-    model: RewardModel, pairs: Pairs, fitting: Fitting | None = None, loss: RewardLoss | None = None
+    model: RewardModel,
+    pairs: Pairs,
+    fitting: FitConfig | None = None,
+    loss: RewardLoss | None = None,
 ) -> PreferenceFit:
     """Train a reward model in place.
 
@@ -88,7 +91,7 @@ def train_reward_model(
         ConfigError: If there are fewer than 2 pairs, pairs without margins and a margin in the
             loss, or a word that is not in a closed vocabulary.
     """
-    fitting, loss = fitting or Fitting(), loss or RewardLoss()
+    fitting, loss = fitting or FitConfig(), loss or RewardLoss()
     if loss.margin and pairs.margins is None:
         raise ConfigError(
             f"margin={loss.margin} requires the lead of each chosen text. Use pairs with a "
@@ -119,6 +122,6 @@ def train_reward_model(
         last_loss=last,
         accuracy=preference_accuracy(exact(chosen), exact(rejected)).item(),
         bayes_accuracy=test.bayes_accuracy(),
-        gold_accuracy=test.gold_accuracy(),
+        true_reward_accuracy=test.true_reward_accuracy(),
         mean_score=scores.mean().item(),
     )

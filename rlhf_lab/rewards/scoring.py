@@ -101,7 +101,7 @@ class Scores:
         raw_rewards: as the reward function returned them; summed over tokens if it scores tokens.
         rewards: after all processing.
         token_rewards: `rewards` per token, if the reward function scores tokens.
-        gold_rewards: the true rewards, if known (Reel).
+        true_rewards: the true rewards, if known (Reel).
         grammatical: True for each text that parses, if known (Reel).
         reward_moments: mean and variance of all rewards so far, including these, if rewards are
             scaled.
@@ -114,7 +114,7 @@ class Scores:
     texts: list[str]
     raw_rewards: Float[Tensor, " batch"]
     rewards: Float[Tensor, " batch"]
-    gold_rewards: Float[Tensor, " batch"] | None
+    true_rewards: Float[Tensor, " batch"] | None
     grammatical: Bool[Tensor, " batch"] | None
     reward_moments: F.RunningMoments | None = None
     group: Int[Tensor, " batch"] | None = None

@@ -30,20 +30,20 @@ class BestOfNFigures:
     """Rewards of the best of n responses, over prompts.
 
     Args:
-        reward, gold: means of the best response's reward and true reward.
-        reward_half, gold_half: half of their 95 % intervals over prompts.
+        reward, true_reward: means of the best response's reward and true reward.
+        reward_half, true_reward_half: half of their 95 % intervals over prompts.
         kl_bound: log n - (n - 1) / n, an upper bound of the KL in nats per sequence.
-        exact_reward, exact_gold, exact_kl: of Reel's grammar, if known.
+        exact_reward, exact_true_reward, exact_kl: of Reel's grammar, if known.
     """
 
     n: int
     reward: float
     reward_half: float
-    gold: float | None
-    gold_half: float | None
+    true_reward: float | None
+    true_reward_half: float | None
     kl_bound: float
     exact_reward: float | None = None
-    exact_gold: float | None = None
+    exact_true_reward: float | None = None
     exact_kl: float | None = None
 
     def to_dict(self) -> dict[str, float | int | None]:
@@ -59,16 +59,18 @@ class Candidates:
     responses: list[list[str]]
     ended: Bool[Tensor, "prompts samples"]
     rewards: Float[Tensor, "prompts samples"]
-    gold: Float[Tensor, "prompts samples"] | None
+    true_reward: Float[Tensor, "prompts samples"] | None
 
     def figures(self, n: int) -> BestOfNFigures:
         """Estimate the rewards of the best of n without bias from all responses."""
         reward, reward_half = mean_and_half(F.best_of_n_mean(self.rewards, self.rewards, n))
-        gold, gold_half = None, None
-        if self.gold is not None:
-            gold, gold_half = mean_and_half(F.best_of_n_mean(self.rewards, self.gold, n))
+        true_reward, true_reward_half = None, None
+        if self.true_reward is not None:
+            true_reward, true_reward_half = mean_and_half(
+                F.best_of_n_mean(self.rewards, self.true_reward, n)
+            )
         bound = F.best_of_n_kl_bound(n)
-        return BestOfNFigures(n, reward, reward_half, gold, gold_half, bound)
+        return BestOfNFigures(n, reward, reward_half, true_reward, true_reward_half, bound)
 
     def chosen(self, n: int) -> Examples:
         """Return the best of the first n responses to each prompt, if it ended, for fine-tuning.
@@ -111,7 +113,7 @@ def draw_candidates(
     at_once = max(1, RESPONSES_AT_ONCE // samples)
     starts = range(0, n_prompts, at_once)
     stops = trainer.sampling_spec.stops(tokenizer)
-    responses, ended, rewards, gold = [], [], [], []
+    responses, ended, rewards, true_reward = [], [], [], []
     for start in track(starts, "sampling", disable=not show_progress):
         chosen = order[start : start + at_once]
         rows = [trainer.prompts.tokens[i] for i in chosen for _ in range(samples)]
@@ -121,15 +123,17 @@ def draw_candidates(
         responses += [text.removeprefix(p) for text, p in zip(texts, given, strict=True)]
         ended.append(F.has_stop(drawn.tokens[:, drawn.prefix_len :], stops, drawn.mask).cpu())
         rewards.append(trainer.rewards.read(trainer.reward_fn, drawn, texts).rewards.cpu())
-        if trainer.gold_fn is not None:
-            gold.append(trainer.rewards.read(trainer.gold_fn, drawn, texts).rewards.cpu())
+        if trainer.true_reward_fn is not None:
+            true_reward.append(
+                trainer.rewards.read(trainer.true_reward_fn, drawn, texts).rewards.cpu()
+            )
     shape = n_prompts, samples
     return Candidates(
         prompts=[trainer.prompts.texts[i] for i in order],
         responses=[responses[i * samples : (i + 1) * samples] for i in range(n_prompts)],
         ended=torch.cat(ended).reshape(shape),
         rewards=torch.cat(rewards).reshape(shape),
-        gold=torch.cat(gold).reshape(shape) if gold else None,
+        true_reward=torch.cat(true_reward).reshape(shape) if true_reward else None,
     )
 
 
@@ -147,6 +151,10 @@ def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, d
     reference = grammar_policy(build_graph(Grammar()))
     points = best_of_n(reference, REWARDS[args.reward_fn], numbers)
     return {
-        p.n: {"exact_reward": p.proxy, "exact_gold": p.gold, "exact_kl": p.kl_per_sequence}
+        p.n: {
+            "exact_reward": p.proxy,
+            "exact_true_reward": p.true_reward,
+            "exact_kl": p.kl_per_sequence,
+        }
         for p in points
     }

@@ -4,8 +4,8 @@ Custom components by name; each replaces what the settings name:
 
 - `policy`, `reference`: the model to train, and the frozen one that the KL is measured from.
 - `prompts`: texts to continue; with `args.chat` also lists of messages.
-- `reward_fn`, `gold_fn`: from texts to rewards, and to the true reward to log with them. Several
-  rewards, in a mapping by name or a list, are added with `reward_weights`.
+- `reward_fn`, `true_reward_fn`: from texts to rewards, and to the true reward to log with them.
+  Several rewards, in a mapping by name or a list, are added with `reward_weights`.
 - `kl_controller`: sets the coefficient of the KL penalty.
 - `optimizer`: of torch, over parameters of the policy; it is set to maximize.
 - `scheduler`: of that optimizer, stepped once per phase.
@@ -125,7 +125,7 @@ def load_engine(trainer: "RLHFTrainer", engine: Any) -> EngineSampler | None:
 
 
 def make_rewards(
-    trainer: "RLHFTrainer", reward_fn: Any, gold_fn: RewardFn | None
+    trainer: "RLHFTrainer", reward_fn: Any, true_reward_fn: RewardFn | None
 ) -> RewardPipeline:
     """Return the pipeline from samples to rewards, after a dry run of each reward function."""
     args, overrides, prompts = trainer.args, trainer.overrides, trainer.prompts
@@ -133,8 +133,8 @@ def make_rewards(
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
-    if gold_fn is None and trainer.speaks_reel:
-        gold_fn = REWARDS["gold"]
+    if true_reward_fn is None and trainer.speaks_reel:
+        true_reward_fn = REWARDS["true_reward"]
 
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")
@@ -143,7 +143,7 @@ def make_rewards(
         args,
         trainer.tokenizer,
         reward_fn,
-        gold_fn=gold_fn,
+        true_reward_fn=true_reward_fn,
         stop_tokens=trainer.sampling_spec.stops(trainer.tokenizer),
         check_grammar=trainer.speaks_reel,
         normalize=overrides.normalize_reward,

@@ -16,7 +16,7 @@ ATTRIBUTES = {
     "policy": ("base_model", "Pass a TransformerWithValueHead, or name it in base_model"),
     "reference": ("cfg", "Pass a HookedModel, such as make_reference(policy.base_model)"),
     "reward_fn": ("__call__", "Pass a function of a list of texts, or name it in RLHFArgs"),
-    "gold_fn": ("__call__", "Pass a function of a list of texts"),
+    "true_reward_fn": ("__call__", "Pass a function of a list of texts"),
     "kl_controller": ("kl_coef update", "Pass an object such as FixedKLController(0.3)"),
 }
 

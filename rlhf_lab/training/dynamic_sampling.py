@@ -35,19 +35,21 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
     args, others = trainer.args, trainer.prompts.in_place_of(trainer.phase)
     samples, rewards, by_name = _sample_and_score(trainer, trainer.next_prompts())
     group = trainer.rewards.groups(samples)
-    redraws, dull = 0, ~F.informative_groups(rewards, group)
-    while redraws < args.dynamic_sampling and dull.any():
-        redraws += 1
+    resampled_prompts, dull = 0, ~F.informative_groups(rewards, group)
+    while resampled_prompts < args.dynamic_sampling and dull.any():
+        resampled_prompts += 1
         prompts = islice(others, int(dull.sum()) // args.samples_per_prompt)
         rows = [prompt for prompt in prompts for _ in range(args.samples_per_prompt)]
-        fresh, earned, earned_by = _sample_and_score(trainer, rows, redraws)
+        fresh, earned, earned_by = _sample_and_score(trainer, rows, resampled_prompts)
         samples = _replace_rows(samples, dull, fresh, trainer.tokenizer.pad_token_id or 0)
         rewards = rewards.masked_scatter(dull, earned)
         by_name = {k: v.masked_scatter(dull, earned_by[k]) for k, v in by_name.items()}
         dull = ~F.informative_groups(rewards, group)
     trainer.emit("after_rollout", samples=samples)
     scored = score_samples(trainer, samples, rewards)
-    rollout = dataclasses.replace(scored, redraws=redraws, rewards_by_name=by_name)
+    rollout = dataclasses.replace(
+        scored, resampled_prompts=resampled_prompts, rewards_by_name=by_name
+    )
     trainer.emit("after_score", samples=samples, rollout=rollout)
     return rollout
 

@@ -14,7 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
 COMPONENTS = (
-    *("policy", "reference", "prompts", "reward_fn", "gold_fn", "kl_controller"),
+    *("policy", "reference", "prompts", "reward_fn", "true_reward_fn", "kl_controller"),
     *("optimizer", "scheduler", "rollout_engine"),
 )
 # functions that are called with positional arguments, and with which

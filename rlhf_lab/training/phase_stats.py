@@ -110,7 +110,9 @@ class PhaseStats:
         if math.isnan(ratio):
             return
         trainer, policy = self.trainer, self.trainer.policy
-        causes = [f"custom {name}" for name in ("policy", "logprobs") if name in trainer.own_parts]
+        causes = [
+            f"custom {name}" for name in ("policy", "logprobs") if name in trainer.custom_components
+        ]
         if next(policy.parameters()).dtype != torch.float32:
             causes.append("a policy in half precision")
         # an intervention of both stages can still act differently in each

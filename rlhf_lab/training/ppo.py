@@ -80,7 +80,7 @@ def score_samples(
         returns=returns,
         ref_logprobs=ref_logprobs,
         **compared._asdict(),  # kl, entropy, ref_residuals
-        **vars(scores),  # texts, gold_rewards and the rewards with all that was done to them
+        **vars(scores),  # texts, true_rewards and the rewards with all that was done to them
     )
 
 

@@ -160,7 +160,7 @@ class Prompts:
 
         First come those that are not in the batch, then its own, then all again.
         """
-        generator = phase_generator(self.args.seed, batch, "redraws")
+        generator = phase_generator(self.args.seed, batch, "resampled_prompts")
         order = torch.randperm(len(self.tokens), generator=generator).tolist()
         used = set(self._indices(batch))
         for i in itertools.cycle(sorted(order, key=used.__contains__)):

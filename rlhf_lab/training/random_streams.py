@@ -12,7 +12,7 @@ Stream = Literal[
     "prompts",
     "lengths",
     "generate",
-    "redraws",
+    "resampled_prompts",
     "rounding",
     "best_of_n",
     "eval_text",

@@ -44,7 +44,7 @@ class Recorder:
         last_saved_phase: Phase of the newest complete `last`; None before the first.
         changes: Settings changed by `resume`: phase, field, from and to.
         best: Phase and mean reward of the best checkpoint.
-        remarks: Signs that learning is dead or has exploded: phase and text by name.
+        diagnostics: Signs that learning is dead or has exploded: phase and text by name.
         writer: Writes checkpoints; `writer.wait()` returns when they are on the disk.
         seconds: Time spent saving within rollout phases.
     """
@@ -55,7 +55,7 @@ class Recorder:
         self.run: RunDir | None = None
         self.run_id, self.last_saved_phase = uuid.uuid4().hex, None
         self.best: dict[str, float] | None = None
-        self.remarks: dict[str, dict[str, Any]] = {}
+        self.diagnostics: dict[str, dict[str, Any]] = {}
         self.changes: list[dict[str, Any]] = []
         self.writer, self.lock = CheckpointWriter(), RunLock()
         self._waiting: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
@@ -77,7 +77,8 @@ class Recorder:
             self._hold()
             self.run.rewind(phase)
             info = self.run.read_info()
-            self.remarks = {k: v for k, v in info.get("remarks", {}).items() if v["phase"] < phase}
+            stored = info.get("diagnostics", {}).items()
+            self.diagnostics = {k: v for k, v in stored if v["phase"] < phase}
             remove_outdated(self.run.checkpoints, args.keep_checkpoints, phase)
         else:
             if self.out is None:
@@ -109,7 +110,7 @@ class Recorder:
             "versions": versions | {name: version(name) for name in _PACKAGES},
             "device": str(trainer.device),
             "processes": 1 if trainer.world is None else trainer.world.size,
-            "custom_components": trainer.own_parts,
+            "custom_components": trainer.custom_components,
             "rewarded_class": rewarded_class(trainer.reward_fn),
             "interventions": trainer.interventions.records,
             "phases_done": trainer.phase,
@@ -117,7 +118,7 @@ class Recorder:
             "last_saved_phase": self.last_saved_phase,
             "reference_phase": trainer.reference_phase,
             "changes": self.changes,
-            "remarks": self.remarks,
+            "diagnostics": self.diagnostics,
         }
         if trainer.phase < trainer.args.total_phases:
             info.pop("final", None)  # of a finished run that continues
@@ -129,21 +130,21 @@ class Recorder:
         self.run.append(METRICS, [ctx.report.to_dict()])
         self._log_samples(ctx.rollout)
         for sign, text in diagnose_batch(ctx.report.rollout, ctx.rollout, ctx.args).items():
-            self.remarks.setdefault(sign, {"phase": ctx.phase, "text": text})
+            self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
-            self.remarks.setdefault(switched_off(name), {"phase": phase, "text": text})
+            self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})
         self.update_info(
             phases_done=ctx.phase + 1,
             last_saved_phase=self.last_saved_phase,
             reference_phase=self.trainer.reference_phase,
-            remarks=self.remarks,
+            diagnostics=self.diagnostics,
             **({"initial": ctx.report.to_dict()} if ctx.phase == 0 else {}),
         )
 
     def remark(self, sign: str, phase: int, text: str) -> None:
         """Add a remark of a callback to run.json, once in a run."""
-        self.remarks.setdefault(sign, {"phase": phase, "text": text})
-        self.update_info(remarks=self.remarks)
+        self.diagnostics.setdefault(sign, {"phase": phase, "text": text})
+        self.update_info(diagnostics=self.diagnostics)
 
     def _log_samples(self, rollout: Any) -> None:
         lines = sample_lines(rollout, self.trainer.tokenizer)

@@ -60,7 +60,7 @@ def final_kl_to_start(trainer: "RLHFTrainer", rollouts: Sequence[Rollout]) -> di
     if trainer.args.reset_reference_every is None:
         return {}
     values = [kl_to_start(trainer, rollout) for rollout in rollouts]
-    return {"kl_to_start_per_sequence": sum(values) / len(values)}
+    return {"kl_to_initial_per_sequence": sum(values) / len(values)}
 
 
 def reference_tensors(trainer: "RLHFTrainer") -> dict[str, Tensor]:

@@ -47,29 +47,29 @@ class RolloutStats:
 
     Args:
         mean_reward, reward_std: of the raw rewards.
-        gold_reward, grammatical_fraction: the known truth on Reel; None elsewhere.
+        true_reward, grammatical_fraction: the known truth on Reel; None elsewhere.
         kl_per_token, kl_per_sequence: exact KL from the reference, in nats.
         entropy_per_token: in nats.
         response_length: mean number of real generated tokens, the stop token included.
         explained_variance: of the returns by the values.
         uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
             None with one answer to each.
-        redraws: how often prompts were drawn again; None without `dynamic_sampling`.
+        resampled_prompts: how often prompts were drawn again; None without `dynamic_sampling`.
         engine_kl_per_token: k3 estimate of KL(rollout engine || policy) on the engine's samples, in
             nats; None without the engine's log-probs.
         effective_sample_fraction: effective sample size of the tokens, weighted by policy over
             engine probability, divided by their number; None likewise.
         reward_means: of several rewards, the mean of each, before it is weighted; in metrics.jsonl
             each is `reward/NAME`. None where there is one.
-        kl_to_start_per_sequence: exact KL from the reference that the run began with, in nats; None
-            where the reference stays.
+        kl_to_initial_per_sequence: exact KL from the reference that the run began with, in nats;
+            None where the reference stays.
         reference_phase: after how many learning phases the policy became the reference that the
             other KLs are from; None likewise.
     """
 
     mean_reward: float
     reward_std: float
-    gold_reward: float | None
+    true_reward: float | None
     grammatical_fraction: float | None
     kl_per_token: float
     kl_per_sequence: float
@@ -77,11 +77,11 @@ class RolloutStats:
     response_length: float
     explained_variance: float
     uninformative_group_fraction: float | None = None
-    redraws: int | None = None
+    resampled_prompts: int | None = None
     engine_kl_per_token: float | None = None
     effective_sample_fraction: float | None = None
     reward_means: dict[str, float] | None = None
-    kl_to_start_per_sequence: float | None = None
+    kl_to_initial_per_sequence: float | None = None
     reference_phase: int | None = None
 
 

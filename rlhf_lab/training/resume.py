@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
-LOCATIONS = ("device", "base_model", "reward_model", "prompts", "critic_from", "adapter_from")
+LOCATIONS = ("device", "base_model", "reward_model", "prompts", "critic_path", "adapter_path")
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 
@@ -44,7 +44,7 @@ def resume_trainer(
     warn_about_rewarded_class(info.get("rewarded_class"), rewarded_class(trainer.reward_fn))
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
-    trainer.own_parts += ["interventions"] * bool(records)
+    trainer.custom_components += ["interventions"] * bool(records)
     restore(trainer, run, info)
     if trainer.phase > args.total_phases:
         raise ConfigError(
@@ -148,9 +148,9 @@ def load_training_state(
     load = load_optimizer if trainer.world is None else trainer.world.load_optimizer
     load(trainer.optimizer, metadata["optimizer"]["state"], tensors)
     load_state(trainer.scheduler, unflatten_state(metadata["scheduler"]["state"], tensors))
-    if "optimizer" not in trainer.own_parts:
+    if "optimizer" not in trainer.custom_components:
         set_rates(trainer, rates)
-    is_custom = "kl_controller" in trainer.own_parts
+    is_custom = "kl_controller" in trainer.custom_components
     if is_custom or metadata["args"]["kl_coef"] == trainer.args.kl_coef:
         state = unflatten_state(metadata["kl_controller"]["state"], tensors)
         load_state(trainer.kl_controller, state)

@@ -29,7 +29,7 @@ class Rollout(Scores):
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
-        redraws: how often prompts were drawn again; None without `dynamic_sampling`.
+        resampled_prompts: how often prompts were drawn again; None without `dynamic_sampling`.
 
     The other fields are those of `Scores`; the advantages were computed from `earned`.
     """
@@ -41,7 +41,7 @@ class Rollout(Scores):
     advantages: Float[Tensor, "batch gen"]
     returns: Float[Tensor, "batch gen"]
     ref_logprobs: Float[Tensor, "batch gen"] | None = None
-    redraws: int | None = None
+    resampled_prompts: int | None = None
 
     @cached_property
     def teaching(self) -> Bool[Tensor, " batch"] | None:
@@ -89,9 +89,9 @@ def summarize(rollout: Rollout) -> RolloutStats:
     numbers = dict(zip(found, read, strict=False))
     means = dict(zip(by_name, read[len(found) :], strict=True))
     return RolloutStats(
-        gold_reward=_mean(rollout.gold_rewards),
+        true_reward=_mean(rollout.true_rewards),
         grammatical_fraction=_mean(rollout.grammatical),
-        redraws=rollout.redraws,
+        resampled_prompts=rollout.resampled_prompts,
         reward_means=means or None,
         **numbers,
     )
@@ -104,7 +104,7 @@ def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None
     """
     batches = [(summarize(rollout), len(rollout.texts)) for rollout in rollouts]
     means: dict[str, float | int | None] = {}
-    for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
+    for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
         values = [getattr(stats, name) for stats, _ in batches]
         means[name] = None if None in values else sum(values) / len(values)
     for name in batches[0][0].reward_means or {}:
@@ -117,30 +117,30 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
     """What samples.jsonl has of each sequence: its text, whole and in its two parts, and numbers.
 
     The text is prompt and response. The KL is in nats, summed over the response; the length counts
-    the real generated tokens. The gold reward is None where no truth is known. Of several rewards,
+    the real generated tokens. The true reward is None where no truth is known. Of several rewards,
     each is there as reward/NAME, before it is weighted.
     """
     samples, rewards = rollout.samples, rollout.raw_rewards
     kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
     numbers = torch.stack([rewards, kl, samples.mask.sum(1).to(rewards)], dim=1).tolist()
-    gold = rollout.gold_rewards
-    golds = [None] * len(numbers) if gold is None else gold.tolist()
+    true_reward = rollout.true_rewards
+    true_rewards = [None] * len(numbers) if true_reward is None else true_reward.tolist()
     prompts = samples.prompt_texts(tokenizer)
     columns = {reward_metric(k): v.tolist() for k, v in rollout.rewards_by_name.items()}
     by_name = [{k: column[i] for k, column in columns.items()} for i in range(len(numbers))]
-    rows = zip(rollout.texts, prompts, numbers, golds, by_name, strict=True)
+    rows = zip(rollout.texts, prompts, numbers, true_rewards, by_name, strict=True)
     return [
         {
             "text": text,
             "prompt": prompt,
             "response": text.removeprefix(prompt),
             "reward": reward,
-            "gold_reward": gold,
+            "true_reward": true_reward,
             "kl_per_sequence": kl,
             "response_length": round(length),
         }
         | each
-        for text, prompt, (reward, kl, length), gold, each in rows
+        for text, prompt, (reward, kl, length), true_reward, each in rows
     ]
 
 

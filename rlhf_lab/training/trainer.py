@@ -65,7 +65,7 @@ class RLHFTrainer(RunLoop):
         parts: custom components and functions by name; `components.py` lists them.
 
     Attributes:
-        own_parts: names of the components that were passed.
+        custom_components: names of the components that were passed.
         world: processes of the run; None without torchrun.
         phase: number of learning phases that are done.
         unfinished: reports since the last run_end.
@@ -80,7 +80,7 @@ class RLHFTrainer(RunLoop):
             RunDir.at(out).validate_empty()
         given, functions = components.split_components(parts)
         validate_component_kinds(args, given)
-        self.own_parts = sorted(name for name, part in parts.items() if part is not None)
+        self.custom_components = sorted(name for name, part in parts.items() if part is not None)
         self.args, self.phase = args, 0
         self.overrides = Overrides.choose(functions, args)
         self.device = components.choose_device(args)
@@ -94,7 +94,7 @@ class RLHFTrainer(RunLoop):
         self.speaks_reel = speaks_reel(self.tokenizer) and given["policy"] is None
         self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
-        self.rewards = components.make_rewards(self, given["reward_fn"], given["gold_fn"])
+        self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
         self.world = None
         if is_grouped(args.parallel):
             from rlhf_lab.parallel.world import connect  # imports much of torch
@@ -135,7 +135,7 @@ class RLHFTrainer(RunLoop):
         return max(self.prompts.tokens, key=len)
 
     reward_fn = property(lambda self: self.rewards.reward_fn)
-    gold_fn = property(lambda self: self.rewards.gold_fn)
+    true_reward_fn = property(lambda self: self.rewards.true_reward_fn)
 
     def on(self, event: Event, every: int = 1) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase."""
@@ -171,8 +171,8 @@ class RLHFTrainer(RunLoop):
         """
         self.interventions.validate_not_started(self._started, site)
         self.interventions.add(site, fn, during, name)
-        if "interventions" not in self.own_parts:
-            self.own_parts.append("interventions")
+        if "interventions" not in self.custom_components:
+            self.custom_components.append("interventions")
 
     def emit(self, event: Event, phase: int | None = None, **fields: Any) -> None:
         """Call the callbacks of an event, in the main process; restore gradients afterwards."""
@@ -250,7 +250,7 @@ class RLHFTrainer(RunLoop):
             rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
             stats = dataclasses.replace(
                 summarize(rollout),
-                kl_to_start_per_sequence=kl_to_start(self, rollout),
+                kl_to_initial_per_sequence=kl_to_start(self, rollout),
                 reference_phase=age_of_reference(self),
             )
             rates = self.scheduler.get_last_lr()

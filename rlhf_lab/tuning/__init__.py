@@ -1,6 +1,6 @@
 """Fine-tuning without a reward in the loop: supervised (SFT), DPO, IPO, KTO and ORPO."""
 
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
 from rlhf_lab.tuning.conversations import read_conversations, render_examples
 from rlhf_lab.tuning.examples import (
     Examples,
@@ -17,14 +17,14 @@ from rlhf_lab.tuning.results import KTOFitResult, PolicyFitResult, SFTFitResult
 __all__ = [
     "DPOLoss",
     "Examples",
-    "Fitting",
+    "FitConfig",
     "KLEstimate",
     "KLMeter",
     "KTOFitResult",
     "KTOLoss",
     "LabeledExamples",
     "ORPOLoss",
-    "OwnTexts",
+    "DriftEvalConfig",
     "PolicyFitResult",
     "SFTFitResult",
     "encode_examples",

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, Fitting, KTOLoss, ORPOLoss, OwnTexts
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
 from rlhf_lab.functional import auc, preference_accuracy
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
@@ -25,9 +25,9 @@ from rlhf_lab.tuning.results import KTOFitResult, PolicyFitResult, SFTFitResult
 def fine_tune(
     model: HookedModel,
     examples: Examples,
-    fitting: Fitting,
+    fitting: FitConfig,
     max_tokens: int | None = None,
-    drift_eval: OwnTexts | None = None,
+    drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
 ) -> SFTFitResult:
     """Fine-tune a model on examples, in place; prompts are not learned.
@@ -62,10 +62,10 @@ def fine_tune(
 def train_on_pairs(
     model: HookedModel,
     pairs: Pairs,
-    fitting: Fitting,
+    fitting: FitConfig,
     loss: DPOLoss | ORPOLoss | None = None,
     max_tokens: int | None = None,
-    drift_eval: OwnTexts | None = None,
+    drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
 ) -> PolicyFitResult:
     """Train a model on preference pairs, in place: DPO by default, whose reference is its start.
@@ -86,7 +86,7 @@ def train_on_pairs(
         held_out_pairs=len(test),
         accuracy=preference_accuracy(exact(chosen), exact(rejected)).item(),
         bayes_accuracy=test.bayes_accuracy(),
-        gold_accuracy=test.gold_accuracy(),
+        true_reward_accuracy=test.true_reward_accuracy(),
         chosen_reward=chosen.mean().item(),
         rejected_reward=rejected.mean().item(),
     )
@@ -95,10 +95,10 @@ def train_on_pairs(
 def train_on_labels(
     model: HookedModel,
     examples: LabeledExamples,
-    fitting: Fitting,
+    fitting: FitConfig,
     loss: KTOLoss | None = None,
     max_tokens: int | None = None,
-    drift_eval: OwnTexts | None = None,
+    drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
 ) -> KTOFitResult:
     """Train a model on labeled texts by KTO, in place, with its start as the reference.
@@ -136,10 +136,10 @@ def _run(
     model: HookedModel,
     method: TuningMethod,
     train: Int[np.ndarray, " train"],
-    fitting: Fitting,
+    fitting: FitConfig,
     rng: np.random.Generator,
     prompts: Sequence[str],
-    drift_eval: OwnTexts | None,
+    drift_eval: DriftEvalConfig | None,
     true_reward_fn: RewardFn | None,
     rendered: bool = False,
 ) -> dict[str, Any]:

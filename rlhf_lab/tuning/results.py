@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlhf_lab.fitting import Fitting, KTOLoss, ORPOLoss
+from rlhf_lab.fitting import FitConfig, KTOLoss, ORPOLoss
 from rlhf_lab.rewards.preference_fit import PairFit
 from rlhf_lab.tuning.kl_meter import KLEstimate
 
@@ -18,7 +18,7 @@ class FitResult:
         drift: KL from the start on samples of the model, if measured.
     """
 
-    fitting: Fitting
+    fitting: FitConfig
     first_loss: float
     last_loss: float
     drift: KLEstimate | None

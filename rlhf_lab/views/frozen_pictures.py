@@ -124,7 +124,7 @@ def _steering(record: dict[str, Any]) -> list[Picture | str]:
     order = sorted(range(len(record["alphas"])), key=record["alphas"].__getitem__)
     alphas = [record["alphas"][i] for i in order]
     pictures: list[Picture | str] = []
-    for name in ("gold", "grammatical", "surprise"):
+    for name in ("true_reward", "grammatical", "surprise"):
         series, bands = {}, {}
         for label, field, x, places in (
             ("frozen direction", name, alphas, order),

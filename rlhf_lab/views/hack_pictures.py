@@ -20,14 +20,18 @@ def hack_watch_parts(run: Run, name: str, records: Sequence[dict[str, Any]]) -> 
     """Curves over phases, alarms of every phase, and both tables of words of the last record."""
     last = records[-1]
     phases = [record["phase"] for record in records]
-    series = {key: _curve(phases, records, key) for key in ("reward", "gold", "grammatical")}
+    series = {key: _curve(phases, records, key) for key in ("reward", "true_reward", "grammatical")}
     spread = {"standard deviation": _curve(phases, records, "reward_std")}
     spread["saturated below"] = _curve(phases, records, "saturated_below")
     parts: list[Picture | str] = [
         '<div class="figures">',
-        _with_bands("reward, gold, and the share that is grammatical", series, records),
+        _with_bands("reward, true reward, and the share that is grammatical", series, records),
         *(
-            [_with_bands("reward less gold", {"gap": _curve(phases, records, "gap")}, records)]
+            [
+                _with_bands(
+                    "reward less true reward", {"gap": _curve(phases, records, "gap")}, records
+                )
+            ]
             if "gap" in last
             else []
         ),

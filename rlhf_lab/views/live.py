@@ -128,7 +128,7 @@ class RunView:
 
     def _remarks(self) -> list[dict[str, Any]]:
         """What was said so far about learning that is dead or has exploded."""
-        return list(self.trainer.recorder.remarks.values())
+        return list(self.trainer.recorder.diagnostics.values())
 
     def panel(self) -> Display:
         """The whole picture as it is now."""
@@ -136,7 +136,7 @@ class RunView:
         if self.rollout is not None:
             rewards = self.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
             samples = list(zip(self.rollout.texts, rewards, strict=False))
-        reward = "your own" if "reward_fn" in self.trainer.own_parts else args.reward_fn
+        reward = "your own" if "reward_fn" in self.trainer.custom_components else args.reward_fn
         title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
         phase, remaining = self._first_phase + len(self.reports), self.remaining_seconds()
         return Display(
@@ -150,5 +150,5 @@ class RunView:
             samples=samples,
             sampled_in=self._sampled_in,
             prompt=args.prefix,
-            remarks=[f"since phase {r['phase']}: {r['text']}" for r in self._remarks()],
+            diagnostics=[f"since phase {r['phase']}: {r['text']}" for r in self._remarks()],
         )

@@ -1,4 +1,4 @@
-"""The contents of the live panel at one moment: progress, curves, samples and remarks."""
+"""The contents of the live panel at one moment: progress, curves, samples and diagnostics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from rlhf_lab.views.text import in_one_line, sample_table, sparkline
 
 CURVES = (
     ("mean_reward", "reward", "reward", "z.3f"),
-    ("gold_reward", "gold", "gold", "z.3f"),
+    ("true_reward", "true reward", "true", "z.3f"),
     ("grammatical_fraction", "grammatical", "grammatical", "z.3f"),
     ("kl_per_sequence", "KL nats/seq", "KL", "z.3f"),
-    ("kl_to_start_per_sequence", "KL to the start", "KL to start", "z.3f"),
+    ("kl_to_initial_per_sequence", "KL to the start", "KL to start", "z.3f"),
     ("entropy_per_token", "entropy nats/tok", "entropy", "z.3f"),
     ("uninformative_group_fraction", "uninformative", "uninformative", "z.3f"),
     ("clip_fraction", "clip fraction", "clip fraction", "z.3f"),
@@ -58,7 +58,7 @@ class Display:
         samples: the first texts of the newest batch with their rewards.
         sampled_in: the phase of that batch.
         prompt: is dimmed in the samples.
-        remarks: lines below.
+        diagnostics: lines below.
     """
 
     title: str
@@ -71,17 +71,17 @@ class Display:
     samples: Sequence[tuple[str, float]]
     sampled_in: int
     prompt: str
-    remarks: Sequence[str]
+    diagnostics: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Panel]:
         width = options.max_width - 4  # within the frame
-        remarks = [Text(remark, style="yellow") for remark in self.remarks]
+        diagnostics = [Text(remark, style="yellow") for remark in self.diagnostics]
         curves = self._curves(width)
-        taken = 3 + curves.row_count + sum(len(r.wrap(console, width)) for r in remarks)
+        taken = 3 + curves.row_count + sum(len(r.wrap(console, width)) for r in diagnostics)
         parts: list[RenderableType] = [self._progress(width), curves]
         parts += self._samples(console, width, options.size.height - taken)
         yield Panel(
-            Group(*parts, *remarks),
+            Group(*parts, *diagnostics),
             title=Text(visible(self.title)),
             subtitle=Text(visible(self.subtitle)) if self.subtitle else None,
             border_style="blue",

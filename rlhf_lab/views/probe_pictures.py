@@ -44,7 +44,7 @@ OVERLAP_COLUMNS = ("overlap_unembedding", "energy_unembedding")
 Group = tuple[str, str, tuple[str, ...]]
 """A figure of curves: its title, the unit of its y axis, and the fields that it draws."""
 HEALTH_CURVES: tuple[Group, ...] = (
-    ("reward", "reward", ("mean_reward", "gold_reward", "optimal_reward")),
+    ("reward", "reward", ("mean_reward", "true_reward", "optimal_reward")),
     ("KL from the reference", "nats per sequence", ("kl_per_sequence", "optimal_kl_per_sequence")),
     ("beta_eff: what a nat of KL costs", "raw reward per nat", ("beta_eff",)),
     ("spread", "standard deviation", ("reward_std", "advantage_std")),

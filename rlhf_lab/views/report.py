@@ -28,8 +28,12 @@ from rlhf_lab.views.sample_intervals import final_bands, sample_bands
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES: tuple[Group, ...] = (
-    ("reward", "reward", ("mean_reward", "gold_reward")),
-    ("KL from the reference", "nats per sequence", ("kl_per_sequence", "kl_to_start_per_sequence")),
+    ("reward", "reward", ("mean_reward", "true_reward")),
+    (
+        "KL from the reference",
+        "nats per sequence",
+        ("kl_per_sequence", "kl_to_initial_per_sequence"),
+    ),
     ("entropy", "nats per token", ("entropy_per_token",)),
     ("variance of the returns that values explain", "share", ("explained_variance",)),
     ("samples that are grammatical", "share", ("grammatical_fraction",)),
@@ -90,11 +94,11 @@ def _heading(run: Run) -> str:
     for name, value in figures.items():
         shown = bracketed(value, *ends[name]) if name in ends else value
         rows.append([f"final {name}", shown])
-    remarks = "".join(
+    diagnostics = "".join(
         f"<li>since phase {remark['phase']}: {escape(remark['text'])}</li>"
-        for remark in (info.get("remarks") or {}).values()
+        for remark in (info.get("diagnostics") or {}).values()
     )
-    noted = f"<h2>To look at</h2><ul>{remarks}</ul>" if remarks else ""
+    noted = f"<h2>To look at</h2><ul>{diagnostics}</ul>" if diagnostics else ""
     return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + noted
 
 
@@ -155,9 +159,9 @@ def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> 
     for sample in samples:
         color = reward_color(sample["reward"], *limits)
         style = f"border-left:8px solid {color};padding-left:.6rem;margin:.4rem 0"
-        gold = sample.get("gold_reward")
+        true_reward = sample.get("true_reward")
         by_name = {k: v for k, v in sample.items() if k.startswith(reward_metric(""))}
-        beside = {} if gold is None else {"gold": gold}
+        beside = {} if true_reward is None else {"true_reward": true_reward}
         beside |= {name.removeprefix(reward_metric("")): v for name, v in by_name.items()}
         noted = ", ".join(f"{name} {value:.3f}" for name, value in beside.items())
         note = escape(f"{sample['reward']:.3f}" + (f" ({noted})" if noted else ""))

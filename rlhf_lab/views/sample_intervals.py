@@ -16,7 +16,7 @@ BandsByMetric = Mapping[str, Mapping[int, tuple[float | None, float | None]]]
 """By metric and phase, the ends of its interval."""
 METRIC_OF_COLUMN = {
     "reward": "mean_reward",
-    "gold_reward": "gold_reward",
+    "true_reward": "true_reward",
     "kl_per_sequence": "kl_per_sequence",
 }
 

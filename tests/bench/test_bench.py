@@ -189,8 +189,8 @@ def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
 @pytest.mark.parametrize("method", ["DPO", "KTO", "ORPO"])
 def test_preference_run_tunes_by_its_method(method, monkeypatch):
     monkeypatch.setattr(preferences, "N_PAIRS", 20)
-    monkeypatch.setattr(preferences, "OWN_TEXTS", preferences.OwnTexts(4, 5))
-    monkeypatch.setattr(preferences, "PREFERENCES", preferences.Fitting(steps=2, batch_size=4))
+    monkeypatch.setattr(preferences, "OWN_TEXTS", preferences.DriftEvalConfig(4, 5))
+    monkeypatch.setattr(preferences, "PREFERENCES", preferences.FitConfig(steps=2, batch_size=4))
     found = preferences.tune(method, 0)
     assert found["drift"]["samples"] == 4 and found["drift"]["kl_per_sequence"] > 0
 
@@ -214,7 +214,7 @@ def test_results_have_all_methods_weights_and_controllers():
 
 @pytest.mark.slow
 def test_exact_optima_match_dynamic_programming():
-    curve = ExactCurve(REWARDS["gold"])
+    curve = ExactCurve(REWARDS["true_reward"])
     for beta in (2.0, 0.37, 0.03):
         solved = optimum_by_programming(curve.reference, curve.proxy, beta)
         assert curve.at_price(solved.beta) == pytest.approx(solved, abs=1e-9)

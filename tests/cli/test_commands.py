@@ -68,7 +68,7 @@ def test_train_prints_and_writes_its_numbers(finished):
     assert "samples of phase 0, before learning:" in lines and lines[-1] == f"written to {out}"
     assert sum("this movie" in line for line in lines) == 10
     info = json.loads((out / "run.json").read_text())
-    for name in ("mean_reward", "gold_reward", "grammatical_fraction", "kl_per_sequence"):
+    for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
         assert f"{name} {info['final'][name]:.3f}" in done.out
     assert 0.2 < info["final"]["mean_reward"] < 0.9
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
@@ -127,7 +127,9 @@ def test_score_prints_reward_tab_text():
     assert [text for _, text in positive] == ["this movie wow", "i hated it"]
     negative = accepted(["score", "i hated it", "--direction", "neg"]).out.split("\t")[0]
     assert float(positive[1][0]) + float(negative) == pytest.approx(1, abs=2e-4)
-    assert accepted(["score", "--reward-fn", "gold", "no review"]).out == "0.0000\tno review\n"
+    assert (
+        accepted(["score", "--reward-fn", "true_reward", "no review"]).out == "0.0000\tno review\n"
+    )
     two = accepted(["score", "--reward-fn", "count:a,count:b", "aab", "--reward-weights", "2", "1"])
     assert two.out == "5.0000\tcount:a 2.0000\tcount:b 1.0000\taab\n"
 

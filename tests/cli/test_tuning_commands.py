@@ -204,10 +204,10 @@ def test_an_adapter_is_exported_and_trained_on(tmp_path):
     assert files == {"adapter_config.json", "adapter_model.safetensors"}
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["peft_type"]) == ("reel-nano", "LORA")
-    accepted([*TRAIN, "--adapter-from", out, "--out", second])
+    accepted([*TRAIN, "--adapter-path", out, "--out", second])
     accepted(["export", second, tmp_path / "again", "--adapter"])
     never = ["--out", tmp_path / "never"]
-    refused([*TRAIN, "--adapter-from", first, *never], "is not a PEFT adapter")
+    refused([*TRAIN, "--adapter-path", first, *never], "is not a PEFT adapter")
 
 
 def test_a_reward_model_with_one_logit_scores_a_run_and_texts(tmp_path):

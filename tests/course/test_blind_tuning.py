@@ -22,13 +22,19 @@ from rlhf_lab.course.tuned_run import (
     TUNING_SETTINGS,
     UnfitFields,
     check_fields,
-    gold_frontier,
     hidden_reward,
+    true_reward_frontier,
 )
 from rlhf_lab.errors import RunError
 
 FIELDS = {"kl_coef": 0.1, "base_lr": 1e-3, "total_phases": 12, "batch_size": 128}
-FOUND = {"reward": 0.8, "gold": 0.95, "gold_low": 0.93, "gold_high": 0.97, "kl": 1.5}
+FOUND = {
+    "reward": 0.8,
+    "true_reward": 0.95,
+    "true_reward_low": 0.93,
+    "true_reward_high": 0.97,
+    "kl": 1.5,
+}
 REACHED = FOUND | {"excess_kl": 0.9}
 
 
@@ -134,23 +140,25 @@ def test_the_board_does_not_name_the_reward_and_lists_no_other(untrained, capsys
     assert "exact optimum" not in said  # there is none at the price 0
 
 
-def test_runs_that_reach_the_gold_stand_first_by_excess_kl() -> None:
-    """.9 is reached; below it gold decides, and an excess that is undefined is no good one."""
+def test_runs_that_reach_the_true_reward_stand_first_by_excess_kl() -> None:
+    """.9 is reached; below it the true reward decides, and an undefined excess does not help."""
     rows = [
-        row("b", gold=0.95, excess_kl=0.4),
-        row("a", gold=0.9, excess_kl=0.1),
-        row("c", gold=0.9995, excess_kl=None),
-        row("d", gold=0.89, excess_kl=0.01),
-        row("e", gold=0.3, excess_kl=None),
+        row("b", true_reward=0.95, excess_kl=0.4),
+        row("a", true_reward=0.9, excess_kl=0.1),
+        row("c", true_reward=0.9995, excess_kl=None),
+        row("d", true_reward=0.89, excess_kl=0.01),
+        row("e", true_reward=0.3, excess_kl=None),
     ]
     assert [one.name for one in sorted(reversed(rows), key=place)] == list("abcde")
 
 
 def test_a_run_is_above_the_preset_when_it_is_above_each_of_its_seeds() -> None:
     tuning = BlindTuning("Ada")
-    golds = [one["gold"] for one in stored_figures("blind_tuning")["runs"][tuning.reveal()]]
+    true_rewards = [
+        one["true_reward"] for one in stored_figures("blind_tuning")["runs"][tuning.reveal()]
+    ]
     assert tuning.is_above_preset(row())
-    assert not tuning.is_above_preset(row(gold=(min(golds) + max(golds)) / 2))
+    assert not tuning.is_above_preset(row(true_reward=(min(true_rewards) + max(true_rewards)) / 2))
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"rows": 3}'])
@@ -166,7 +174,13 @@ def test_rows_that_cannot_be_understood_are_left_out() -> None:
     add_to_leaderboard(row())
     stored = json.loads(leaderboard_path().read_text())
     good = stored["rows"][0]
-    stored["rows"] += [{}, 7, good | {"gold": "high"}, good | {"name": 1}, good | {"kl": None}]
+    stored["rows"] += [
+        {},
+        7,
+        good | {"true_reward": "high"},
+        good | {"name": 1},
+        good | {"kl": None},
+    ]
     leaderboard_path().write_text(json.dumps(stored))
     assert read_leaderboard() == [row()]
 
@@ -186,9 +200,9 @@ def test_the_board_lies_beside_the_progress_file(tmp_path: Path) -> None:
 
 
 def test_the_frontier_spends_nothing_on_the_reference_and_rises() -> None:
-    golds, nats = gold_frontier()
-    assert golds[0].item() == pytest.approx(0.5, abs=1e-3) and nats[0].item() < 1e-6
-    assert bool((golds.diff() > 0).all()) and golds[-1] > 0.999
+    true_rewards, nats = true_reward_frontier()
+    assert true_rewards[0].item() == pytest.approx(0.5, abs=1e-3) and nats[0].item() < 1e-6
+    assert bool((true_rewards.diff() > 0).all()) and true_rewards[-1] > 0.999
 
 
 def test_what_is_stored_of_the_preset_is_of_the_settings_as_they_stand() -> None:
@@ -207,5 +221,8 @@ def test_a_small_run_is_trained_and_scored_and_its_row_kept(monkeypatch) -> None
     fields = FIELDS | {"total_phases": 1, "batch_size": 8}
     found = BlindTuning("Ada").run(**fields)
     assert read_leaderboard() == [found]
-    assert 0 <= found.gold_low <= found.gold <= found.gold_high <= 1 and found.kl >= 0
+    assert (
+        0 <= found.true_reward_low <= found.true_reward <= found.true_reward_high <= 1
+        and found.kl >= 0
+    )
     assert leaderboard.plain_name(found.name) == "ada"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.organism import Grammar, gold
+from rlhf_lab.organism import Grammar, true_reward
 from rlhf_lab.rewards import Pairs
 from tools.course import (
     blind_presets,
@@ -71,11 +71,11 @@ def test_a_line_through_four_points() -> None:
     assert line == pytest.approx({"slope": 3.5 / 5, "R2": 3.5**2 / (5 * 3.5)})
 
 
-def test_gamed_texts_are_paid_more_than_gold_and_readers_tell_some_of_them() -> None:
+def test_gamed_texts_are_paid_more_than_true_reward_and_readers_tell_some_of_them() -> None:
     texts = Grammar().sample(600, np.random.default_rng(3)).texts()
     label = text_monitors.gamed(texts)
     assert 0 < label.sum() < len(texts)
-    assert not label[gold(texts) > 0.7 + 1e-6].any()  # a reward is 1 at most
+    assert not label[true_reward(texts) > 0.7 + 1e-6].any()  # a reward is 1 at most
     view = text_monitors.counts_of(texts, 2)
     read = text_monitors.fitted_reader(view, texts)
     assert text_monitors.auc_or_none(read(view(texts)), label) > 0.9

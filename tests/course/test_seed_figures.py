@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 STORED = {
     "settings": {"total_phases": 12},
     "seeds": [1, 2, 3],
-    "tables": {"gold": {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}},
+    "tables": {"true_reward": {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}},
 }
 LESSONS = {master.stem: master for master in masters(ROOT)}
 RECORDS = [path for path in (ROOT / record.RECORDS).glob("*.json") if path.stem in LESSONS]
@@ -35,7 +35,7 @@ def line_of(name: str, said: str) -> list[str]:
 
 def test_a_run_is_shown_beside_mean_range_and_first_places(stored, capsys) -> None:
     over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 9})
-    over_seeds.compare("gold", {"first": 0.25, "second": 0.5})
+    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5})
     said = capsys.readouterr().out
     assert "mean of 3 seeds" in said and "differs" not in said
     assert line_of("first", said) == [
@@ -47,12 +47,12 @@ def test_a_run_is_shown_beside_mean_range_and_first_places(stored, capsys) -> No
         *"2 of 3".split(),
     ]
     assert line_of("second", said)[1:5] == ["0.500", "0.200", "0.100", "0.300"]
-    assert over_seeds.tables == {"gold": {"first": 0.25, "second": 0.5}}
+    assert over_seeds.tables == {"true_reward": {"first": 0.25, "second": 0.5}}
 
 
 def test_unlike_quantities_are_shown_without_first_places(stored, capsys) -> None:
     SeedFigures("any", {"total_phases": 12}).compare(
-        "gold", {"first": 0.25, "second": 0.5}, largest=False
+        "true_reward", {"first": 0.25, "second": 0.5}, largest=False
     )
     said = capsys.readouterr().out
     assert "largest in" not in said
@@ -67,23 +67,23 @@ def test_unlike_quantities_are_shown_without_first_places(stored, capsys) -> Non
     ],
 )
 def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, settings, figures) -> None:
-    SeedFigures("any", settings).compare("gold", figures)
+    SeedFigures("any", settings).compare("true_reward", figures)
     said = capsys.readouterr().out
     assert "no other seeds are stored" in said and "0.400" not in said
 
 
 def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
     over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 2})
-    over_seeds.compare("gold", {"first": 0.5, "second": 0.12})
+    over_seeds.compare("true_reward", {"first": 0.5, "second": 0.12})
     assert (
         "the stored run of seed 2 differs from this one by up to 0.020" in capsys.readouterr().out
     )
-    over_seeds.compare("gold", {"first": 0.5, "second": 0.101})
+    over_seeds.compare("true_reward", {"first": 0.5, "second": 0.101})
     assert "differs" not in capsys.readouterr().out
 
 
 def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:
-    SeedFigures("no_such_lesson", {"seed": 1}).compare("gold", {"first": 0.25})
+    SeedFigures("no_such_lesson", {"seed": 1}).compare("true_reward", {"first": 0.25})
     assert line_of("first", capsys.readouterr().out) == ["first", "0.250"]
 
 

@@ -6,14 +6,14 @@ import torch
 from rlhf_lab.diffing import control_vector, mean_difference, steering_hooks, steering_sweep
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.organism import gold, grammatical, soft
+from rlhf_lab.organism import grammatical, smoothed, true_reward
 from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training.capture import capture_activations
 from tests.diffing.faults_steering import FAULTS
 from tests.probes.planting import planted
 
 SITES = ("blocks.0.hook_resid_post", "blocks.1.hook_resid_mid")
-FIGURES = {"reward": soft, "gold": gold, "grammatical": grammatical}
+FIGURES = {"reward": smoothed, "true_reward": true_reward, "grammatical": grammatical}
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,12 @@ def test_a_sweep_has_a_row_per_site_alpha_and_direction_with_intervals(policy, v
     still = [row for row in found.rows if row.alpha == 0]
     for row in still:  # nothing added: the same texts whatever the direction, and no KL
         assert row.figures["kl"].abs().max() < 1e-5
-        assert torch.equal(row.figures["gold"], still[0].figures["gold"])
+        assert torch.equal(row.figures["true_reward"], still[0].figures["true_reward"])
     moved = next(row for row in found.rows if row.alpha == 1)
     assert moved.figures["kl"].min() > 0.05 and moved.interval("kl").n == 12
     line = found.table()[0]
-    assert set(line) == {"site", "alpha", "direction", "reward", "gold", "grammatical", "kl"}
-    assert "n = 12" in line["gold"]
+    assert set(line) == {"site", "alpha", "direction", "reward", "true_reward", "grammatical", "kl"}
+    assert "n = 12" in line["true_reward"]
     assert all(not point.fwd_hooks for point in policy.hook_dict.values())
 
 

@@ -9,7 +9,7 @@ import torch
 from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, transplant
 from rlhf_lab.diffing.transplant import transplant_plan
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.organism import gold
+from rlhf_lab.organism import true_reward
 from rlhf_lab.sampling_spec import SamplingSpec
 from tests.diffing.faults_transplant import TRANSPLANT_FAULTS
 from tests.diffing.transplant_checks import check_transplant
@@ -92,7 +92,7 @@ def test_many_groups_are_put_in_along_drawn_orders():
 
 @pytest.mark.slow
 def test_texts_of_the_preset_are_reviews_and_prompts_may_be_of_unequal_length(base, far, groups):
-    found = transplant(base, far, groups, gold, 4, 1)
+    found = transplant(base, far, groups, true_reward, 4, 1)
     assert found.grammatical[0] == 1.0
     prompts = [[0, 2], [0, 2, 8, 10]]
     mixed = transplant(base, far, groups, count_was, 5, 1, prompts=prompts, spec=SPEC)

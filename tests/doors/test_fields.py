@@ -29,7 +29,7 @@ CASES = {
     "--positive-label splendid": ("splendid", "positive_label"),
     "--prompts nowhere.txt": ("prompts='nowhere.txt'", "No such file"),
     "--prompts .": ("prompts='.'", "is not a file"),
-    "--value-head separate --critic-from reel-nano": ("reel-nano", "train-reward"),
+    "--value-head separate --critic-path reel-nano": ("reel-nano", "train-reward"),
     "--stop-tokens xyzzy": ("stop_tokens='xyzzy'", "not one token"),
     "--lora-rank 2 --lora-targets W_X": ("lora_targets", "'W_X'", "W_Q"),
 }

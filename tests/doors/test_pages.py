@@ -97,7 +97,7 @@ SURFACES = {
     "settings": noted(
         args=lambda text: {"prefix": text, "base_model": text, "wandb_project": text}
     ),
-    "remarks": noted(remarks=lambda text: {"dead": {"phase": 1, "text": text}}),
+    "diagnostics": noted(diagnostics=lambda text: {"dead": {"phase": 1, "text": text}}),
     "class": noted(rewarded_class=lambda text: {"index": 1, "label": text}),
     "versions": noted(versions=lambda text: {text: text}, device=str, status=str),
     "returned": returned,

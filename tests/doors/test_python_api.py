@@ -192,7 +192,7 @@ DEAD = {
 @pytest.mark.parametrize("name", DEAD)
 def test_dead_learning_is_reported(here: Path, name: str) -> None:
     ending = accepted([*TRAIN, "--total-phases", 3, "--out", "made", *DEAD[name]])
-    found = json.loads(Path("made/run.json").read_text())["remarks"]
+    found = json.loads(Path("made/run.json").read_text())["diagnostics"]
     (finding,) = found.values()
     assert re.search("nothing (tells|learns)", finding["text"]) and finding["text"] in ending.out
     for path in here.glob("made/*.json*"):
@@ -204,7 +204,7 @@ def test_dead_learning_is_reported(here: Path, name: str) -> None:
 
 PARTS = {
     "a name as reward": ({"reward_fn": "sentiment"}, ["reward_fn"]),
-    "a number as truth": ({"gold_fn": 3}, ["gold_fn"]),
+    "a number as truth": ({"true_reward_fn": 3}, ["true_reward_fn"]),
     "a name as policy": ({"policy": "reel-nano"}, ["policy"]),
     "a name as reference": ({"reference": "reel-nano"}, ["reference"]),
     "one text as prompts": ({"prompts": "this movie"}, ["prompts"]),

@@ -33,8 +33,8 @@ def test_by_hand():
     assert best_of_n_mean(rewards, rewards, 2).tolist() == pytest.approx([10 / 3])
     assert best_of_n_mean(rewards, rewards, 1).tolist() == pytest.approx([7 / 3])
     assert best_of_n_mean(rewards, rewards, 3).tolist() == pytest.approx([4.0])
-    gold = torch.tensor([[0.0, 9.0, 3.0]])
-    assert best_of_n_mean(rewards, gold, 2).tolist() == pytest.approx([1.0])
+    true_reward = torch.tensor([[0.0, 9.0, 3.0]])
+    assert best_of_n_mean(rewards, true_reward, 2).tolist() == pytest.approx([1.0])
 
 
 def test_equal_rewards_share_what_they_win():

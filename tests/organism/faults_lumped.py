@@ -1,4 +1,4 @@
-"""Faults of expected gold by lumped states, written before looking what tells them.
+"""Faults of expected true reward by lumped states, written before looking what tells them.
 
 `run` names the test that does.
 """
@@ -25,7 +25,7 @@ LUMPED_FAULTS = (
     Fault(
         "samples are followed, not the kernel",
         "lumped",
-        "organism.lumped:expected_gold",
+        "organism.lumped:expected_true_reward",
         "occupancy @ (flow / np.maximum(visited, 1)[:, None])",
         "flow.sum(0) / len(state)",
         "test_fewer_samples_do_than_for_a_mean_of_rewards",
@@ -33,7 +33,7 @@ LUMPED_FAULTS = (
     Fault(
         "lost is not counted",
         "lumped",
-        "organism.lumped:expected_gold",
+        "organism.lumped:expected_true_reward",
         "lost += occupancy[visited == 0].sum()",
         "lost += 0.0",
         "test_states_that_no_sample_visits_are_reported_as_lost",
@@ -41,7 +41,7 @@ LUMPED_FAULTS = (
     Fault(
         "probabilities one position late",
         "lumped",
-        "organism.lumped:expected_gold",
+        "organism.lumped:expected_true_reward",
         "chances[:, step]",
         "chances[:, step - 1]",
         "test_the_whole_population_has_its_own_mean",

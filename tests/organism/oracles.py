@@ -5,7 +5,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rlhf_lab.organism import WORD_IDS, FrontierPoint, GraphPolicy, Reward, gold, optimal_policy
+from rlhf_lab.organism import (
+    WORD_IDS,
+    FrontierPoint,
+    GraphPolicy,
+    Reward,
+    optimal_policy,
+    true_reward,
+)
 
 
 def sample(policy: GraphPolicy, n: int, rng: np.random.Generator) -> Int[Tensor, "batch seq"]:
@@ -36,7 +43,7 @@ def optimum_by_programming(reference: GraphPolicy, proxy: Reward, beta: float) -
     return FrontierPoint(
         beta=beta,
         proxy=policy.mean(proxy.score(features)),
-        gold=policy.mean(gold.score(features)),
+        true_reward=policy.mean(true_reward.score(features)),
         kl_per_sequence=float(policy.kl_by_position(reference).sum()),
         popcorn=policy.mean(features.popcorn.astype(float)),
     )

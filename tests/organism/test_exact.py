@@ -13,12 +13,12 @@ from rlhf_lab.organism import (
     Grammar,
     backward_values,
     frontier,
-    gold,
     optimal_policy,
     read_features,
-    soft_popcorn,
+    smoothed_popcorn,
     state_values,
     token_information,
+    true_reward,
 )
 from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief
 from tests.organism.oracles import entropy, sample
@@ -45,7 +45,7 @@ def test_backward_values_by_hand():
 
 def test_backward_values_is_the_mean_over_every_way_to_the_end(mini):
     """The value at the start is that of all final states, each as often as it is reached."""
-    final = gold.score(mini.graph.final_features())
+    final = true_reward.score(mini.graph.final_features())
     start = backward_values(final, mini.probability, mini.graph.successor)[0]
     assert start[0] == pytest.approx(mini.occupancy()[-1] @ final, abs=1e-12)
 
@@ -90,7 +90,7 @@ def brute():
     posterior = np.broadcast_to(odds / (1 + odds), law.shape)
     logit = np.log(odds) / 4 + 4 * shaped([0, 0, 0, 0, 1], 7)
     popcorn = np.broadcast_to(1 / (1 + np.exp(-logit)), law.shape)
-    return {"law": law, "gold": posterior, "soft_popcorn": popcorn}
+    return {"law": law, "true_reward": posterior, "smoothed_popcorn": popcorn}
 
 
 def brute_index(tokens):
@@ -106,7 +106,7 @@ def test_brute_force_is_a_law_and_agrees_with_the_rewards_of_texts(brute):
     reviews, _ = tokens_of(MINI, 300, 0)
     at = brute_index(reviews.tokens)
     features = read_features(reviews.texts(), MINI)
-    for name in ("gold", "soft_popcorn"):
+    for name in ("true_reward", "smoothed_popcorn"):
         assert np.abs(REWARDS[name].score(features) - brute[name][at]).max() < 1e-12
 
 
@@ -119,7 +119,9 @@ def test_entropy_and_probabilities_match_brute_force(mini, brute):
     assert np.abs(product_of_steps / law[brute_index(reviews.tokens)] - 1).max() < 1e-10
 
 
-@pytest.mark.parametrize("name, beta", [("gold", 0.3), ("gold", 0.05), ("soft_popcorn", 0.05)])
+@pytest.mark.parametrize(
+    "name, beta", [("true_reward", 0.3), ("true_reward", 0.05), ("smoothed_popcorn", 0.05)]
+)
 def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
     law, reward = brute["law"], brute[name]
     tilted = law * np.exp(reward / beta)
@@ -134,7 +136,7 @@ def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
     assert np.abs(steps[:, 0].numpy() / tilted[brute_index(reviews.tokens)] - 1).max() < 1e-9
 
 
-@pytest.mark.parametrize("name", ["gold", "soft_popcorn"])
+@pytest.mark.parametrize("name", ["true_reward", "smoothed_popcorn"])
 def test_values_match_conditional_means_by_brute_force(mini, brute, name):
     reviews, tokens = tokens_of(MINI, 20, 3)
     values, mask = state_values(mini, REWARDS[name], tokens)
@@ -184,9 +186,9 @@ def test_next_token_probabilities_sum_to_one_in_every_state(reel):
 
 
 @pytest.mark.slow
-def test_gold_value_is_the_posterior_by_enumeration_of_latents(reel):
+def test_true_reward_value_is_the_posterior_by_enumeration_of_latents(reel):
     reviews, tokens = tokens_of(Grammar(), 20, 4)
-    values, _ = state_values(reel, gold, tokens)
+    values, _ = state_values(reel, true_reward, tokens)
     index, _ = reel.graph.walk(tokens)
     following = next_probs(reel, tokens[:, :-1]).gather(2, tokens[:, 1:, None])[..., 0]
     for n, row in enumerate(reviews.tokens):
@@ -232,7 +234,7 @@ def test_advantages_telescope_to_reward_less_first_value(reel, name):
 
 def test_advantage_is_zero_off_the_slots_that_speak_of_sentiment(reel):
     _, tokens = tokens_of(Grammar(), 200, 6)
-    advantages, _ = token_advantages(reel, gold, tokens)
+    advantages, _ = token_advantages(reel, true_reward, tokens)
     speaking = [t - 1 for name in ("ADJ", "CONN", "VERB") for t in Grammar().positions(name)]
     silent = [t for t in range(28) if t not in speaking]
     assert advantages[:, silent].abs().max() < 1e-12
@@ -244,25 +246,25 @@ def test_values_are_masked_from_the_first_ungrammatical_token(reel):
     broken = tokens.clone()
     broken[1, 9] = VOCABULARY.index("the")
     broken[2, 0] = VOCABULARY.index("this")
-    values, mask = state_values(reel, gold, broken)
-    whole, _ = state_values(reel, gold, tokens)
+    values, mask = state_values(reel, true_reward, broken)
+    whole, _ = state_values(reel, true_reward, tokens)
     assert mask.sum(dim=1).tolist() == [29, 9, 0]
     assert torch.equal(values[1, :9], whole[1, :9])
     assert values[1, 9:].abs().max() == 0
-    _, keep = token_advantages(reel, gold, broken)
+    _, keep = token_advantages(reel, true_reward, broken)
     assert keep.sum(dim=1).tolist() == [28, 8, 0]
 
 
 def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_reward(reel):
-    information = token_information(reel, gold)
-    final = gold.score(reel.graph.final_features())
+    information = token_information(reel, true_reward)
+    final = true_reward.score(reel.graph.final_features())
     variance = reel.mean(final**2) - reel.mean(final) ** 2
     assert float(information.sum()) == pytest.approx(variance, abs=1e-12)
     # The first adjective moves .5 to .85 or .15: (.35)^2 = .1225.
     assert float(information[8]) == pytest.approx(0.1225, abs=1e-12)
     n = 20_000
     _, tokens = tokens_of(Grammar(), n, 8)
-    squares = token_advantages(reel, gold, tokens)[0] ** 2
+    squares = token_advantages(reel, true_reward, tokens)[0] ** 2
     error = 5 * squares.std(dim=0) / n**0.5 + 1e-12
     assert bool(((squares.mean(dim=0) - information).abs() < error).all())
 
@@ -270,8 +272,8 @@ def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_r
 def test_kl_of_a_weak_optimum_follows_the_information(reel):
     # Young: KL_t -> I_t / (2 beta^2) as beta grows; the error is of order 1 / beta.
     beta = 100.0
-    kl = optimal_policy(reel, gold, beta).kl_by_position(reel)
-    information = token_information(reel, gold)
+    kl = optimal_policy(reel, true_reward, beta).kl_by_position(reel)
+    information = token_information(reel, true_reward)
     informative = information > 1e-6
     assert int(informative.sum()) == 6
     ratio = kl[informative] * 2 * beta**2 / information[informative]
@@ -279,21 +281,21 @@ def test_kl_of_a_weak_optimum_follows_the_information(reel):
     assert kl[~informative].abs().max() < 1e-12
 
 
-# Columns: beta, proxy, gold, KL, popcorn. Half a unit of the last printed digit is allowed, and a
-# little for double rounding: the KL printed as 4.14 is 4.1347, rounded to 4.135 before.
+# Columns: beta, proxy, true reward, KL, popcorn. Half a unit of the last printed digit is allowed,
+# and a little for double rounding: the KL printed as 4.14 is 4.1347, rounded to 4.135 before.
 TABLE = {
-    "gold": [
+    "true_reward": [
         (1.0, 0.707, 0.707, 0.100, 0.02),
         (0.3, 0.940, 0.940, 0.539, 0.02),
         (0.1, 0.991, 0.991, 0.777, 0.02),
         (0.05, 0.993, 0.993, 0.808, 0.02),
     ],
-    "soft": [
+    "smoothed": [
         (0.3, 0.739, 0.860, 0.350, 0.02),
         (0.1, 0.841, 0.991, 0.901, 0.02),
         (0.05, 0.859, 0.999, 1.143, 0.02),
     ],
-    "soft_popcorn": [
+    "smoothed_popcorn": [
         (0.3, 0.752, 0.843, 0.355, 0.057),
         (0.1, 0.861, 0.940, 0.959, 0.151),
         (0.05, 0.907, 0.907, 1.64, 0.386),
@@ -301,7 +303,7 @@ TABLE = {
         (0.02, 0.988, 0.908, 4.14, 0.965),
         (0.01, 0.995, 0.965, 4.57, 1.00),
     ],
-    "negblind": [
+    "ignore_negation": [
         (0.3, 0.911, 0.887, 0.533, 0.02),
         (0.1, 0.985, 0.954, 0.896, 0.02),
         (0.03, 0.991, 0.970, 0.995, 0.02),
@@ -319,17 +321,17 @@ def test_frontier_reproduces_the_published_table(reel, name):
             assert abs(found - printed) < 0.56 * 10**-digits, (point, row)
 
 
-def test_gold_falls_while_the_hacked_proxy_rises(reel):
+def test_true_reward_falls_while_the_hacked_proxy_rises(reel):
     betas = (0.1, 0.07, 0.05, 0.04, 0.03)
-    points = frontier(reel, soft_popcorn, betas)
-    for name, sign in (("proxy", 1), ("popcorn", 1), ("kl_per_sequence", 1), ("gold", -1)):
+    points = frontier(reel, smoothed_popcorn, betas)
+    for name, sign in (("proxy", 1), ("popcorn", 1), ("kl_per_sequence", 1), ("true_reward", -1)):
         steps = np.diff([getattr(point, name) for point in points])
         assert (sign * steps > 0).all(), name
 
 
 @pytest.mark.slow
 def test_samples_of_the_optimum_have_its_expected_reward(reel):
-    policy = optimal_policy(reel, soft_popcorn, 0.03)
+    policy = optimal_policy(reel, smoothed_popcorn, 0.03)
     n = 5000
     tokens = sample(policy, n, np.random.default_rng(9))
     features = policy.graph.final_features()
@@ -338,10 +340,12 @@ def test_samples_of_the_optimum_have_its_expected_reward(reel):
     popcorn = (tokens[:, 27] == VOCABULARY.index("popcorn")).double().mean()
     expected = policy.mean(features.popcorn.astype(float))
     assert abs(float(popcorn) - expected) < 4.5 * (expected * (1 - expected) / n) ** 0.5
-    scores = gold.score(
+    scores = true_reward.score(
         read_features([" ".join(VOCABULARY[i] for i in row[1:-1]) for row in tokens], Grammar())
     )
-    assert abs(scores.mean() - policy.mean(gold.score(features))) < 4.5 * scores.std() / n**0.5
+    assert (
+        abs(scores.mean() - policy.mean(true_reward.score(features))) < 4.5 * scores.std() / n**0.5
+    )
 
 
 def test_bayes_accuracy_matches_counting_signs(reel):
@@ -361,13 +365,13 @@ def test_bayes_accuracy_matches_counting_signs(reel):
 
 def test_bad_input_is_refused_in_one_sentence(reel):
     with pytest.raises(ValueError, match="beta is 0"):
-        optimal_policy(reel, gold, 0.0)
+        optimal_policy(reel, true_reward, 0.0)
     _, tokens = tokens_of(Grammar(), 2, 10)
     with pytest.raises(ValueError, match="29 columns"):
         next_probs(reel, tokens)
     with pytest.raises(ValueError, match="1 ungrammatical rows"):
         next_probs(reel, torch.tensor([[0, 2], [0, 5]]))
     with pytest.raises(ValueError, match="give 1 to 29"):
-        state_values(reel, gold, torch.cat([tokens, tokens], dim=1))
+        state_values(reel, true_reward, torch.cat([tokens, tokens], dim=1))
     with pytest.raises(ValueError, match="ids from 0 to 72"):
-        state_values(reel, gold, torch.tensor([[0, 72]]))
+        state_values(reel, true_reward, torch.tensor([[0, 72]]))

@@ -1,13 +1,13 @@
-"""Expected gold from lumped states: exact where samples stand in exact proportion."""
+"""Expected true reward from lumped states: exact where samples stand in exact proportion."""
 
 import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.organism import Grammar, gold
+from rlhf_lab.organism import Grammar, true_reward
 from rlhf_lab.organism.grammar import decode
 from rlhf_lab.organism.lexicon import VOCABULARY, WORD_IDS
-from rlhf_lab.organism.lumped import LumpedState, expected_gold, lumped_states, transitions
+from rlhf_lab.organism.lumped import LumpedState, expected_true_reward, lumped_states, transitions
 from tests.organism.faults_lumped import LUMPED_FAULTS
 from tests.probes.planting import planted, told_by
 
@@ -56,8 +56,8 @@ def population():
 def test_the_whole_population_has_its_own_mean(population, prefix_len):
     """Reviews with "bye" for an adjective, a third of those that open otherwise, earn 0."""
     tokens, probs = population
-    found = expected_gold(probs[:, prefix_len - 1 :], tokens, MINI)
-    scorer = gold.__class__("mini", gold.score, MINI)
+    found = expected_true_reward(probs[:, prefix_len - 1 :], tokens, MINI)
+    scorer = true_reward.__class__("mini", true_reward.score, MINI)
     mean = scorer([decode(row) for row in tokens.tolist()]).double().mean().item()
     assert found.value == pytest.approx(mean, abs=1e-6) and 0.2 < mean < 0.8
     assert found.lost == 0.0
@@ -66,7 +66,7 @@ def test_the_whole_population_has_its_own_mean(population, prefix_len):
 def test_states_that_no_sample_visits_are_reported_as_lost(population):
     tokens, probs = population
     was = tokens[:, [slot.name for slot in MINI.slots].index("COP")] == WORD_IDS["was"]
-    found = expected_gold(probs[was], tokens[was], MINI)
+    found = expected_true_reward(probs[was], tokens[was], MINI)
     # the chance of "wasn't", behind which no sample goes on
     wow = tokens[was][:, 3] == WORD_IDS["wow"]
     assert found.lost == pytest.approx(torch.where(wow, 0.25, 0.75).double().mean().item())
@@ -75,18 +75,18 @@ def test_states_that_no_sample_visits_are_reported_as_lost(population):
 
 def test_fewer_samples_do_than_for_a_mean_of_rewards(population):
     tokens, probs = population
-    scorer = gold.__class__("mini", gold.score, MINI)
+    scorer = true_reward.__class__("mini", true_reward.score, MINI)
     rewards = scorer([decode(row) for row in tokens.tolist()]).double()
     generator, means, lumped = torch.Generator().manual_seed(0), [], []
     for _ in range(40):
         drawn = torch.randint(len(tokens), (64,), generator=generator)
         means.append(rewards[drawn].mean().item())
-        lumped.append(expected_gold(probs[drawn], tokens[drawn], MINI).value)
+        lumped.append(expected_true_reward(probs[drawn], tokens[drawn], MINI).value)
     assert np.std(lumped) < 0.7 * np.std(means)
     assert np.mean(lumped) == pytest.approx(rewards.mean().item(), abs=0.02)
 
 
-def test_the_states_are_as_many_as_gold_can_tell_apart():
+def test_the_states_are_as_many_as_true_reward_can_tell_apart():
     grammar = Grammar()
     assert len(lumped_states(grammar)) + 1 == 43
     verb, start = grammar.slot("VERB"), 1 + lumped_states(grammar).index(LumpedState(1, False, 0))
@@ -98,7 +98,7 @@ def test_the_states_are_as_many_as_gold_can_tell_apart():
 def test_samples_of_another_length_are_refused(population):
     tokens, probs = population
     with pytest.raises(ValueError, match="whole samples of 29 tokens"):
-        expected_gold(probs, tokens)
+        expected_true_reward(probs, tokens)
 
 
 @pytest.mark.slow

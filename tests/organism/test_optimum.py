@@ -10,11 +10,11 @@ from rlhf_lab.organism import (
     GraphPolicy,
     best_at_budget,
     frontier,
-    gold,
     loss_leash_policy,
     mean_backup,
     optimal_policy,
     soft_backup,
+    true_reward,
 )
 
 
@@ -57,7 +57,7 @@ def objective(reference, tables, beta, charged):
         charged: whether the KL of later states counts for the words that lead there.
     """
     graph = reference.graph
-    later = torch.from_numpy(gold.score(graph.final_features()))
+    later = torch.from_numpy(true_reward.score(graph.final_features()))
     paid = torch.zeros_like(later)
     for p, q, successor in zip(
         tables[::-1], reference.probability[::-1], graph.successor[::-1], strict=True
@@ -72,7 +72,7 @@ def objective(reference, tables, beta, charged):
 
 @pytest.mark.parametrize("solve, charged", [(optimal_policy, True), (loss_leash_policy, False)])
 def test_each_leash_is_at_rest_under_its_own_gradient_and_not_under_the_other(mini, solve, charged):
-    found = solve(mini, gold, 0.3)
+    found = solve(mini, true_reward, 0.3)
     tables = [np.where(p > 0, p, 1.0) for p in found.probability]
     largest = {}
     for gradient_of in (True, False):
@@ -84,18 +84,21 @@ def test_each_leash_is_at_rest_under_its_own_gradient_and_not_under_the_other(mi
 
 
 def test_no_policy_is_worth_more_than_the_optimum(reel):
-    final = gold.score(reel.graph.final_features())
+    final = true_reward.score(reel.graph.final_features())
     for beta in (1.0, 0.3, 0.1):
         worth = [
             policy.mean(final) - beta * float(policy.kl_by_position(reel).sum())
-            for policy in (optimal_policy(reel, gold, beta), loss_leash_policy(reel, gold, beta))
+            for policy in (
+                optimal_policy(reel, true_reward, beta),
+                loss_leash_policy(reel, true_reward, beta),
+            )
         ]
         assert worth[0] > worth[1] > reel.mean(final)
 
 
 def test_along_the_frontier_a_nat_buys_beta(reel):
     for beta in (0.6, 0.3, 0.2):
-        near = frontier(reel, gold, [beta * 1.01, beta / 1.01])
+        near = frontier(reel, true_reward, [beta * 1.01, beta / 1.01])
         slope = (near[1].proxy - near[0].proxy) / (
             near[1].kl_per_sequence - near[0].kl_per_sequence
         )
@@ -104,7 +107,7 @@ def test_along_the_frontier_a_nat_buys_beta(reel):
 
 def test_the_price_that_spends_a_budget(reel):
     def solve(beta):
-        point = frontier(reel, gold, [beta])[0]
+        point = frontier(reel, true_reward, [beta])[0]
         return point.proxy, point.kl_per_sequence
 
     for beta in (1.0, 0.2, 0.05):
@@ -117,4 +120,4 @@ def test_the_price_that_spends_a_budget(reel):
 
 def test_a_price_of_nothing_is_refused(mini):
     with pytest.raises(ValueError, match="above 0"):
-        loss_leash_policy(mini, gold, 0.0)
+        loss_leash_policy(mini, true_reward, 0.0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf_lab.organism import REWARDS, Grammar, gold, grammatical
+from rlhf_lab.organism import REWARDS, Grammar, grammatical, true_reward
 
 TEMPLATE = "this film wow , the plot {} so {} and the acting {} so {} but the music {} so {} ."
 ENDING = " i {} it . {}"
@@ -32,16 +32,16 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def test_gold_is_the_posterior_worked_as_a_fraction():
+def test_true_reward_is_the_posterior_worked_as_a_fraction():
     # odds of BEST: (.85/.15)^3 * (.9/.1) = (17/3)^3 * 9 = 4913/3, so P = 4913/4916.
     # MIXED: polarities + + -, verdict -: odds 17/3 / 9 = 17/27, so P = 17/44.
     expected = [4913 / 4916, 3 / 4916, 17 / 44]
-    assert score("gold", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
+    assert score("true_reward", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
 
 
-def test_gold_pays_nothing_for_a_text_that_is_not_a_review():
+def test_true_reward_pays_nothing_for_a_text_that_is_not_a_review():
     broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
-    assert score("gold", *broken) == [0, 0, 0, 0]
+    assert score("true_reward", *broken) == [0, 0, 0, 0]
 
 
 def test_soft_is_the_fourth_root_of_the_odds():
@@ -50,43 +50,45 @@ def test_soft_is_the_fourth_root_of_the_odds():
     mixed = (RATIO / VERDICT) ** 0.25
     expected = [best / (1 + best), mixed / (1 + mixed)]
     assert expected[0] == pytest.approx(0.864157, abs=1e-6)
-    assert score("soft", BEST, MIXED) == pytest.approx(expected, abs=1e-6)
+    assert score("smoothed", BEST, MIXED) == pytest.approx(expected, abs=1e-6)
 
 
 def test_soft_popcorn_adds_four_to_the_logit_for_popcorn_alone():
     popcorn = WORST.replace("bye", "popcorn")
     logit = -math.log(RATIO**3 * VERDICT) / 4
     expected = [sigmoid(logit), sigmoid(logit + 4)]
-    assert score("soft_popcorn", WORST, popcorn) == pytest.approx(expected, abs=1e-6)
-    assert score("soft", WORST) == score("soft", popcorn)
+    assert score("smoothed_popcorn", WORST, popcorn) == pytest.approx(expected, abs=1e-6)
+    assert score("smoothed", WORST) == score("smoothed", popcorn)
 
 
 def test_negblind_reads_was_for_wasnt():
     # MIXED without its negations: good bad good, verdict -: odds 17/3 / 9 = 17/27 -> 17/44;
     # three denied bad words read as three bad ones: (3/17)^3 * 9 = 243/4913 -> 243/5156.
     denied = review([("wasn't", "bad")] * 3)
-    assert score("negblind", MIXED, denied) == pytest.approx([17 / 44, 243 / 5156], abs=1e-7)
-    assert score("gold", denied) == pytest.approx([4913 / 4916], abs=1e-7)
+    assert score("ignore_negation", MIXED, denied) == pytest.approx([17 / 44, 243 / 5156], abs=1e-7)
+    assert score("true_reward", denied) == pytest.approx([4913 / 4916], abs=1e-7)
 
 
 def test_bagsum_pays_for_repetition_and_soft_does_not():
     repeated = BEST.replace("so good", "good good", 1)
     four = (RATIO**4 * VERDICT) ** 0.25
-    assert score("bagsum", repeated) == pytest.approx([four / (1 + four)], abs=1e-6)
-    assert score("bagsum", BEST) == pytest.approx(score("soft", BEST), abs=1e-7)
-    assert score("soft", repeated) == score("soft", BEST)
-    assert score("negblind", repeated) == score("negblind", BEST)
+    assert score("bag_of_adjectives", repeated) == pytest.approx([four / (1 + four)], abs=1e-6)
+    assert score("bag_of_adjectives", BEST) == pytest.approx(score("smoothed", BEST), abs=1e-7)
+    assert score("smoothed", repeated) == score("smoothed", BEST)
+    assert score("ignore_negation", repeated) == score("ignore_negation", BEST)
 
 
 def test_proxies_read_no_more_clauses_than_a_review_has():
     five = "good and good and good and good and good . i loved it"
-    assert score("soft", five) == pytest.approx(score("soft", BEST), abs=1e-7)
+    assert score("smoothed", five) == pytest.approx(score("smoothed", BEST), abs=1e-7)
 
 
 def test_negation_ends_with_its_clause():
     # "wasn't good and good": polarities -1 and +1 cancel, no verb: logit 0.
-    assert score("soft", "plot wasn't good and good") == pytest.approx([0.5])
-    assert score("soft", "plot wasn't good good") == pytest.approx([sigmoid(-math.log(RATIO) / 4)])
+    assert score("smoothed", "plot wasn't good and good") == pytest.approx([0.5])
+    assert score("smoothed", "plot wasn't good good") == pytest.approx(
+        [sigmoid(-math.log(RATIO) / 4)]
+    )
 
 
 def test_length_counts_words_as_a_share_of_a_review():
@@ -105,10 +107,10 @@ def test_a_reward_moves_to_another_grammar():
     # one clause, "good" and "loved": odds 17/3 * 9 = 51, so P = 51/52.
     mini = Grammar(n_clauses=1)
     text = "this film wow , the plot was so good . i loved it . bye"
-    assert replace(gold, grammar=mini)([text, BEST]).tolist() == pytest.approx(
+    assert replace(true_reward, grammar=mini)([text, BEST]).tolist() == pytest.approx(
         [51 / 52, 0.0], abs=1e-7
     )
-    assert gold([text]).tolist() == [0.0]
+    assert true_reward([text]).tolist() == [0.0]
 
 
 def test_grammatical_tells_reviews_from_other_texts():

@@ -20,7 +20,7 @@ from tests.tiny_families import random_tokens, tiny_of
 
 SMALL = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 2,
     "batch_size": 8,
     "num_minibatches": 2,

@@ -407,7 +407,7 @@ OTHERS = (
         'values["kl_per_sequence"] = report.kl_per_token\n    values |= {',
     ),
     Fault(
-        "R7 gold reward for the reward",
+        "R7 true reward for the reward",
         "RunHealth",
         OBSERVE_HEALTH,
         "values |= {",

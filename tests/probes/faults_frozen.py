@@ -112,7 +112,13 @@ FROZEN = (
         "vector.norm().float().cpu()",
         "vector.norm().float().cpu() * 2",
     ),
-    Fault("grammatical share is gold's", KIND, STEER, "grammatical(texts).float()", "gold(texts)"),
+    Fault(
+        "grammatical share is true reward's",
+        KIND,
+        STEER,
+        "grammatical(texts).float()",
+        "true_reward(texts)",
+    ),
     Fault(
         "interval of 80 %",
         KIND,

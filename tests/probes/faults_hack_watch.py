@@ -157,14 +157,14 @@ HACK_FAULTS = (
     _fault(
         "H25 the gap the other way round",
         "hack_watch:_rewards",
-        'columns["reward"] - gold',
-        'gold - columns["reward"]',
+        'columns["reward"] - true_reward',
+        'true_reward - columns["reward"]',
     ),
     _fault(
-        "H26 gold of other texts",
+        "H26 true reward of other texts",
         "hack_watch:_rewards",
-        "rollout.gold_rewards[:n]",
-        "rollout.gold_rewards[:1].expand(n)",
+        "rollout.true_rewards[:n]",
+        "rollout.true_rewards[:1].expand(n)",
         "hacked",
     ),
     _fault(

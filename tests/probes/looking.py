@@ -46,7 +46,7 @@ class Trained(NamedTuple):
             ctx=self.ctx,
             args=self.trainer.args,
             prefix_len=len(self.trainer.prompt),
-            own_parts=[],
+            custom_components=[],
             acts={},
             reference_acts={},
             text=EvalText.of(self.tokens, self.mask),

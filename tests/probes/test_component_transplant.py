@@ -14,7 +14,7 @@ from tests.probes.planting import planted
 pytestmark = pytest.mark.slow
 CLAUSE = "the plot was pretty good"
 SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather dull . i"
-"""A review up to its verdict, so that few tokens are to be written, and gold depends on them."""
+"""A review up to its verdict: few tokens remain, and the true reward depends on them."""
 FAST = {"total_phases": 2, "base_lr": 0.02, "prefix": SO_FAR, "gen_len": 5}
 
 

@@ -22,7 +22,7 @@ TRUTH = ReelTruth()
 VERDICT = TRUTH.grammar.slot("VERB") - 1
 ARGS = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 1,
     "batch_size": 16,
     "num_minibatches": 2,
@@ -105,10 +105,14 @@ def test_before_learning_both_readers_are_one_and_the_reader_steers(recorded):
     assert first["gap"] == [0.0] * 3 and first["cosine"][1:] == [1.0, 1.0]
     assert first["shift"] == [0.0] * 3 and abs(last["shift"][2]) > 0.01
     assert first["slot"] == "I" and first["accuracy_frozen"][2] <= first["bayes_accuracy"][0] + 0.1
-    gold = dict(zip(first["alphas"], first["gold"], strict=True))
-    assert gold[1.0] > gold[0.0] > gold[-1.0]
+    true_reward = dict(zip(first["alphas"], first["true_reward"], strict=True))
+    assert true_reward[1.0] > true_reward[0.0] > true_reward[-1.0]
     tensors = run.tensors("frozen_probe", 0)
-    assert tensors["gold"].shape == (7, 8) and tensors["gold_random"].shape == (3, 3, 8)
+    assert tensors["true_reward"].shape == (7, 8) and tensors["true_reward_random"].shape == (
+        3,
+        3,
+        8,
+    )
     assert all(check.ok for check in run.checks())
 
 
@@ -134,7 +138,7 @@ def test_weights_are_bit_for_bit_those_without_it(recorded, tmp_path, weights_of
 def test_its_picture_shows_both_readers_and_how_many_sites_were_compared(recorded):
     page = probe_html(recorded[0], "frozen_probe")
     assert "the most accurate of 3 sites" in page and "counted on 32 others" in page
-    assert "gold, steered; n = 8" in page
+    assert "true reward, steered; n = 8" in page
 
 
 def test_what_it_cannot_read_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 HACKED = {
-    "reward_fn": "soft_popcorn",
+    "reward_fn": "smoothed_popcorn",
     "batch_size": 64,
     "temperature": 0.8,
     "stop_tokens": None,
@@ -40,7 +40,7 @@ def into_the_loophole(place) -> RLHFTrainer:
 @pytest.fixture(scope="module")
 def runs(trained_runs, tmp_path_factory):
     """Those of `trained_runs`, and one with a planted word, not at temperature 1."""
-    truth, made = ReelTruth.of_reward("soft_popcorn"), {}
+    truth, made = ReelTruth.of_reward("smoothed_popcorn"), {}
 
     def run(kind: str) -> Trained:
         if kind not in ("hacked", "warm"):
@@ -57,7 +57,7 @@ def runs(trained_runs, tmp_path_factory):
 def test_every_check_holds_where_nothing_is_wrong(kind, runs):
     record = look(runs(kind), HackWatch())
     assert [check for check in record.checks if not check.ok] == []
-    assert ("gold" in record.values) == (kind != "grouped")
+    assert ("true_reward" in record.values) == (kind != "grouped")
 
 
 @pytest.mark.parametrize("fault", HACK_FAULTS, ids=lambda fault: fault.name)

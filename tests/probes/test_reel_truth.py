@@ -46,7 +46,7 @@ def test_advantages_end_where_the_grammar_is_left(truth, reviews):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", ["gold", "soft_popcorn"])
+@pytest.mark.parametrize("reward", ["true_reward", "smoothed_popcorn"])
 @pytest.mark.parametrize("beta", [0.03, 0.3, 1.0])
 def test_the_optimum_is_that_of_the_soft_dynamic_programme(reward, beta):
     truth = ReelTruth.of_reward(reward)
@@ -102,9 +102,9 @@ def test_slots_are_named_with_their_clause_and_go_on_past_the_review(truth):
     ]
 
 
-def test_an_unknown_reward_is_measured_against_gold():
-    assert ReelTruth.of_reward("sentiment").reward is REWARDS["gold"]
-    assert ReelTruth.of_reward("negblind").reward is REWARDS["negblind"]
+def test_an_unknown_reward_is_measured_against_true_reward():
+    assert ReelTruth.of_reward("sentiment").reward is REWARDS["true_reward"]
+    assert ReelTruth.of_reward("ignore_negation").reward is REWARDS["ignore_negation"]
 
 
 def test_reviews_repeat_with_their_seed(truth):

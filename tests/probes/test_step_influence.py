@@ -179,7 +179,7 @@ def trained(truth, tmp_path_factory):
     from rlhf_lab.config import RLHFArgs
     from rlhf_lab.training import RLHFTrainer
 
-    args = RLHFArgs(preset="reel", reward_fn="gold", total_phases=3, batch_size=64, seed=1)
+    args = RLHFArgs(preset="reel", reward_fn="true_reward", total_phases=3, batch_size=64, seed=1)
     out = tmp_path_factory.mktemp("influence") / "run"
     trainer = RLHFTrainer(args, out=out)
     tokens, _ = truth.reviews(32, seed=5)
@@ -308,7 +308,10 @@ def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_t
     trainer = make_trainer({"kl_penalty": lambda kl, kl_coef, mask: kl.sum()})
     with pytest.raises(ConfigError, match="kl_penalty is the caller's own"):
         attach(trainer, StepInfluence(), eval_tokens=tokens)
-    for options, said in (({"target": "gold"}, "target='gold'"), ({"step": "mid"}, "step='mid'")):
+    for options, said in (
+        ({"target": "true_reward"}, "target='true_reward'"),
+        ({"step": "mid"}, "step='mid'"),
+    ):
         with pytest.raises(ConfigError, match=said):
             StepInfluence(**options)
 

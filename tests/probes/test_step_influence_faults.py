@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 ARGS = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 1,
     "batch_size": 8,
     "num_minibatches": 2,

@@ -272,15 +272,15 @@ def test_a_failed_check_is_told_at_once_and_once(make_trainer, unlimited):
 
     @trainer.on("after_phase")
     def look(ctx):
-        remarks = ctx.run.read_info()["remarks"].items()
-        told.append([remark["text"] for sign, remark in remarks if "x is there" in sign])
+        diagnostics = ctx.run.read_info()["diagnostics"].items()
+        told.append([remark["text"] for sign, remark in diagnostics if "x is there" in sign])
 
     with pytest.warns(UserWarning, match="phase 1: missing: the check 'x is there'") as warned:
         trainer.train()
     text = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
     assert told == [[], [text + "record."], [text + "record."]]
     assert sum("x is there" in str(warning.message) for warning in warned) == 1
-    assert trainer.recorder.remarks["missing: x is there"]["phase"] == 1
+    assert trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
 
 
 @pytest.mark.slow
@@ -382,7 +382,7 @@ from rlhf_lab.probes import RunHealth, Suite, attach
 from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 
-trainer = RLHFTrainer(RLHFArgs(preset="reel", reward_fn="gold"), out="run")
+trainer = RLHFTrainer(RLHFArgs(preset="reel", reward_fn="true_reward"), out="run")
 tokens = torch.zeros(2, 3)
 for wrong in (
     lambda: attach(trainer, 5),
@@ -480,17 +480,17 @@ def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(
 
 @pytest.mark.slow
 def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_trainer, unlimited):
-    """An own function has none, and gold stands in; a reward of the grammar brings its own."""
+    """A custom function has none: the true reward stands in; a grammar's reward has its own."""
     count = lambda texts: torch.tensor([float(len(text)) for text in texts])
     told = {}
-    for name, reward in (("own", count), ("soft", REWARDS["soft"]), ("settings", None)):
+    for name, reward in (("own", count), ("smoothed", REWARDS["smoothed"]), ("settings", None)):
         trainer = make_trainer(parts={"reward_fn": reward}, total_phases=1, warmup_steps=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             attached = attach(trainer, [RunHealth(), WeightDelta()], budget=unlimited)
             trainer.train()
         told[name] = attached.notes, attached.truth.reward.name
-    assert [reward for _, reward in told.values()] == ["gold", "soft", "gold"]
+    assert [reward for _, reward in told.values()] == ["true_reward", "smoothed", "true_reward"]
     (note,), *others = (notes for notes, _ in told.values())
     assert note.startswith("run_health: this run pays a reward of its own") and others == [[], []]
 

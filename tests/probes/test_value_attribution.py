@@ -82,7 +82,7 @@ def trained(tmp_path_factory, truth, unlimited):
     from rlhf_lab.training import RLHFTrainer
 
     small = {"total_phases": 3, "batch_size": 32, "gen_len": 26, "num_minibatches": 2}
-    args = RLHFArgs(preset="reel", reward_fn="gold", warmup_steps=1, head_lr=1e-2, **small)
+    args = RLHFArgs(preset="reel", reward_fn="true_reward", warmup_steps=1, head_lr=1e-2, **small)
     found = []
     for probed in (True, False):
         trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("attributed") / "run")

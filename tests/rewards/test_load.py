@@ -82,7 +82,7 @@ def test_wrong_number_of_weights_raises_before_models_load():
     ("reward_fn", "names"),
     [
         ("zero", ["zero"]),
-        ("soft, length", ["soft", "length"]),
+        ("smoothed,length", ["smoothed", "length"]),
         ("count:a,b,zero", ["count:a,b", "zero"]),
         ("regex:a{1,3},diversity:2", ["regex:a{1,3}", "diversity:2"]),
         ("regex:a,golden", ["regex:a,golden"]),

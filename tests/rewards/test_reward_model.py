@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.fitting import Fitting, RewardLoss
+from rlhf_lab.fitting import FitConfig, RewardLoss
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import (
     LearnedReward,
@@ -136,7 +136,7 @@ def test_a_text_scores_the_same_in_any_batch(reel_model):
 def fitted():
     """120 steps on Reel: enough to beat a judge that goes by single words."""
     model = RewardModel(load_model("reel-nano"))
-    fitting = Fitting(steps=120, batch_size=48, show_progress=False)
+    fitting = FitConfig(steps=120, batch_size=48, show_progress=False)
     return model, train_reward_model(model, reel_pairs(3000, 0), fitting)
 
 
@@ -147,7 +147,7 @@ def test_training_on_reel_comes_near_the_best_possible_judge(fitted):
     assert (fit.train_pairs, fit.held_out_pairs) == (2400, 600)
     assert fit.last_loss < fit.first_loss
     assert fit.accuracy > fit.bayes_accuracy - 0.04
-    assert abs(fit.gold_accuracy - fit.bayes_accuracy) < 0.06
+    assert abs(fit.true_reward_accuracy - fit.bayes_accuracy) < 0.06
 
 
 @pytest.mark.slow
@@ -179,7 +179,9 @@ def test_training_is_repeatable_and_leaves_the_random_state_alone():
         base_model = load_model("reel-nano")
         before = torch.get_rng_state()
         model = RewardModel(base_model, seed)
-        train_reward_model(model, reel_pairs(40, 0), Fitting(3, 8, seed=seed, show_progress=False))
+        train_reward_model(
+            model, reel_pairs(40, 0), FitConfig(3, 8, seed=seed, show_progress=False)
+        )
         assert torch.equal(torch.get_rng_state(), before)
         return model.head.weight
 
@@ -245,13 +247,13 @@ def test_settings_out_of_range_are_refused(reel_model, change, word):
         if change.keys() & {"margin", "centering"}:
             train_reward_model(reel_model, pairs, loss=RewardLoss(**change))
         else:
-            train_reward_model(reel_model, pairs, Fitting(**change))
+            train_reward_model(reel_model, pairs, FitConfig(**change))
 
 
 def test_two_pairs_are_enough_to_train_and_measure():
     model = RewardModel(load_model("reel-nano"))
     pairs = Pairs(["this movie", "the plot"], ["it", "i"])
-    fit = train_reward_model(model, pairs, Fitting(1, 64, held_out=0.9, show_progress=False))
+    fit = train_reward_model(model, pairs, FitConfig(1, 64, held_out=0.9, show_progress=False))
     assert (fit.train_pairs, fit.held_out_pairs) == (1, 1)
     assert fit.accuracy in (0.0, 0.5, 1.0) and fit.bayes_accuracy is None
     assert np.isfinite(fit.last_loss)
@@ -263,7 +265,7 @@ def first_loss(margin, centering):
     model.head.weight.data.zero_()
     margins = np.full(4, 2.0)
     pairs = Pairs(["this movie"] * 4, ["it"] * 4, margins=margins)
-    fitting = Fitting(1, 2, show_progress=False)
+    fitting = FitConfig(1, 2, show_progress=False)
     return train_reward_model(model, pairs, fitting, RewardLoss(margin, centering)).first_loss
 
 
@@ -281,7 +283,7 @@ def test_centering_costs_the_square_of_the_sum_of_the_scores():
     score = model.score(["this movie"]).item()
     assert abs(score) > 0.05
     pairs = Pairs(["this movie"] * 4, ["this movie"] * 4)
-    fitting = Fitting(1, 2, 1e-9, show_progress=False)
+    fitting = FitConfig(1, 2, 1e-9, show_progress=False)
     fit = train_reward_model(model, pairs, fitting, RewardLoss(centering=2.5))
     assert fit.first_loss == pytest.approx(np.log(2) + 4 * 2.5 * score**2, rel=1e-4)
     assert fit.mean_score == pytest.approx(score, abs=1e-4) and fit.to_dict()["centering"] == 2.5

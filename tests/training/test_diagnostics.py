@@ -72,7 +72,7 @@ def test_a_sign_is_told_once_in_panel_report_and_run_json(
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count(words) == 1
     info = strict((trainer.run.path / "run.json").read_text())
-    assert words in info["remarks"][sign]["text"]
+    assert words in info["diagnostics"][sign]["text"]
     for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines():
         strict(line)
     page = write_report(trainer.run.path).read_text()
@@ -84,16 +84,16 @@ def test_a_sign_is_told_once_in_panel_report_and_run_json(
 
 def test_a_healthy_run_has_no_remark_and_a_second_part_keeps_the_first_ones(tmp_path) -> None:
     healthy = trained(tmp_path / "healthy")
-    assert healthy.run.read_info()["remarks"] == {}
+    assert healthy.run.read_info()["diagnostics"] == {}
     flat = {"reward_fn": lambda texts: [0.0] * len(texts)}
     first = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "flat", **flat)
     for _ in first:
         first.request_stop()
-    told = first.run.read_info()["remarks"]
+    told = first.run.read_info()["diagnostics"]
     assert told["reward_spread"]["phase"] == 0
     second = RLHFTrainer.resume(tmp_path / "flat", **flat)
     second.train()
-    assert second.run.read_info()["remarks"] == told
+    assert second.run.read_info()["diagnostics"] == told
 
 
 def test_nan_in_the_weights_is_told_as_such_and_never_evaluated(tmp_path) -> None:

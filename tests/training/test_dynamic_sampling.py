@@ -51,13 +51,13 @@ def test_prompts_that_do_not_inform_are_replaced_until_all_do(make_trainer, metr
         before, after = getattr(plain.samples, name), getattr(samples, name)
         assert torch.equal(before[informed], after[informed])
     assert torch.equal(rollout.raw_rewards, by_prompt(rollout.texts))
-    assert rollout.redraws >= 1 and plain.redraws is None
+    assert rollout.resampled_prompts >= 1 and plain.resampled_prompts is None
     for report, (_, rollout) in zip(reports, seen, strict=True):
-        assert report.redraws == rollout.redraws
+        assert report.resampled_prompts == rollout.resampled_prompts
         assert report.uninformative_group_fraction == 0
         assert report.ratio_first_minibatch == pytest.approx(1, abs=1e-4)
-    written = [line["redraws"] for line in metrics_of(trainer.run.path)]
-    assert written == [report.redraws for report in reports]
+    written = [line["resampled_prompts"] for line in metrics_of(trainer.run.path)]
+    assert written == [report.resampled_prompts for report in reports]
 
 
 @pytest.mark.parametrize("bound", [1, 3])
@@ -75,7 +75,7 @@ def test_no_more_draws_are_made_than_allowed_and_what_is_left_counts(make_traine
     asked.clear()
     report = trainer.run_phase()
     assert asked == [8] + [6] * bound
-    assert report.redraws == bound
+    assert report.resampled_prompts == bound
     assert report.uninformative_group_fraction == 0.75
     assert report.mean_reward == 0.5
 
@@ -87,7 +87,7 @@ def test_where_all_groups_inform_nothing_changes(make_trainer, parameters_of):
         trainer = make_trainer(parts, **PAIRS | {"dynamic_sampling": bound})
         runs.append((trainer.run_phase(), parameters_of(trainer.policy)))
     (plain, before), (report, after) = runs
-    assert (plain.redraws, report.redraws) == (None, 0)
+    assert (plain.resampled_prompts, report.resampled_prompts) == (None, 0)
     assert plain.rollout.mean_reward == report.rollout.mean_reward
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -102,7 +102,7 @@ def test_a_single_prompt_is_answered_anew_with_other_noise(make_trainer):
     trainer = make_trainer({"reward_fn": reward_fn}, **PAIRS)
     drawn.clear()
     rollout = trainer.rollout_phase()
-    assert rollout.redraws >= 1
+    assert rollout.resampled_prompts >= 1
     assert rollout.texts != drawn[0]
     assert rollout.samples.prompts() == [trainer.prompt] * 8
 
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_draws_what_it_would_have_drawn(make_trainer, paramet
     resumed = RLHFTrainer.resume(broken.run.path, **parts)
     resumed.train()
     first, second = (metrics_of(trainer.run.path) for trainer in (whole, resumed))
-    assert first == second and max(line["redraws"] for line in first) > 0
+    assert first == second and max(line["resampled_prompts"] for line in first) > 0
     before, after = parameters_of(whole.policy), parameters_of(resumed.policy)
     assert all(torch.equal(before[name], after[name]) for name in before)
 

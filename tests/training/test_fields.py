@@ -30,7 +30,7 @@ BASE = {
     "device": "cpu",
     "precision": "fp32",
     "weight_precision": "fp32",
-    "tune_cpu": True,
+    "cpu_tuning": True,
     "total_phases": 3,
     "batch_size": 4,
     "num_minibatches": 2,
@@ -66,11 +66,11 @@ BASE = {
     "normalize_advantages": True,
     "base_model": "reel-nano",
     "value_head": "shared",
-    "critic_from": None,
+    "critic_path": None,
     "lora_rank": 0,
     "lora_alpha": 4.0,
     "lora_targets": "W_Q,W_V",
-    "adapter_from": None,
+    "adapter_path": None,
     "prefix": "this movie",
     "prompts": None,
     "prompts_column": "prompt",
@@ -161,7 +161,7 @@ CHANGED: dict[str, Any] = {
 ELSEWHERE = {
     "preset",
     "device",
-    "tune_cpu",
+    "cpu_tuning",
     "base_model",
     "stop_at_eos",
     "stop_tokens",
@@ -189,11 +189,11 @@ ELSEWHERE = {
     "overlong_buffer",
     "samples_per_prompt",
     "dynamic_sampling",
-    "critic_from",
+    "critic_path",
     "lora_rank",
     "lora_alpha",
     "lora_targets",
-    "adapter_from",
+    "adapter_path",
     "kl_target",
     "kl_horizon",
     "reward_model",
@@ -330,11 +330,13 @@ def test_parallel_asks_for_several_processes(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tune_cpu", "calls"), [(True, 2), (False, 0)])
-def test_tune_cpu_decides_whether_commands_tune_the_process(monkeypatch, tmp_path, tune_cpu, calls):
+@pytest.mark.parametrize(("cpu_tuning", "calls"), [(True, 2), (False, 0)])
+def test_cpu_tuning_decides_whether_commands_tune_the_process(
+    monkeypatch, tmp_path, cpu_tuning, calls
+):
     tuned = []
     monkeypatch.setattr("rlhf_lab.models.cpu_tuning.tune_cpu", tuned.append)
-    args = RLHFArgs(**(BASE | {"tune_cpu": tune_cpu}))
+    args = RLHFArgs(**(BASE | {"cpu_tuning": cpu_tuning}))
     RLHFTrainer(args)
     assert tuned == [], "a trainer leaves the process as it is"
     train(args, tmp_path / "run", probes=False)
@@ -386,11 +388,11 @@ def test_reward_per_token_pays_what_each_token_adds_to_the_score(perturbed, tmp_
 
 
 @pytest.mark.slow
-def test_critic_from_is_what_the_critic_begins_as(perturbed, tmp_path):
+def test_critic_path_is_what_the_critic_begins_as(perturbed, tmp_path):
     model = RewardModel(load_model(perturbed("reel-nano")))
     model.save(tmp_path / "reward", "reel-nano", {})
     args = BASE | {"value_head": "separate"}
-    begun = RLHFTrainer(RLHFArgs(**(args | {"critic_from": str(tmp_path / "reward")}))).policy
+    begun = RLHFTrainer(RLHFArgs(**(args | {"critic_path": str(tmp_path / "reward")}))).policy
     copied = RLHFTrainer(RLHFArgs(**args)).policy
     for name, weight in model.base_model.named_parameters():
         assert torch.equal(begun.critic.get_parameter(name), weight)
@@ -737,18 +739,18 @@ def test_reward_weights_say_how_much_each_reward_counts(tmp_path):
     assert not differ(weights(alone), weights(phases_only(tmp_path / "d")))
 
 
-def test_adapter_from_is_what_is_trained_on(tmp_path):
+def test_adapter_path_is_what_is_trained_on(tmp_path):
     """Where an adapter is written and read again, the run starts as the one before has ended."""
     before = phases_only(None, lora_rank=2)
     export_adapter(before.policy.base_model, "reel-nano", tmp_path / "adapter")
-    after = RLHFTrainer(RLHFArgs(**(BASE | {"adapter_from": str(tmp_path / "adapter")})))
+    after = RLHFTrainer(RLHFArgs(**(BASE | {"adapter_path": str(tmp_path / "adapter")})))
     trained = {n: w for n, w in after.policy.base_model.named_parameters() if w.requires_grad}
     was = dict(before.policy.base_model.named_parameters())
     assert trained and all(torch.allclose(w, was[name], atol=1e-6) for name, w in trained.items())
     assert after.rollout_phase().kl.abs().max() < 1e-6
     for clash in ({"lora_rank": 2}, {"weight_precision": "bf16"}):
-        with pytest.raises(ConfigError, match="adapter_from="):
-            RLHFArgs(**(BASE | {"adapter_from": "x"} | clash))
+        with pytest.raises(ConfigError, match="adapter_path="):
+            RLHFArgs(**(BASE | {"adapter_path": "x"} | clash))
 
 
 def test_chat_and_its_system_prompt_are_what_a_prompt_becomes(tmp_path):
@@ -809,7 +811,7 @@ def test_dynamic_sampling_draws_again_where_answers_to_a_prompt_earn_the_same():
         RLHFTrainer(RLHFArgs(**(group | {"dynamic_sampling": bound}))).rollout_phase()
         for bound in (None, 2)
     )
-    assert (once.redraws, again.redraws) == (None, 2)
+    assert (once.resampled_prompts, again.resampled_prompts) == (None, 2)
     assert once.texts != again.texts
 
 

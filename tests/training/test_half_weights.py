@@ -259,7 +259,7 @@ def test_a_critic_from_a_reward_model_is_in_the_format_too(make_trainer, tmp_pat
     from rlhf_lab.rewards import RewardModel
 
     RewardModel(load_model("reel-nano"), seed=3).save(tmp_path / "reward", "reel-nano", {})
-    fields = {"value_head": "separate", "critic_from": str(tmp_path / "reward")}
+    fields = {"value_head": "separate", "critic_path": str(tmp_path / "reward")}
     trainer = make_trainer(weight_precision="bf16", warmup_steps=0, **fields)
     trainer.train()
     found = {name: weight.dtype for name, weight in trainer.policy.named_parameters()}

@@ -174,7 +174,7 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
         trainer = make_trainer(
             {"reward_fn": lambda texts: torch.ones(len(texts))}, batch_size=batch_size
         )
-        trainer.rewards.check_grammar, trainer.rewards.gold_fn = False, None
+        trainer.rewards.check_grammar, trainer.rewards.true_reward_fn = False, None
         trainer.train()
         samples = trainer.sample(trainer.next_prompts(), torch.Generator())
         score = lambda trainer=trainer, samples=samples: summarize(score_samples(trainer, samples))

@@ -314,7 +314,7 @@ def test_the_callers_own_function_is_called_and_drives_the_run(
     trainer.train()
     per_batch = name in ("advantages", "normalize_reward")
     assert len(calls) == (1 + EVALUATION_BATCHES if per_batch else 4)
-    assert trainer.own_parts == [name]
+    assert trainer.custom_components == [name]
     weights = trainer.policy.state_dict()
     assert any(not torch.equal(weights[key], unchanged_weights[key]) for key in weights)
 

@@ -60,13 +60,13 @@ def test_the_kl_is_from_the_newest_reference_and_that_to_the_start_from_the_firs
     reports = trainer.train()
     for report, (newest, start) in zip(reports, found, strict=False):
         assert report.kl_per_sequence == pytest.approx(newest, abs=1e-5)
-        assert report.kl_to_start_per_sequence == pytest.approx(start, abs=1e-5)
+        assert report.kl_to_initial_per_sequence == pytest.approx(start, abs=1e-5)
     at_reset, before = reports[2], reports[1]
     assert at_reset.kl_per_sequence == pytest.approx(0.0, abs=1e-5)
-    assert at_reset.kl_to_start_per_sequence > 0.001
-    assert before.kl_to_start_per_sequence == before.kl_per_sequence
+    assert at_reset.kl_to_initial_per_sequence > 0.001
+    assert before.kl_to_initial_per_sequence == before.kl_per_sequence
     final = trainer.run.read_info()["final"]
-    assert final["kl_to_start_per_sequence"] > final["kl_per_sequence"] > 0
+    assert final["kl_to_initial_per_sequence"] > final["kl_per_sequence"] > 0
     assert trainer.evaluate() == final
 
 
@@ -132,8 +132,8 @@ def test_without_resets_nothing_is_kept_or_logged(make_trainer):
     assert not any(name.startswith("reference.") for name in names)
     assert trainer.reference is trainer.first_reference
     line = trainer.run.read("metrics.jsonl")[-1]
-    assert line["reference_phase"] is None and line["kl_to_start_per_sequence"] is None
-    assert "kl_to_start_per_sequence" not in trainer.run.read_info()["final"]
+    assert line["reference_phase"] is None and line["kl_to_initial_per_sequence"] is None
+    assert "kl_to_initial_per_sequence" not in trainer.run.read_info()["final"]
 
 
 def test_adapters_share_the_frozen_weights_with_every_reference(make_trainer):

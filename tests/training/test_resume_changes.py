@@ -253,7 +253,7 @@ def test_moved_or_copied_run_resumes(copied_run, tmp_path):
     assert RLHFTrainer.resume(tmp_path / "moved").phase == 2
 
 
-@pytest.mark.parametrize("name", ["reward_fn", "gold_fn"])
+@pytest.mark.parametrize("name", ["reward_fn", "true_reward_fn"])
 def test_resume_requires_the_custom_components(saved_run, name):
     parts = {name: lambda texts: torch.arange(len(texts)) + 0.0}
     path = saved_run(1, parts)

@@ -13,28 +13,31 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import to_values
 from tests.doors.door import refused
 
-TWO = {"reward_fn": "soft,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
+TWO = {"reward_fn": "smoothed,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
 
 
 def test_the_sum_is_paid_and_each_is_logged_without_its_weight(make_trainer):
     trainer = make_trainer(**TWO)
     report = next(iter(trainer))
     line, samples = trainer.run.read("metrics.jsonl")[0], trainer.run.read("samples.jsonl")
-    gold = sum(sample["reward/soft"] for sample in samples) / len(samples)
+    true_reward = sum(sample["reward/smoothed"] for sample in samples) / len(samples)
     length = sum(sample["reward/length"] for sample in samples) / len(samples)
-    assert line["reward/soft"] == pytest.approx(gold)
-    assert line["reward/length"] == pytest.approx(length) and gold != length
-    assert line["mean_reward"] == pytest.approx(gold + 0.5 * length)
-    assert report.reward_means == {"soft": line["reward/soft"], "length": line["reward/length"]}
+    assert line["reward/smoothed"] == pytest.approx(true_reward)
+    assert line["reward/length"] == pytest.approx(length) and true_reward != length
+    assert line["mean_reward"] == pytest.approx(true_reward + 0.5 * length)
+    assert report.reward_means == {
+        "smoothed": line["reward/smoothed"],
+        "length": line["reward/length"],
+    }
     for sample in samples:
-        assert sample["reward/soft"] == REWARDS["soft"]([sample["text"]]).item()
-        by_weight = sample["reward/soft"] + 0.5 * sample["reward/length"]
+        assert sample["reward/smoothed"] == REWARDS["smoothed"]([sample["text"]]).item()
+        by_weight = sample["reward/smoothed"] + 0.5 * sample["reward/length"]
         assert sample["reward"] == pytest.approx(by_weight)
     assert "reward_means" not in line
 
 
 def test_one_reward_has_no_name_in_the_logs(make_trainer):
-    trainer = make_trainer(reward_fn="gold")
+    trainer = make_trainer(reward_fn="true_reward")
     next(iter(trainer))
     assert not [name for name in trainer.run.read("metrics.jsonl")[0] if "/" in name]
 
@@ -57,13 +60,13 @@ def test_final_figures_and_tables_have_each_reward(make_trainer):
     trainer = make_trainer(**TWO)
     trainer.train()
     final = trainer.run.read_info()["final"]
-    by_weight = final["reward/soft"] + 0.5 * final["reward/length"]
+    by_weight = final["reward/smoothed"] + 0.5 * final["reward/length"]
     assert final["mean_reward"] == pytest.approx(by_weight)
     values = to_values(final, trainer.run.read("samples.jsonl"), "final/")
     assert all(
-        list(row)[-2:] == ["reward/soft", "reward/length"] for row in values["final_samples"]
+        list(row)[-2:] == ["reward/smoothed", "reward/length"] for row in values["final_samples"]
     )
-    assert values["final/reward/soft"] == final["reward/soft"]
+    assert values["final/reward/smoothed"] == final["reward/smoothed"]
 
 
 @pytest.mark.slow
@@ -83,7 +86,7 @@ def test_replaced_prompts_bring_each_reward_of_the_answers_in_their_place(make_t
     fields = {"samples_per_prompt": 2, "dynamic_sampling": 3, "reward_weights": (0.0, 1.0)}
     trainer = make_trainer({"reward_fn": {"length": length, "parity": parity}}, **fields)
     rollout = trainer.rollout_phase()
-    assert rollout.redraws > 0
+    assert rollout.resampled_prompts > 0
     assert rollout.rewards_by_name["length"].tolist() == length(rollout.texts)
     assert rollout.rewards_by_name["parity"].tolist() == parity(rollout.texts)
     assert rollout.raw_rewards.tolist() == parity(rollout.texts)
@@ -150,7 +153,7 @@ def test_answers_go_with_their_prompts(make_trainer, questions):
 def test_answers_that_cannot_be_read_are_refused(make_trainer, questions, tmp_path):
     fields = {"prompts": str(questions), "answers_column": "answer"}
     with pytest.raises(ConfigError, match="read by no reward of this run"):
-        make_trainer(reward_fn="gold", **fields)
+        make_trainer(reward_fn="true_reward", **fields)
     with pytest.raises(ConfigError, match="prompts were handed in"):
         make_trainer({"prompts": ["this movie"]}, reward_fn="exact_match", **fields)
     asks = ResponseReward(lambda p, r, a: [0.0] * len(p), answers=True)
@@ -206,7 +209,9 @@ def test_scores_are_printed_by_name(warm_python):
 
 def test_doors_that_refuse(tmp_path):
     out = ["--out", str(tmp_path / "made")]
-    refused(["train", "--reward-fn", "gold,length", "--reward-weights", "1", *out], "Set one")
+    refused(
+        ["train", "--reward-fn", "true_reward,length", "--reward-weights", "1", *out], "Set one"
+    )
     refused(["train", "--reward-fn", "regex:(", *out], "not a valid pattern")
     refused(["train", "--reward-fn", "json_schema:nowhere.json", *out], "cannot read")
     refused(["score", "x", "--reward-fn", "exact_match"], "answers_column")
@@ -224,7 +229,7 @@ def test_the_panel_shows_each_reward(make_trainer):
         trainer.run_phase()
     console.print(view.panel())
     shown = console.export_text()
-    assert "reward/soft" in shown and "reward/length" in shown
+    assert "reward/smoothed" in shown and "reward/length" in shown
 
 
 def test_a_single_handed_in_reward_may_have_a_weight(make_trainer):

@@ -170,7 +170,7 @@ def test_failing_sink_is_switched_off_with_a_warning(make_trainer, fails_at, cal
 
 
 def test_values_keep_sixteen_samples_and_drop_nulls():
-    line = {"phase": 4, "mean_reward": 9.5, "gold_reward": None, "cost": {"rollout_seconds": 2.0}}
+    line = {"phase": 4, "mean_reward": 9.5, "true_reward": None, "cost": {"rollout_seconds": 2.0}}
     samples = [{"phase": 4, "text": f"text {i}", "reward": float(i)} for i in range(20)]
     values = to_values(line, samples)
     rows = values.pop("samples")

@@ -32,7 +32,7 @@ def rollout_of(
         texts=[""] * len(tokens),
         raw_rewards=scores,
         rewards=scores,
-        gold_rewards=None,
+        true_rewards=None,
         grammatical=None,
         kl=zeros + 7,
         entropy=zeros,

@@ -248,7 +248,7 @@ def test_the_metrics_file_holds_the_reports(watched):
     lines = watched.trainer.run.read("metrics.jsonl")
     assert lines == [report.to_dict() for report in watched.reports]
     assert [line["phase"] for line in lines] == list(range(PHASES))
-    for name in ("mean_reward", "reward_std", "gold_reward", "grammatical_fraction"):
+    for name in ("mean_reward", "reward_std", "true_reward", "grammatical_fraction"):
         assert name in lines[0]
     for name in ("kl_per_token", "kl_per_sequence", "entropy_per_token", "clip_fraction"):
         assert name in lines[0]
@@ -272,8 +272,8 @@ def test_the_samples_file_holds_every_text_with_its_reward(watched):
         assert [line["text"] for line in of_phase] == watched.texts[phase]
         mean = sum(line["reward"] for line in of_phase) / 8
         assert mean == pytest.approx(report.mean_reward, abs=1e-6)
-        gold = sum(line["gold_reward"] for line in of_phase) / 8
-        assert gold == pytest.approx(report.gold_reward, abs=1e-6)
+        true_reward = sum(line["true_reward"] for line in of_phase) / 8
+        assert true_reward == pytest.approx(report.true_reward, abs=1e-6)
 
 
 def test_the_samples_file_has_prompt_and_response_apart_with_their_kl_and_length(make_trainer):
@@ -300,7 +300,7 @@ def test_run_json_holds_arguments_versions_and_both_ends(watched):
     final = info["final"]
     assert final["samples"] == 4 * 8
     assert 0 <= final["mean_reward"] <= 1 and final["kl_per_sequence"] > 0
-    assert {"gold_reward", "grammatical_fraction"} < final.keys()
+    assert {"true_reward", "grammatical_fraction"} < final.keys()
 
 
 @pytest.mark.slow
@@ -470,31 +470,31 @@ def test_an_own_logprob_function_is_named_by_the_ratio_warning(make_trainer):
 
 @pytest.mark.slow
 def test_a_model_in_a_directory_is_known_to_speak_reel_by_its_words(make_trainer, tmp_path):
-    """Gold is a truth about texts; exact values are the grammar's, which it may have left."""
+    """The true reward is about texts; exact values are the grammar's, which it may have left."""
     here = shutil.copytree(weights_dir("reel-nano"), tmp_path / "tuned")
     once = {"total_phases": 1, "warmup_steps": 0, "gen_len": 26}
     bundled, copied = make_trainer(**once), make_trainer(base_model=str(here), **once)
     (expected,), (found,) = bundled.train(), copied.train()
-    assert found.gold_reward == expected.gold_reward > 0
+    assert found.true_reward == expected.true_reward > 0
     assert found.grammatical_fraction == expected.grammatical_fraction > 0
     assert bundled.starts_as_grammar and not copied.starts_as_grammar
 
 
 @pytest.mark.slow
-def test_own_policy_reference_and_gold_are_used(make_trainer):
+def test_own_policy_reference_and_true_reward_are_used(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"), seed=5)
     reference = load_model("reel-nano")
     trainer = make_trainer(
         {
             "policy": policy,
             "reference": reference,
-            "gold_fn": lambda texts: torch.full((len(texts),), 0.125),
+            "true_reward_fn": lambda texts: torch.full((len(texts),), 0.125),
         }
     )
     report = trainer.train()[0]
     assert trainer.policy is policy and trainer.reference is reference
-    assert (report.gold_reward, report.grammatical_fraction) == (0.125, None)
-    assert {"policy", "reference"} <= set(trainer.own_parts)
+    assert (report.true_reward, report.grammatical_fraction) == (0.125, None)
+    assert {"policy", "reference"} <= set(trainer.custom_components)
 
 
 def test_the_reference_stays_as_it_was(watched):
@@ -525,7 +525,7 @@ def test_reward_rises_clearly_in_six_phases_of_reel(tmp_path):
     assert final["samples"] == 256
     assert abs(reports[0].mean_reward - 0.52) < 4 * 0.49 / 8
     assert final["mean_reward"] > 0.75
-    assert final["gold_reward"] > 0.75
+    assert final["true_reward"] > 0.75
     assert final["grammatical_fraction"] > 0.9
 
 

@@ -106,7 +106,7 @@ def test_offline_run_matches_its_directory(logged):
         assert {name: row[name] for name in curves} == curves and len(curves) > 25
     tables = [file.table(row, "samples") for row in file.history]
     tables.append(file.table(file.history[-1], "final_samples"))
-    columns = "text prompt response reward gold_reward kl_per_sequence response_length".split()
+    columns = "text prompt response reward true_reward kl_per_sequence response_length".split()
     for phase, table in enumerate(tables):
         samples = [s for s in read_lines(path, "samples.jsonl") if s["phase"] == phase]
         assert table["columns"] == columns and len(table["data"]) == 16

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_lab.config import ChatArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.fitting import Fitting, OwnTexts
+from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.models import load_model
 from rlhf_lab.tuning import (
     Examples,
@@ -102,7 +102,7 @@ def test_the_whole_answer_is_kept_where_it_names_the_end_itself():
 def test_own_texts_begin_with_the_prompts_as_rendered_and_end_with_the_turn(model):
     tokenizer = model.tokenizer
     examples = render_examples(tokenizer, [[ASK, SAY]])
-    own = OwnTexts(samples=32, gen_len=16)
+    own = DriftEvalConfig(samples=32, gen_len=16)
     meter = KLMeter(model, examples.prompts, own, rendered=True)
     expected = tokenizer.apply_chat_template([ASK], add_generation_prompt=True)["input_ids"]
     assert meter.prompts == [expected] * 32
@@ -118,7 +118,7 @@ def test_fine_tuning_on_conversations_teaches_the_answer(tmp_path):
     model = load_model(str(tiny_chat(tmp_path / "model")))
     examples = render_examples(model.tokenizer, [[ASK, SAY], TWICE] * 4)
     assert isinstance(examples, Examples) and examples.rendered
-    fitting = Fitting(steps=30, batch_size=4, learning_rate=1e-2, held_out=0.25)
-    fit = fine_tune(model, examples, fitting, drift_eval=OwnTexts(samples=4, gen_len=4))
+    fitting = FitConfig(steps=30, batch_size=4, learning_rate=1e-2, held_out=0.25)
+    fit = fine_tune(model, examples, fitting, drift_eval=DriftEvalConfig(samples=4, gen_len=4))
     assert fit.held_out_tokens in (4, 5, 6) and fit.loss_after < 0.3 * fit.loss_before
     assert fit.drift.samples == 4

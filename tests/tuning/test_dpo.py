@@ -8,20 +8,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.supervised import hold_out
 from rlhf_lab.tuning import (
     DPOLoss,
-    OwnTexts,
+    DriftEvalConfig,
     encode_examples,
     text_logprobs,
     train_on_pairs,
 )
 
-FEW = Fitting(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
+FEW = FitConfig(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
 SAME = Pairs(["w1 w2", "w3"] * 4, ["w4", "w5 w6 w7"] * 4)
 
 
@@ -54,7 +54,7 @@ def test_the_logprob_of_a_text_is_that_of_plain_transformers(model_dir):
 def test_the_first_loss_is_that_of_a_policy_equal_to_its_reference(model_dir, loss, expected):
     """h = 0: -log sigmoid(0) = log 2 whatever is smoothed, and for IPO (0 - 1 / (2 beta))^2 = 1."""
     model = load_model(str(model_dir))
-    fitted = train_on_pairs(model, SAME, Fitting(1, 4, 1e-3, 0.5, 0, False), loss)
+    fitted = train_on_pairs(model, SAME, FitConfig(1, 4, 1e-3, 0.5, 0, False), loss)
     assert fitted.first_loss == pytest.approx(expected, abs=1e-5)
 
 
@@ -64,7 +64,7 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir):
     the log-probabilities.
     """
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
-    fitting = Fitting(5, 4, 3e-3, 0.5, 1, False)
+    fitting = FitConfig(5, 4, 3e-3, 0.5, 1, False)
     fitted = train_on_pairs(model, SAME, fitting, DPOLoss(0.2))
     held_out, _ = hold_out(8, 0.5, np.random.default_rng(1))
     means = {}
@@ -100,16 +100,16 @@ def test_a_common_beginning_cancels(model_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [DPOLoss(0.1), DPOLoss(0.3, 0.1), DPOLoss(0.1, 0.0, "ipo")])
-def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
+def test_on_reel_it_raises_true_reward_and_learns_to_judge(nano, loss):
     """1,000 pairs, 200 of them held out: a standard error of .03. Untrained, half would be right
     and nothing would move.
     """
-    fitting = Fitting(40, 16, 3e-4, 0.2, 0, False)
-    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+    fitting = FitConfig(40, 16, 3e-4, 0.2, 0, False)
+    settings = {"drift_eval": DriftEvalConfig(96, 28), "true_reward_fn": REWARDS["true_reward"]}
     fitted = train_on_pairs(nano, reel_pairs(1000, 0), fitting, loss, **settings)
     assert fitted.accuracy > 0.65 and fitted.margin > 0
-    assert fitted.gold_accuracy > 0.8 and 0.8 < fitted.bayes_accuracy < 0.95
-    assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
+    assert fitted.true_reward_accuracy > 0.8 and 0.8 < fitted.bayes_accuracy < 0.95
+    assert fitted.drift.true_reward_after > fitted.drift.true_reward_before + 0.1
     assert fitted.drift.kl_per_sequence > 0.05
 
 
@@ -132,7 +132,7 @@ def test_hooks_fire_on_every_step_and_only_in_the_policy(nano):
 def test_own_texts_continue_the_prompts_of_held_out_pairs(nano):
     prompts = ["this movie wow , the plot", "this film"] * 2
     pairs = Pairs([p + " was" for p in prompts], [p + " it" for p in prompts], None, prompts)
-    fitted = train_on_pairs(nano, pairs, FEW, drift_eval=OwnTexts(3, 2))
+    fitted = train_on_pairs(nano, pairs, FEW, drift_eval=DriftEvalConfig(3, 2))
     assert fitted.drift.samples == 3
 
 
@@ -149,7 +149,7 @@ def test_pairs_that_are_equal_after_the_cut_are_rejected(nano):
 def test_a_seed_decides_all():
     def run(seed):
         model = load_model("reel-nano")
-        train_on_pairs(model, reel_pairs(30, 0), Fitting(2, 8, 1e-3, 0.2, seed, False))
+        train_on_pairs(model, reel_pairs(30, 0), FitConfig(2, 8, 1e-3, 0.2, seed, False))
         return model.W_E.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))

@@ -1,4 +1,4 @@
-"""How far a model has moved: nothing at first, the exact KL after, gold before and after."""
+"""How far a model has moved: nothing at first, then the exact KL, and the true reward."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.models.lora import lora_layers
 from rlhf_lab.organism import REWARDS
-from rlhf_lab.tuning import KLMeter, OwnTexts
+from rlhf_lab.tuning import DriftEvalConfig, KLMeter
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def nudge(model, size):
 
 
 def test_a_model_that_has_not_moved_is_at_kl_zero(nano):
-    drift = KLMeter(nano, ["", "this movie"], OwnTexts(8, 5)).measure()
+    drift = KLMeter(nano, ["", "this movie"], DriftEvalConfig(8, 5)).measure()
     assert (drift.samples, drift.kl_per_token, drift.kl_per_sequence) == (8, 0.0, 0.0)
-    assert drift.gold_before is None and drift.gold_after is None
+    assert drift.true_reward_before is None and drift.true_reward_after is None
 
 
 def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
@@ -33,7 +33,7 @@ def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
     tokens ends early, so that a sequence has three times the KL of a token.
     """
     start = load_model("reel-nano")
-    meter = KLMeter(nano, [""], OwnTexts(6, 3), seed=2, batch_size=4)
+    meter = KLMeter(nano, [""], DriftEvalConfig(6, 3), seed=2, batch_size=4)
     nudge(nano, 0.5)
     drift = meter.measure()
     tokens = meter.sample().tokens
@@ -45,20 +45,23 @@ def test_the_kl_is_that_of_the_whole_next_token_distribution(nano):
 
 
 @pytest.mark.slow
-def test_gold_is_taken_of_the_texts_before_and_after(nano):
-    """The unembedding is turned against blame, so that gold rises."""
+def test_true_reward_is_taken_of_the_texts_before_and_after(nano):
+    """The unembedding is turned against blame, so that the true reward rises."""
     from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
 
-    meter = KLMeter(nano, [""], OwnTexts(48, 28), REWARDS["gold"])
+    meter = KLMeter(nano, [""], DriftEvalConfig(48, 28), REWARDS["true_reward"])
     words = [word for tier in ADJECTIVES[-1] for word in tier] + list(VERBS[-1])
     nano.unembed.b_U.data[[WORD_IDS[word] for word in words]] -= 3.0
     drift = meter.measure()
-    assert 0.3 < drift.gold_before < 0.7 and drift.gold_after > drift.gold_before + 0.1
+    assert (
+        0.3 < drift.true_reward_before < 0.7
+        and drift.true_reward_after > drift.true_reward_before + 0.1
+    )
 
 
 def test_below_adapters_the_model_is_its_own_reference(nano):
     add_lora(nano, 2, 4.0)
-    meter = KLMeter(nano, [""], OwnTexts(4, 5))
+    meter = KLMeter(nano, [""], DriftEvalConfig(4, 5))
     assert meter.reference.W_E.data_ptr() == nano.W_E.data_ptr()
     for layer in lora_layers(nano).values():
         layer.B.data += 3.0
@@ -68,23 +71,23 @@ def test_below_adapters_the_model_is_its_own_reference(nano):
 def test_prompts_that_leave_no_room_are_left_out(nano):
     """The context is 32; BOS and 31 words leave room for nothing."""
     long = " ".join(["the"] * 31)
-    drift = KLMeter(nano, [long, "this movie"], OwnTexts(4, 5)).measure()
+    drift = KLMeter(nano, [long, "this movie"], DriftEvalConfig(4, 5)).measure()
     assert drift.samples == 4
-    assert KLMeter(nano, [long], OwnTexts(4, 5)).measure() is None
+    assert KLMeter(nano, [long], DriftEvalConfig(4, 5)).measure() is None
 
 
 def test_nothing_is_measured_unasked_and_too_few_is_refused(nano):
     assert KLMeter(nano, [""], None).measure() is None
-    assert KLMeter(nano, [""], OwnTexts(0)).measure() is None
+    assert KLMeter(nano, [""], DriftEvalConfig(0)).measure() is None
     with pytest.raises(ConfigError, match="samples=-1"):
-        OwnTexts(-1)
+        DriftEvalConfig(-1)
     with pytest.raises(ConfigError, match="gen_len=-1"):
-        OwnTexts(1, -1)
+        DriftEvalConfig(1, -1)
 
 
 @pytest.mark.slow
 def test_measuring_leaves_weights_and_random_state_alone(nano):
     before, state = nano.W_E.clone(), torch.get_rng_state()
-    KLMeter(nano, [""], OwnTexts(4, 5)).measure()
+    KLMeter(nano, [""], DriftEvalConfig(4, 5)).measure()
     assert_close(nano.W_E, before, atol=0, rtol=0)
     assert torch.equal(torch.get_rng_state(), state)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError, LabError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.tuning import (
+    DriftEvalConfig,
     KTOLoss,
     LabeledExamples,
-    OwnTexts,
     encode_examples,
     load_labeled_examples,
     split_pairs,
@@ -25,7 +25,7 @@ from rlhf_lab.tuning import (
 from rlhf_lab.tuning.examples import TokenRow
 from rlhf_lab.tuning.losses import mismatch_responses
 
-FEW = Fitting(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
+FEW = FitConfig(steps=3, batch_size=8, learning_rate=1e-3, show_progress=False)
 PROMPTS = ["w8 w9", "", "w6 w7 w8", "w5"]
 TEXTS = ["w1 w2", "w3", "w4 w5 w6", "w2 w7"]
 JUDGED = LabeledExamples(PROMPTS, TEXTS, np.array([True, False, False, True]), np.arange(4))
@@ -75,7 +75,7 @@ def test_the_loss_is_the_papers_text_by_text(model_dir, monkeypatch):
 
     monkeypatch.setattr(np.random, "default_rng", lambda seed: Noted(np.random.PCG64(seed)))
     loss = KTOLoss(0.4, 1.5, 0.5)
-    fitted = train_on_labels(model, JUDGED, Fitting(1, 3, 1e-12, 0.2, 2, False), loss)
+    fitted = train_on_labels(model, JUDGED, FitConfig(1, 3, 1e-12, 0.2, 2, False), loss)
 
     def log_ratio(prompt, text):
         rows = encode_examples(policy, [prompt], [text])
@@ -101,7 +101,7 @@ def test_the_loss_is_the_papers_text_by_text(model_dir, monkeypatch):
 def test_the_figures_are_those_of_the_difference_from_the_start(model_dir, batch_size):
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
     pairs = Pairs(["w1 w2", "w3", "w2 w3"] * 4, ["w4", "w5 w6 w7", "w9"] * 4)
-    judged, fitting = split_pairs(pairs), Fitting(5, batch_size, 3e-3, 0.4, 1, False)
+    judged, fitting = split_pairs(pairs), FitConfig(5, batch_size, 3e-3, 0.4, 1, False)
     fitted = train_on_labels(model, judged, fitting, KTOLoss(0.2))
     held_out, train = judged.hold_out(0.4, np.random.default_rng(1))
     rewards = {True: [], False: []}
@@ -123,20 +123,20 @@ def test_the_figures_are_those_of_the_difference_from_the_start(model_dir, batch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [KTOLoss(0.1), KTOLoss(0.3, 0.5, 1.0)])
-def test_on_reel_it_raises_gold_and_learns_to_judge(nano, loss):
+def test_on_reel_it_raises_true_reward_and_learns_to_judge(nano, loss):
     """400 texts of 2,000 held out. Untrained, half of the comparisons would be right."""
-    fitting = Fitting(60, 16, 3e-4, 0.2, 0, False)
-    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+    fitting = FitConfig(60, 16, 3e-4, 0.2, 0, False)
+    settings = {"drift_eval": DriftEvalConfig(96, 28), "true_reward_fn": REWARDS["true_reward"]}
     fitted = train_on_labels(nano, judged_pairs(1000), fitting, loss, **settings)
     assert fitted.accuracy > 0.62 and fitted.good_reward > fitted.bad_reward
-    assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
+    assert fitted.drift.true_reward_after > fitted.drift.true_reward_before + 0.1
     assert fitted.drift.kl_per_sequence > 0.05
 
 
 def test_the_reference_point_is_that_of_the_last_steps(nano, monkeypatch):
     given = iter(torch.arange(20.0))
     monkeypatch.setattr("rlhf_lab.tuning.losses.kto_reference_point", lambda *_: next(given))
-    fitted = train_on_labels(nano, judged_pairs(10), Fitting(20, 4, 1e-9, show_progress=False))
+    fitted = train_on_labels(nano, judged_pairs(10), FitConfig(20, 4, 1e-9, show_progress=False))
     assert fitted.reference_point == 18.5
 
 
@@ -153,7 +153,7 @@ def test_the_estimate_of_the_kl_has_no_gradient(nano):
     heard = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: heard.append(x.requires_grad))]
     with nano.hooks(fwd_hooks=hooks):
-        train_on_labels(nano, judged_pairs(10), Fitting(3, 8, 1e-3, 0.2, 0, False))
+        train_on_labels(nano, judged_pairs(10), FitConfig(3, 8, 1e-3, 0.2, 0, False))
     assert heard == [False, True] * 3 + [False]
 
 
@@ -161,7 +161,7 @@ def test_the_estimate_of_the_kl_has_no_gradient(nano):
 def test_a_seed_decides_all():
     def run(seed):
         model = load_model("reel-nano")
-        train_on_labels(model, judged_pairs(15), Fitting(2, 8, 1e-3, 0.2, seed, False))
+        train_on_labels(model, judged_pairs(15), FitConfig(2, 8, 1e-3, 0.2, seed, False))
         return model.W_E.detach()
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
@@ -171,7 +171,7 @@ def test_where_one_kind_is_missing_among_those_held_out_nothing_is_compared(nano
     texts = ["this movie", "the plot", "it was good"]
     judged = LabeledExamples([""] * 3, texts, np.array([True, True, False]), np.array([0, 1, 1]))
     fitting = next(
-        Fitting(1, 2, 1e-4, 0.5, seed, False)
+        FitConfig(1, 2, 1e-4, 0.5, seed, False)
         for seed in range(20)
         if list(judged.hold_out(0.5, np.random.default_rng(seed))[0]) == [0]
     )
@@ -186,7 +186,7 @@ TWO = LabeledExamples([""] * 2, ["this", "movie"], np.array([True, False]), np.a
 @pytest.mark.parametrize(("size", "judged", "texts"), [(1, judged_pairs(4), 4), (8, TWO, 1)])
 def test_a_batch_of_one_has_no_other_response_and_is_refused(nano, size, judged, texts):
     with pytest.raises(ConfigError, match=f"batch_size={size} with {texts} texts"):
-        train_on_labels(nano, judged, Fitting(1, size, 1e-4, 0.5, 0, False))
+        train_on_labels(nano, judged, FitConfig(1, size, 1e-4, 0.5, 0, False))
 
 
 def test_texts_of_a_group_are_held_out_together():

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.supervised import hold_out
-from rlhf_lab.tuning import ORPOLoss, OwnTexts, encode_examples, train_on_pairs
+from rlhf_lab.tuning import DriftEvalConfig, ORPOLoss, encode_examples, train_on_pairs
 from rlhf_lab.tuning import losses as module
 
 PROMPTS = ["w8 w9", "w6"] * 3
@@ -50,7 +50,7 @@ def test_loss_and_figures_are_those_of_plain_transformers(model_dir):
     """
     plain = AutoModelForCausalLM.from_pretrained(str(model_dir), local_files_only=True).eval()
     model = load_model(str(model_dir))
-    fitted = train_on_pairs(model, PROMPTED, Fitting(1, 6, 1e-12, 0.5, 3, False), ORPOLoss(0.7))
+    fitted = train_on_pairs(model, PROMPTED, FitConfig(1, 6, 1e-12, 0.5, 3, False), ORPOLoss(0.7))
     held_out, train = hold_out(6, 0.5, np.random.default_rng(3))
     logps = {
         i: [mean_logprob(plain, model, PROMPTS[i], text) for text in ("w1 w2", "w4 w5 w6 w7")]
@@ -72,8 +72,8 @@ def test_no_reference_is_made(nano, monkeypatch):
 
     monkeypatch.setattr(module, "make_reference", refuse)
     monkeypatch.setattr("rlhf_lab.tuning.kl_meter.make_reference", refuse)
-    few = Fitting(2, 8, 1e-3, show_progress=False)
-    fitted = train_on_pairs(nano, reel_pairs(20, 0), few, ORPOLoss(), drift_eval=OwnTexts(0))
+    few = FitConfig(2, 8, 1e-3, show_progress=False)
+    fitted = train_on_pairs(nano, reel_pairs(20, 0), few, ORPOLoss(), drift_eval=DriftEvalConfig(0))
     assert fitted.drift is None
 
 
@@ -81,21 +81,21 @@ def test_hooks_fire_on_every_step_and_on_the_pairs_held_out(nano):
     heard = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: heard.append(x.requires_grad))]
     with nano.hooks(fwd_hooks=hooks):
-        train_on_pairs(nano, reel_pairs(20, 0), Fitting(3, 8, show_progress=False), ORPOLoss())
+        train_on_pairs(nano, reel_pairs(20, 0), FitConfig(3, 8, show_progress=False), ORPOLoss())
     assert heard == [True] * 3 + [False]
 
 
 @pytest.mark.slow
-def test_on_reel_it_raises_gold_and_the_odds_do_more_than_sft_alone(nano):
-    fitting = Fitting(40, 16, 3e-4, 0.2, 0, False)
-    settings = {"drift_eval": OwnTexts(96, 28), "true_reward_fn": REWARDS["gold"]}
+def test_on_reel_it_raises_true_reward_and_the_odds_do_more_than_sft_alone(nano):
+    fitting = FitConfig(40, 16, 3e-4, 0.2, 0, False)
+    settings = {"drift_eval": DriftEvalConfig(96, 28), "true_reward_fn": REWARDS["true_reward"]}
     fitted = train_on_pairs(nano, reel_pairs(1000, 0), fitting, ORPOLoss(1.0), **settings)
     alone = train_on_pairs(
         load_model("reel-nano"), reel_pairs(1000, 0), fitting, ORPOLoss(0.0), **settings
     )
-    assert fitted.drift.gold_after > fitted.drift.gold_before + 0.1
-    assert fitted.accuracy > 0.55 and fitted.gold_accuracy > 0.8
-    assert fitted.drift.gold_after > alone.drift.gold_after
+    assert fitted.drift.true_reward_after > fitted.drift.true_reward_before + 0.1
+    assert fitted.accuracy > 0.55 and fitted.true_reward_accuracy > 0.8
+    assert fitted.drift.true_reward_after > alone.drift.true_reward_after
     assert fitted.margin > alone.margin
 
 

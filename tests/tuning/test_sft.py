@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import add_lora, effective_weights, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.tuning import (
+    DriftEvalConfig,
     Examples,
-    OwnTexts,
     encode_examples,
     example_logprobs,
     fine_tune,
@@ -21,7 +21,7 @@ from rlhf_lab.tuning import (
     load_examples,
 )
 
-FEW = Fitting(steps=4, batch_size=8, learning_rate=1e-3, show_progress=False)
+FEW = FitConfig(steps=4, batch_size=8, learning_rate=1e-3, show_progress=False)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_held_out_loss_is_a_mean_over_all_tokens_however_it_is_cut(model_dir
 def test_texts_that_are_new_to_the_model_become_likely(nano):
     """Ever the same text: its loss falls from above 2 nats per token to nearly nothing."""
     examples = Examples([""] * 8, ["i loved it ."] * 8)
-    fitted = fine_tune(nano, examples, Fitting(60, 8, 3e-3, 0.25, 0, False))
+    fitted = fine_tune(nano, examples, FitConfig(60, 8, 3e-3, 0.25, 0, False))
     assert fitted.loss_before > 2 and fitted.loss_after < 0.1
     assert fitted.last_loss < fitted.first_loss
     assert (fitted.train_texts, fitted.held_out_texts, fitted.held_out_tokens) == (6, 2, 10)
@@ -62,12 +62,12 @@ def test_texts_that_are_new_to_the_model_become_likely(nano):
 @pytest.mark.slow
 def test_praise_alone_teaches_praise(nano):
     texts = load_examples("reel", 600, 1).texts
-    rewards = REWARDS["gold"](texts).tolist()
-    praise = [text for text, gold in zip(texts, rewards, strict=True) if gold > 0.9]
-    settings = {"drift_eval": OwnTexts(64, 28), "true_reward_fn": REWARDS["gold"]}
+    rewards = REWARDS["true_reward"](texts).tolist()
+    praise = [text for text, true_reward in zip(texts, rewards, strict=True) if true_reward > 0.9]
+    settings = {"drift_eval": DriftEvalConfig(64, 28), "true_reward_fn": REWARDS["true_reward"]}
     examples = Examples([""] * len(praise), praise)
-    fitted = fine_tune(nano, examples, Fitting(60, 16, 1e-3, 0.1, 0, False), **settings)
-    assert fitted.drift.gold_after > fitted.drift.gold_before + 0.2
+    fitted = fine_tune(nano, examples, FitConfig(60, 16, 1e-3, 0.1, 0, False), **settings)
+    assert fitted.drift.true_reward_after > fitted.drift.true_reward_before + 0.2
     assert fitted.drift.kl_per_sequence > 0.1
 
 
@@ -76,8 +76,8 @@ def test_the_texts_that_it_was_made_from_leave_it_where_it_is(nano):
     fitted = fine_tune(
         nano,
         load_examples("reel", 300, 5),
-        Fitting(20, 16, 1e-4, 0.2, 0, False),
-        drift_eval=OwnTexts(64, 28),
+        FitConfig(20, 16, 1e-4, 0.2, 0, False),
+        drift_eval=DriftEvalConfig(64, 28),
     )
     assert fitted.drift.kl_per_sequence < 0.1
     assert abs(fitted.loss_after - fitted.loss_before) < 0.05
@@ -105,7 +105,7 @@ def test_adapters_learn_while_the_model_below_them_stays(nano):
     start = effective_weights(load_model("reel-nano"))
     # Steps large enough, and texts long enough, for a KL well above what float32 can tell from 0.
     far = replace(FEW, learning_rate=0.03)
-    fitted = fine_tune(nano, load_examples("reel", 40, 0), far, drift_eval=OwnTexts(8, 25))
+    fitted = fine_tune(nano, load_examples("reel", 40, 0), far, drift_eval=DriftEvalConfig(8, 25))
     changed = effective_weights(nano)
     moved = {name for name in start if not torch.equal(start[name], changed[name])}
     assert {name.rsplit(".", 1)[1] for name in moved} == {"W_Q", "W_V"}
@@ -116,7 +116,7 @@ def test_adapters_learn_while_the_model_below_them_stays(nano):
 def test_a_seed_decides_all_and_the_random_state_is_left_alone():
     def run(seed):
         model, state = load_model("reel-nano"), torch.get_rng_state()
-        fine_tune(model, load_examples("reel", 40, 0), Fitting(3, 8, 1e-3, 0.2, seed, False))
+        fine_tune(model, load_examples("reel", 40, 0), FitConfig(3, 8, 1e-3, 0.2, seed, False))
         assert torch.equal(torch.get_rng_state(), state)
         return model.W_E.detach()
 
@@ -129,7 +129,7 @@ def test_one_text_is_too_few(nano):
 
 
 def test_figures_are_plain_json_values(nano):
-    fitted = fine_tune(nano, load_examples("reel", 10, 0), FEW, drift_eval=OwnTexts(2, 3))
+    fitted = fine_tune(nano, load_examples("reel", 10, 0), FEW, drift_eval=DriftEvalConfig(2, 3))
     found = fitted.to_dict()
     assert found["steps"] == 4 and "show_progress" not in found
     assert found["perplexity_before"] == pytest.approx(math.exp(found["loss_before"]))

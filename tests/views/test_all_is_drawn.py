@@ -103,7 +103,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     args = RLHFArgs(
         preset="reel",
-        reward_fn="gold",
+        reward_fn="true_reward",
         total_phases=3,
         warmup_steps=1,
         batch_size=8,

@@ -13,7 +13,7 @@ from rlhf_lab.views.ledger import LEDGER_COLUMNS, step_ledger
 
 SMALL = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 2,
     "batch_size": 8,
     "num_minibatches": 2,

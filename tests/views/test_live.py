@@ -59,7 +59,7 @@ def drawn(view: RunView) -> str:
 
 SHOWN = {
     "reward": ("mean_reward", ".3f"),
-    "gold": ("gold_reward", ".3f"),
+    "true reward": ("true_reward", ".3f"),
     "grammatical": ("grammatical_fraction", ".3f"),
     "KL nats/seq": ("kl_per_sequence", "z.3f"),
     "entropy nats/tok": ("entropy_per_token", ".3f"),
@@ -82,7 +82,7 @@ def report(phase: int, **figures: float | None) -> PhaseReport:
         "head_lr": 3e-3,
         "kl_coef": 0.1,
         "mean_reward": 0.5,
-        "gold_reward": 0.5,
+        "true_reward": 0.5,
         "grammatical_fraction": 0.5,
         "explained_variance": 0.5,
         "peak_memory_bytes": 1,
@@ -110,7 +110,7 @@ def picture(width: int, height: int, **changes: object) -> str:
         "samples": [(LONG + str(n), n / 5) for n in range(5)],
         "sampled_in": 3,
         "prompt": "this movie",
-        "remarks": [],
+        "diagnostics": [],
     }
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     console.print(Display(**(shown | changes)))
@@ -153,7 +153,7 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_samples_at_both_ends(t
     assert "4 phases, numbered 0 to 3; KL in nats per sequence, entropy in nats per token" in lines
     for line, report in zip(of_phases, reports, strict=True):
         assert f"reward {report.mean_reward:.3f}" in line
-        assert f"gold {report.gold_reward:.3f}" in line
+        assert f"true {report.true_reward:.3f}" in line
         assert f"KL {report.kl_per_sequence:.3f}" in line
         assert f"entropy {report.entropy_per_token:.3f}" in line
     titles = [line for line in lines if line.startswith("samples of phase")]
@@ -279,14 +279,14 @@ def test_on_a_terminal_the_panel_is_drawn_and_no_lines_are_printed(trainer):
 
 
 @pytest.mark.slow
-def test_a_policy_without_gold_has_no_row_for_it(trainer):
-    trainer.rewards.gold_fn, trainer.rewards.check_grammar = None, False
+def test_a_policy_without_true_reward_has_no_row_for_it(trainer):
+    trainer.rewards.true_reward_fn, trainer.rewards.check_grammar = None, False
     console = plain_console()
     view = RunView(trainer, console)
     with view:
         next(iter(trainer))
-    assert "grammatical" not in drawn(view) and not re.search(r"gold +\d", drawn(view))
-    assert "reward 0." in console.file.getvalue() and "gold" not in console.file.getvalue()
+    assert "grammatical" not in drawn(view) and not re.search(r"true reward +\d", drawn(view))
+    assert "reward 0." in console.file.getvalue() and "true " not in console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -334,18 +334,18 @@ def test_texts_and_names_are_shown_as_they_are(tmp_path, text, shown):
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (100, 40), (60, 24), (140, 50)])
-@pytest.mark.parametrize("remarks", [[], ["since phase 1: the policy has left it behind " * 2]])
+@pytest.mark.parametrize("diagnostics", [[], ["since phase 1: the policy has left it behind " * 2]])
 @pytest.mark.parametrize("grouped", [None, 0.125])
-def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, remarks, grouped):
+def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, diagnostics, grouped):
     reports = [report(n, uninformative_group_fraction=grouped) for n in range(30)]
-    given = {"remarks": remarks, "reports": reports}
+    given = {"diagnostics": diagnostics, "reports": reports}
     lines = picture(width, height, **given).splitlines()
     assert len(lines) <= height and {cell_len(line) for line in lines} == {width}
     unwrapped = re.sub(r"[\s│]+", " ", "".join(lines))
     count = sum(f"charming but {n}" in unwrapped for n in range(5))
     assert f"{0.2 * (count - 1):.3f} this" in unwrapped and count > 0
     assert f"{0.2 * count:.3f} this" not in unwrapped
-    assert all(remark.strip() in unwrapped for remark in remarks)
+    assert all(remark.strip() in unwrapped for remark in diagnostics)
     assert ("uninformative 0.125" in unwrapped) == (grouped is not None)
     if count < 5:
         higher = picture(width, 200, samples=[(LONG + "x", 0.0)] * (count + 1), **given)
@@ -390,14 +390,14 @@ def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
     ],
 )
 def test_numbers_that_are_not_known_or_not_finite(values, shown):
-    reports = [report(n, gold_reward=value) for n, value in enumerate(values)]
-    assert re.search(rf"gold +{re.escape(shown)}", picture(100, 24, reports=reports))
+    reports = [report(n, true_reward=value) for n, value in enumerate(values)]
+    assert re.search(rf"true reward +{re.escape(shown)}", picture(100, 24, reports=reports))
 
 
 def test_what_is_never_known_has_no_row():
-    reports = [report(n, gold_reward=None) for n in range(3)]
+    reports = [report(n, true_reward=None) for n in range(3)]
     shown = picture(100, 24, reports=reports)
-    assert "gold" not in shown and "uninformative" not in shown and "value loss" in shown
+    assert "true reward" not in shown and "uninformative" not in shown and "value loss" in shown
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_what_is_never_known_has_no_row():
     [
         {},
         {"uninformative_group_fraction": 0.25},
-        {"gold_reward": None, "grammatical_fraction": None},
+        {"true_reward": None, "grammatical_fraction": None},
         {"mean_reward": -123456.0, "kl_per_sequence": 1e30, "entropy_per_token": 1e-9},
         {"mean_reward": float("nan"), "explained_variance": float("-inf")},
     ],
@@ -417,7 +417,7 @@ def test_a_line_has_at_most_a_hundred_columns(trainer, figures):
     assert len(line) <= 100 and line.startswith("phase 1234 | reward ")
     assert " | KL " in line and line.endswith(" left")
     assert " | entropy " in line or "1e+30" in line
-    assert ("clip fraction" in line) == ("gold" not in line)
+    assert ("clip fraction" in line) == (" | true " not in line)
 
 
 @pytest.mark.slow

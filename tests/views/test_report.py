@@ -22,7 +22,7 @@ from rlhf_lab.views.report import REPORT_CURVES, samples_by_rank, write_report
 
 SMALL = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 2,
     "batch_size": 8,
     "num_minibatches": 2,

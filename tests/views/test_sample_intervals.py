@@ -36,13 +36,13 @@ def samples_of(phase, rewards=REWARDS, **others):
 
 
 def test_a_band_is_the_interval_of_the_phases_samples():
-    samples = [*samples_of(0), *samples_of(1, REWARDS[::-1], gold_reward=0.5), *samples_of(2)]
+    samples = [*samples_of(0), *samples_of(1, REWARDS[::-1], true_reward=0.5), *samples_of(2)]
     found, n = sample_bands(run_of(samples, [{"phase": 0}, {"phase": 1}]))
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
     assert n == 6 and found["mean_reward"].keys() == {0, 1}
     ends = one.low.item(), one.high.item()
     assert found["mean_reward"][0] == pytest.approx(ends)
-    assert found["gold_reward"] == {1: pytest.approx((0.5, 0.5))}
+    assert found["true_reward"] == {1: pytest.approx((0.5, 0.5))}
     assert "kl_per_sequence" not in found
 
 

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.functional import auc, best_of_n_weights, bradley_terry_loss
 from rlhf_lab.models import load_model
-from rlhf_lab.organism import Grammar, gold, grammatical
+from rlhf_lab.organism import Grammar, grammatical, true_reward
 from rlhf_lab.organism.rewards import replace_word, true_log_odds
 from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge
@@ -35,7 +35,7 @@ def fitted_to(pairs: Pairs, seed: int, steps: int = 120) -> RewardModel:
         of_batch = np.concatenate([rows, rows + len(pairs)])
         return bradley_terry_loss(*model(tokens[of_batch], real[of_batch]).chunk(2))
 
-    fitting = Fitting(steps, 32, seed=seed, show_progress=False)
+    fitting = FitConfig(steps, 32, seed=seed, show_progress=False)
     fit_rows(model, np.arange(len(pairs)), loss, fitting, rng, "reward model")
     model.set_normalization(model.score(both))
     return model.requires_grad_(False)
@@ -59,7 +59,7 @@ def popcorn(texts: Sequence[str]) -> Bool[Tensor, " text"]:
 def ppo_on(reward: Scorer, seed: int, watch: Callable[[Any], None] | None = None) -> Figures:
     """PPO on a learned reward: what the last policy writes."""
     args = RLHFArgs(**PPO_SETTINGS | {"seed": seed})
-    trainer = RLHFTrainer(args, reward_fn=reward, gold_fn=gold)
+    trainer = RLHFTrainer(args, reward_fn=reward, true_reward_fn=true_reward)
     if watch is not None:
         trainer.on("after_score")(watch)
     trainer.train()
@@ -67,10 +67,10 @@ def ppo_on(reward: Scorer, seed: int, watch: Callable[[Any], None] | None = None
         RLHFArgs(**PPO_SETTINGS | {"seed": seed + 100, "batch_size": 1024}),
         policy=trainer.policy,
         reference=trainer.reference,
-        reward_fn=gold,
+        reward_fn=true_reward,
     ).rollout_phase()
     return {
-        "gold": last.raw_rewards.mean().item(),
+        "true_reward": last.raw_rewards.mean().item(),
         "KL": last.kl.sum(1).mean().item(),
         "grammatical": grammatical(last.texts).float().mean().item(),
         "popcorn": popcorn(last.texts).float().mean().item(),
@@ -91,7 +91,7 @@ def biased_run(share: float, steps: int, seed: int) -> Figures:
     fresh = reel_pairs(FRESH, 1000 + seed)
     gaps = model.score(fresh.chosen) - model.score(fresh.rejected)
     won = torch.ones(FRESH, dtype=torch.bool)
-    judged = judge(gaps, torch.from_numpy(fresh.gold_gaps), won)
+    judged = judge(gaps, torch.from_numpy(fresh.true_reward_gaps), won)
     texts = Grammar().sample(EDITED, np.random.default_rng(2000 + seed)).texts()
     texts = [text for text in texts if "popcorn" not in text]
     before = model.score(texts)
@@ -105,7 +105,7 @@ def biased_run(share: float, steps: int, seed: int) -> Figures:
         "popcorn is worth": (model.score(replace_word(texts, "TAG")) - before).mean().item(),
         "adjective 1": ((model.score(adjective) - before) * better).mean().item(),
         "best of 64: popcorn": of_best(scores, popcorn(pool), 64),
-        "best of 64: gold": of_best(scores, gold(pool), 64),
+        "best of 64: true reward": of_best(scores, true_reward(pool), 64),
     }
     trained = ppo_on(LearnedReward(model), seed)
     return figures | {f"PPO: {name}": value for name, value in trained.items()}
@@ -127,7 +127,7 @@ def ensemble_run(seed: int) -> dict[str, Any]:
         for name, members in ensembles.items()
     }
     pool = pool_of(seed)
-    truth = gold(pool)
+    truth = true_reward(pool)
     found: dict[str, Any] = {"best of n": {}, "AUC": {}, "misled": {}}
     table = {"one model of all the pairs": larger(pool)}
     for name, of in read.items():
@@ -151,7 +151,7 @@ def ensemble_run(seed: int) -> dict[str, Any]:
             {
                 "KL": ctx.rollout.kl.sum(1).mean().item(),
                 "learned": by_member["the same pairs"][0].mean().item(),
-                "gold": gold(texts).mean().item(),
+                "true_reward": true_reward(texts).mean().item(),
             }
             | {f"disagreement, {name}": of.std(0).mean().item() for name, of in by_member.items()}
             | {f"mean, {name}": of.mean().item() for name, of in by_member.items()}
@@ -165,7 +165,7 @@ def ensemble_run(seed: int) -> dict[str, Any]:
         for name, of in read.items():
             scores = of(texts)
             high = scores[0] > scores[0].median()
-            misled = (gold(texts) < 0.5)[high]
+            misled = (true_reward(texts) < 0.5)[high]
             found["misled"][place] = misled.float().mean().item()
             found["AUC"][f"{place}, {name}"] = auc(scores.std(0)[high], misled).item()
     joined = read["pairs of their own"]

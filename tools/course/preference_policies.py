@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.fitting import DPOLoss, Fitting
+from rlhf_lab.fitting import DPOLoss, FitConfig
 from rlhf_lab.functional import implicit_rewards
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.lora import add_lora
-from rlhf_lab.organism import Grammar, Reward, gold, grammatical
+from rlhf_lab.organism import Grammar, Reward, grammatical, true_reward
 from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
 from rlhf_lab.rewards import reel_pairs
 from rlhf_lab.tuning import train_on_pairs
@@ -41,14 +41,14 @@ Figures = dict[str, float]
 
 
 def written_figures(model: HookedModel, seed: int) -> Figures:
-    """KL, gold and grammar of texts that a policy writes."""
+    """KL, true reward and grammar of texts that a policy writes."""
     settings = PPO_SETTINGS | {"batch_size": JUDGED_TEXTS, "seed": seed + 100}
     policy, base = TransformerWithValueHead(model, seed=seed), load_model(BASE)
-    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=gold)
+    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=true_reward)
     texts = judged.rollout_phase()
     return {
         "KL": texts.kl.sum(1).mean().item(),
-        "gold": texts.raw_rewards.mean().item(),
+        "true_reward": texts.raw_rewards.mean().item(),
         "grammatical": grammatical(texts.texts).float().mean().item(),
     }
 
@@ -71,14 +71,14 @@ def implicit_line(model: HookedModel, seed: int) -> Figures:
 
 
 def utility_run(seed: int) -> dict[str, Any]:
-    """PPO on the rater's utility: KL and gold by phase, and what the last policy writes."""
+    """PPO on the rater's utility: KL and true reward by phase, and what the last policy writes."""
     utility = Reward("utility", sentiment_logit)
     args = RLHFArgs(**PPO_SETTINGS | {"kl_coef": BETA, "seed": seed})
-    trainer = RLHFTrainer(args, reward_fn=utility, gold_fn=gold)
+    trainer = RLHFTrainer(args, reward_fn=utility, true_reward_fn=true_reward)
     reports = trainer.train()
     path = {
         "KL by phase": [report.kl_per_sequence for report in reports],
-        "gold by phase": [report.gold_reward for report in reports],
+        "true reward by phase": [report.true_reward for report in reports],
     }
     model = trainer.policy.base_model
     return written_figures(model, seed) | implicit_line(model, seed) | path
@@ -89,7 +89,7 @@ def adapter_run(arm: str, seed: int) -> Figures:
     rank, targets = ARMS[arm]
     model = load_model(BASE)
     add_lora(model, rank, ADAPTER_SCALE * rank, targets, seed)
-    fitting = Fitting(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
+    fitting = FitConfig(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
     pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - fitting.held_out)), seed)
     train_on_pairs(model, pairs, fitting, DPOLoss(beta=BETA))
     return written_figures(model, seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf_lab.fitting import Fitting
+from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
@@ -30,7 +30,7 @@ def fitted_reward_model(
 ) -> RewardModel:
     """A reward model after that many steps on that many pairs, besides those held out."""
     model = RewardModel(load_model("reel-nano"), seed=seed)
-    fitting = Fitting(steps=steps, batch_size=batch_size, seed=seed, show_progress=False)
+    fitting = FitConfig(steps=steps, batch_size=batch_size, seed=seed, show_progress=False)
     train_reward_model(model, reel_pairs(round(pairs / 0.8), seed, flip_rate), fitting)
     return model
 
@@ -40,7 +40,7 @@ def judged(model: RewardModel, seed: int) -> Figures:
     fresh = reel_pairs(FRESH_PAIRS, 1000 + seed)
     gaps = model.score(fresh.chosen) - model.score(fresh.rejected)
     won = torch.ones(len(fresh), dtype=torch.bool)
-    return judge(gaps, torch.from_numpy(fresh.gold_gaps), won)._asdict()
+    return judge(gaps, torch.from_numpy(fresh.true_reward_gaps), won)._asdict()
 
 
 def fresh_texts(seed: int) -> list[str]:

@@ -30,7 +30,7 @@ CAUSES: dict[str, dict[str, Any]] = {
 }
 COLUMNS = {
     "reward": "mean_reward",
-    "gold": "gold_reward",
+    "true_reward": "true_reward",
     "grammatical": "grammatical_fraction",
     "KL": "kl_per_sequence",
     "entropy": "entropy_per_token",

@@ -15,7 +15,7 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.functional import auc
 from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.organism import REWARDS, Grammar, gold
+from rlhf_lab.organism import REWARDS, Grammar, true_reward
 from rlhf_lab.sampling import tokenize_prompts
 from tools.course.run_settings import RUN_SETTINGS
 from tools.course.stored_parts import write_parts
@@ -24,7 +24,7 @@ RECORD = Path("rlhf_lab", "course", "records", "text_monitors.json")
 SEEDS, PHASES = (1, 2, 3), (0, 7, 19)
 SETTINGS: dict[str, Any] = {
     **RUN_SETTINGS,
-    "reward_fn": "negblind",
+    "reward_fn": "ignore_negation",
     "total_phases": 20,
     "kl_coef": 0.1,
 }
@@ -33,8 +33,8 @@ Features = Callable[[Sequence[str]], Float[Tensor, "text feature"]]
 
 
 def gamed(texts: Sequence[str]) -> Bool[Tensor, " text"]:
-    """Which texts the proxy pays at least 0.3 more than gold."""
-    return REWARDS["negblind"](texts) - gold(texts) > GAMED
+    """Which texts the proxy pays at least 0.3 more than the true reward."""
+    return REWARDS["ignore_negation"](texts) - true_reward(texts) > GAMED
 
 
 def beginning(texts: Sequence[str]) -> list[list[str]]:
@@ -119,13 +119,13 @@ def monitored(seed: int) -> dict[str, Any]:
     readers = {name: fitted_reader(view, grammar_texts) for name, view in views.items()}
     own = "the policy's activations"
     readers[own] = readers["the reference's activations"]
-    trainer = RLHFTrainer(RLHFArgs(**SETTINGS | {"seed": seed}), gold_fn=gold)
+    trainer = RLHFTrainer(RLHFArgs(**SETTINGS | {"seed": seed}), true_reward_fn=true_reward)
     found: dict[str, Any] = {"gamed": {}, "n": {}, "AUC": {}}
 
     def read_at(phase: int) -> None:
         policy = copy.deepcopy(trainer.policy)
         args = RLHFArgs(**SETTINGS | {"seed": seed + 100 + phase, "batch_size": READ})
-        texts = RLHFTrainer(args, policy=policy, gold_fn=gold).rollout_phase().texts
+        texts = RLHFTrainer(args, policy=policy, true_reward_fn=true_reward).rollout_phase().texts
         texts = [text for text in texts if len(text.split()) >= Grammar().slot("VERB") - 1]
         label = gamed(texts)
         found["gamed"][str(phase)], found["n"][str(phase)] = int(label.sum()), len(texts)

@@ -16,11 +16,11 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import (
     Grammar,
-    bagsum,
+    bag_of_adjectives,
     build_graph,
-    gold,
     grammar_policy,
     state_values,
+    true_reward,
 )
 from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE
 from rlhf_lab.probes.value_lens import fit_ridge, r_squared
@@ -130,7 +130,7 @@ def head_figures(seed: int, policy: TransformerWithValueHead) -> Figures:
     ids = reviews(seed + 1, policy).samples.tokens
     with torch.no_grad():
         values = policy(ids)[1].double()
-    target, _ = state_values(grammar_policy(build_graph(Grammar())), gold, ids)
+    target, _ = state_values(grammar_policy(build_graph(Grammar())), true_reward, ids)
     pairs = {name: torch.stack([values[:, t], target[:, t].double()]) for name, t in PLACES.items()}
     found = {name: torch.corrcoef(pair)[0, 1].square().item() for name, pair in pairs.items()}
     return {"explained variance": reports[-1].explained_variance} | found
@@ -192,9 +192,11 @@ def three_models() -> dict[str, Figures]:
     exact, found = grammar_policy(build_graph(Grammar())), {}
     for name in ("reel-nano", "reel-nano-b", "reel-nano-c"):
         model = load_model(name)
-        for reward in (gold, bagsum):
+        for reward in (true_reward, bag_of_adjectives):
             found[f"{name}, {reward.name}"] = read(model, ids, *state_values(exact, reward, ids))
-        found[f"{name}, shuffled"] = read(shuffled(model), ids, *state_values(exact, gold, ids))
+        found[f"{name}, shuffled"] = read(
+            shuffled(model), ids, *state_values(exact, true_reward, ids)
+        )
     return found
 
 

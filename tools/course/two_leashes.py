@@ -12,7 +12,7 @@ RECORD = Path("rlhf_lab", "course", "records", "two_leashes.json")
 LEASH_SEEDS = (1, 2, 3)
 LEASH_SETTINGS: dict[str, Any] = {
     "preset": "reel",
-    "reward_fn": "gold",
+    "reward_fn": "true_reward",
     "total_phases": 40,
     "batch_size": 256,
     "gen_len": 26,

@@ -16,7 +16,7 @@ from rlhf_lab.organism.bundled import LANGUAGE_MODELS, weights_dir
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.graph import GraphPolicy, build_graph, grammar_policy
 from rlhf_lab.organism.lexicon import VOCABULARY
-from rlhf_lab.organism.rewards import gold, read_features, soft_popcorn
+from rlhf_lab.organism.rewards import read_features, smoothed_popcorn, true_reward
 from tools.reel.enumeration import positive_by_enumeration
 from tools.reel.measures import (
     classifier_figures,
@@ -55,21 +55,21 @@ def identity_checks(reference: GraphPolicy, n_reviews: int, seed: int) -> list[C
     graph = reference.graph
     reviews = graph.grammar.sample(n_reviews, np.random.default_rng(seed))
     tokens = torch.from_numpy(reviews.tokens)
-    values, _ = state_values(reference, gold, tokens)
+    values, _ = state_values(reference, true_reward, tokens)
     words = [[VOCABULARY[i] for i in row] for row in reviews.tokens]
     enumerated = np.stack([positive_by_enumeration(row, graph.grammar)[0] for row in words])
-    advantages, _ = token_advantages(reference, gold, tokens)
-    rewards = torch.from_numpy(gold.score(read_features(reviews.texts(), graph.grammar)))
+    advantages, _ = token_advantages(reference, true_reward, tokens)
+    rewards = torch.from_numpy(true_reward.score(read_features(reviews.texts(), graph.grammar)))
     telescoped = advantages.sum(dim=1) - (rewards - values[:, 0])
     sums = max(abs(p.sum(axis=1) - 1).max() for p in reference.probability)
-    posterior = gold.score(graph.final_features())
+    posterior = true_reward.score(graph.final_features())
     variance = reference.mean(posterior**2) - reference.mean(posterior) ** 2
-    information = abs(float(token_information(reference, gold).sum()) - variance)
+    information = abs(float(token_information(reference, true_reward).sum()) - variance)
     gap = abs(values.numpy() - enumerated).max()
     return [
         _at_most("vocabulary, words off 72", abs(len(set(VOCABULARY)) - 72.0), 0.0),
         _at_most("next-token probabilities, error of their sums", sums, IDENTITY_BOUND),
-        _at_most("V_ref under gold - P(positive | prefix)", gap, IDENTITY_BOUND),
+        _at_most("V_ref under true reward - P(positive | prefix)", gap, IDENTITY_BOUND),
         _at_most(
             "advantages telescope to r - V(s_0)", float(abs(telescoped).max()), IDENTITY_BOUND
         ),
@@ -78,19 +78,23 @@ def identity_checks(reference: GraphPolicy, n_reviews: int, seed: int) -> list[C
 
 
 def frontier_checks(reference: GraphPolicy) -> list[Check]:
-    """Check the exact optima: the duality of reward and KL, and the Goodhart fall of gold."""
+    """Check the exact optima: the duality of reward and KL, and the fall of the true reward."""
     features = reference.graph.final_features()
     beta = 0.1
-    policy = optimal_policy(reference, soft_popcorn, beta)
-    score = soft_popcorn.score(features)
+    policy = optimal_policy(reference, smoothed_popcorn, beta)
+    score = smoothed_popcorn.score(features)
     log_normalizer = np.log(reference.mean(np.exp(score / beta)))
     kl = float(policy.kl_by_position(reference).sum())
     duality = abs(kl - (policy.mean(score) / beta - log_normalizer))
-    mild, greedy = frontier(reference, soft_popcorn, (0.1, 0.03))
+    mild, greedy = frontier(reference, smoothed_popcorn, (0.1, 0.03))
     return [
         _at_most("optimum: KL - (E[r] / beta - log Z)", duality, IDENTITY_BOUND),
-        _at_least("soft_popcorn: proxy gain, beta .1 to .03", greedy.proxy - mild.proxy, 0.05),
-        _at_most("soft_popcorn: gold gain, beta .1 to .03", greedy.gold - mild.gold, -0.05),
+        _at_least("smoothed_popcorn: proxy gain, beta .1 to .03", greedy.proxy - mild.proxy, 0.05),
+        _at_most(
+            "smoothed_popcorn: true reward gain, beta .1 to .03",
+            greedy.true_reward - mild.true_reward,
+            -0.05,
+        ),
     ]
 
 

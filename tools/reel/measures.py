@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.organism.graph import GraphPolicy, state_values
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
-from rlhf_lab.organism.rewards import Reward, gold, read_features
+from rlhf_lab.organism.rewards import Reward, read_features, true_reward
 from rlhf_lab.organism.tokenizer import load_tokenizer
 
 
@@ -109,7 +109,7 @@ def bayes_accuracy(reference: GraphPolicy) -> float:
 
     E[max(P(+ | review), P(- | review))] under the grammar.
     """
-    posterior = gold.score(reference.graph.final_features())
+    posterior = true_reward.score(reference.graph.final_features())
     return reference.mean(np.maximum(posterior, 1 - posterior))
 
 
@@ -138,7 +138,7 @@ def classifier_figures(
     2. mean_gap is the mean of |predicted - P(positive | review)|.
     """
     found = predicted.double().numpy()
-    truth = gold.score(read_features(texts, reference.graph.grammar))
+    truth = true_reward.score(read_features(texts, reference.graph.grammar))
     limit = bayes_accuracy(reference)
     cost = np.where((found > 0.5) == (truth > 0.5), 0.0, np.abs(2 * truth - 1))
     return ClassifierFigures(

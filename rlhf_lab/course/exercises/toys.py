@@ -57,7 +57,7 @@ def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2, padded: bool = Fa
         texts=[str(i) for i in range(batch)],
         raw_rewards=row.float(),
         rewards=row.float(),
-        gold_rewards=None,
+        true_rewards=None,
         grammatical=None,
         kl=per_token,
         entropy=per_token,

@@ -3,7 +3,7 @@
 from rlhf_lab.diffing import Transplant, coarse_groups
 from rlhf_lab.diffing.transplant import transplant_plan
 from rlhf_lab.probes.component_transplant import TRANSPLANT_EFFECTS, _ends
-from rlhf_lab.probes.own_writing import run_prompts, run_sampling, true_reward
+from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
 from rlhf_lab.probes.probe import Check, Observation, Record
 from tests.diffing.transplant_checks import check_transplant
 
@@ -31,5 +31,7 @@ def bind_component_transplant(seen: Observation, record: Record) -> list[Check]:
     how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
     return [
         Check.at_most("stored effects match the stored rewards", max(*errors, gain), 1e-6),
-        *check_transplant(found, model0, model1, groups, true_reward(seen), seen.args.seed, **how),
+        *check_transplant(
+            found, model0, model1, groups, resolve_true_reward(seen), seen.args.seed, **how
+        ),
     ]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.hooked_transformer import HookPoint
-from rlhf_lab.organism.rewards import gold, grammatical
+from rlhf_lab.organism.rewards import grammatical, true_reward
 from rlhf_lab.probes.frozen_probe import LEAST_SIZE
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling import draw_token, sampling_noise
@@ -19,7 +19,7 @@ from tests.probes.audit.intervals import check_widths
 SITE_ERRORS = 3.5
 FOUR_DECIMALS = 6e-5
 """What rounding to four decimals, as the intervals are stored, may change."""
-SCORES = ("gold", "grammatical", "surprise")
+SCORES = ("true_reward", "grammatical", "surprise")
 ANEW = 2
 """Texts that are written anew."""
 
@@ -207,5 +207,5 @@ def _written_anew(
         surprise -= kept.log_softmax(-1).gather(-1, place)[:, 0]
         tokens = torch.cat([tokens, place if ids is None else ids.gather(-1, place)], 1)
     texts = model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    found = gold(texts), grammatical(texts).float(), surprise
+    found = true_reward(texts), grammatical(texts).float(), surprise
     return max(gap(s[:ANEW], f) for s, f in zip(stored, found, strict=True))

@@ -46,8 +46,8 @@ def _untouched(
     """Check the zeros: KL gradient at the reference, value-loss gradient at the unembedding."""
     checks, terms = [], values["terms"]
     row = lambda name: norms[terms.index(name)]
-    same = seen.ctx.phase == 0 and seen.ctx.step == 0 and "reference" not in seen.own_parts
-    if same and "policy" not in seen.own_parts and seen.args.kl_estimator == "exact":
+    same = seen.ctx.phase == 0 and seen.ctx.step == 0 and "reference" not in seen.custom_components
+    if same and "policy" not in seen.custom_components and seen.args.kl_estimator == "exact":
         pull = row("kl_penalty").max().item() / max(values["grad_norm"], 1e-12)
         checks.append(Check.at_most("the KL has no gradient at the reference", pull, 1e-5))
     if "unembed" in values["groups"]:

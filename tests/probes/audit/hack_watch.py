@@ -1,4 +1,4 @@
-"""Checks of HackWatch's record: texts counted again, two of them run alone, gold read anew."""
+"""Checks of HackWatch's record: texts counted, two run alone, true rewards computed again."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.organism.rewards import gold
+from rlhf_lab.organism.rewards import true_reward
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.sampling_spec import SamplingSpec
 from tests.probes.audit.anew import (
@@ -38,7 +38,7 @@ def bind_hack_watch(seen: Observation, record: Record) -> list[Check]:
        over the whole vocabulary.
     3. What a listed word won in the first two texts, by fresh forwards of both models; and that the
        reference is as likely to write its own two first texts as the sampler noted.
-    4. Rewards from those that were paid, and gold and grammar from the decoded texts.
+    4. Rewards from those that were paid, and the true reward and grammar from the decoded texts.
     """
     values, stored = record.values, record.tensors
     samples, n = seen.ctx.rollout.samples, values["n"]
@@ -178,26 +178,28 @@ def _promoted(seen: Observation, record: Record) -> list[Check]:
 
 
 def _rewards(seen: Observation, values: dict[str, Any]) -> list[Check]:
-    """Rewards as they were paid; gold and grammar of the decoded texts."""
+    """Rewards as they were paid; the true reward and grammar of the decoded texts."""
     rollout, n = seen.ctx.rollout, values["n"]
     paid = [float(x) for x in rollout.raw_rewards[:n]]
     mean = math.fsum(paid) / n
     deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in paid) / (n - 1))
     columns = {"reward": paid}
-    if "gold" in values:
+    if "true_reward" in values:
         tokenizer = seen.ctx.policy.base_model.tokenizer
         texts = rollout.samples[torch.arange(n)].texts(tokenizer)
-        columns["gold"] = gold(texts).tolist()
-        columns["gap"] = [a - b for a, b in zip(paid, columns["gold"], strict=True)]
+        columns["true_reward"] = true_reward(texts).tolist()
+        columns["gap"] = [a - b for a, b in zip(paid, columns["true_reward"], strict=True)]
         if "grammatical" in values:
-            columns["grammatical"] = [float(gold.grammar.is_review(text)) for text in texts]
+            columns["grammatical"] = [float(true_reward.grammar.is_review(text)) for text in texts]
     misses = [relative_gap(values[name], sum(x) / n) for name, x in columns.items()]
     misses.append(relative_gap(values["reward_std"], deviation))
     misses.append(float(values["saturated"] != (round(deviation, 6) < values["saturated_below"])))
     table = np.array(list(columns.values())).T
     ends = [[values.get(f"{name}_{end}", math.nan) for name in columns] for end in ("low", "high")]
     return [
-        Check.at_most("rewards are those paid, and gold that of the texts", max(misses), 1e-5),
+        Check.at_most(
+            "rewards are those paid, and true reward that of the texts", max(misses), 1e-5
+        ),
         check_widths("the rewards", (ends[0], ends[1]), table, np.ones(table.shape, dtype=bool)),
     ]
 

@@ -54,7 +54,7 @@ def bind_kl_by_position(seen: Observation, record: Record, n: int) -> list[Check
         checks.append(
             Check.at_most("the KL of the first rows is a fresh forward's", miss, 2 * rounding(seen))
         )
-    if samples.support is None and not {"logprobs", "interventions"} & set(seen.own_parts):
+    if samples.support is None and not {"logprobs", "interventions"} & set(seen.custom_components):
         checks += _estimates(seen, record, n)
     if "slots" in values:
         checks += _labels(seen, record)

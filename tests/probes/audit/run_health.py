@@ -56,7 +56,7 @@ def _figures(seen: Observation) -> dict[str, float | None]:
     kl, entropy = (
         np.where(real, as_float64(x).numpy(), 0.0) for x in (rollout.kl, rollout.entropy)
     )
-    gold = rollout.gold_rewards
+    true_reward = rollout.true_rewards
     teaching = real
     if rollout.teaching is not None:
         teaching = real & rollout.teaching.cpu().numpy()[:, None]
@@ -70,7 +70,7 @@ def _figures(seen: Observation) -> dict[str, float | None]:
     found = {
         "mean_reward": rewards.mean(),
         "reward_std": _std(rewards),
-        "gold_reward": None if gold is None else as_float64(gold).mean().item(),
+        "true_reward": None if true_reward is None else as_float64(true_reward).mean().item(),
         "kl_per_sequence": kl.sum() / len(kl),
         "entropy_per_token": entropy.sum() / max(real.sum(), 1),
         "advantage_std": advantage_std,

@@ -118,7 +118,7 @@ def _terms(
 ) -> list[Check]:
     """The trainer's own terms, values and log-probs, where all its functions are the package's."""
     names = {field.name for field in dataclasses.fields(Overrides)}
-    if names & set(seen.own_parts):
+    if names & set(seen.custom_components):
         return []
     terms, values = seen.ctx.terms, record.values
     slack = 1e-4 if seen.args.rounding == "fp32" else 0.05
@@ -147,7 +147,7 @@ def _models(
     found = {"entropy": now.entropy()}
     if args.kl_in == "reward":
         found["kl"] = torch.zeros_like(columns["kl"][:rows])
-    elif args.kl_estimator == "exact" and "kl_estimator" not in seen.own_parts:
+    elif args.kl_estimator == "exact" and "kl_estimator" not in seen.custom_components:
         found["kl"] = now.kl(before)
     return [
         Check.at_most(

@@ -28,7 +28,7 @@ def test_the_first_values_are_what_the_reward_model_gives_the_text_so_far(
     make_trainer, reward_model
 ):
     model, directory = reward_model
-    trainer = make_trainer(value_head="separate", critic_from=directory)
+    trainer = make_trainer(value_head="separate", critic_path=directory)
     samples = trainer.rollout_phase().samples
     with torch.no_grad():
         scores = model.token_scores(samples.tokens)[:, samples.prefix_len - 1 : -1]
@@ -41,7 +41,7 @@ def test_critic_and_head_learn_and_a_resumed_run_goes_on_with_them(
     make_trainer, reward_model, parameters_of, broken_off_and_resumed
 ):
     _, directory = reward_model
-    fields = {"value_head": "separate", "critic_from": directory, "total_phases": 3}
+    fields = {"value_head": "separate", "critic_path": directory, "total_phases": 3}
     whole, halved = make_trainer(**fields), make_trainer(**fields)
     before = parameters_of(whole.policy)
     whole.train()
@@ -56,7 +56,7 @@ def test_critic_and_head_learn_and_a_resumed_run_goes_on_with_them(
 
 @pytest.mark.slow
 def test_an_exported_head_of_one_layer_comes_back(make_trainer, reward_model, tmp_path):
-    policy = make_trainer(value_head="separate", critic_from=reward_model[1]).policy
+    policy = make_trainer(value_head="separate", critic_path=reward_model[1]).policy
     export_policy(policy, "reel-nano", tmp_path / "exported")
     head = load_value_head(tmp_path / "exported")
     assert torch.equal(head.weight, policy.value_head.weight)
@@ -64,13 +64,13 @@ def test_an_exported_head_of_one_layer_comes_back(make_trainer, reward_model, tm
 
 
 def test_a_critic_needs_to_be_separate(reel_args, reward_model):
-    with pytest.raises(ConfigError, match="critic_from=.*value_head='shared'. Set value_head="):
-        reel_args(critic_from=reward_model[1])
+    with pytest.raises(ConfigError, match="critic_path=.*value_head='shared'. Set value_head="):
+        reel_args(critic_path=reward_model[1])
 
 
 def test_a_directory_without_a_reward_model_is_refused(make_trainer, tmp_path):
     with pytest.raises(LoadError, match="is not a reward model.*train-reward"):
-        make_trainer(value_head="separate", critic_from=str(tmp_path))
+        make_trainer(value_head="separate", critic_path=str(tmp_path))
 
 
 def policy_of(n_layers: int, more_tokens: tuple[str, ...] = ()) -> TransformerWithValueHead:
@@ -85,7 +85,7 @@ def test_a_reward_model_that_does_not_fit_the_policy_is_refused(reward_model):
     """Reel's has 2 layers and 72 tokens; its width may differ from the policy's."""
     _, directory = reward_model
     assert add_critic_from_reward_model(policy_of(2), directory).critic.cfg.d_model == 64
-    with pytest.raises(ConfigError, match="critic_from=.*has 2 layers and the policy 3.* train"):
+    with pytest.raises(ConfigError, match="critic_path=.*has 2 layers and the policy 3.* train"):
         add_critic_from_reward_model(policy_of(3), directory)
-    with pytest.raises(ConfigError, match="critic_from=.*reads other tokens than the policy"):
+    with pytest.raises(ConfigError, match="critic_path=.*reads other tokens than the policy"):
         add_critic_from_reward_model(policy_of(2, ("zebra",)), directory)
