@@ -100,6 +100,7 @@ def grpo_advantages(
     """
     check_same_shape(rewards=rewards, group=group)
     same = group[:, None] == group[None, :]
+    rewards = at_least_float32(rewards)
     rewards = rewards - rewards[same.int().argmax(dim=-1)]  # from the first of the group
     in_group = rewards.expand(same.shape)
     advantages = rewards - masked_mean(in_group, same, dim=-1)
