@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from benchmarks.options import Bench
-from rlhf_lab.entry import run_program
+from rlhf_lab.cli_runner import run_program
 
 
 def bench(options: Annotated[Bench, tyro.conf.arg(name="")]) -> int:

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.principal import principal_shares, principal_table
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
-from rlhf_lab.entry import run_program
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import ReelTruth, Run

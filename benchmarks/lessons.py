@@ -19,8 +19,8 @@ from nbformat import NotebookNode
 from rich.console import Console
 from rich.progress import track
 
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.course.tables import show_table
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 from tools.course.runner import run_cells
 

@@ -19,8 +19,8 @@ from tyro.conf import FlagCreatePairsOff
 
 from benchmarks.records import RESULTS, Record, put_record, read_records, write_whole
 from benchmarks.results.records import bundled_digest, rounded
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
-from rlhf_lab.entry import run_program
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import REWARDS

@@ -22,8 +22,8 @@ from benchmarks.probe_costs import BEGIN, END, ON_ADAPTERS, costs_page, probe_co
 from benchmarks.records import put_record, read_records, write_whole
 from benchmarks.work import ShapeName, Work, write_model
 from rlhf_lab import probes as library
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.probes import Attachment, Budget, Probe, attach

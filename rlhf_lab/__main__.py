@@ -17,9 +17,9 @@ from tyro.constructors import (
 )
 
 from rlhf_lab import commands, compare_commands, model_commands, tuning_commands
+from rlhf_lab.cli_runner import parse_call, run_guarded
 from rlhf_lab.config import GROUPS, RLHFArgs
-from rlhf_lab.config.args import settings_of
-from rlhf_lab.entry import parse_call, run_guarded
+from rlhf_lab.config.args import read_settings
 from rlhf_lab.errors import ConfigError
 
 DESCRIPTION = "RLHF you can see inside: train a policy, inspect it, continue from it."
@@ -77,7 +77,7 @@ def _base_settings(arguments: list[str]) -> dict[str, Any]:
     if options.config is None:
         return {"preset": DEFAULT_PRESET} | preset
     RLHFArgs.from_file(options.config, **preset)  # its errors name the file
-    return {"preset": DEFAULT_PRESET} | settings_of(options.config) | preset
+    return {"preset": DEFAULT_PRESET} | read_settings(options.config) | preset
 
 
 def _to_flag(argument: str) -> str:

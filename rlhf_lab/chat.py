@@ -1,7 +1,6 @@
-"""Chat templates: conversations as a tokenizer's template writes them, and the tokens that end one.
+"""Chat templates: reading conversations, rendering them, and the tokens that end a response.
 
-A conversation is a list of messages, each with a role and a content, as data sets hold them. The
-template is Jinja that comes with the tokenizer; transformers renders it in a sandbox.
+The template is Jinja from the tokenizer, which transformers renders in a sandbox.
 """
 
 from collections.abc import Sequence
@@ -40,36 +39,29 @@ def read_turns(found: Any, where: str, last: str) -> list[Message]:
     if isinstance(found, str) and found.strip():
         return [{"role": last, "content": found}]
     if not isinstance(found, list) or not found:
-        raise LoadError(
-            f"{where} has no messages; give a text, or a list of messages with role and content."
-        )
+        raise LoadError(f"{where} has no messages. Use a text, or objects with role and content.")
     turns = [_turn(message, f"{where}, message {n},") for n, message in enumerate(found, 1)]
     if any(turn["role"] == "system" for turn in turns[1:]):
-        raise LoadError(f"{where} has a system message behind the first; put it first.")
+        raise LoadError(f"{where} has a system message after the first. Put it first.")
     if turns[-1]["role"] != last:
         raise LoadError(
-            f"{where} ends with a turn of {turns[-1]['role']!r}, and it takes one of {last!r}; "
-            "leave out what follows that."
+            f"{where} ends with a message of {turns[-1]['role']!r}, not of {last!r}. Remove what "
+            f"follows the last message of {last!r}."
         )
     return turns
 
 
 def _turn(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
-        raise LoadError(f"{where} is no message; give an object with role and content.")
+        raise LoadError(f"{where} is not an object. Use one with role and content.")
     role, content = message.get("role"), message.get("content")
     tools = next((part for part in TOOL_PARTS if message.get(part)), None)
     if tools is not None:
-        raise LoadError(f"{where} has {tools}, and tools are not run here; leave that row out.")
+        raise LoadError(f"{where} has {tools}, but tools are not run here. Remove the row.")
     if role not in CHAT_ROLES:
-        raise LoadError(
-            f"{where} has the role {role!r:.40}; give one of {', '.join(CHAT_ROLES)}, or leave "
-            "that row out."
-        )
-    if not isinstance(content, str):
-        raise LoadError(f"{where} has a content that is no text; give texts alone.")
-    if not content.strip():
-        raise LoadError(f"{where} has an empty content; write one, or leave that row out.")
+        raise LoadError(f"{where} has the role {role!r:.40}. Use one of {', '.join(CHAT_ROLES)}.")
+    if not isinstance(content, str) or not content.strip():
+        raise LoadError(f"{where} has no text as content. Write one, or remove the row.")
     return {"role": role, "content": content}
 
 
@@ -98,7 +90,7 @@ def render_chat(
     if not tokenizer.chat_template:
         raise LoadError(
             f"chat=True, but the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no "
-            "chat template; take a model tuned for chats, or leave chat out."
+            "chat template. Use a model tuned for chats, or remove chat."
         )
     try:
         return tokenizer.apply_chat_template(
@@ -107,8 +99,8 @@ def render_chat(
     except Exception as error:  # a template fails in any way there is
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise LoadError(
-            f"{where} does not fit the chat template ({reason:.200}); change its roles, or leave "
-            "it out."
+            f"{where} does not fit the chat template ({reason:.200}). Change its roles, or remove "
+            "it."
         ) from None
 
 

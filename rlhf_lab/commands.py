@@ -38,20 +38,10 @@ def train(
         out: The run's directory, new or empty; runs/PRESET-seedN by default.
         probes: Attach the default probes, which `report` shows; the weights stay the same.
     """
-    from rlhf_lab.models.cpu_tuning import tune_for
-    from rlhf_lab.probes import attach_default_suite
     from rlhf_lab.training import RLHFTrainer
-    from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
-    console = PatientConsole(quiet=not is_main_process())
-    print_line(f"loading {args.base_model} and its reward", console)
-    trainer = RLHFTrainer(args, out=out)
-    tune_for(trainer.policy, args.cpu_tuning)
-    _print_rewarded_class(trainer.reward_fn, console)
-    if probes or args.log_probes:
-        with nullcontext() if trainer.world is None else trainer.world.main_only():
-            attach_default_suite(trainer)
-    return train_on_terminal(trainer, console)
+    print_line(f"loading {args.base_model} and its reward", _console())
+    return _train(RLHFTrainer(args, out=out), probes or args.log_probes)
 
 
 def resume(
@@ -74,27 +64,40 @@ def resume(
         save_every: Phases between two saves of the training state.
         parallel: What each of several processes stores of the trained weights.
     """
-    from rlhf_lab.models.cpu_tuning import tune_for
-    from rlhf_lab.probes import attach_default_suite, had_default_suite
+    from rlhf_lab.probes import had_default_suite
     from rlhf_lab.training import RLHFTrainer
-    from rlhf_lab.views.terminal import PatientConsole, train_on_terminal
 
-    console = PatientConsole(quiet=not is_main_process())
-    options = dict(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
-    options |= dict(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes = given(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
+    changes |= given(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
     trainer = RLHFTrainer.resume(directory, changes)
-    tune_for(trainer.policy, trainer.args.cpu_tuning)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         longer = "--total-phases N makes it longer"
-        print_line(f"{directory} is finished; nothing is left to do ({longer}).", console)
+        print_line(f"{directory} is finished; nothing is left to do ({longer}).", _console())
         return 0
-    print_line(f"continuing {directory} at phase {trainer.phase}", console)
+    print_line(f"continuing {directory} at phase {trainer.phase}", _console())
+    return _train(trainer, had_default_suite(trainer.run))
+
+
+def _train(trainer: Any, with_probes: bool) -> int:
+    """Train to the last phase, on a terminal with a live panel."""
+    from rlhf_lab.models.cpu_tuning import tune_for
+    from rlhf_lab.probes import attach_default_suite
+    from rlhf_lab.views.terminal import train_on_terminal
+
+    console = _console()
+    tune_for(trainer.policy, trainer.args.cpu_tuning)
     _print_rewarded_class(trainer.reward_fn, console)
-    if had_default_suite(trainer.run):
+    if with_probes:
         with nullcontext() if trainer.world is None else trainer.world.main_only():
             attach_default_suite(trainer)
     return train_on_terminal(trainer, console)
+
+
+def _console() -> Any:
+    """Return a rich console that only the main process prints to."""
+    from rlhf_lab.views.terminal import PatientConsole
+
+    return PatientConsole(quiet=not is_main_process())
 
 
 def _print_rewarded_class(reward_fn: Any, console: Any) -> None:
@@ -138,22 +141,13 @@ def score(
 
     lines = list(texts) or _stdin_lines()
     if not lines:
-        raise ConfigError(
-            "There is no text to score. Pass texts as arguments, or one per line on standard input."
-        )
+        raise ConfigError("There is no text to score. Pass texts, or one per line on stdin.")
     "".join(lines).encode()  # half of a surrogate pair raises UnicodeEncodeError
-    args = RLHFArgs(
-        preset="reel",
-        reward_fn=reward_fn,
-        reward_model=reward_model,
-        direction=direction,
-        positive_label=positive_label,
-        reward_weights=reward_weights,
-    )
-    scorer = load_reward(args, pick_device(device))
-    batch = TextBatch(lines)
-    if prompt is not None:
-        batch = TextBatch([prompt + line for line in lines], [prompt] * len(lines))
+    options = dict(reward_fn=reward_fn, reward_model=reward_model, reward_weights=reward_weights)
+    options |= dict(direction=direction, positive_label=positive_label)
+    scorer = load_reward(RLHFArgs(preset="reel", **options), pick_device(device))
+    prompts = None if prompt is None else [prompt] * len(lines)
+    batch = TextBatch([(prompt or "") + line for line in lines], prompts)
     scores = score_batch(scorer, batch)
     _print_rewarded_class(scorer, Console(stderr=True))
     for i, line in enumerate(lines):
@@ -218,18 +212,6 @@ def show_progress() -> int:
     return 0
 
 
-def validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Raise ConfigError unless `out` is a new file in a directory, with one of these suffixes."""
-    if out is not None and out.suffix.lower() not in suffixes:
-        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
-
-
-def write_text(out: Path, text: str) -> None:
-    """Write a file and print its path."""
-    from rlhf_lab.training.run_dir import replacing
-
-    with replacing(out) as partial:
-        partial.write_text(text, encoding="utf-8")
-    print_line(f"written to {out}")
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are set: all but None."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -3,26 +3,24 @@
 Modules that need torch are imported in the functions, so that `--help` starts without them.
 """
 
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from rlhf_lab.commands import Checkpoint, Device, validate_new_file, write_text
+from rlhf_lab.commands import Checkpoint, Device, given
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
-from rlhf_lab.console import print_line
+from rlhf_lab.console import PAGE_COLUMNS, print_line
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.model_commands import ModelName, is_run, load_checked
 from rlhf_lab.tuning_commands import SFT, write_tuned, written
-
-REEL_WORDS = ("loved", "hated")
 
 
 def best_of_n_command(
@@ -58,48 +56,50 @@ def best_of_n_command(
         answers_column: The column of the right answers.
         gen_len: Tokens to generate.
     """
-    from rlhf_lab.models import merged_lora
     from rlhf_lab.models.export import validate_new_directory
     from rlhf_lab.training.best_of_n import draw_candidates, exact_figures
-    from rlhf_lab.tuning import fine_tune
 
-    options = dict(reward_fn=reward_fn, reward_model=reward_model, prompts=prompts)
-    options |= dict(prompts_column=prompts_column, answers_column=answers_column, gen_len=gen_len)
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes = given(reward_fn=reward_fn, reward_model=reward_model, prompts=prompts)
+    changes |= given(prompts_column=prompts_column, answers_column=answers_column, gen_len=gen_len)
     numbers = sorted(set(n)) or [0]
     samples = 2 * numbers[-1] if samples is None else samples
     check_range(AT_LEAST_1, n=numbers[0], samples=samples, n_prompts=n_prompts)
     if samples < numbers[-1]:
         raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
-    validate_new_file(out, (".json",))
+    _validate_new_file(out, (".json",))
     if fit is not None:
         validate_new_directory(fit)
     trainer = _load_trainer(model, changes, checkpoint, device)
     if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
     candidates = draw_candidates(trainer, n_prompts, samples, fitting.seed, fitting.show_progress)
-    is_untrained = not is_run(model) or checkpoint == 0
-    exact = exact_figures(trainer, numbers) if is_untrained else {}
+    exact = exact_figures(trainer, numbers) if checkpoint == 0 or not is_run(model) else {}
     results = [replace(candidates.figures(k), **exact.get(k, {})) for k in numbers]
-    print_line(
-        f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over prompts; "
-        "KL in nats per sequence"
-    )
+    print_line(f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over")
+    print_line("prompts; KL in nats per sequence")
     for result in results:
         print_line(_format_result(result))
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
         notes |= {"figures": [r.to_dict() for r in results], "args": trainer.args.to_dict()}
-        write_text(out, json.dumps(notes, indent=2) + "\n")
+        _write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
-        examples = candidates.chosen(numbers[-1])
-        base, own_texts = trainer.policy.base_model, DriftEvalConfig(gen_len=trainer.args.gen_len)
-        fitted = fine_tune(base, examples, fitting, None, own_texts, trainer.true_reward_fn)
-        print_line(f"fine-tuned on {len(examples)} responses, the best of {numbers[-1]}")
-        notes = {"method": "best_of_n", "n": numbers[-1], "reward_fn": trainer.args.reward_fn}
-        with merged_lora(trainer.policy):
-            print_line(written(*write_tuned(base, trainer.args.base_model, fit, fitted, notes)))
+        _fit_best(trainer, candidates, numbers[-1], fitting, fit)
     return 0
+
+
+def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Path) -> None:
+    """Fine-tune on the best of n responses to each prompt, and write the model."""
+    from rlhf_lab.models import merged_lora
+    from rlhf_lab.tuning import fine_tune
+
+    examples, args = candidates.chosen(n), trainer.args
+    base, drift_eval = trainer.policy.base_model, DriftEvalConfig(gen_len=args.gen_len)
+    fitted = fine_tune(base, examples, fitting, None, drift_eval, trainer.true_reward_fn)
+    print_line(f"fine-tuned on {len(examples)} responses, the best of {n}")
+    notes = {"method": "best_of_n", "n": n, "reward_fn": args.reward_fn}
+    with merged_lora(trainer.policy):
+        print_line(written(*write_tuned(base, args.base_model, out, fitted, notes)))
 
 
 def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
@@ -136,14 +136,14 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
     return trainer
 
 
-def _format_result(result: Any) -> str:
-    line = f"best of {result.n}: reward {result.reward:.4f} ± {result.reward_half:.4f}"
-    if result.true_reward is not None:
-        line += f", true reward {result.true_reward:.4f} ± {result.true_reward_half:.4f}"
-    line += f", KL at most {result.kl_bound:.3f}"
-    if result.exact_kl is not None:
-        line += f" (exact: reward {result.exact_reward:.4f}, "
-        line += f"true reward {result.exact_true_reward:.4f}, KL {result.exact_kl:.3f})"
+def _format_result(r: Any) -> str:
+    line = f"best of {r.n}: reward {r.reward:.4f} ± {r.reward_half:.4f}"
+    if r.true_reward is not None:
+        line += f", true reward {r.true_reward:.4f} ± {r.true_reward_half:.4f}"
+    line += f", KL at most {r.kl_bound:.3f}"
+    if r.exact_kl is not None:
+        rewards = f"reward {r.exact_reward:.4f}, true reward {r.exact_true_reward:.4f}"
+        line += f" (exact: {rewards}, KL {r.exact_kl:.3f})"
     return line
 
 
@@ -190,15 +190,13 @@ def compare_command(
     from rlhf_lab.organism.tokenizer import speaks_reel
 
     check_range(AT_LEAST_1, n_texts=n_texts)
-    validate_new_file(out, (".html", ".htm", ".json"))
+    _validate_new_file(out, (".html", ".htm", ".json"))
     if base_checkpoint is None:
         is_same = is_run(base) and Path(base).resolve() == Path(tuned).resolve()
         base_checkpoint = 0 if is_same else "last"
     place = pick_device(device)
-    models = [
-        load_checked(name, which, place)[0].base_model
-        for name, which in ((base, base_checkpoint), (tuned, checkpoint))
-    ]
+    sources = (base, base_checkpoint), (tuned, checkpoint)
+    models = [load_checked(*source, place)[0].base_model for source in sources]
     rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
     rows = [row for row in rows if row][:n_texts]
     if len(rows) < 2:
@@ -211,20 +209,21 @@ def compare_command(
         raise ConfigError('words is not set. Set two, such as --words " good" " bad".')
     tokens = torch.tensor([row[:length] for row in rows], device=place)
     print_line(f"{len(tokens)} texts of {length} tokens, {source}")
-    with _progress_stages() as stage:
-        result = compare(*models, tokens, words or REEL_WORDS, -1, methods, ranks, alphas, stage)
+    words = words or ("loved", "hated")
+    result = compare(*models, tokens, words, -1, methods, ranks, alphas, _stage_status)
     tables = [table for table in result.tables() if table.row_count]
-    for table in tables:
-        Console().print(table)
+    Console().print(*tables)
     failed = [check for check in result.checks if not check.ok]
     print_line(f"{len(result.checks) - len(failed)} of {len(result.checks)} checks hold")
     for check in failed:
         print_line(f"Do not rely on these numbers: {check.name} is off by {check.value:.3g}.")
-    if out is not None:
-        notes = {"base": base, "tuned": tuned, "text": source}
-        is_json = out.suffix.lower() == ".json"
-        content = json.dumps(notes | result.to_dict(), indent=2) + "\n"
-        write_text(out, content if is_json else _page(result, tables, notes))
+    if out is not None and out.suffix.lower() == ".json":
+        numbers = {"base": base, "tuned": tuned, "text": source} | result.to_dict()
+        _write_text(out, json.dumps(numbers, indent=2) + "\n")
+    elif out is not None:
+        page = Console(record=True, width=PAGE_COLUMNS, file=io.StringIO())
+        page.print(f"{base} and {tuned}, on {result.n} texts: {source}", *tables, markup=False)
+        _write_text(out, page.export_html())
     return 1 if failed else 0
 
 
@@ -256,32 +255,26 @@ def _token_rows(
 
 
 @contextmanager
-def _progress_stages() -> Iterator[Any]:
-    """Show a progress bar for each stage on a terminal."""
+def _stage_status(name: str, steps: int) -> Iterator[Any]:
+    """Show the name of a stage on a terminal while it runs."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, transient=True, disable=not Console().is_terminal) as progress:
-
-        @contextmanager
-        def stage(name: str, steps: int) -> Iterator[Any]:
-            task = progress.add_task(name, total=steps)
-            yield lambda: progress.advance(task)
-
-        yield stage
+    with Console().status(f"{name}, {steps} steps"):
+        yield lambda: None
 
 
-def _page(result: Any, tables: list[Any], notes: dict[str, str]) -> str:
-    """Format the tables and checks as an HTML page."""
-    from rlhf_lab.views import html
+def _validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `out` is a new file in a directory, with one of these suffixes."""
+    if out is not None and out.suffix.lower() not in suffixes:
+        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
+    if out is not None and (out.exists() or not out.parent.is_dir()):
+        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
 
-    models = f"{notes['base']} and {notes['tuned']}, on {result.n} texts: {notes['text']}"
-    body = [f"<h1>What training changed</h1><p>{escape(models)}</p>"]
-    for table in tables:
-        rows = [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
-        names = [str(column.header) for column in table.columns]
-        body.append(f"<h2>{escape(str(table.title))}</h2>{html.table(names, rows)}")
-    checks = [[check.name, check.ok] for check in result.checks]
-    body.append(f"<h2>Checks</h2>{html.table(['check', 'holds'], checks)}")
-    return html.page("rlhf_lab: two models", "\n".join(body))
+
+def _write_text(out: Path, text: str) -> None:
+    """Write a file and print its path."""
+    from rlhf_lab.training.run_dir import replacing
+
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print_line(f"written to {out}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from rlhf_lab.commands import Checkpoint, Device, RunDirectory
+from rlhf_lab.commands import Checkpoint, Device, RunDirectory, given
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
@@ -94,8 +94,7 @@ def sample_command(
     spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
     if args is not None:
         spec = SamplingSpec.from_args(args, tokenizer)
-    options = {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
-    spec = replace(spec, **{name: value for name, value in options.items() if value is not None})
+    spec = replace(spec, **given(gen_len=gen_len, temperature=temperature, top_k=top_k))
     prompt, tokens, turns, spec = encode_prompt(tokenizer, args, spec, prompt, chat, system_prompt)
     check_context(policy.base_model, len(tokens), spec.gen_len)
     samples = sample(policy, [tokens] * n, spec, torch.Generator().manual_seed(seed))

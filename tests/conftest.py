@@ -74,12 +74,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was tried at the doors (tests/doors), class by class, and how it ended."""
+    """Print what was tried at the doors (tests/bad_input), class by class, and how it ended."""
     tally = collections.defaultdict(collections.Counter)
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             file, _, _ = report.nodeid.partition("::")
-            if file.startswith("tests/doors/") and (report.when == "call" or outcome == "error"):
+            if file.startswith("tests/bad_input/") and (
+                report.when == "call" or outcome == "error"
+            ):
                 tally[Path(file).stem.removeprefix("test_")][outcome == "passed"] += 1
     if tally:
         terminalreporter.section("doors: tried, clean, bad")

@@ -68,24 +68,24 @@ def test_a_text_is_one_turn_and_messages_keep_role_and_content_alone():
 @pytest.mark.parametrize(
     ("found", "last", "complaint"),
     [
-        ("  ", "user", "row 7 has no messages; give a text"),
+        ("  ", "user", "row 7 has no messages. Use a text"),
         ([], "user", "row 7 has no messages"),
         (3, "user", "row 7 has no messages"),
-        (["w1"], "user", "row 7, message 1, is no message; give an object"),
-        ([{"role": "human", "content": "w1"}], "user", "the role 'human'; give one of system"),
+        (["w1"], "user", "row 7, message 1, is not an object. Use one"),
+        ([{"role": "human", "content": "w1"}], "user", "the role 'human'. Use one of system"),
         ([{"from": "user", "value": "w1"}], "user", "message 1, has the role None"),
         ([ASK, {"role": "tool", "content": "w1"}], "user", "message 2, has the role 'tool'"),
-        ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, has tool_calls, and tools"),
+        ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, has tool_calls, but tools"),
         ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "function_call"),
-        ([ASK | {"content": " \n"}], "user", "message 1, has an empty content"),
+        ([ASK | {"content": " \n"}], "user", "message 1, has no text as content"),
         (
             [ASK | {"content": [{"type": "text", "text": "w1"}]}],
             "user",
-            "no text; give texts alone",
+            "has no text as content",
         ),
-        ([ASK, RULE], "user", "a system message behind the first; put it first"),
-        ([ASK, SAY], "user", "ends with a turn of 'assistant', and it takes one of 'user'"),
-        ([RULE, ASK], "assistant", "ends with a turn of 'user', and it takes one of 'assistant'"),
+        ([ASK, RULE], "user", "a system message after the first. Put it first"),
+        ([ASK, SAY], "user", "ends with a message of 'assistant', not of 'user'"),
+        ([RULE, ASK], "assistant", "ends with a message of 'user', not of 'assistant'"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_row_and_remedy(found, last, complaint):

@@ -31,7 +31,7 @@ def test_at_least_one_row_is_left_on_either_side(share, expected):
 
 
 def test_one_example_cannot_be_split():
-    with pytest.raises(ConfigError, match="give at least 2"):
+    with pytest.raises(ConfigError, match="Use at least 2"):
         hold_out(1, 0.2, np.random.default_rng(0))
 
 

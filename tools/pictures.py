@@ -9,7 +9,7 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.entry import run_program
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.views import RunView
 
 PICTURE = Path("docs/live-panel.svg")

@@ -26,8 +26,8 @@ from benchmarks.results.real import run_real
 from benchmarks.results.records import asked, is_done, read_records, write_record
 from benchmarks.results.reel import run_learned, run_loophole, run_method
 from benchmarks.results.settings import Row, all_rows
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 
 PAGE = Path("docs/results.md")

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from benchmarks.results.settings import PREFERENCES
 from rlhf_lab.__main__ import main
-from rlhf_lab.entry import run_program
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.errors import RunError
 from rlhf_lab.organism import Features, Grammar, Reward, read_features
 from rlhf_lab.organism.rewards import SOFTENING, sentiment_logit, sigmoid

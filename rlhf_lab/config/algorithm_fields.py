@@ -1,7 +1,10 @@
-"""Fields of the algorithm, optimizer and speed, in the groups of docs/settings.md."""
+"""Fields of the algorithm, optimizer and speed, and all groups of settings."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
+
+from rlhf_lab.config import fields
 
 Advantages = Literal[
     "one_step", "gae", "reinforce", "reinforce++", "reinforce++_baseline",
@@ -16,17 +19,14 @@ class CreditArgs:
     advantages: Advantages = "one_step"
     """Advantage estimator. With the value head: one_step, gae. Against the batch: reinforce,
     reinforce++. Against the greedy response: remax. Against the other responses to the prompt:
-    reinforce++_baseline, rloo, grpo, dr_grpo, opo. The last eight do not use the value head, which
-    vf_coef=0 leaves untrained.
+    reinforce++_baseline, rloo, grpo, dr_grpo, opo.
     """
     samples_per_prompt: int = 1
     """Responses to each prompt, which are compared with each other; divides batch_size."""
     gamma: float = 1.0
     """Discount per token, used by one_step, gae, reinforce and reinforce++."""
     whiten_rewards: bool = False
-    """Scale the rewards of all tokens, including the KL, to variance 1 over the batch, and keep
-    their mean.
-    """
+    """Scale token rewards, including the KL, to variance 1 over the batch; keep their mean."""
     gae_lambda: float = 0.95
     """Lambda of gae: 0 is the one-step estimate, 1 is the return minus the value."""
     normalize_advantages: bool = True
@@ -40,12 +40,11 @@ class KLArgs:
     kl_coef: float = 2.5
     """Weight of the KL divergence from the reference model, in nats per token."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Subtract the KL's mean from the objective, or each token's KL from its reward. In the reward
-    use kl_estimator=k1: the exact KL of a state is the same for all sampled tokens, so as a reward
-    it does not restrain that state's own distribution.
+    """Subtract the KL's mean from the objective, or each token's KL from its reward, with
+    kl_estimator=k1: as a reward, the exact KL of a state is the same for all its sampled tokens.
     """
     kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
-    """KL of the whole next-token distribution, or an estimate from the sampled token (mse is k2;
+    """KL of the whole distribution, or an estimate from the sampled token (mse is k2;
     k3_straight_through has the value of k3 and the gradient of k2).
     """
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
@@ -55,9 +54,7 @@ class KLArgs:
     kl_horizon: int = 10_000
     """Sequences over which the adaptive controller can change kl_coef by a fifth."""
     reset_reference_every: int | None = None
-    """Phases after which the policy becomes the new reference model; never when None. The KL from
-    the first one is also logged.
-    """
+    """Phases after which the policy becomes the new reference model; never when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +68,8 @@ class PPOArgs:
     batches_per_learning_phase: int = 2
     """Passes over the batch in one learning phase, each in a new random order."""
     policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
-    """Clip the ratio of each token (ppo), the ratio of the response (gspo, with a clip_coef a
-    hundred times smaller), the weight of the gradient (cispo), or nothing (policy_gradient, for one
-    step per batch).
+    """Clip the ratio of each token (ppo), the ratio of the response (gspo, with a far smaller
+    clip_coef), the weight of the gradient (cispo), or nothing (policy_gradient, for one step).
     """
     clip_coef: float = 0.2
     """PPO's epsilon: the probability ratio is clipped to [1 - clip_coef, 1 + clip_coef]."""
@@ -84,13 +80,9 @@ class PPOArgs:
     max_log_ratio: float | None = None
     """Clip log-ratios to +-max_log_ratio, without gradient outside; off when None."""
     importance_correction: Literal["none", "truncated", "masked"] = "none"
-    """Weight of a token from a rollout_engine: 1, or the policy's probability over the engine's, in
-    which a ratio above 2 becomes 2 (truncated) or 0 (masked).
-    """
+    """Weight of a rollout_engine's token: 1, or its probability ratio, above 2 cut to 2 or to 0."""
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    """Weight of the policy loss: equal for tokens, equal for responses, or the sum divided by
-    responses times gen_len; the other terms are means over tokens.
-    """
+    """Policy loss: mean of tokens, mean of responses, or sum over (responses times gen_len)."""
     vf_coef: float = 0.15
     """Weight of the value loss in the objective."""
     vf_clip: float | None = None
@@ -98,9 +90,7 @@ class PPOArgs:
     ent_coef: float = 0.001
     """Weight of the entropy bonus in the objective."""
     target_kl: float | None = None
-    """End the learning phase before a step whose minibatch has a KL of more than 1.5 times this
-    from the policy that sampled, in nats per token (k3); off when None.
-    """
+    """End the learning phase before a step at 1.5 times this KL per token (k3); off when None."""
     ratio_threshold: float | None = None
     """Skip the step of a minibatch whose mean probability ratio exceeds this; off when None."""
 
@@ -130,31 +120,65 @@ class SpeedArgs:
     """Memory and speed; the objective and its gradient stay the same."""
 
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Format of matrix products; weights, norms, softmaxes and the optimizer stay in fp32. tf32 is
-    for CUDA GPUs from Ampere on; bf16 is not supported on MPS.
-    """
+    """Format of matrix products; all else stays in fp32. tf32 needs CUDA; MPS lacks bf16."""
     weight_precision: Literal["fp32", "bf16", "bf16_stochastic"] = "fp32"
-    """Format of the weights and activations of policy, critic and reference model. bf16: the
-    optimizer steps an fp32 copy. bf16_stochastic: no copy, moments in bf16, and updates are rounded
-    up or down at random, unbiased. The value head stays in fp32.
+    """Format of weights and activations, except the value head. bf16: the optimizer steps an fp32
+    copy. bf16_stochastic: no copy, moments in bf16, and unbiased random rounding.
     """
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """With several processes (torchrun), each stores all trained weights, gradients and moments
-    (ddp, auto), or its shard of them (fsdp).
-    """
+    """Each process (torchrun) stores all trained weights and moments (ddp, auto) or a shard."""
     cpu_tuning: bool = True
     """Let `train` keep freed memory and use the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None
-    """Sequences per forward and backward pass, which saves memory and keeps the gradient; divides
-    the minibatch. The whole minibatch when None.
-    """
+    """Sequences per forward and backward pass; divides the minibatch. All of it when None."""
     activation_checkpointing: bool = False
-    """Store only activations between blocks and run each block again in the backward pass: less
-    memory, more time, the same gradient. Hooks within a block would run twice and are rejected.
-    """
+    """Recompute each block in the backward pass: less memory, more time, no hooks in blocks."""
     generation_batch_size: int | None = None
     """Sequences sampled at a time, which saves memory; the samples are the same. All when None."""
     optimizer_in_backward: bool = False
-    """Step each weight as soon as its gradient is ready, to save memory; requires
-    max_grad_norm=None and no micro_batch_size. No gradient is left for after_backward.
-    """
+    """Step each weight once its gradient is ready, which leaves none for after_backward."""
+
+
+# a dataclass starts with the fields of its last base: the order of GROUPS
+@dataclass(frozen=True, kw_only=True)
+class AllFields(
+    SpeedArgs,
+    OptimizerArgs,
+    KLArgs,
+    PPOArgs,
+    CreditArgs,
+    fields.RewardArgs,
+    fields.ChatArgs,
+    fields.SamplingArgs,
+    fields.AdapterArgs,
+    fields.ModelArgs,
+    fields.RunArgs,
+):
+    """All fields of all groups, flat and not validated."""
+
+    @property
+    def minibatch_size(self) -> int:
+        """Sequences per minibatch."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def rows_at_once(self) -> int:
+        """Sequences per forward pass without gradients."""
+        return self.micro_batch_size or self.minibatch_size
+
+    @property
+    def logger_names(self) -> list[str]:
+        """The distinct names in `loggers`."""
+        return [name for name in dict.fromkeys(map(str.strip, self.loggers.split(","))) if name]
+
+    @property
+    def rounding(self) -> str:
+        """The coarsest format that a forward pass rounds to: fp32, tf32 or bf16."""
+        return self.precision if self.weight_precision == "fp32" else "bf16"
+
+
+TITLES = "run and logs,model,adapter,sampling,chat,reward,credit,PPO,KL,optimizer,memory and speed"
+# classes of settings by their headings in `--help` and docs/settings.md
+GROUPS: MappingProxyType[str, type] = MappingProxyType(
+    dict(zip(TITLES.split(","), reversed(AllFields.__bases__), strict=True))
+)

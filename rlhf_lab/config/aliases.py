@@ -1,7 +1,7 @@
 """Names of settings in TRL, torchtune, OpenRLHF and torchrl, and the fields that replace them."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import MappingProxyType
 
 _NAMES = {
@@ -46,15 +46,12 @@ _NAMES = {
     "loggers": "use_tensorboard",
     "wandb_project_name": "tracker_project_name",
 }
-ALIASES: Mapping[str, str] = MappingProxyType(  # the values may differ, see docs/settings.md
-    {name: fields for fields, names in _NAMES.items() for name in names.split()}
-)
+# the values may differ, see docs/settings.md
+ALIASES = MappingProxyType({name: to for to, names in _NAMES.items() for name in names.split()})
 
 
 def suggest_field(name: str, fields: Collection[str]) -> str | None:
     """Return the field to use instead of an unknown one; None if no field is similar."""
     near = difflib.get_close_matches(name, fields, n=1, cutoff=0.8)
-    with_word = [field for field in fields if name in field.split("_")]
-    if not near and len(with_word) == 1:  # "phases" for "total_phases"
-        near = with_word
+    near += [field for field in fields if name in field.split("_")]  # total_phases for phases
     return ALIASES.get(name) or next(iter(near), None)

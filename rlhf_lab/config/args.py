@@ -2,27 +2,33 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.config.aliases import suggest_field
 from rlhf_lab.config.checks import check_args
-from rlhf_lab.config.groups import AllFields
 from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 
 
-def _fill_defaults(
-    cls: type, preset: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Combine given fields, those of the preset, and defaults that depend on given ones.
+def _fill_defaults(cls: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Combine given fields with those of the preset.
 
-    1. The warm-up ends before the last phase.
-    2. The number of minibatches is the preset's, or the largest below that divides the batch.
+    1. By default, the warm-up ends before the last phase.
+    2. By default, the number of minibatches is the preset's, or the largest below that divides the
+       batch.
     """
-    fields = dict(preset) | dict(given)
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in given.keys() - names:
+        remedy = suggest_field(name, names)
+        remedy = f"Use {remedy}" if remedy else "See `help(RLHFArgs)`"
+        raise ConfigError(f"RLHFArgs has no field {name!r}. {remedy}.")
+    preset = given.get("preset", cls.preset)
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
+    fields = PRESETS[preset] | given
     value = lambda name: fields.get(name, getattr(cls, name))
     phases, batch = value("total_phases"), value("batch_size")
     if "warmup_steps" not in given and type(phases) is int and phases >= 1:
@@ -39,16 +45,7 @@ def _preset_first(cls: type) -> type:
 
     @functools.wraps(init)
     def __init__(self: Any, **given: Any) -> None:
-        names = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(given.keys() - set(names))
-        if unknown:
-            here = suggest_field(unknown[0], names)
-            remedy = f"Use {here}" if here else "See `help(RLHFArgs)`"
-            raise ConfigError(f"RLHFArgs has no field {unknown[0]!r}. {remedy}.")
-        preset = given.get("preset", cls.preset)
-        if not isinstance(preset, str) or preset not in PRESETS:
-            raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
-        init(self, **_fill_defaults(cls, PRESETS[preset], given))
+        init(self, **_fill_defaults(cls, given))
 
     cls.__init__ = __init__
     return cls
@@ -61,11 +58,6 @@ class RLHFArgs(AllFields):
 
     def __post_init__(self) -> None:
         check_args(self)
-
-    @property
-    def rounding(self) -> str:
-        """The coarsest format that a forward pass rounds to: fp32, tf32 or bf16."""
-        return self.precision if self.weight_precision == "fp32" else "bf16"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain JSON values."""
@@ -87,32 +79,26 @@ class RLHFArgs(AllFields):
         Raises:
             ConfigError: If the file or a value is not valid. The message names the file.
         """
-        fields = settings_of(path) | changes
+        fields = read_settings(path) | changes
         try:
             return cls(**fields)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
 
-def settings_of(path: str | Path) -> dict[str, Any]:
-    """Read the fields in a YAML 1.2 or JSON file, not validated; of run.json, its entry `args`.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not valid YAML, or has no fields.
-    """
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Read the fields in a YAML 1.2 or JSON file, not validated; of run.json, its entry `args`."""
     from ruamel.yaml import YAML, YAMLError  # slow import, not for --help
 
     try:
         fields = YAML(typ="safe", pure=True).load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"config={str(path)!r} cannot be read ({error}). Use a file.") from None
-    except (YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or type(error).__name__
-        raise ConfigError(f"{path}{line} is not valid YAML ({problem}). Correct it.") from None
-    if isinstance(fields, Mapping) and isinstance(fields.get("args"), Mapping):
+    except YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML ({problem}). Correct it.") from None
+    if isinstance(fields, dict) and isinstance(fields.get("args"), dict):
         fields = fields["args"]
-    if not isinstance(fields, Mapping) or not fields:
+    if not isinstance(fields, dict) or not fields:
         raise ConfigError(f"{path} has no fields. Write one per line, such as kl_coef: 0.1.")
     return {str(name): value for name, value in fields.items()}

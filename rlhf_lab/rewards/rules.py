@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.config import MATCH_OPTIONS
+from rlhf_lab.config.conflicts import MATCH_OPTIONS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards.conversation import ResponseReward
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.door import Ending, accepted
+from tests.bad_input.command_outcome import Outcome, accepted
 
 SMALL = "--total-phases 2 --batch-size 16 --num-minibatches 2 --warmup-steps 1 --gen-len 26".split()
 
@@ -20,7 +20,7 @@ def isolated_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ending, Path]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """A finished run of two phases, and what the command printed."""
     out = tmp_path_factory.mktemp("cli") / "demo"
     return accepted(["train", *SMALL, "--seed", "1", "--out", out]), out

@@ -18,8 +18,8 @@ from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import Run
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from tests.bad_input.command_outcome import accepted, rejected, untouched
 from tests.cli.conftest import SMALL
-from tests.doors.door import accepted, refused, untouched
 from tests.terminal import on_a_terminal
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_bad_input_is_one_line_and_exit_status_2(finished, tmp_path, monkeypatch
     Path("empty").mkdir()
     Path("file").write_text("mine")
     with untouched(tmp_path):
-        refused(command.split(), *REJECTED[command])
+        rejected(command.split(), *REJECTED[command])
 
 
 KILLED = """
@@ -255,7 +255,7 @@ def test_report_of_a_damaged_run_names_the_file(probed, tmp_path, file):
     path = tmp_path / "run"
     shutil.copytree(probed, path, ignore=shutil.ignore_patterns("checkpoints"))
     (path / file).write_text(text)
-    refused(["report", path], f"run/{file}", words)
+    rejected(["report", path], f"run/{file}", words)
 
 
 def test_a_full_disk_leaves_the_saved_state(finished, warm_python, tmp_path):

@@ -14,7 +14,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import ReelTruth, RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
-from tests.doors.door import accepted, refused, run
+from tests.bad_input.command_outcome import accepted, rejected, run
 
 pytestmark = pytest.mark.slow
 FEW = "--methods split --ranks 0 --alphas 0 1 --device cpu".split()
@@ -124,7 +124,7 @@ REJECTED = {
 def test_bad_input_is_one_line(options, texts, llama_dir, llama_tokenizer):
     (texts / "llama.txt").write_text(f"{llama_tokenizer.convert_ids_to_tokens(5)}\n" * 2)
     words = options.replace("LLAMA", str(llama_dir)).split()
-    refused(["compare", *words], REJECTED[options])
+    rejected(["compare", *words], REJECTED[options])
 
 
 def test_compare_raises_on_other_tokens(make_tiny_llama, llama_tokenizer):

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_lab import __version__
 from rlhf_lab.course import copying
-from tests.doors.door import accepted, refused, run, untouched
+from tests.bad_input.command_outcome import accepted, rejected, run, untouched
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -33,7 +33,7 @@ def test_copy_never_overwrites(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine")
     with untouched(tmp_path):
-        refused(["course", "copy", tmp_path / "lessons"], str(tmp_path / "lessons"))
+        rejected(["course", "copy", tmp_path / "lessons"], str(tmp_path / "lessons"))
 
 
 def test_open_copies_first_and_starts_jupyterlab(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_open_copies_first_and_starts_jupyterlab(tmp_path, monkeypatch):
 def test_open_without_jupyterlab_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(copying, "find_spec", lambda name: None)
     with untouched(tmp_path):
-        refused(["course", "open", tmp_path / "lessons"], 'pip install -e ".[course]"')
+        rejected(["course", "open", tmp_path / "lessons"], 'pip install -e ".[course]"')
 
 
 @pytest.mark.process

@@ -19,7 +19,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training.restore import load_policy
-from tests.doors.door import accepted, refused
+from tests.bad_input.command_outcome import accepted, rejected
 from tests.tiny_models import chat_tokenizer, randomize, save, tiny_chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -166,7 +166,7 @@ def test_the_seed_and_columns_reach_the_loader(monkeypatch, tmp_path, command, o
     monkeypatch.setattr(f"rlhf_lab.{loader}", stop)
     number = "--n-texts" if command == "sft" else "--n-pairs"
     options = [option, "reel", number, "9", "--prompt-column", "q", "--seed", "7"]
-    refused([command, *options, "--out", tmp_path / "never"], "reel 9 7 True")
+    rejected([command, *options, "--out", tmp_path / "never"], "reel 9 7 True")
 
 
 def test_train_and_sample_render_a_chat(tmp_path):
@@ -175,7 +175,7 @@ def test_train_and_sample_render_a_chat(tmp_path):
     prompts = write_rows(tmp_path / "asked.jsonl", rows)
     options = ["--base-model", model, "--prompts", prompts, "--reward-fn", "count:w5"]
     options += ["--system-prompt", "w9", "--gen-len", "12", "--out", tmp_path / "run"]
-    refused([*TRAIN, *options], "Set chat=True (--chat)")
+    rejected([*TRAIN, *options], "Set chat=True (--chat)")
     accepted([*TRAIN, *options, "--chat"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").open()]
     assert lines and all(line["prompt"].startswith("system w9 w0 user w") for line in lines)
@@ -207,7 +207,7 @@ def test_an_adapter_is_exported_and_trained_on(tmp_path):
     accepted([*TRAIN, "--adapter-path", out, "--out", second])
     accepted(["export", second, tmp_path / "again", "--adapter"])
     never = ["--out", tmp_path / "never"]
-    refused([*TRAIN, "--adapter-path", first, *never], "is not a PEFT adapter")
+    rejected([*TRAIN, "--adapter-path", first, *never], "is not a PEFT adapter")
 
 
 def test_a_reward_model_with_one_logit_scores_a_run_and_texts(tmp_path):
@@ -224,4 +224,4 @@ def test_a_reward_model_with_one_logit_scores_a_run_and_texts(tmp_path):
     score = ["score", line["response"].strip(), "--reward-model", reward]
     reward_of_text = float(accepted([*score, "--prompt", "w1 "]).out.split("\t")[0])
     assert reward_of_text == pytest.approx(line["reward"], abs=1e-3)
-    refused(score, "score --prompt TEXT")
+    rejected(score, "score --prompt TEXT")

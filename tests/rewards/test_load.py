@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs, reward_names
-from rlhf_lab.config.reward_names import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.conflicts import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, reward_names
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.organism import REWARDS, Grammar
 from rlhf_lab.rewards import CountReward, SentimentReward, load_reward, score_texts, zero

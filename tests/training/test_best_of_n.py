@@ -17,7 +17,7 @@ from rlhf_lab.training.best_of_n import (
     exact_figures,
     mean_and_half,
 )
-from tests.doors.door import accepted, refused
+from tests.bad_input.command_outcome import accepted, rejected
 
 
 def parts_of(reward_fn=None, **fields):
@@ -168,5 +168,5 @@ def test_a_run_is_sampled_before_or_after_training(tmp_path):
 def test_what_cannot_be_is_refused(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("x")
-    refused(["best-of-n", "reel-nano", *words], said)
+    rejected(["best-of-n", "reel-nano", *words], said)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

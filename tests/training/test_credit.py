@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rlhf_lab import functional as F
-from rlhf_lab.config import NEED_GROUPS, Advantages
+from rlhf_lab.config import Advantages
+from rlhf_lab.config.conflicts import NEED_GROUPS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.ppo import assign_credit

@@ -11,7 +11,7 @@ from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import ResponseReward
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import to_values
-from tests.doors.door import refused
+from tests.bad_input.command_outcome import rejected
 
 TWO = {"reward_fn": "smoothed,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
 
@@ -209,12 +209,12 @@ def test_scores_are_printed_by_name(warm_python):
 
 def test_doors_that_refuse(tmp_path):
     out = ["--out", str(tmp_path / "made")]
-    refused(
+    rejected(
         ["train", "--reward-fn", "true_reward,length", "--reward-weights", "1", *out], "Set one"
     )
-    refused(["train", "--reward-fn", "regex:(", *out], "not a valid pattern")
-    refused(["train", "--reward-fn", "json_schema:nowhere.json", *out], "cannot read")
-    refused(["score", "x", "--reward-fn", "exact_match"], "answers_column")
+    rejected(["train", "--reward-fn", "regex:(", *out], "not a valid pattern")
+    rejected(["train", "--reward-fn", "json_schema:nowhere.json", *out], "cannot read")
+    rejected(["score", "x", "--reward-fn", "exact_match"], "answers_column")
     assert not (tmp_path / "made").exists()
 
 

@@ -124,7 +124,7 @@ def test_a_seed_decides_all_and_the_random_state_is_left_alone():
 
 
 def test_one_text_is_too_few(nano):
-    with pytest.raises(ConfigError, match="give at least 2"):
+    with pytest.raises(ConfigError, match="Use at least 2"):
         fine_tune(nano, Examples([""], ["this"]), FEW)
 
 

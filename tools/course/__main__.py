@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional
 
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
 from rlhf_lab.course.registry import all_exercises
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError, LoadError
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS

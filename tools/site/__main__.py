@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
-from rlhf_lab.entry import run_program
 from rlhf_lab.errors import LoadError
 
 

@@ -1,4 +1,4 @@
-"""Two commands at one run: the second trainer is refused, a reader reads, and the first goes on."""
+"""Killed and competing trainers: resumed runs end bitwise as one that was never interrupted."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.doors.door import accepted, refused
-from tests.doors.killing import TRAIN, is_equal
-from tests.warm import WarmProcess, WarmPython
+from tests.bad_input.command_outcome import accepted, rejected
+from tests.bad_input.killing import TRAIN, is_equal, kill_runs
+from tests.warm import WarmPython
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PAUSED = """
@@ -48,27 +48,32 @@ sys.exit(main(sys.argv[4:]))
 """
 
 
+def test_killed_runs_resume_bitwise(warm_python: WarmPython, tmp_path: Path) -> None:
+    kills = int(os.environ.get("RLHF_LAB_KILLS", "8"))
+    outcome = kill_runs(warm_python, tmp_path, kills)
+    assert outcome.equal == outcome.runs > 0 and outcome.kills.total() >= kills
+    assert not outcome.complaints
+
+
 class Held:
-    """A command in a process that waits at a moment until it is let go."""
+    """A command in a process that waits at a moment until `end`."""
 
     def __init__(self, python: WarmPython, home: Path, moment: str, arguments: list[Any]) -> None:
         self.home = home
         home.mkdir()
         self.files = [open(home / name, "w+") for name in ("in", "out", "err")]
         command = ["-c", PAUSED, *moment.split(), home, *arguments]
-        self.process: WarmProcess = python.start(
-            [str(part) for part in command], tuple(file.fileno() for file in self.files)
-        )
+        descriptors = tuple(file.fileno() for file in self.files)
+        self.process = python.start([str(part) for part in command], descriptors)
         deadline = time.monotonic() + 120
         while not (home / "paused").exists():
             assert time.monotonic() < deadline, (home / "err").read_text()
             time.sleep(0.01)
 
     def end(self) -> tuple[int, str]:
-        """Let it go; its status, and what it said on standard error."""
+        """Continue to the end; return status and standard error."""
         (self.home / "go").touch()
-        status = self.process.wait()
-        return status, (self.home / "err").read_text()
+        return self.process.wait(), (self.home / "err").read_text()
 
 
 @pytest.fixture
@@ -89,73 +94,60 @@ def held(warm_python: WarmPython, tmp_path: Path) -> Iterator[Callable[..., Held
 
 @pytest.fixture(scope="module")
 def whole(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody else came to."""
+    """The run without another process."""
     out = tmp_path_factory.mktemp("races") / "whole"
-    done = warm_python.run(["-m", "rlhf_lab", "train", *TRAIN, "--out", str(out)])
+    done = warm_python.run(["-m", "rlhf_lab", *train(out)])
     assert done.returncode == 0, done.stderr
     return out
 
 
 def train(out: Path) -> list[Any]:
-    return ["train", *TRAIN, "--out", out]
+    return ["train", *TRAIN, "--out", str(out)]
 
 
-@pytest.mark.parametrize("moment", ["after_rollout 0", "after_rollout 2", "after_step 1"])
-@pytest.mark.parametrize("changes", [[], ["--total-phases", 9]], ids=["plain", "changed"])
-def test_resume_of_a_run_in_progress(held, whole, tmp_path, moment, changes) -> None:
+@pytest.mark.parametrize("moment", ["after_rollout 0", "after_step 1"])
+def test_resume_rejects_a_run_in_progress(held, whole, tmp_path, moment) -> None:
     first = held(moment, *train(tmp_path / "RUN"))
-    refused(["resume", tmp_path / "RUN", *changes], "is being trained by another process")
+    rejected(["resume", tmp_path / "RUN"], "is being trained by another process")
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
-@pytest.mark.parametrize(
-    "reader", ["report RUN --out page.html", "sample RUN -n 2", "export RUN m"]
-)
-def test_a_reader_of_a_run_in_progress(held, whole, tmp_path, monkeypatch, reader) -> None:
+def test_run_in_progress_can_be_read(held, whole, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = held("after_step 2", *train(tmp_path / "RUN"))
-    accepted(reader.split())
+    for command in ("report RUN --out page.html", "sample RUN -n 2", "export RUN m"):
+        accepted(command.split())
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
-def test_a_trainer_at_a_place_that_is_taken_meanwhile(held, whole, tmp_path) -> None:
-    """Both have looked when nothing was there; the run of the quicker one stays."""
+def test_late_trainer_rejects_a_finished_run(held, whole, tmp_path) -> None:
     late = held("start 0", *train(tmp_path / "RUN"))
     accepted(train(tmp_path / "RUN"))
-    status, said = late.end()
-    assert status == 2 and "already holds a run" in said
-    assert is_equal(tmp_path / "RUN", whole)
+    status, err = late.end()
+    assert status == 2 and "already holds a run" in err and is_equal(tmp_path / "RUN", whole)
 
 
-def test_a_trainer_at_a_place_where_another_is_at_work(held, whole, tmp_path) -> None:
+def test_late_trainer_rejects_a_run_in_progress(held, whole, tmp_path) -> None:
     late = held("start 0", *train(tmp_path / "RUN"))
     first = held("after_rollout 1", *train(tmp_path / "RUN"))
-    status, said = late.end()
-    assert status == 2 and (
-        "already holds a run" in said or "is being trained by another process" in said
-    )
+    status, err = late.end()
+    assert status == 2 and ("already holds a run" in err or "is being trained by another" in err)
     assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
 
 
-def test_a_resume_that_was_loaded_before_another_went_on(
-    held, whole, tmp_path, warm_python
-) -> None:
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_late_resume_rejects_a_run_that_was_continued(held, whole, tmp_path, is_finished) -> None:
     stopped = held("after_rollout 1", *train(tmp_path / "RUN"))
     os.kill(stopped.process.pid, signal.SIGTERM)
     assert stopped.end()[0] == 128 + 15
     late = held("start 0", "resume", tmp_path / "RUN")
-    first = held("after_rollout 3", "resume", tmp_path / "RUN")
-    status, said = late.end()
-    assert status == 2 and "is being trained by another process" in said
-    assert first.end()[0] == 0 and is_equal(tmp_path / "RUN", whole)
-
-
-def test_a_resume_that_was_loaded_before_another_finished(held, whole, tmp_path) -> None:
-    stopped = held("after_rollout 1", *train(tmp_path / "RUN"))
-    os.kill(stopped.process.pid, signal.SIGTERM)
-    assert stopped.end()[0] == 128 + 15
-    late = held("start 0", "resume", tmp_path / "RUN")
-    accepted(["resume", tmp_path / "RUN"])
-    status, said = late.end()
-    assert status == 2 and "another trainer has continued the run" in said
+    if is_finished:
+        accepted(["resume", tmp_path / "RUN"])
+        status, err = late.end()
+        assert status == 2 and "another trainer has continued the run" in err
+    else:
+        first = held("after_rollout 3", "resume", tmp_path / "RUN")
+        status, err = late.end()
+        assert status == 2 and "is being trained by another process" in err
+        assert first.end()[0] == 0
     assert is_equal(tmp_path / "RUN", whole)

@@ -1,4 +1,4 @@
-"""Entry point of every program: tyro parses typed functions, and each error is one line."""
+"""Runner of every program: tyro parses typed functions, and each error is one line."""
 
 import contextlib
 import errno
@@ -24,7 +24,6 @@ Function = Callable[..., int]
 UNUSABLE_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
 )
-PATH_LIMIT = 60  # characters of a path in an error message
 
 
 def run_program(
@@ -109,11 +108,11 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # raise BrokenPipeError here instead of at interpreter exit
         return status
     except LabError as error:
-        if _is_reported_here(error):
-            print(_in_a_line(f"{prog}: {error}"), file=sys.stderr)
+        if local_rank() == 0 or isinstance(error, RankError):  # the first process of a machine
+            _print_error(f"{prog}: {error}")
         return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:
-        print(f"{prog}: stopped.", file=sys.stderr)
+        _print_error(f"{prog}: stopped.")
         return INTERRUPTED
     except BrokenPipeError:
         _discard_output()
@@ -123,13 +122,8 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
         if problem is None:
             raise
         _discard_output()
-        print(f"{prog}: {problem}", file=sys.stderr)
+        _print_error(f"{prog}: {problem}")
         return 2
-
-
-def _is_reported_here(error: LabError) -> bool:
-    """Return True in the process that prints an error: the first one of each machine."""
-    return local_rank() == 0 or isinstance(error, RankError)
 
 
 def _discard_output() -> None:
@@ -143,10 +137,7 @@ def _discard_output() -> None:
 def _input_problem(error: Exception) -> str | None:
     """Describe an error that any input can cause; None for all other errors."""
     if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE_PATH:
-        name = str(error.filename).encode(errors="backslashreplace").decode()
-        if len(name) > PATH_LIMIT:
-            name = f"{name[:PATH_LIMIT]}... ({len(name)} characters)"
-        return f"Cannot use {name}: {error.strerror}. Choose another path."
+        return f"Cannot use {str(error.filename)!a:.99}: {error.strerror}. Choose another path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return "Cannot write: no space left on the device. Free some space."
     if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
@@ -159,10 +150,9 @@ def _input_problem(error: Exception) -> str | None:
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
-    """Print a warning as one line, in the main process only."""
     if is_main_process():
-        print(_in_a_line(f"{prog}: warning: {message}"), file=sys.stderr)
+        _print_error(f"{prog}: warning: {message}")
 
 
-def _in_a_line(text: str) -> str:
-    return visible(text).replace("\n", r"\n")
+def _print_error(text: str) -> None:
+    print(visible(text).replace("\n", r"\n"), file=sys.stderr)

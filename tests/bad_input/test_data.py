@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.door import accepted, refused, untouched
+from tests.bad_input.command_outcome import accepted, rejected, untouched
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = "--total-phases 1 --batch-size 8 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
@@ -67,6 +67,17 @@ BROKEN = {
     "no label": (("kto",), "x.csv", "response\na\n", ["line 2", "'label'", "good, true"]),
     "another label": (("kto",), "x.csv", "response,label\na,fine\n", ["line 2", "'fine'"]),
     "no response": (("kto",), "x.csv", "text,label\na,good\n", ["line 2", "'response'"]),
+    "semicolons": (("train",), "x.csv", "prompt;label\nthis movie;good\n", ["x.csv", "prompt"]),
+    "a column twice": (("train",), "x.csv", "prompt,prompt\nthis,this\n", ["x.csv", "prompt"]),
+    "a row too short": (("train",), "x.csv", "label,prompt\nx,this movie\ny\n", ["line 3"]),
+    "a row too long": (("train",), "x.csv", "prompt\nthis movie,was so good\n", ["line 2"]),
+    "a prompt of spaces": (("train",), "x.jsonl", to_lines({"prompt": "  "}), ["line 1"]),
+    "equal texts": (
+        ("train-reward",),
+        "x.jsonl",
+        to_lines(PAIR | {"rejected": PAIR["chosen"]}) * 2,
+        ["chosen", "rejected"],
+    ),  # fmt: skip
 }
 CASES = [(command, name) for name, case in BROKEN.items() for command in case[0]]
 
@@ -76,7 +87,7 @@ def test_a_broken_file_is_one_line(there, command, name) -> None:
     _, file, content, words = BROKEN[name]
     Path(file).write_text(content)
     with untouched(there):
-        refused([*COMMANDS[command], file], *words)
+        rejected([*COMMANDS[command], file], *words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -84,7 +95,7 @@ def test_a_broken_file_is_one_line(there, command, name) -> None:
 def test_a_missing_source_is_one_line(there, command, name) -> None:
     Path("directory").mkdir()
     os.mkfifo("pipe")
-    refused([*COMMANDS[command], name])
+    rejected([*COMMANDS[command], name])
     assert sorted(os.listdir()) == ["directory", "pipe"]
 
 
@@ -95,7 +106,7 @@ def test_a_missing_source_is_one_line(there, command, name) -> None:
 )  # fmt: skip
 def test_a_missing_column_is_named(there, options, words) -> None:
     Path("x.jsonl").write_text(to_lines(PAIR, PAIR | {"rejected": "bad"}))
-    refused([*options, "--pairs", "x.jsonl", "--out", "made"], "line 1", words, "chosen")
+    rejected([*options, "--pairs", "x.jsonl", "--out", "made"], "line 1", words, "chosen")
 
 
 def test_a_run_continues_the_prompts_of_its_file() -> None:
@@ -129,7 +140,7 @@ def test_score_reads_lines_of_standard_input(monkeypatch, name) -> None:
     stream = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stream)
     if isinstance(expected, str):
-        refused(["score"], expected)
+        rejected(["score"], expected)
     else:
         done = accepted(["score", "--reward-fn", "zero"])
         assert done.out == "".join(f"0.0000\t{text}\n" for text in expected)

@@ -1,8 +1,7 @@
-"""Runs that are killed where a seeded generator says, and resumed until they are done.
+"""Runs that are killed at moments from a seeded generator and resumed until they are finished.
 
-The killed process itself writes where it was: a line in a trace for each event, each write of
-run.json, each line that is added, and the begin, middle and end of each checkpoint's file. So the
-moments are spread over all that a run does, however fast the machine is.
+The process itself traces its moments: each event, each write of run.json, each line that is
+appended, and the start, middle and end of each checkpoint's file.
 """
 
 import collections
@@ -97,19 +96,11 @@ sys.exit(main(sys.argv[4:]))
 
 
 class Outcome(NamedTuple):
-    """What came of runs that were killed.
-
-    Attributes:
-        runs, equal: how many were finished, and how many of them as if never killed.
-        kills: how often each signal was sent.
-        places: where the runs were then.
-        complaints: what was said on standard error that should not be.
-    """
+    """Finished runs, those of them that equal an uninterrupted run, and kills by signal."""
 
     runs: int
     equal: int
     kills: collections.Counter
-    places: collections.Counter
     complaints: list[str]
 
 
@@ -118,49 +109,40 @@ def kill_runs(python: WarmPython, home: Path, kills: int, seed: int = 0) -> Outc
 
     Every second one is trained already, so that it is killed while it is extended.
     """
-    rng, outcome = random.Random(seed), Outcome(0, 0, *_counters(), [])
+    rng, counts, complaints = random.Random(seed), collections.Counter(), []
     trained, whole = home / "trained", home / "whole"
-    moments = _run(python, home, NEVER, "SIGKILL", ["train", *TRAIN, "--out", trained]).moments
+    moments, _ = _run(python, home, NEVER, "SIGKILL", ["train", *TRAIN, "--out", trained])
     shutil.copytree(trained, whole)
     _run(python, home, NEVER, "SIGKILL", ["resume", whole, *CHANGES])
     runs = equal = 0
-    while outcome.kills.total() < kills:
+    while counts.total() < kills:
         out = home / f"run{runs}"
         if runs % 2 == 0:
             shutil.copytree(trained, out)
-        _until_done(python, out, rng, moments, outcome)
+        _until_done(python, out, rng, moments, counts, complaints)
         runs += 1
         equal += is_equal(out, whole)
         shutil.rmtree(out)
-    return outcome._replace(runs=runs, equal=equal)
+    return Outcome(runs, equal, counts, complaints)
 
 
-def _counters() -> tuple[collections.Counter, collections.Counter]:
-    return collections.Counter(), collections.Counter()
-
-
-class _Ended(NamedTuple):
-    status: int
-    moments: int
-    killed_at: str | None
-    error: str
-
-
-def _run(python: WarmPython, home: Path, at: int, signal: str, arguments: list[Any]) -> _Ended:
+def _run(python: WarmPython, home: Path, at: int, signal: str, arguments: list[Any]) -> Any:
     """Run a command that sends itself a signal at its `at`-th moment."""
     trace = home / "trace"
     trace.unlink(missing_ok=True)
-    command = ["-c", TRACED, str(trace), str(at), signal, *map(str, arguments)]
-    done = python.run(command)
-    places = trace.read_text().split() if trace.exists() else []
-    where = places[places.index("killed") - 1] if "killed" in places else None
-    return _Ended(done.returncode, len(places), where, done.stderr)
+    done = python.run(["-c", TRACED, str(trace), str(at), signal, *map(str, arguments)])
+    return (trace.read_text() if trace.exists() else "").count("\n"), done
 
 
 def _until_done(
-    python: WarmPython, out: Path, rng: random.Random, moments: int, outcome: Outcome
+    python: WarmPython,
+    out: Path,
+    rng: random.Random,
+    moments: int,
+    counts: collections.Counter,
+    complaints: list[str],
 ) -> None:
-    """Train, then extend with changes; what was stopped goes on, however often it is."""
+    """Train, then extend with changes, and resume after each kill."""
     extended = out.exists()
     while True:
         arguments = ["resume", out]
@@ -170,20 +152,19 @@ def _until_done(
         elif extended and not json.loads((out / "run.json").read_text())["changes"]:
             arguments += CHANGES
         signal = rng.choice(SIGNALS)
-        ended = _run(python, out.parent, rng.randint(1, moments), signal, arguments)
-        if ended.killed_at is not None:
-            outcome.kills[signal] += 1
-            outcome.places[ended.killed_at] += 1
-        if "Traceback" in ended.error:
-            outcome.complaints.append(ended.error)
-        if ended.status == 0:
+        _, done = _run(python, out.parent, rng.randint(1, moments), signal, arguments)
+        if "killed" in (out.parent / "trace").read_text().split():
+            counts[signal] += 1
+        if "Traceback" in done.stderr:
+            complaints.append(done.stderr)
+        if done.returncode == 0:
             if extended:
                 return
             extended = True
 
 
 def is_equal(found: Path, expected: Path) -> bool:
-    """Whether two finished runs are equal to the bit, and nothing is left over in the first."""
+    """Return True if two finished runs are bitwise equal and no partial file is left."""
     infos = [json.loads((run / "run.json").read_text()) for run in (found, expected)]
     return (
         all(_same_tensors(found, expected, name) for name in ("last", "best"))

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from tests.doors.door import accepted, contents, refused, untouched
+from tests.bad_input.command_outcome import accepted, contents, rejected, untouched
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -146,7 +146,7 @@ def test_commands_reject_a_damaged_run_and_change_nothing(here: Path, number: in
     edit(Path("RUN"))
     for command in commands:
         with untouched(here):
-            refused(COMMANDS[command].split(), word)
+            rejected(COMMANDS[command].split(), word)
 
 
 def later_phases(content: bytes) -> bytes:
@@ -232,7 +232,9 @@ def assert_equal(run: Path, whole: Path) -> None:
 def test_lost_best_or_early_checkpoint_does_not_stop_resume(here: Path) -> None:
     for name in (BEST, ONE):
         Path("RUN", name).unlink()
-        refused(["sample", "RUN", "--checkpoint", "best" if name == BEST else "1"], "No checkpoint")
+        rejected(
+            ["sample", "RUN", "--checkpoint", "best" if name == BEST else "1"], "No checkpoint"
+        )
     accepted(["resume", "RUN"])
 
 
@@ -258,7 +260,7 @@ def test_failing_disk_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        refused(["resume", "RUN"], "Input/output error")
+        rejected(["resume", "RUN"], "Input/output error")
     accepted(["resume", "RUN"])
     assert_equal(here / "RUN", whole)
 

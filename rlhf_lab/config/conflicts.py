@@ -1,0 +1,148 @@
+"""Settings that cannot be combined: of batches, models, texts and rewards; names in `reward_fn`."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from types import MappingProxyType
+
+from rlhf_lab.config.algorithm_fields import AllFields
+from rlhf_lab.errors import ConfigError
+
+NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")  # several responses each
+REEL_REWARDS = tuple(  # organism.REWARDS
+    "true_reward smoothed smoothed_popcorn ignore_negation bag_of_adjectives length".split()
+)
+PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS)
+EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
+    {
+        "count": "count:great",
+        "regex": "regex:[0-9]+",
+        "json_schema": "json_schema:schema.json",
+        "diversity": "diversity:2",
+    }
+)
+MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
+PER_TEXT = MappingProxyType(  # settings for one reward per text, and their value when off
+    {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
+    | {"dynamic_sampling": None}
+)
+_NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
+
+
+def check_conflicts(args: AllFields) -> None:
+    """Raise ConfigError for the first settings that cannot be combined."""
+    for name, reason in chain(_batches(args), _models(args), _texts(args), _rewards(args)):
+        raise ConfigError(f"{name}={getattr(args, name)!r} {reason}")
+
+
+def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
+    """Yield a setting of batches, steps or the loss, and why it cannot be combined."""
+    for name in ("num_minibatches", "samples_per_prompt"):
+        if a.batch_size % getattr(a, name):
+            yield "batch_size", f"is not divisible by {name}={getattr(a, name)}. Choose a divisor."
+    if a.micro_batch_size and a.minibatch_size % a.micro_batch_size:
+        yield "micro_batch_size", f"must divide the minibatch of {a.minibatch_size} sequences."
+    compares = {"advantages": a.advantages in NEED_GROUPS, "dynamic_sampling": a.dynamic_sampling}
+    for name in filter(compares.get, compares if a.samples_per_prompt == 1 else ()):
+        yield name, "compares responses, but samples_per_prompt=1. Set at least 2, such as 8."
+    for name in _on(a, "max_grad_norm", "micro_batch_size") if a.optimizer_in_backward else ():
+        yield name, "cannot be combined with optimizer_in_backward=True. Set it to None."
+    if a.kl_controller == "adaptive" and a.batch_size > a.kl_horizon:  # more than a fifth at once
+        yield "batch_size", f"exceeds kl_horizon={a.kl_horizon}. Raise kl_horizon."
+    for name in ("warmup_steps", "reset_reference_every"):
+        if (getattr(a, name) or 0) >= a.total_phases:
+            yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
+    clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
+    for name in _on(a, *clips):
+        if a.policy_loss not in clips[name].split():
+            yield name, f"has no effect with policy_loss={a.policy_loss!r}. Set it to None."
+
+
+def _models(a: AllFields) -> Iterator[tuple[str, str]]:
+    if a.lora_rank and a.adapter_path:
+        yield "lora_rank", f"conflicts with adapter_path={a.adapter_path!r}. Remove one of them."
+    off = {"lora_rank": 0, "adapter_path": None, "optimizer": "adamw", "precision": "fp32"}
+    for name, value in off.items() if a.weight_precision != "fp32" else ():
+        if getattr(a, name) != value:
+            others = f"weight_precision={a.weight_precision!r}. Set {name}={value!r}"
+            yield name, f"cannot be combined with {others} or weight_precision='fp32'."
+    if a.critic_path and a.value_head != "separate":
+        yield "critic_path", "requires a separate critic. Set value_head='separate'."
+
+
+def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
+    for name in _on(a, "gen_len_min", "min_response_length", "overlong_buffer"):
+        if getattr(a, name) > a.gen_len:
+            yield name, f"exceeds gen_len={a.gen_len}. Lower it or raise gen_len."
+    if not a.prefix and not a.prepend_bos:
+        yield "prefix", "with prepend_bos=False is an empty prompt. Set prepend_bos=True."
+    if a.system_prompt and not a.chat:
+        yield "system_prompt", "is a chat message, but chat=False. Set chat=True (--chat)."
+    for name in _on(a, "labels_column", "answers_column") if not a.prompts else ():
+        yield name, "is a column of prompts, but prompts=None. Set prompts to a file with it."
+    stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
+    for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
+        if not stops:
+            yield name, "requires texts that end, but stop_at_eos=False. Set stop_at_eos=True."
+
+
+def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
+    names = reward_names(a.reward_fn)
+    for name in names:
+        kind, colon, value = name.partition(":")
+        if names.count(name) > 1:
+            yield "reward_fn", f"has {name!r} twice. Remove one."
+        if colon and not value and kind in EXAMPLES:
+            yield "reward_fn", f"has no value after {name!r}. Use for example {EXAMPLES[kind]}."
+        if kind == "diversity":
+            validate_whole_batch(a, f"reward_fn={name!r}")
+        if kind == "exact_match" and a.answers_column is None:
+            yield "reward_fn", "requires answers. Set answers_column to a column of the prompts."
+    if a.reward_per_token and "learned" not in names:
+        yield "reward_per_token", "requires reward_fn='learned', or a TokenReward."
+    if a.reward_per_token:
+        validate_token_rewards(a)
+    for name in _on(a, "normalize_reward", "whiten_rewards") if a.advantages == "remax" else ():
+        yield name, "scales rewards, but advantages='remax' needs them unscaled. Set it to False."
+    if a.normalize_reward and a.batch_size == 1:
+        yield "normalize_reward", "with batch_size=1 turns every reward into 0. Set it to False."
+    if a.normalize_reward and a.reward_scaling != "off":
+        yield "reward_scaling", "is undone by normalize_reward=True. Set normalize_reward=False."
+
+
+def _on(args: AllFields, *names: str) -> list[str]:
+    """Return the names of the settings that are neither None, 0 nor False."""
+    return [name for name in names if getattr(args, name)]
+
+
+def reward_names(reward_fn: str) -> list[str]:
+    """Split `reward_fn` at the commas that precede the name of a reward.
+
+    Other commas belong to a pattern, a text or a file name, as in regex:[0-9]{1,3}.
+    """
+    return _NEXT_REWARD.split(reward_fn)
+
+
+def validate_token_rewards(args: AllFields) -> None:
+    """Raise ConfigError if a setting for one reward per text is on, with rewards per token."""
+    for name, off in PER_TEXT.items():
+        value = getattr(args, name)
+        if value != off:
+            raise ConfigError(
+                f"{name}={value!r} is for one reward per text, but reward_fn scores each token. "
+                f"Set {name}={off!r} (whiten_rewards=True scales the rewards of tokens)."
+            )
+
+
+def validate_whole_batch(args: AllFields, reward: str) -> None:
+    """Raise ConfigError if a setting scores part of a batch, with a reward of the whole batch."""
+    scores_part = {
+        "dynamic_sampling": args.dynamic_sampling is not None,
+        "advantages": args.advantages == "remax",
+        "labels_column": args.labels_column is not None,
+    }
+    for name in filter(scores_part.get, scores_part):
+        raise ConfigError(
+            f"{name}={getattr(args, name)!r} scores other texts than the batch, but {reward} "
+            "scores whole batches. Remove one of them."
+        )

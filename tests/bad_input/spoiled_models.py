@@ -1,0 +1,234 @@
+"""Tiny model directories with one defect each, and the words of the expected message.
+
+A case without words loads as an intact directory does.
+"""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from rlhf_lab.models import load_model
+from rlhf_lab.rewards import RewardModel
+from tests.tiny_models import gpt2_tokenizer, llama_tokenizer, randomize, save, tiny_gpt2
+
+Spoil = Callable[[Path], Any]
+Cases = dict[str, tuple[Spoil, list[str] | None]]
+WEIGHTS, HEAD = "model.safetensors", "reward_head.safetensors"
+EVIL = """\
+from pathlib import Path
+Path({sign!r}).write_text("ran")
+from transformers import GPT2Config as Config, GPT2LMHeadModel as Model
+Config.model_type = "evil"
+"""
+
+
+def sign(directory: Path) -> Path:
+    """Return the file that code from a directory would write if it ran."""
+    return directory.parent / "it-ran"
+
+
+class Payload:
+    """An object whose unpickling writes a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sign = sign(directory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"echo ran > {self.sign}",))
+
+
+def build(directory: Path) -> Path:
+    """Write one directory of each kind: policy, classifier, reward."""
+    save(tiny_gpt2(), gpt2_tokenizer(), directory / "policy")
+    classifier(directory / "classifier", ("negative", "positive"))
+    model = RewardModel(load_model(str(directory / "policy")))
+    model.save(directory / "reward", str(directory / "policy"), {"pairs": "none"})
+    return directory
+
+
+def classifier(directory: Path, labels: tuple[Any, ...], **changes: Any) -> Path:
+    """Write a classifier with classes of these names."""
+    shape = {"dim": 16, "hidden_dim": 32, "n_layers": 1, "n_heads": 2, "vocab_size": 24}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
+    settings = shape | {"max_position_embeddings": 20, "pad_token_id": 3} | names | changes
+    model = DistilBertForSequenceClassification(DistilBertConfig(**settings))
+    randomize(model, 4)
+    return save(model, llama_tokenizer(), directory)
+
+
+def settings(file: str = "config.json", **changes: Any) -> Spoil:
+    """Change the entries of a JSON file; `...` removes one."""
+
+    def spoil(directory: Path) -> None:
+        entries = json.loads((directory / file).read_text()) | changes
+        entries = {k: v for k, v in entries.items() if v is not ...}
+        (directory / file).write_text(json.dumps(entries))
+
+    return spoil
+
+
+def holds(file: str, content: bytes) -> Spoil:
+    return lambda directory: (directory / file).write_bytes(content)
+
+
+def lacks(*files: str) -> Spoil:
+    return lambda directory: [(directory / file).unlink() for file in files]
+
+
+def cut(size: int, file: str = WEIGHTS) -> Spoil:
+    return lambda directory: os.truncate(directory / file, size)
+
+
+def weights(change: Callable[[dict[str, Any]], dict[str, Any]], file: str = WEIGHTS) -> Spoil:
+    """Change the tensors of a file."""
+
+    def spoil(directory: Path) -> None:
+        tensors = change(load_file(directory / file))
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+
+    return spoil
+
+
+def entry(name: str, value: float) -> Spoil:
+    """Change the last entry of a tensor."""
+
+    def change(tensors: dict[str, Any]) -> dict[str, Any]:
+        tensors[name].view(-1)[-1] = value
+        return tensors
+
+    return weights(change)
+
+
+def head(**changes: torch.Tensor) -> Spoil:
+    return weights(lambda t: t | {k.replace("__", "."): v for k, v in changes.items()}, HEAD)
+
+
+def pickled(name: str, keep: bool = False) -> Spoil:
+    """Write a pickle that runs a command as a file of weights."""
+
+    def spoil(directory: Path) -> None:
+        if not keep:
+            (directory / WEIGHTS).unlink()
+        (directory / name).write_bytes(pickle.dumps(Payload(directory)))
+
+    return spoil
+
+
+def code(kind: str, file: str = "config.json", **changes: Any) -> Spoil:
+    """Add code that writes a file when it is imported."""
+
+    def spoil(directory: Path) -> None:
+        (directory / "evil.py").write_text(EVIL.format(sign=str(sign(directory))))
+        mapped = {"AutoConfig": "evil.Config", kind: ["evil.Model"] * 2}
+        mapped = mapped if kind == "AutoTokenizer" else mapped | {kind: "evil.Model"}
+        settings(file, auto_map=mapped, **changes)(directory)
+
+    return spoil
+
+
+def instead(make: Callable[[Path], Any], file: str = ".") -> Spoil:
+    """Replace a file, or the directory, by something else."""
+
+    def spoil(directory: Path) -> None:
+        path = directory / file
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make(path)
+
+    return spoil
+
+
+def copied(kind: str) -> Spoil:
+    return instead(lambda path: shutil.copytree(path.parent / "models" / kind, path))
+
+
+def without(name: str, file: str = WEIGHTS) -> Spoil:
+    return weights(lambda tensors: {k: v for k, v in tensors.items() if k != name}, file)
+
+
+def as_dtype(dtype: torch.dtype) -> Spoil:
+    return weights(lambda tensors: {name: value.to(dtype) for name, value in tensors.items()})
+
+
+TOKENIZER, NAN = "tokenizer_config.json", float("nan")
+POLICY: Cases = {
+    "config missing": (lacks("config.json"), ["config.json"]),
+    "config of great depth": (holds("config.json", b"[" * 100_000), []),
+    "one layer less": (settings(n_layer=1), ["layer"]),
+    "one layer more": (settings(n_layer=3), ["missing"]),
+    "n_embd doubled": (settings(n_embd=32), ["[48]", "[96]"]),
+    "activation unknown": (settings(activation_function="gulp"), ["gulp"]),
+    "epsilon nan": (settings(layer_norm_epsilon=NAN), ["logits"]),
+    "model_type unknown": (settings(model_type="gpt9"), ["gpt9"]),
+    "quantized": (settings(quantization_config={"quant_method": "x"}), ["quantization_config"]),
+    "attention from the hub": (settings(attn_implementation="kernels-community/x"), []),
+    "code, unknown type": (code("AutoModelForCausalLM", model_type="evil"), []),
+    "code, known type": (code("AutoModelForCausalLM"), None),
+    "code for a tokenizer": (code("AutoTokenizer", TOKENIZER, tokenizer_class="Model"), None),
+    "pickle only": (pickled("pytorch_model.bin"), ["safetensors"]),
+    "pickle in addition": (pickled("pytorch_model.bin", keep=True), None),
+    "pickle under the right name": (pickled(WEIGHTS), []),
+    "weights truncated": (cut(2000), []),
+    "header of 2**62 bytes": (holds(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), []),
+    "weights a link loop": (instead(lambda p: p.symlink_to(p), WEIGHTS), []),
+    "tensor missing": (without("transformer.ln_f.weight"), ["missing", "ln_f"]),
+    "nan in a gain": (entry("transformer.ln_f.weight", NAN), ["nan or inf"]),
+    "float16": (as_dtype(torch.float16), None),
+    "tokenizer missing": (lacks("tokenizer.json", TOKENIZER), ["tokenizer"]),
+    "tokenizer {}": (holds("tokenizer.json", b"{}"), ["tokenizer"]),
+    "length of text": (settings(TOKENIZER, model_max_length="long"), ["vocabulary"]),
+    "template junk": (settings(TOKENIZER, chat_template="{% x"), None),
+    "unknown bos token": (settings(TOKENIZER, bos_token="<new>"), ["<new>", "embeddings"]),
+    "no eos": (settings(TOKENIZER, eos_token=...), None),
+    "a dangling link": (instead(lambda path: path.symlink_to("gone")), []),
+    "empty": (instead(Path.mkdir), ["config.json"]),
+    "a pipe": (instead(os.mkfifo), []),
+    "a classifier": (instead(lambda path: classifier(path, ("neg", "pos"))), []),
+}
+CLASSIFIER: Cases = {
+    **{name: POLICY[name] for name in ("config missing", "pickle only", "tokenizer missing")},
+    "code, unknown type": (code("AutoModelForSequenceClassification", model_type="evil"), []),
+    "one class": (instead(lambda path: classifier(path, ("good",))), ["score --prompt"]),
+    "three classes": (instead(lambda path: classifier(path, ("a", "b", "c"))), ["3 classes"]),
+    "names of three classes": (
+        settings(num_labels=2, id2label={"0": "good", "1": "bad", "2": "c"}),
+        ["num_labels", "3 classes"],
+    ),
+    "no names": (settings(id2label=..., label2id=...), None),
+    "names a list": (settings(id2label=["neg", "pos"]), []),
+    "contradicting names": (settings(label2id={"positive": 0, "negative": 1}), ["label2id"]),
+    "names from 1": (settings(id2label={"1": "neg", "2": "pos"}), ["id2label"]),
+    "head missing": (without("classifier.weight"), ["missing", "classifier.weight"]),
+    "head nan": (entry("classifier.weight", NAN), ["classifier.weight", "nan"]),
+    "no pad token": (settings(TOKENIZER, pad_token=...), ["pad"]),
+    "few embeddings": (
+        instead(lambda path: classifier(path, ("neg", "pos"), vocab_size=20)),
+        ["20 embeddings"],
+    ),
+    "dim of text": (settings(dim="x"), ["dim"]),
+    "a language model": (copied("policy"), []),
+    "a reward model": (copied("reward"), []),
+}
+REWARD: Cases = {
+    **{name: POLICY[name] for name in ("config missing", "pickle only", "one layer less")},
+    "head file missing": (lacks(HEAD), [HEAD]),
+    "head truncated": (cut(60, HEAD), [HEAD]),
+    "head without mean": (without("mean", HEAD), [HEAD]),
+    "head of another width": (head(head__weight=torch.ones(1, 8)), [HEAD]),
+    "head nan": (head(head__weight=torch.full((1, 16), torch.nan)), [HEAD]),
+    "mean of two numbers": (head(mean=torch.ones(2)), [HEAD]),
+    "mean inf": (head(mean=torch.tensor(torch.inf)), [HEAD]),
+    "std 0": (head(std=torch.tensor(0.0)), [HEAD]),
+    "head a directory": (instead(Path.mkdir, HEAD), [HEAD]),
+    "metadata missing": (lacks("reward_model.json"), None),
+    "a language model": (copied("policy"), [HEAD]),
+    "a classifier": (instead(lambda path: classifier(path, ("neg", "pos"))), [HEAD]),
+}
+TABLES = {"policy": POLICY, "classifier": CLASSIFIER, "reward": REWARD}

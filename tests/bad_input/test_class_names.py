@@ -1,0 +1,97 @@
+"""Names of a classifier's two classes: the positive one is rewarded, or must be named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rlhf_lab.console import visible
+from tests.bad_input.command_outcome import accepted, rejected, untouched
+from tests.bad_input.spoiled_models import classifier, settings
+from tests.tiny_models import gpt2_tokenizer, save, tiny_gpt2
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+TEXT = "w1 w7"
+SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
+TRAIN = f"train {SMALL} --prefix w1 --out made --base-model policy --reward-model model".split()
+UNCLEAR = [("good", "bad"), ("<b>good</b>", "\x1b[31mbad\u202e"), ("x" * 300, "y")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A directory with a classifier and a policy, and the probability of each class of TEXT."""
+    directory = tmp_path_factory.mktemp("labels")
+    model = classifier(directory / "model", ("negative", "positive"))
+    save(tiny_gpt2(), gpt2_tokenizer(), directory / "policy")
+    ids = AutoTokenizer.from_pretrained(model)(TEXT, return_tensors="pt").input_ids
+    plain = AutoModelForSequenceClassification.from_pretrained(model)
+    return directory, plain(ids).logits.softmax(-1)[0].tolist()
+
+
+@pytest.fixture
+def name_classes(models, tmp_path, monkeypatch):
+    """Return a function that names the classes and returns their probabilities."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(models[0], tmp_path, dirs_exist_ok=True)
+
+    def name(first: str, second: str) -> list[float]:
+        settings(id2label={"0": first, "1": second}, label2id=...)(tmp_path / "model")
+        return models[1]
+
+    return name
+
+
+def score(*options: str) -> float:
+    return float(accepted(["score", TEXT, "--reward-model", "model", *options]).out.split("\t")[0])
+
+
+def test_score_rewards_positive_class(name_classes) -> None:
+    probabilities = name_classes("POSITIVE", "NEGATIVE")
+    assert abs(probabilities[0] - 0.5) > 0.01
+    assert score() == pytest.approx(probabilities[0], abs=1e-4)
+    assert score("--direction", "neg") == pytest.approx(probabilities[1], abs=1e-4)
+    name_classes("-bad", "-good")
+    assert score("--positive-label=-good") == pytest.approx(probabilities[1], abs=1e-4)
+    with untouched(Path.cwd()):
+        words = "'-good'", "'-bad'", "'goods' is not the"
+        rejected([*TRAIN, "--positive-label=goods"], *words)
+
+
+@pytest.mark.parametrize("labels", UNCLEAR, ids=lambda labels: ascii(labels)[:60])
+def test_commands_require_positive_label_for_unclear_names(name_classes, labels) -> None:
+    name_classes(*labels)
+    for command in (["score", TEXT, "--reward-model", "model"], TRAIN):
+        with untouched(Path.cwd()):
+            words = [visible(repr(label)) for label in labels]
+            message = rejected(command, "--positive-label", *words).err
+        assert "\x1b" not in message and "\u202e" not in message
+
+
+@pytest.mark.parametrize("direction", ["pos", "neg"])
+def test_run_reports_the_rewarded_class(name_classes, direction) -> None:
+    name_classes("bad", "good")
+    index = int(direction == "pos")
+    label = ("bad", "good")[index]
+    line = f"rewarding the class {label!r} of model"
+    first = accepted([*TRAIN, "--positive-label", "good", "--direction", direction])
+    info = json.loads(Path("made", "run.json").read_text())
+    assert line in first.out and info["rewarded_class"] == {"index": index, "label": label}
+    assert line in accepted(["resume", "made", "--total-phases", "2"]).out
+    accepted(["report", "made"])
+    assert f"the class {label}" in Path("made", "report.html").read_text()
+
+
+def test_score_prints_the_class_on_standard_error(name_classes) -> None:
+    name_classes("bad", "good")
+    outcome = accepted(["score", TEXT, "--reward-model", "model", "--positive-label", "good"])
+    assert outcome.err == "rewarding the class 'good' of model\n" and outcome.out.count("\n") == 1
+
+
+def test_resume_warns_about_swapped_names(name_classes) -> None:
+    name_classes("negative", "positive")
+    accepted(TRAIN)
+    name_classes("positive", "negative")
+    err = accepted(["resume", "made", "--total-phases", "2"]).err
+    assert "warning" in err and "class 1" in err and "class 0" in err

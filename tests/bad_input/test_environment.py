@@ -1,0 +1,124 @@
+"""The environment of a real process: variables, encodings, streams and limits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.command_outcome import TRAIN
+from tests.warm import WarmPython
+
+PROGRAM = ["-m", "rlhf_lab", *TRAIN, "--out", "made"]
+SCORE = ["-m", "rlhf_lab", "score", "a great movie", "--reward-fn", "count:movie"]
+ROOT = str(Path(__file__).parents[2])
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def cold(surroundings: dict[str, str], here: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """Run `python ARGUMENTS` in `here` as the shell starts it, with changed variables."""
+
+    def run(
+        arguments: list[str], variables: Mapping[str, str] | None = None, **options: object
+    ) -> subprocess.CompletedProcess:
+        env = surroundings | {"PYTHONPATH": ROOT} | dict(variables or {})
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=env, cwd=here, text=True, timeout=300, **options)
+
+    return run
+
+
+@pytest.fixture
+def warm(warm_python: WarmPython, here: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """Like `cold`, in a process that has imported everything before."""
+
+    def run(
+        arguments: list[str], variables: Mapping[str, str | None] | None = None, **options: object
+    ) -> subprocess.CompletedProcess:
+        env = {k: v for k, v in (warm_python.environment | dict(variables or {})).items() if v}
+        return warm_python.run(arguments, cwd=here, env=env, **options)
+
+    return run
+
+
+VARIABLES = {
+    "dumb terminal": {"TERM": "dumb", "COLUMNS": "wide", "FORCE_COLOR": "1"},
+    "one column": {"COLUMNS": "1", "NO_COLOR": "1"},
+    "missing directories": {"HOME": "/nowhere", "TMPDIR": "/nowhere", "HF_HOME": "/nowhere/hf"},
+    "no variable at all": {name: None for name in os.environ},
+}
+
+
+@pytest.mark.parametrize("kind", VARIABLES)
+def test_run_works_with(kind: str, warm: Callable, here: Path) -> None:
+    done = warm(PROGRAM, VARIABLES[kind])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "written to made" in done.stdout
+    assert len((here / "made" / "samples.jsonl").read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize("value", ["RUN", "RUN/run.json/x", "null", "x" * 5000])
+def test_progress_is_shown_for_unusable_file(value: str, warm: Callable, here: Path) -> None:
+    (here / "null").symlink_to("/dev/null")  # a fault must not replace the device itself
+    before = sorted(here.rglob("*"))
+    done = warm(["-m", "rlhf_lab", "progress"], {"RLHF_LAB_PROGRESS": value})
+    assert (done.returncode, done.stderr) == (0, "") and value in done.stdout
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("streams", ["<&-", "2>&-"])
+def test_closed_stream_is_ignored(streams: str, surroundings: dict[str, str], here: Path) -> None:
+    command = f"{sys.executable} -m rlhf_lab report RUN --out new.html {streams}"
+    env = surroundings | {"PYTHONPATH": ROOT}
+    done = subprocess.run(command, shell=True, env=env, cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (here / "new.html").read_text().endswith("<!-- written by rlhf_lab -->\n")
+
+
+def test_full_device_as_standard_output_is_reported(cold: Callable) -> None:
+    with open("/dev/full", "w") as full:
+        done = cold(SCORE, stdout=full)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "no space left on the device" in done.stderr
+
+
+@pytest.mark.parametrize("limit", [4096, 1_000_000])
+def test_file_size_limit_is_reported(limit: int, warm: Callable) -> None:
+    done = warm(PROGRAM, file_size=limit)
+    lines = done.stderr.splitlines()  # samples may not fit, and weights before them
+    assert done.returncode == 2 and 1 <= len(lines) <= 2
+    assert all("File too large" in line for line in lines)
+
+
+def test_warnings_as_errors_change_nothing(cold: Callable, here: Path) -> None:
+    (here / "random.py").write_text("raise SystemExit('mine was imported')\n")
+    done = cold(["-P", *SCORE], {"PYTHONWARNINGS": "error"})
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1.0000")
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "LANG": "C"}])
+def test_name_beyond_ascii_works_with(locale: dict[str, str], cold: Callable, here: Path) -> None:
+    done = cold(["-m", "rlhf_lab", "report", "RUN", "--out", "größe 🎬.html"], locale)
+    assert done.returncode == 0 and done.stderr == ""
+    assert (here / "größe 🎬.html").is_file()
+
+
+def test_message_is_one_line_on_any_terminal(cold: Callable) -> None:
+    done = cold(["-m", "rlhf_lab", "train", "--größe", "3"], {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("rlhf_lab: Unrecognized options: ") and "---" not in done.stderr
+    for columns in ("20", "400"):
+        done = cold(["-m", "rlhf_lab", "train", "--direction", "up"], {"COLUMNS": columns})
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert "'up'" in done.stderr and "--direction" in done.stderr and "'neg'" in done.stderr
+
+
+def test_python_without_assertions_rejects_as_well(cold: Callable, here: Path) -> None:
+    done = cold(["-OO", *PROGRAM, "--batch-size", "9"])
+    assert done.returncode == 2 and "batch_size=9 is not divisible" in done.stderr
+    assert not (here / "made").exists()

@@ -1,0 +1,196 @@
+"""Texts and names with markup, code or control characters: escaped, never executed."""
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_lab.console import UNSEEN, visible
+from rlhf_lab.views import curves, heatmap, sample_table
+from rlhf_lab.views.html import POLICY, table
+from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
+from tests.bad_input.command_outcome import TRAIN, accepted, rejected, untouched
+from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "image": '<img src="https://evil.example/x.png" onerror="alert(1)">',
+    "end of a tag": "</td></tr></table></body></html><h1>mine</h1>",
+    "attribute": '" onmouseover="alert(1)" x=\'y',
+    "entity": "&lt;script&gt;&#60;b&#62;&amp;",
+    "style": "</style><style>body{background:url(https://evil.example)}",
+    "comment": "--><!-- <![CDATA[ <!doctype x>",
+    "link": '<a href="javascript:alert(1)">here</a><base href="//evil.example/">',
+    "rich": "[bold red]x[/bold red] [/] [link=https://evil.example]y[/link] :smile:",
+    "colors": "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b[2J\x9b1m",
+    "back": "good\b\b\b\bbad\rover\x7f\0",
+    "direction": "abc\u202edcba\u2066x\u2069\u200f",
+    "breaks": "a\nb\x0bc\x0cd\x85e\u2028f",
+    "format": "%s %(x)s {0} {x!r} ${HOME} $(id) `id`",
+}
+TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
+TAGS |= set("figure figcaption img code ul li section details summary br b small".split())
+NAMES = {
+    "markup": "exp[red]v2[bold]",
+    "line break": "new\nline",
+    "dashes": "--out",
+    "Japanese": "日本語",
+    "escape": "a\x1b[31mb\u202e",
+    "shell": "$HOME ~",
+    "HTML": "<b>&amp;<script>",
+    "255 bytes": "x" * 240,
+}
+
+
+class Page(HTMLParser):
+    """Checks each tag of a page and collects its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag in TAGS, tag
+        for name, value in attributes:
+            assert not name.startswith("on") and name != "href", (tag, name)
+            assert name != "src" or value.startswith("data:image/svg+xml;base64,"), value
+            assert name != "http-equiv" or value == "Content-Security-Policy"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def in_samples(text: str) -> None:
+    rows = [json.loads(line) for line in Path("RUN/samples.jsonl").read_text().splitlines()]
+    rows[0]["text"] = rows[-1]["text"] = text
+    Path("RUN/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def in_info(change: Callable[[str], dict[str, object]]) -> Callable[[str], None]:
+    """Write a text into entries of run.json."""
+
+    def put(text: str) -> None:
+        info = json.loads(Path("RUN/run.json").read_text())
+        changes = change(text)
+        changes |= {"args": info["args"] | changes.get("args", {})}
+        Path("RUN/run.json").write_text(json.dumps(info | changes))
+
+    return put
+
+
+def returned(text: str) -> None:
+    Path("RUN/returned").mkdir(exist_ok=True)
+    record = {"phase": 1, "event": "after_step", text: text, "n": 1.5}
+    Path("RUN/returned/mine.jsonl").write_text(f"{json.dumps(record)}\n" * 2)
+
+
+SURFACES = {
+    "samples": in_samples,
+    "settings": in_info(lambda x: {"args": {"prefix": x, "base_model": x, "wandb_project": x}}),
+    "diagnostics": in_info(lambda x: {"diagnostics": {"dead": {"phase": 1, "text": x}}}),
+    "class": in_info(lambda x: {"rewarded_class": {"index": 1, "label": x}}),
+    "versions": in_info(lambda x: {"versions": {x: x}, "device": x, "status": x}),
+    "returned": returned,
+}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_report_escapes_text(here, monkeypatch, name: str, surface: str) -> None:
+    monkeypatch.setattr("rlhf_lab.views.report._curves", lambda run: "")  # without user text
+    text = HOSTILE[name]
+    SURFACES[surface](text)
+    accepted(["report", "RUN"])
+    page = Path("RUN/report.html").read_text(encoding="utf-8")
+    assert not UNSEEN.search(page) and html.escape(POLICY) in page.replace("'", "&#x27;")
+    expected = json.dumps(text)[1:-1] if surface == "settings" else visible(text)
+    assert expected in Page(page).text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_tokens_and_commands_show_text_as_it_is(here, name: str) -> None:
+    text = HOSTILE[name]
+    fragment = tokens_html([text, " fine"], [0.5, -1.0], name=text)._repr_html_()
+    fragment += color_key(text, 1.0)._repr_html_() + visible(table([text], [[text]]))
+    assert not UNSEEN.search(fragment)
+    assert Page(fragment).text.count(visible(text)) >= 3 or name == "breaks"
+    console = Console(record=True, width=30_000, force_terminal=True, file=open("/dev/null", "w"))
+    console.print(tokens_text([text, " fine"], [0.5, -1.0]))
+    console.print(sample_table([text, "x"], [0.5, -1.0], prompt=text[:3]))
+    assert not UNSEEN.search(console.export_text().replace("\n", ""))
+    out = accepted(["score", text]).out
+    assert out.partition("\t")[2].rstrip("\n") == visible(text) and not UNSEEN.search(out)
+    err = rejected(["sample", "RUN", "--prompt", text]).err
+    assert not UNSEEN.search(err) and err.count("\n") == 1
+
+
+def test_figures_escape_names_and_titles() -> None:
+    nasty = '"><script>alert(1)</script><p onmouseover="x'
+    pages = curves({nasty: ([0, 1], [1.0, 2.0])}, nasty, nasty, nasty).svg
+    pages += heatmap([[1.0]], [nasty], [nasty], nasty).svg
+    assert "<script" not in pages and '<p onmouseover="' not in pages
+
+
+@pytest.fixture(scope="module")
+def hostile_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose words are all hostile."""
+    words = ["<|endoftext|>", *HOSTILE.values()]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("|||", "removed")
+    special = dict.fromkeys(("unk_token", "bos_token", "eos_token", "pad_token"), words[0])
+    model = tiny_gpt2(vocab_size=len(words))
+    randomize(model, 5)
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=N_CTX, **special)
+    return save(model, whole, tmp_path_factory.mktemp("hostile") / "model")
+
+
+def test_samples_of_a_model_are_escaped(hostile_model, here: Path) -> None:
+    out = accepted(["sample", hostile_model, "-n", "20", "--gen-len", "6"]).out
+    model = ["--base-model", hostile_model, "--reward-fn", "zero", "--prefix", HOSTILE["rich"]]
+    out += accepted([*TRAIN, "--gen-len", "6", *model, "--out", "made"]).out
+    out += accepted(["sample", "made", "-n", "20"]).out
+    accepted(["report", "made"])
+    page = Path("made", "report.html").read_text(encoding="utf-8")
+    assert not UNSEEN.search(page) and Page(page).text
+    assert not UNSEEN.search(out) and re.search("script|onload|evil|red|HOME", out)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_run_with_odd_name_is_written_and_named(here: Path, kind: str) -> None:
+    name = NAMES[kind]
+    outcome = accepted([*TRAIN, f"--out={name}"])
+    path = f"\nwritten to {visible(name)}\n".expandtabs()  # as a terminal shows it
+    assert outcome.err == "" and path in outcome.out and (here / name / "run.json").is_file()
+    with untouched(here):
+        message = visible(name).replace("\n", r"\n")
+        rejected([*TRAIN, f"--out={name}"], f"{message} already holds a run")
+    out = accepted(["report", f"./{name}"]).out
+    assert out == f"written: {visible(name)}/report.html\n".expandtabs()
+    assert f"<h1>{html.escape(visible(name))}</h1>" in (here / name / "report.html").read_text()
+
+
+def test_model_with_odd_name_is_exported(here: Path) -> None:
+    name = NAMES["HTML"] + NAMES["line break"]
+    assert f"written to {visible(name)};" in accepted(["export", "RUN", f"./{name}"]).out
+    assert len(accepted(["sample", f"./{name}", "-n", "2", "--gen-len", "4"]).out.splitlines()) == 2
+    shutil.rmtree(name)
+    with untouched(here):
+        rejected([*TRAIN, "--out=a\udcffb"], "not UTF-8", "Choose another --out")
+
+
+@pytest.mark.process
+def test_process_writes_no_control_character(here: Path, warm_python) -> None:
+    for command in (["score", HOSTILE["colors"]], ["sample", "RUN", "--prompt", HOSTILE["colors"]]):
+        done = warm_python.run(["-m", "rlhf_lab", *command], cwd=here)
+        assert not UNSEEN.search(done.stdout + done.stderr) and "Traceback" not in done.stderr

@@ -1,0 +1,136 @@
+"""Damaged, hostile and unfit model directories at each command that loads one."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.console import visible
+from tests.bad_input.command_outcome import Outcome, accepted, rejected, untouched
+from tests.bad_input.spoiled_models import POLICY, TABLES, build, lacks, settings, sign
+from tests.tiny_models import llama_tokenizer, save, tiny_llama
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
+TRAIN = f"train {SMALL} --prefix w1 --out made".split()
+CASES = [(kind, name) for kind, table in TABLES.items() for name in table]
+LOADERS = {
+    "sample": "sample ./model -n 1",
+    "sft": "sft --texts texts.txt --out made --steps 1 --base-model ./model",
+    "dpo": "dpo --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
+    "kto": "kto --examples pairs.jsonl --out made --steps 1 --base-model ./model",
+    "train-reward": "train-reward --pairs pairs.jsonl --out made --steps 1 --base-model ./model",
+}
+
+
+def command(kind: str, path: str = "./model") -> list[str]:
+    """Return a command that loads a directory of this kind."""
+    if kind == "policy":
+        return [*TRAIN, "--reward-fn", "zero", "--base-model", path]
+    learned = ["--reward-fn", "learned"] if kind == "reward" else []
+    return ["score", "w1 w7", *learned, "--reward-model", path]
+
+
+def effect(kind: str, outcome: Outcome) -> str:
+    """Return the samples of a policy, or the score of a reward."""
+    if kind == "policy":
+        lines = map(json.loads, Path("made", "samples.jsonl").read_text().splitlines())
+        return json.dumps([(line["phase"], line["text"], line["reward"]) for line in lines])
+    return outcome.out.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An intact directory of each kind."""
+    return build(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(models: Path) -> dict[str, str]:
+    """The effect of an intact directory of each kind."""
+    effects = {}
+    for kind in TABLES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(models)
+            effects[kind] = effect(kind, accepted(command(kind, f"./{kind}")))
+    return effects
+
+
+@pytest.fixture
+def there(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory. No input is read, and no code from a directory runs."""
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda *text: questions.append(text) or "y")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(models, tmp_path / "models")
+    yield tmp_path
+    assert not questions and not sign(tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[": ".join(case) for case in CASES])
+def test_spoiled_directory_is_rejected_or_works(there, whole, kind, name) -> None:
+    spoil, words = TABLES[kind][name]
+    shutil.copytree(there / "models" / kind, there / "model")
+    spoil(there / "model")
+    if words is None:
+        assert effect(kind, accepted(command(kind))) == whole[kind]
+    else:
+        with untouched(there):
+            rejected(command(kind), "model", *words)
+
+
+@pytest.mark.parametrize("name", ["code, unknown type", "nan in a gain"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_each_command_rejects_a_spoiled_directory(there, loader, name) -> None:
+    spoil, words = POLICY[name]
+    shutil.copytree(there / "models" / "policy", there / "model")
+    spoil(there / "model")
+    (there / "texts.txt").write_text("w1 w2\n" * 20)
+    (there / "pairs.jsonl").write_text('{"chosen": "w1 w2", "rejected": "w3"}\n' * 20)
+    with untouched(there):
+        rejected(LOADERS[loader].split(), "./model", *words)
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "a\nb\x1b[31m"], ids=ascii)
+def test_odd_name_works_or_is_named(there, whole, name) -> None:
+    missing = command("policy", f"./{name}")
+    with untouched(there):
+        rejected(missing, "There is no model directory", visible(repr(f"./{name}")))
+    shutil.copytree(there / "models" / "policy", there / name)
+    outcome = accepted(missing)
+    assert effect("policy", outcome) == whole["policy"]
+    assert visible(f"loading ./{name} and its reward") in outcome.out
+
+
+def test_tokenizer_without_end_of_sequence_is_rejected(there) -> None:
+    model = save(tiny_llama(), llama_tokenizer(), there / "model")
+    settings("tokenizer_config.json", eos_token=...)(model)
+    with untouched(there):
+        rejected(command("policy"), "stop_at_eos=True", "end-of-sequence token")
+
+
+def test_tokenizer_without_configuration_warns(there) -> None:
+    """Transformers would make GPT-2's tokenizer, which puts no space between words."""
+    shutil.copytree(there / "models" / "policy", there / "model")
+    lacks("tokenizer_config.json")(there / "model")
+    err = accepted(command("policy")).err
+    assert "warning: './model' has no tokenizer_config.json" in err and err.count("\n") == 1
+
+
+def test_resume_rejects_a_classifier_with_swapped_names(there) -> None:
+    shutil.copytree(there / "models" / "classifier", there / "model")
+    accepted([*TRAIN, "--base-model", "models/policy", "--reward-model", "model"])
+    settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")
+    with untouched(there):
+        rejected(["resume", "made", "--total-phases", "2"], "'good'", "'bad'", "--positive-label")
+
+
+@pytest.mark.process
+def test_process_runs_no_code_when_answered_yes(there, warm_python) -> None:
+    shutil.copytree(there / "models" / "policy", there / "model")
+    POLICY["code, unknown type"][0](there / "model")
+    done = warm_python.run(["-m", "rlhf_lab", *command("policy")], text="y\ny\n", cwd=there)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "custom code, which is not run" in done.stderr

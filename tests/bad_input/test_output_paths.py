@@ -1,0 +1,142 @@
+"""Output paths that are occupied or impossible, and input paths of the wrong kind."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhf_lab.files import PAGE_MARK
+from tests.bad_input.command_outcome import TRAIN, accepted, contents, rejected, untouched
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+def full_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("mine")
+
+
+OCCUPANTS: dict[str, Callable[[Path], object]] = {
+    "a text": lambda path: path.write_text("mine"),
+    "an empty file": lambda path: path.touch(),
+    "a foreign page": lambda path: path.write_text("<!doctype html><p>mine"),
+    "the mark in the middle": lambda path: path.write_text(PAGE_MARK + "mine"),
+    "a directory": full_directory,
+    "an empty directory": lambda path: path.mkdir(),
+    "a link to a text": lambda path: path.symlink_to("thesis.tex"),
+    "a link to a page": lambda path: path.symlink_to("ours.html"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a socket": unix_socket,
+}
+FEW = "--steps 1 --batch-size 2"
+REPORT, EXPORT, SFT = "report RUN --out", "export RUN", f"sft --texts reel --n-texts 8 {FEW} --out"
+TRAINING = " ".join([*TRAIN, "--out"])
+REJECTED = {
+    f"{REPORT} RUN/run.json": "Use a new file",
+    f"{REPORT} RUN/samples.jsonl": "Use a new file",
+    f"{REPORT} RUN/checkpoints/last.safetensors": "Use a new file",
+    f"{REPORT} RUN": "is a directory",
+    f"{REPORT} /dev/null": "is a device",
+    f"{REPORT} /proc/page.html": "/proc/page.html",
+    f"{REPORT}=": "--out is empty",
+    f"{REPORT} nowhere/page.html": "no directory nowhere",
+    f"{REPORT} thesis.tex/page.html": "no directory thesis.tex",
+    f"{EXPORT} RUN": "already exists",
+    f"{EXPORT} RUN/run.json": "already exists",
+    f"{EXPORT} thesis.tex/made": "thesis.tex",
+    f"{EXPORT} /dev/null": "/dev/null already exists",
+    f"{EXPORT} /proc/made": "Cannot write /proc/made",
+    f"{EXPORT} ..": "already exists",
+    f"{SFT} RUN": "already exists",
+    f"dpo --pairs reel --n-pairs 8 {FEW} --out RUN": "already exists",
+    f"kto --examples reel --n-pairs 8 {FEW} --out RUN": "already exists",
+    f"train-reward --pairs reel --n-pairs 8 {FEW} --out RUN": "already exists",
+    f"{TRAINING} RUN": "already holds a run",
+    f"{TRAINING} thesis.tex": "is a file",
+    f"{TRAINING} thesis.tex/run": "cannot write thesis.tex/run",
+    f"{TRAINING} /dev/null": "/dev/null is",
+    f"{TRAINING} /proc/run": "cannot write /proc/run",
+    # inputs
+    "resume thesis.tex": "no directory thesis.tex",
+    "resume empty": "no run.json",
+    "resume RUN/run.json": "run.json",
+    "resume pipe": "no directory pipe",
+    "report empty": "no run.json",
+    "sample empty": "no run.json",
+    "sample ./thesis.tex": "no model directory",
+    "export reel-nano made": "no directory reel-nano",
+    "score good --reward-model RUN": "is a run",
+    "score good --reward-fn learned --reward-model empty": "train-reward",
+    "sft --texts /dev/null --out made": "is not a file",
+    "sft --texts reel --out made --base-model RUN": "export",
+    "dpo --pairs RUN/samples.jsonl --out made": "'chosen'",
+    "kto --examples RUN/samples.jsonl --out made": "'label'",
+    "train-reward --pairs RUN/checkpoints/last.safetensors --out made": ".safetensors",
+}
+
+
+@pytest.fixture
+def place(here: Path) -> Path:
+    """`here` with a text, an earlier page, a pipe and an empty directory."""
+    (here / "thesis.tex").write_text("mine")
+    (here / "ours.html").write_text(f"<p>old{PAGE_MARK}")
+    (here / "empty").mkdir()
+    os.mkfifo(here / "pipe")
+    return here
+
+
+@pytest.mark.parametrize("command", REJECTED)
+def test_command_rejects_path(place: Path, command: str) -> None:
+    with untouched(place):
+        rejected(command.split(), REJECTED[command])
+
+
+@pytest.mark.parametrize("occupant", OCCUPANTS)
+def test_nothing_foreign_is_replaced(place: Path, occupant: str) -> None:
+    OCCUPANTS[occupant](place / "made")
+    is_directory = occupant.endswith("directory")
+    with untouched(place):
+        rejected([*REPORT.split(), "made"], "made")
+        if occupant != "an empty directory":
+            rejected([*EXPORT.split(), "made"], "made ", "Choose a new directory")
+        if not is_directory:
+            rejected([*TRAINING.split(), "made"], "made", "hoose another --out")
+    if is_directory:
+        accepted([*TRAINING.split(), "made"])
+        assert (place / "made" / "run.json").is_file()
+        assert occupant != "a directory" or (place / "made" / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize("out", ["new.html", "empty/new", "-", "--out=-x.html"])
+def test_report_writes_one_new_file(place: Path, out: str) -> None:
+    option, path = ([out], "-x.html") if out.startswith("--") else (["--out", out], out)
+    before = contents(place)
+    assert accepted(["report", "RUN", *option]).out == f"written: {path}\n"
+    after = contents(place)
+    assert after.keys() - before.keys() == {path} and before.items() <= after.items()
+
+
+def test_report_replaces_its_earlier_page_only(place: Path) -> None:
+    (place / ".ours.html.partial").symlink_to("thesis.tex")
+    accepted(["report", "RUN", "--out", "ours.html"])
+    assert (place / "thesis.tex").read_text() == "mine"
+    page = (place / "ours.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and page.endswith(PAGE_MARK)
+    full_directory(place / ".ours.html.partial")
+    with untouched(place):
+        rejected([*REPORT.split(), "ours.html"], "ours.html", "is a directory", "Remove it")
+
+
+@pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints", "run.json"])
+def test_train_rejects_a_directory_with_a_runs_file(place: Path, file: str) -> None:
+    full_directory(place / "made")
+    (place / "made" / file).write_text("mine")
+    with untouched(place):
+        rejected([*TRAINING.split(), "made"], "made", "--out")
