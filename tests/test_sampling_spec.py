@@ -1,0 +1,248 @@
+"""Parts of the sampler: filters by hand, support, draws, prompts and texts."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import generated_logits, get_logprobs, log_probs, masked_mean
+from rlhf_lab.models.decode import State
+from rlhf_lab.sampling import (
+    Samples,
+    SamplingSpec,
+    Support,
+    _Step,
+    draw_token,
+    join_samples,
+    sample,
+    sampling_noise,
+    tokenize_prompts,
+)
+from rlhf_lab.sampling_spec import top_k_filter
+from tests.test_sampling import INF, UNEQUAL, allowed_tokens, seeded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 6, "top_p": 0.7, "temperature": 1.7}],
+    ids=str,
+)
+def test_scoring_on_the_support_matches_the_sampler(policy, values):
+    """Sampler and scorer are one distribution: the ratio of an untrained policy is 1."""
+    spec = SamplingSpec(8, **values)
+    found = sample(policy, UNEQUAL, spec, seeded())
+    logits, value = policy(found.tokens, attention_mask=found.attention_mask)
+    plain = get_logprobs(logits, found.tokens, found.prefix_len)
+    restricted = found.support.restrict(logits / spec.temperature, found.prefix_len)
+    every = log_probs(generated_logits(logits, found.prefix_len), spec.temperature)
+    for logprobs in (
+        get_logprobs(restricted, found.tokens, found.prefix_len),
+        found.support.token_logprobs(every, found.tokens[:, found.prefix_len :]),
+    ):
+        torch.testing.assert_close(logprobs, found.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(value[:, 4:-1], found.values, atol=1e-5, rtol=0)
+    assert (plain - found.logprobs).abs().max() > 0.1  # truncation matters here
+
+
+def test_support_has_the_tokens_that_each_step_allowed(policy):
+    found = sample(policy, UNEQUAL, SamplingSpec(6, top_k=7, top_p=0.8), seeded())
+    logits, _ = policy(found.tokens, attention_mask=found.attention_mask)
+    widths = set()
+    for row in range(len(UNEQUAL)):
+        for step in range(6):
+            expected = allowed_tokens(logits[row, found.prefix_len - 1 + step].tolist(), 7, 0.8)
+            kept = found.support.kept[row, step]
+            assert sorted(found.support.tokens[row, step][kept].tolist()) == sorted(expected)
+            widths.add(len(expected))
+    assert len(widths) > 1 and found.support.tokens.shape[-1] == max(widths)
+    assert sample(policy, UNEQUAL, SamplingSpec(2, top_p=1.0), seeded()).support is None
+
+
+def test_restrict_removes_what_is_outside_the_support():
+    """One row, prefix 2, two generated tokens: the states at positions 1 and 2 are restricted."""
+    logits = torch.arange(16.0).reshape(1, 4, 4)
+    tokens = torch.tensor([[[3, 1], [0, 2]]])
+    kept = torch.tensor([[[True, True], [True, False]]])
+    expected = torch.tensor(
+        [[[0.0, 1, 2, 3], [-INF, 5, -INF, 7], [8, -INF, -INF, -INF], [12, 13, 14, 15]]]
+    )
+    assert torch.equal(Support(tokens, kept).restrict(logits, 2), expected)
+    logits = torch.zeros(1, 3, 4, requires_grad=True)
+    support = Support(torch.tensor([[[3, 1]]]), torch.tensor([[[True, True]]]))
+    support.restrict(logits, 2)[:, 1].log_softmax(-1)[0, 1].backward()
+    assert torch.equal(logits.grad[0, 1], torch.tensor([0.0, 0.5, 0.0, -0.5]))
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_support_logprobs_match_restricted_logits(batch, gen, d_vocab, seed):
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch, gen + 1, d_vocab, generator=draw, dtype=torch.float64) * 5
+    tokens = torch.rand(batch, gen, d_vocab, generator=draw).argsort(-1)[..., :4]
+    kept = torch.rand(tokens.shape, generator=draw) < 0.6
+    kept[..., 0] = True
+    support, weight = Support(tokens, kept), torch.rand(batch, gen, generator=draw)
+    chosen = tokens[..., 0]
+    one, other = (logits.clone().requires_grad_() for _ in "ab")
+    got = support.token_logprobs(log_probs(one[:, :-1], 0.7), chosen)
+    shifted = torch.cat([chosen[:, :1], chosen], 1)
+    expected = get_logprobs(support.restrict(other, 1), shifted, 1, 0.7)
+    torch.testing.assert_close(got, expected)
+    (got * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_support_logprobs_outside_are_minus_infinity_without_nan():
+    logits = torch.tensor([[[0.0, -INF, 1.0]]], requires_grad=True)
+    support = Support(torch.tensor([[[0, 1]]]), torch.tensor([[[False, False]]]))
+    logprobs = support.token_logprobs(log_probs(logits), torch.tensor([[0]]))
+    assert logprobs.item() == -INF
+    masked_mean(logprobs, torch.tensor([[False]])).backward()
+    assert (logits.grad == 0).all()
+
+
+def test_supports_are_indexed_and_joined_by_row():
+    """Token 0, with which the narrower support is filled up, stays in it."""
+    narrow = Support(torch.tensor([[[0, 2]]]), torch.tensor([[[True, True]]]))
+    wide = Support(torch.tensor([[[3, 1, 0]]]), torch.tensor([[[True, True, True]]]))
+    yes, numbers = torch.tensor([[True]]), torch.zeros(1, 1)
+    plain = Samples(torch.tensor([[1, 0]]), yes, yes, numbers, numbers, None)
+    joined = join_samples([dataclasses.replace(plain, support=s) for s in (narrow, wide)], 0)
+    restricted = joined.support.restrict(torch.zeros(2, 2, 4), 1)
+    expected = torch.tensor([[True, False, True, False], [True, True, False, True]])
+    assert torch.equal(restricted[:, 0].isfinite(), expected)
+    flipped = joined.support[torch.tensor([1, 0])].restrict(torch.zeros(2, 2, 4), 1)
+    assert torch.equal(flipped[:, 0].isfinite(), expected.flip(0))
+
+
+KEPT = [  # probabilities .1 .4 .2 .3: sorted .4 .3 .2 .1, reached .4 .7 .9 1.0
+    ({"top_k": 2}, [1, 3]),
+    ({"top_k": 5}, [0, 1, 2, 3]),
+    ({"top_p": 1e-9}, [1]),
+    ({"top_p": 0.3}, [1]),
+    ({"top_p": 0.45}, [1, 3]),
+    ({"top_p": 0.75}, [1, 2, 3]),
+    ({"top_p": 0.95}, [0, 1, 2, 3]),
+    ({"top_k": 2, "top_p": 0.5}, [1]),  # after top-2: .571 .429
+    ({"temperature": 0.5, "top_p": 0.5}, [1]),  # squares over .30: .53 first
+    ({"temperature": 0.5}, [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("values", "kept"), KEPT, ids=str)
+def test_filter_keeps_the_tokens_counted_by_hand(values, kept):
+    spec = SamplingSpec(1, **values)
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log() + 5
+    filtered = spec.filter(torch.stack([logits, logits.flip(-1)]))
+    assert filtered[0, 0].isfinite().nonzero()[:, 0].tolist() == kept
+    assert torch.equal(filtered[0].flip(-1), filtered[1])
+    scaled = logits / spec.temperature
+    assert torch.equal(filtered[0, 0, kept], scaled[0, kept])
+    assert spec.truncates == ("top_k" in values or values.get("top_p", 1) < 1)
+
+
+def test_ties_keep_exactly_k_and_stop_at_p():
+    for k in (1, 2, 3):
+        assert top_k_filter(torch.zeros(2, 5), k).isfinite().sum(-1).tolist() == [k, k]
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log2() * math.log(2)  # exact in binary
+    assert SamplingSpec(1, top_p=0.75).filter(logits).isfinite().sum() == 2
+    rows = torch.tensor([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]).log()
+    assert SamplingSpec(1, top_p=0.6).filter(rows).isfinite().sum(-1).tolist() == [1, 2]
+
+
+def test_spec_takes_the_fields_of_the_settings(llama_tokenizer):
+    values = dict(gen_len=7, temperature=0.3, top_k=4, top_p=0.9, stop_at_eos=True)
+    assert SamplingSpec.from_args(RLHFArgs(**values)) == SamplingSpec(**values)
+
+
+def test_stops_include_eos_and_stop_tokens(llama_tokenizer):
+    assert set(SamplingSpec(3, stop_at_eos=True, stop_tokens=(8,)).stops(llama_tokenizer)) == {8, 2}
+    assert SamplingSpec(3, stop_tokens=(8,)).stops(None) == (8,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gen_len", 0), ("temperature", 0.0), ("temperature", math.nan), ("top_k", 0)]
+    + [("top_p", 0.0), ("top_p", 1.01), ("top_p", math.nan)],
+)
+def test_value_out_of_range_raises(field, value):
+    with pytest.raises(ConfigError, match=f"{field}={value}"):
+        SamplingSpec(**({"gen_len": 4} | {field: value}))
+
+
+def test_draws_match_hand_computed():
+    """Probabilities .1 .4 0 .3 .2 reach .1, .5, .5, .8 and 1; 1/4 1/4 0 1/2 are exact."""
+    logprobs = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2]).log().expand(7, 5)
+    noise = torch.tensor([0.0, 0.0999, 0.1001, 0.4999, 0.5001, 0.7999, 0.8001])
+    assert draw_token(logprobs, noise).tolist() == [0, 0, 1, 1, 3, 3, 4]
+    assert torch.equal(draw_token(logprobs - math.log(2), noise), draw_token(logprobs, noise))
+    exact = torch.tensor([0.25, 0.25, 0.0, 0.5]).log2().mul(math.log(2)).expand(3, 4).double()
+    edges = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)
+    assert draw_token(exact, edges).tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("d_vocab", [1, 2, 72, 50_257])
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_token_of_probability_0_is_never_drawn(d_vocab, end):
+    logits = torch.randn(200, d_vocab, generator=seeded())
+    excluded = slice(0, d_vocab // 2) if end == "first" else slice(d_vocab - d_vocab // 2, d_vocab)
+    logits[:, excluded] = -INF
+    for noise in (0.0, 1 - 2**-24):
+        drawn = draw_token(logits.log_softmax(-1), torch.full((200,), noise))
+        assert logits.gather(-1, drawn[:, None]).isfinite().all()
+    noise = sampling_noise(3, 1000, seeded())
+    assert noise.shape == (1000, 3) and 0 <= noise.min() and noise.max() <= 1 - 2**-24
+
+
+def test_nucleus_of_a_wide_vocabulary_is_cut_to_its_width():
+    logits = torch.randn(3, 50_257, generator=seeded())
+    logits[:, :5] += 20
+    step = _Step.take(
+        State(logits, torch.zeros(3), None), SamplingSpec(1, top_p=0.9), torch.rand(3)
+    )
+    assert step.candidates.shape == step.kept.shape
+    assert step.kept.shape[1] == step.kept.sum(-1).max() <= 5
+
+
+def test_tokenize_prompts_adds_one_bos_only(llama_tokenizer):
+    """w0 is token 4, after <unk>, <s>, </s> and <pad>; <s> is 1."""
+    tokenizer = copy.deepcopy(llama_tokenizer)
+    assert tokenize_prompts(tokenizer, ["w0 w3", "w1"], False) == [[4, 7], [5]]
+    assert tokenize_prompts(tokenizer, ["w0 w3", "<s> w1", ""], True) == [[1, 4, 7], [1, 5], [1]]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    assert tokenizer.encode("w0") == [1, 4, 2]
+    assert tokenize_prompts(tokenizer, ["w0"], True) == [[1, 4]]
+    tokenizer.bos_token = None
+    with pytest.raises(ConfigError, match="prepend_bos=True"):
+        tokenize_prompts(tokenizer, ["w0"], True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt_mask", "mask", "texts"),
+    [  # <s> is 1, </s> 2, <pad> 3 and w0 4
+        (
+            [[1, 4, 5, 6, 2, 7, 7], [3, 1, 5, 8, 9, 10, 11]],
+            [[1, 1, 1], [0, 1, 1]],
+            [[1, 1, 0, 0], [1, 1, 1, 1]],
+            ["w0 w1 w2", "w1 w4 w5 w6 w7"],
+        ),
+        ([[4, 4, 5, 6, 4, 4]], [[0, 0, 1]], [[1, 0, 0]], ["w1 w2"]),  # padding is a word
+        ([[1, 4, 2, 5]], [[1, 1]], [[1, 1]], ["w0 w1"]),  # EOS that does not stop
+    ],
+)
+def test_texts_end_at_the_stop(llama_tokenizer, tokens, prompt_mask, mask, texts):
+    mask = torch.tensor(mask).bool()
+    numbers, prompt_mask = torch.zeros(mask.shape), torch.tensor(prompt_mask).bool()
+    samples = Samples(torch.tensor(tokens), prompt_mask, mask, numbers, numbers, None)
+    assert samples.texts(llama_tokenizer) == texts
