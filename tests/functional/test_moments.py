@@ -1,26 +1,149 @@
-"""Running moments: merged as if seen at once, saved as plain numbers."""
+"""Masked sums, means and variances, loss aggregation and running moments."""
 
 import dataclasses
-import inspect
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_lab.functional import (
-    RunningMoments,
-    normalize_reward,
-    scale_rewards,
-)
+from rlhf_lab import functional as F
+from rlhf_lab.functional import RunningMoments
+from tests.functional.calls import WAYS, draw, draw_rollout, seeds
 
 NAN, INF = float("nan"), float("inf")
-number = st.floats(-1e3, 1e3, width=32)
-streams = st.lists(st.lists(number, max_size=5), min_size=1, max_size=4)
+X = tensor([[1.0, 2.0, NAN], [4.0, INF, -INF]])
+MASK = tensor([[True, True, False], [True, False, False]])
+ROOT2 = math.sqrt(2)
+
+
+def variance(numbers, ddof=1):
+    return np.var(numbers, ddof=ddof) if len(numbers) > ddof else 0.0
+
+
+def test_statistics_match_hand_computed():
+    # 1, 2 and 4: mean 7/3, squared deviations (16 + 1 + 25) / 9 = 14/3
+    assert F.masked_mean(X, MASK).item() == pytest.approx(7 / 3)
+    assert F.masked_mean(X, MASK, dim=-1).tolist() == [1.5, 4.0]
+    assert F.masked_mean(tensor([[1.0, 2.0], [3.0, 6.0]])).item() == 3.0
+    for denominator in (10, 10.0, tensor(10)):
+        assert F.masked_mean(X, MASK, denominator=denominator).item() == pytest.approx(0.7)
+    assert F.masked_var(X, MASK).item() == pytest.approx(7 / 3)
+    assert F.masked_var(X, MASK, unbiased=False).item() == pytest.approx(14 / 9)
+    assert F.masked_var(X, MASK, dim=-1).tolist() == [0.5, 0.0]
+    assert F.masked_std(X, MASK).item() == pytest.approx(math.sqrt(7 / 3))
+    assert F.sequence_sum(X, MASK).tolist() == [3.0, 4.0]
+    assert F.sequence_sum(tensor([[1.5, 2.0]])).tolist() == [3.5]
+
+
+@seeds(40)
+def test_statistics_match_numpy(seed):
+    x, *_, mask = draw_rollout(seed)
+    real = x[mask].numpy()
+    assert F.masked_mean(x, mask).item() == pytest.approx(real.mean() if len(real) else 0.0)
+    assert F.masked_var(x, mask).item() == pytest.approx(variance(real))
+    assert F.masked_var(x, mask, unbiased=False).item() == pytest.approx(variance(real, 0))
+    for i, row in enumerate(x):
+        kept = row[mask[i]].numpy()
+        assert F.sequence_sum(x, mask)[i].item() == pytest.approx(kept.sum())
+        assert F.masked_var(x, mask, dim=-1)[i].item() == pytest.approx(variance(kept))
+        assert F.masked_std(x, mask, dim=-1)[i].item() == pytest.approx(math.sqrt(variance(kept)))
+
+
+def test_statistics_of_nothing_and_of_one_number_are_zero():
+    one = tensor([3.0], requires_grad=True)
+    for spread in (F.masked_var(one), F.masked_std(one), F.masked_var(one, tensor([False]))):
+        assert spread.item() == 0.0
+    (F.masked_var(one) + F.masked_std(one)).backward()
+    assert one.grad.tolist() == [0.0]
+    assert F.masked_mean(torch.zeros(0, 3)).item() == 0.0
+    assert F.masked_mean(X, MASK, denominator=0).isfinite()
+    assert F.zero_masked(X, None) is X
+
+
+def test_zero_masked_stops_nan_before_exp_and_covers_later_axes():
+    x = tensor([[[0.0, 1.0], [1e9, INF]]], requires_grad=True)
+    F.zero_masked(x, tensor([[True, False]])).exp().sum().backward()
+    assert x.grad.flatten().tolist() == pytest.approx([1.0, math.e, 0.0, 0.0])
+
+
+def test_variance_keeps_its_digits_far_from_zero():
+    # the sum of squares minus the square of the sum would be 0
+    assert F.masked_var(tensor([9999.0, 10000.0, 10001.0])).item() == 1.0
+    assert seen([1e9 - 1, 1e9], [1e9 + 1]).var == pytest.approx(1.0, rel=1e-6)
+
+
+def test_whiten_matches_hand_computed():
+    # mean 2, variance 2
+    x, mask = tensor([[1.0, 3.0, NAN]]), tensor([[True, True, False]])
+    assert F.whiten(x, mask)[0].tolist() == pytest.approx([-1 / ROOT2, 1 / ROOT2, 0.0])
+    scaled = F.whiten(x, mask, shift_mean=False)[0].tolist()
+    assert scaled == pytest.approx([2 - 1 / ROOT2, 2 + 1 / ROOT2, 0.0])
+    # eps inside the root: (0 - 1) / sqrt(2 + 2)
+    assert F.whiten(tensor([0.0, 2.0]), eps=2.0).tolist() == [-0.5, 0.5]
+    assert F.whiten(torch.zeros(0, 3)).shape == (0, 3)
+    assert F.whiten(tensor([[5.0]])).tolist() == [[0.0]]
+
+
+@seeds(40)
+def test_whiten_matches_numpy(seed):
+    x, *_, mask = draw_rollout(seed)
+    real = x[mask].numpy()
+    mean = real.mean() if len(real) else 0.0
+    expected = (real - mean) / math.sqrt(variance(real) + 1e-8)
+    np.testing.assert_allclose(F.whiten(x, mask)[mask].numpy(), expected, atol=1e-9)
+    shifted = F.whiten(x, mask, shift_mean=False)
+    np.testing.assert_allclose(shifted[mask].numpy(), expected + mean, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.1, 12.3, 100.1, 1000.1, 1e5, -1e30])
+@pytest.mark.parametrize("shift_mean", [True, False])
+def test_whiten_returns_zero_for_equal_entries(value, shift_mean):
+    """The mean is rounded, and the rounding error must not be scaled to 1."""
+    x, mask = torch.full((3, 7), value), torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 2:] = False
+    expected = torch.zeros(3, 7) if shift_mean else x * mask
+    got = F.whiten(x.masked_fill(~mask, 5.0), mask, shift_mean)
+    torch.testing.assert_close(got, expected, atol=0, rtol=2e-7)
+
+
+def test_aggregate_matches_hand_computed():
+    x = tensor([[6.0, 2.0, NAN], [3.0, INF, 0.0], [NAN, NAN, NAN]])
+    mask = tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    # (6 + 2 + 3) / 3; (4 + 3) / 2, without the empty row; 11 / (3 * 3)
+    assert [F.aggregate(x, mask, way).item() for way in WAYS] == pytest.approx(
+        [11 / 3, 3.5, 11 / 9]
+    )
+    assert [F.aggregation_denominator(mask, way).item() for way in WAYS] == [3, 2, 9]
+    assert F.aggregation_denominator(mask, "constant", max_len=10).item() == 30
+    assert F.aggregate(x, mask, "sequence_mean", denominator=14).item() == 0.5
+    assert F.aggregate(tensor([[1.0, 3.0]])).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("way", "long", "short"),
+    [("token_mean", 1 / 5, 1 / 5), ("sequence_mean", 1 / 8, 1 / 2), ("constant", 1 / 8, 1 / 8)],
+)
+def test_aggregate_weights_tokens(way, long, short):
+    x = torch.zeros(2, 4, requires_grad=True)
+    F.aggregate(x, tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool(), way).backward()
+    assert x.grad.flatten().tolist() == pytest.approx([long] * 4 + [short, 0, 0, 0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@seeds(30)
+def test_aggregate_matches_a_loop(way, seed):
+    x, *_, mask = draw_rollout(seed)
+    rows = [x[i][mask[i]].tolist() for i in range(len(x))]
+    tokens, real = sum(rows, []), [row for row in rows if row]
+    expected = {
+        "token_mean": sum(tokens) / max(len(tokens), 1),
+        "sequence_mean": sum(sum(row) / len(row) for row in real) / max(len(real), 1),
+        "constant": sum(tokens) / x.numel(),
+    }
+    assert F.aggregate(x, mask, way).item() == pytest.approx(expected[way])
 
 
 def seen(*batches):
@@ -30,7 +153,7 @@ def seen(*batches):
     return moments
 
 
-def test_moments_by_hand():
+def test_running_moments_match_hand_computed():
     # 1, 3: mean 2, squares 1 + 1; then 8: mean 4, squares 9 + 1 + 16
     assert seen([1.0, 3.0]) == RunningMoments(2, 2.0, 2.0)
     both = seen([1.0, 3.0], [8.0])
@@ -38,118 +161,54 @@ def test_moments_by_hand():
     assert both.var == 13.0 and both.std == math.sqrt(13.0)
     masked = RunningMoments.of(tensor([[1.0, NAN], [3.0, INF]]), tensor([[1, 0], [1, 0]]).bool())
     assert masked == RunningMoments(2, 2.0, 2.0)
+    assert seen() == seen([]) == RunningMoments.of(tensor([NAN]), tensor([False]))
+    assert seen([5.0]).merge(seen()) == seen().merge(seen([5.0])) == RunningMoments(1, 5.0, 0.0)
+    assert seen([5.0]).std == 0.0
 
 
-@given(streams)
-@settings(max_examples=50, deadline=None)
-def test_batch_by_batch_merged_and_all_at_once_agree_with_numpy(batches):
-    one_by_one = seen(*batches)
-    merged = RunningMoments()
-    for batch in reversed(batches):
-        merged = seen(batch).merge(merged)
-    everything = np.array(sum(batches, []), dtype=np.float64)
+@seeds(30)
+def test_running_moments_match_numpy_however_the_batch_is_cut(seed):
+    x, *_, mask = draw_rollout(seed)
+    one_by_one, merged = RunningMoments(), RunningMoments()
+    for row, keep in zip(x + 5, mask, strict=True):
+        one_by_one = one_by_one.update(row, keep)
+        merged = RunningMoments.of(row, keep).merge(merged)
+    real = (x + 5)[mask].numpy()
     for moments in (one_by_one, merged):
-        assert moments.count == everything.size
-        if everything.size:
-            assert moments.mean == pytest.approx(everything.mean(), rel=1e-9, abs=1e-9)
-        if everything.size > 1:
-            assert moments.var == pytest.approx(everything.var(ddof=1), rel=1e-9, abs=1e-6)
+        assert moments.count == len(real)
+        assert moments.mean == pytest.approx(real.mean() if len(real) else 0.0)
+        assert moments.var == pytest.approx(variance(real))
 
 
-def test_small_spread_far_from_zero_keeps_its_digits():
-    # the sum of squares less the square of the sum would be 0 here, even in double precision
-    far = seen([1e9 - 1, 1e9], [1e9 + 1])
-    assert far.var == pytest.approx(1.0, rel=1e-6)
-
-
-def test_nothing_and_one_number_have_no_spread():
-    assert seen() == seen([]) == RunningMoments()
-    assert seen([5.0]) == RunningMoments(1, 5.0, 0.0) and seen([5.0]).std == 0.0
-    assert seen([5.0]).merge(RunningMoments()) == seen([5.0])
-    assert RunningMoments().merge(seen([5.0])) == seen([5.0])
-    assert RunningMoments.of(tensor([NAN]), tensor([False])) == RunningMoments()
-
-
-def test_moments_survive_json_to_the_bit():
+def test_running_moments_are_exact_in_json_and_in_float64():
     moments = seen([0.1, 0.2], [0.7])
     assert RunningMoments(**json.loads(json.dumps(dataclasses.asdict(moments)))) == moments
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        moments.mean = 0.0
+    assert RunningMoments.of(tensor([1e38, -1e38])).std == pytest.approx(1e38 * ROOT2)
+    # 200 * 1000 and 1000^2 exceed float16
+    half = RunningMoments.of(torch.full((200,), 1000.0, dtype=torch.float16))
+    assert (half.mean, half.m2) == (1000.0, 0.0)
 
 
-def test_what_would_spoil_the_stream_for_ever_is_refused():
+def test_running_moments_raise_on_nan():
     with pytest.raises(ValueError, match="x contains 2 numbers that are nan or inf"):
         seen([1.0, NAN, INF])
-    with pytest.raises(ValueError, match="mask has shape"):
-        inspect.unwrap(RunningMoments.of.__func__)(
-            RunningMoments, torch.zeros(2), torch.ones(3).bool()
-        )
-    for wrong in ((-1, 0.0, 0.0), (1, NAN, 0.0), (1, 0.0, -1.0), (1, 0.0, INF)):
-        with pytest.raises(ValueError, match="count, mean and m2 must"):
-            RunningMoments(*wrong)
 
 
-def test_scaling_by_hand():
+def test_scale_rewards_matches_hand_computed():
     # 1, 3: mean 2, std sqrt 2
-    moments, root = seen([1.0, 3.0]), math.sqrt(2)
-    scaled = scale_rewards(tensor([0.0, 4.0]), moments)
-    assert scaled.tolist() == pytest.approx([0.0, 4 / root])
-    normed = scale_rewards(tensor([0.0, 4.0]), moments, shift_mean=True)
-    assert normed.tolist() == pytest.approx([-2 / root, 2 / root])
-    assert scale_rewards(tensor([root]), moments, eps=root).tolist() == pytest.approx([0.5])
+    moments = seen([1.0, 3.0])
+    scaled = F.scale_rewards(tensor([0.0, 4.0]), moments)
+    assert scaled.tolist() == pytest.approx([0.0, 4 / ROOT2])
+    shifted = F.scale_rewards(tensor([0.0, 4.0]), moments, shift_mean=True)
+    assert shifted.tolist() == pytest.approx([-2 / ROOT2, 2 / ROOT2])
+    assert F.scale_rewards(tensor([ROOT2]), moments, eps=ROOT2).tolist() == pytest.approx([0.5])
+    # without a deviation the scale stays
+    assert F.scale_rewards(tensor([2.0]), RunningMoments()).tolist() == [2.0]
+    assert F.scale_rewards(tensor([2.0]), seen([5.0]), shift_mean=True).tolist() == [-3.0]
 
 
-def test_scaling_before_there_is_a_spread_leaves_the_scale_alone():
-    assert scale_rewards(tensor([2.0]), RunningMoments()).tolist() == [2.0]
-    assert scale_rewards(tensor([2.0]), seen([5.0]), shift_mean=True).tolist() == [-3.0]
-    assert scale_rewards(tensor([5.0, 5.0]), seen([5.0, 5.0]), True).tolist() == [0.0, 0.0]
-
-
-@given(st.lists(number, min_size=2, max_size=6).filter(lambda x: np.std(x) > 1e-3))
-@settings(max_examples=40, deadline=None)
-def test_scaling_by_a_batchs_own_moments_is_normalize_reward(rewards):
-    rewards = tensor(rewards, dtype=torch.float64)
-    got = scale_rewards(rewards, RunningMoments.of(rewards), shift_mean=True, eps=1e-5)
-    torch.testing.assert_close(got, normalize_reward(rewards, eps=1e-5))
-
-
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 6), max_size=3))
-@settings(max_examples=50, deadline=None)
-def test_moments_of_real_entries_are_the_same_however_the_batch_is_cut(seed, cuts):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(6, 3, generator=generator, dtype=torch.float64) + 5
-    mask = torch.rand(6, 3, generator=generator) < 0.6
-    edges = [0, *sorted(cuts), 6]
-    parts = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
-    moments = RunningMoments()
-    for part in parts:
-        moments = moments.merge(RunningMoments.of(x[part], mask[part]))
-    real = x[mask].numpy()
-    assert moments.count == real.size
-    if real.size:
-        var = real.var(ddof=1) if real.size > 1 else 0.0
-        assert moments.mean == pytest.approx(real.mean())
-        assert moments.var == pytest.approx(var)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_more(dtype):
-    # 200 * 1000 and 1000^2 are beyond float16
-    x = torch.full((200,), 1000.0, dtype=dtype)
-    x[0] = 0.0
-    moments = RunningMoments.of(x)
-    assert moments.mean == pytest.approx(995.0) and moments.m2 == pytest.approx(995_000.0)
-    assert scale_rewards(x, moments).dtype == torch.float32
-
-
-def test_extremes_of_float32_are_taken_in_double_precision():
-    moments = RunningMoments.of(tensor([1e38, -1e38]))
-    assert moments.mean == 0.0 and moments.std == pytest.approx(1e38 * math.sqrt(2))
-    assert scale_rewards(tensor([1e38]), moments).item() == pytest.approx(1 / math.sqrt(2))
-
-
-def test_gradients_agree_with_finite_differences():
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    moments = RunningMoments.of(x)
-    assert torch.autograd.gradcheck(lambda v: scale_rewards(v[0], moments, True), x)
+@seeds(20)
+def test_scale_rewards_by_own_moments_is_normalize_reward(seed):
+    (rewards,) = draw(seed, "w")
+    got = F.scale_rewards(rewards, RunningMoments.of(rewards), shift_mean=True, eps=1e-5)
+    torch.testing.assert_close(got, F.normalize_reward(rewards, eps=1e-5))
