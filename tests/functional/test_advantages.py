@@ -1,301 +1,200 @@
-"""Advantages, returns and rewards per token and per sequence."""
+"""Advantages, returns, rewards per token and the loss of the value head."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_lab.functional import (
-    compute_advantages,
-    compute_gae,
-    compute_returns,
-    explained_variance,
-    grpo_advantages,
-    rloo_advantages,
-    token_rewards,
-)
+from rlhf_lab import functional as F
+from tests.functional.calls import draw, draw_rollout, seeds
 
-NAN = float("nan")
-number = st.floats(-10, 10, width=32)
-
-
-@st.composite
-def rollouts(draw):
-    batch, gen = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    grid = st.lists(st.lists(number, min_size=gen, max_size=gen), min_size=batch, max_size=batch)
-    keep = st.lists(
-        st.lists(st.booleans(), min_size=gen, max_size=gen), min_size=batch, max_size=batch
-    )
-    values = tensor(draw(grid), dtype=torch.float64)
-    rewards = tensor(draw(st.lists(number, min_size=batch, max_size=batch)), dtype=torch.float64)
-    return values, tensor(draw(grid), dtype=torch.float64), rewards, tensor(draw(keep))
+NAN, INF = float("nan"), float("inf")
+HOLES = tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
 
 
 def gae_by_sums(values, rewards, gamma, lam, mask):
-    """Equation 16 as a double sum in numpy, on each row with its masked tokens taken out."""
+    """Equation 16 as a double sum, on each row without its masked tokens."""
     out = np.zeros(values.shape)
-    for row in range(values.shape[0]):
-        real = [t for t in range(values.shape[1]) if mask[row, t]]
-        v = [values[row, t].item() for t in real] + [0.0]
-        delta = [rewards[row, t].item() + gamma * v[k + 1] - v[k] for k, t in enumerate(real)]
+    for i in range(len(values)):
+        real = mask[i].nonzero().flatten().tolist()
+        v, r = [*values[i][mask[i]].tolist(), 0.0], rewards[i][mask[i]].tolist()
+        delta = [r[k] + gamma * v[k + 1] - v[k] for k in range(len(real))]
         for k, t in enumerate(real):
-            out[row, t] = sum((gamma * lam) ** (j - k) * delta[j] for j in range(k, len(real)))
+            out[i, t] = sum((gamma * lam) ** (j - k) * delta[j] for j in range(k, len(real)))
     return out
 
 
-def test_one_step_advantages_by_hand():
-    values, rewards = tensor([[1.0, 3.0, 2.0], [0.5, 0.0, -1.0]]), tensor([10.0, -2.0])
-    # row 0: 3 - 1, 2 - 3, 10 - 2; row 1: 0 - 0.5, -1 - 0, -2 - (-1)
-    expected = [[2.0, -1.0, 8.0], [-0.5, -1.0, -1.0]]
-    assert compute_advantages(values, rewards).tolist() == expected
-
-
-def test_one_step_advantages_pay_the_reward_at_the_last_real_token():
+def test_compute_advantages_matches_hand_computed():
     values = tensor([[1.0, 3.0, NAN], [1.0, NAN, 4.0], [NAN, NAN, NAN]])
-    mask = tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
     # row 0: 3 - 1, 10 - 3; row 1 steps over the hole: 4 - 1, 20 - 4; row 2 has no token
-    got = compute_advantages(values, tensor([10.0, 20.0, 30.0]), mask)
+    got = F.compute_advantages(values, tensor([10.0, 20.0, 30.0]), HOLES)
     assert got.tolist() == [[2.0, 7.0, 0.0], [3.0, 0.0, 16.0], [0.0, 0.0, 0.0]]
+    plain = F.compute_advantages(tensor([[1.0, 3.0, 2.0]]), tensor([10.0]))
+    assert plain.tolist() == [[2.0, -1.0, 8.0]]
+    # rewards per token: 1 + 0.5 * 4 - 2 over the hole, 3 + 0 - 4
+    values, rewards = tensor([[2.0, NAN, 4.0]]), tensor([[1.0, NAN, 3.0]])
+    got = F.compute_advantages(values, rewards, HOLES[1:2], 0.5)
+    assert got.tolist() == [[1.0, 0.0, -1.0]]
+    assert F.compute_advantages(tensor([[2.0]]), tensor([5.0])).tolist() == [[3.0]]
 
 
-@given(rollouts())
-@settings(max_examples=40, deadline=None)
-def test_one_step_advantages_telescope_to_reward_minus_first_value(rollout):
-    values, _, rewards, mask = rollout
-    got = compute_advantages(values, rewards, mask).sum(dim=-1)
-    for row in range(len(values)):
-        real = values[row][mask[row]].tolist()
-        expected = rewards[row].item() - real[0] if real else 0.0
-        assert got[row].item() == pytest.approx(expected, abs=1e-9)
+@seeds(30)
+def test_compute_advantages_matches_a_loop(seed):
+    values, rewards, _, mask = draw_rollout(seed)
+    gamma = (0.0, 0.9, 1.0)[seed % 3]
+    expected = gae_by_sums(values, rewards, gamma, 0.0, mask)
+    got = F.compute_advantages(values, rewards, mask, gamma)
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-9)
+    at_end = F.compute_advantages(values, rewards[:, 0], mask)
+    assert torch.equal(
+        at_end, F.compute_advantages(values, F.token_rewards(rewards[:, 0], mask), mask)
+    )
+    # the sum over a response is its reward minus the first value
+    for i in range(len(values)):
+        first = values[i][mask[i]][:1].sum().item()
+        reward = rewards[i, 0].item() if mask[i].any() else 0.0
+        assert at_end[i].sum().item() == pytest.approx(reward - first, abs=1e-9)
 
 
-def test_gae_by_hand():
+def test_compute_gae_matches_hand_computed():
     # delta_1 = 4 - 2 = 2; delta_0 = 1 + 0.5 * 2 - 1 = 1; A_0 = 1 + 0.5 * 0.5 * 2 = 1.5
-    got = compute_gae(tensor([[1.0, 2.0]]), tensor([[1.0, 4.0]]), gamma=0.5, lam=0.5)
+    got = F.compute_gae(tensor([[1.0, 2.0]]), tensor([[1.0, 4.0]]), gamma=0.5, lam=0.5)
     assert got.tolist() == [[1.5, 2.0]]
-
-
-def test_gae_carries_value_and_advantage_over_a_hole():
+    # value and advantage are carried over a hole
     values, rewards = tensor([[1.0, NAN, 2.0, NAN]]), tensor([[1.0, NAN, 4.0, 9.0]])
     mask = tensor([[True, False, True, False]])
-    assert compute_gae(values, rewards, 0.5, 0.5, mask).tolist() == [[1.5, 0.0, 2.0, 0.0]]
+    assert F.compute_gae(values, rewards, 0.5, 0.5, mask).tolist() == [[1.5, 0.0, 2.0, 0.0]]
+    assert F.compute_gae(tensor([[2.0]]), tensor([[5.0]])).tolist() == [[3.0]]
 
 
-@given(rollouts(), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
-def test_gae_equals_the_double_sum_of_its_definition(rollout, gamma, lam):
-    values, rewards, _, mask = rollout
-    got = compute_gae(values, rewards, gamma, lam, mask).numpy()
-    expected = gae_by_sums(values, rewards, gamma, lam, mask)
-    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+@seeds(40)
+def test_compute_gae_matches_the_double_sum_of_its_definition(seed):
+    values, rewards, _, mask = draw_rollout(seed)
+    for gamma, lam in ((0.9, 0.7), (1.0, 1.0), (0.5, 0.0)):
+        got = F.compute_gae(values, rewards, gamma, lam, mask).numpy()
+        expected = gae_by_sums(values, rewards, gamma, lam, mask)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
-@given(rollouts())
-@settings(max_examples=40, deadline=None)
-def test_gae_with_lambda_zero_is_the_one_step_estimate(rollout):
-    values, _, rewards, mask = rollout
-    paid = token_rewards(rewards, mask)
-    torch.testing.assert_close(
-        compute_gae(values, paid, gamma=1.0, lam=0.0, mask=mask),
-        compute_advantages(values, rewards, mask),
-    )
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+def test_advantages_of_no_token_are_empty(shape):
+    values, mask = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.bool)
+    for advantages in (
+        F.compute_gae(values, values, mask=mask),
+        F.compute_advantages(values, torch.zeros(shape[:1]), mask),
+        F.rewards_to_go(values, 1.0, mask),
+    ):
+        assert advantages.shape == shape and advantages.dtype == torch.float64
 
 
-@given(rollouts(), st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
-def test_gae_with_lambda_one_is_reward_to_go_minus_value(rollout, gamma):
-    values, rewards, _, mask = rollout
-    got = compute_gae(values, rewards, gamma, 1.0, mask)
-    for row in range(len(values)):
-        real = mask[row].nonzero().flatten().tolist()
-        for k, t in enumerate(real):
-            to_go = sum(gamma**j * rewards[row, u].item() for j, u in enumerate(real[k:]))
-            assert got[row, t].item() == pytest.approx(to_go - values[row, t].item(), abs=1e-9)
+@pytest.mark.parametrize(
+    ("gamma", "lam", "word"), [(1.1, 0.9, "gamma"), (-1.0, 0.9, "gamma"), (1.0, -0.1, "lam")]
+)
+def test_discount_outside_zero_to_one_raises(gamma, lam, word):
+    zero = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match=f"{word} must be between 0 and 1"):
+        F.compute_gae(zero, zero, gamma, lam)
+    if word == "gamma":
+        with pytest.raises(ValueError, match="gamma must be between 0 and 1"):
+            F.compute_advantages(zero, zero[0], gamma=gamma)
 
 
-@pytest.mark.parametrize("name, gamma, lam", [("gamma", 1.1, 0.9), ("lam", 1.0, -0.1)])
-def test_gae_refuses_discounts_outside_zero_to_one(name, gamma, lam):
-    with pytest.raises(ValueError, match=name):
-        compute_gae(torch.zeros(1, 1), torch.zeros(1, 1), gamma, lam)
-
-
-def test_one_sequence_of_one_token():
-    value, reward = tensor([[2.0]]), tensor([5.0])
-    assert compute_advantages(value, reward).tolist() == [[3.0]]
-    assert compute_gae(value, reward[:, None]).tolist() == [[3.0]]
-    assert explained_variance(value, value).item() == 0.0
-
-
-def test_returns_are_the_targets_of_the_values():
+def test_compute_returns_matches_hand_computed():
     advantages, values = tensor([[1.5, NAN]]), tensor([[2.0, 7.0]])
-    assert compute_returns(advantages, values, tensor([[True, False]])).tolist() == [[3.5, 0.0]]
+    assert F.compute_returns(advantages, values, tensor([[True, False]])).tolist() == [[3.5, 0.0]]
     # one step: A + V is the next value, and the reward at the end
     values, rewards = tensor([[1.0, 3.0, 2.0]]), tensor([10.0])
-    returns = compute_returns(compute_advantages(values, rewards), values)
+    returns = F.compute_returns(F.compute_advantages(values, rewards), values)
     assert returns.tolist() == [[3.0, 2.0, 10.0]]
 
 
-def test_explained_variance_by_hand():
-    returns = tensor([[1.0, 2.0, 3.0, NAN]])
-    mask = tensor([[True, True, True, False]])
-    # Var(R) = 1; errors (0, 1, 0): mean 1/3, squares (1 + 4 + 1) / 9 / 2 = 1/3
+def test_explained_variance_matches_hand_computed():
+    returns, mask = tensor([[1.0, 2.0, 3.0, NAN]]), tensor([[True, True, True, False]])
+    # Var(R) = 1; errors (0, 1, 0) have variance 1/3
     values = tensor([[1.0, 1.0, 3.0, 5.0]])
-    assert explained_variance(values, returns, mask).item() == pytest.approx(2 / 3)
-    assert explained_variance(returns, returns, mask).item() == 1.0
-    # a constant shift is no error of variance; the mean alone explains nothing; -R gives 1 - 4
-    assert explained_variance(returns + 7, returns, mask).item() == pytest.approx(1.0)
-    assert explained_variance(torch.full_like(returns, 2.0), returns, mask).item() == 0.0
-    assert explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0)
+    assert F.explained_variance(values, returns, mask).item() == pytest.approx(2 / 3)
+    # a constant shift is no error of variance; a constant explains nothing; -R gives 1 - 4
+    assert F.explained_variance(returns + 7, returns, mask).item() == pytest.approx(1.0)
+    assert F.explained_variance(torch.full_like(returns, 2.0), returns, mask).item() == 0.0
+    assert F.explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0)
+    equal = torch.full((1, 7), 0.1)
+    assert F.explained_variance(torch.randn(1, 7), equal).item() == 0.0
+    assert F.explained_variance(equal[:, :1], equal[:, :1]).item() == 0.0
 
 
-def test_explained_variance_of_constant_returns_is_zero():
-    returns = torch.full((1, 7), 0.1)
-    assert explained_variance(torch.randn(1, 7), returns).item() == 0.0
-    assert explained_variance(returns, returns, torch.zeros(1, 7).bool()).item() == 0.0
-
-
-@given(rollouts())
-@settings(max_examples=40, deadline=None)
-def test_explained_variance_equals_numpy(rollout):
-    values, returns, _, mask = rollout
+@seeds(30)
+def test_explained_variance_matches_numpy(seed):
+    values, returns, _, mask = draw_rollout(seed)
     v, r = values[mask].numpy(), returns[mask].numpy()
-    spread = r.var() if r.size else 0.0
-    if spread < 1e-6:
-        return
-    got = explained_variance(values, returns, mask).item()
-    assert got == pytest.approx(1 - (r - v).var() / spread, rel=1e-6, abs=1e-6)
+    expected = 1 - (r - v).var() / r.var() if len(r) > 1 else 0.0
+    assert F.explained_variance(values, returns, mask).item() == pytest.approx(expected)
 
 
-def test_token_rewards_by_hand():
-    mask = tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
-    rewards = tensor([2.0, -1.0, 5.0])
-    no_kl = token_rewards(rewards, mask)
+def test_token_rewards_match_hand_computed():
+    no_kl = F.token_rewards(tensor([2.0, -1.0, 5.0]), HOLES)
+    # once, at the last real token: torchrl pays rows that stop early twice
     assert no_kl.tolist() == [[0.0, 2.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]
     kl = tensor([[0.5, 1.0, NAN], [2.0, NAN, -1.0], [NAN, NAN, NAN]])
-    # 0 - 0.1 * 0.5, 2 - 0.1 * 1; 0 - 0.1 * 2, -1 - 0.1 * -1
-    got = token_rewards(rewards, mask, kl, 0.1)
+    got = F.token_rewards(tensor([2.0, -1.0, 5.0]), HOLES, kl, 0.1)
     assert got.flatten().tolist() == pytest.approx([-0.05, 1.9, 0, -0.2, 0, -0.9, 0, 0, 0])
-
-
-def test_rewards_of_tokens_stay_where_they_are_by_hand():
-    mask = tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
-    rewards = tensor([[2.0, -1.0, NAN], [5.0, NAN, 0.5], [NAN, NAN, NAN]])
-    kept = [[2.0, -1.0, 0.0], [5.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
-    assert token_rewards(rewards, mask).tolist() == kept
-    kl = tensor([[0.5, 1.0, NAN], [2.0, NAN, -1.0], [NAN, NAN, NAN]])
-    # 2 - 0.1 * 0.5, -1 - 0.1 * 1; 5 - 0.1 * 2, 0.5 - 0.1 * -1
-    got = token_rewards(rewards, mask, kl, 0.1)
+    by_token = tensor([[2.0, -1.0, NAN], [5.0, NAN, 0.5], [NAN, NAN, NAN]])
+    got = F.token_rewards(by_token, HOLES, kl, 0.1)
     assert got.flatten().tolist() == pytest.approx([1.95, -1.1, 0, 4.8, 0, 0.6, 0, 0, 0])
-    half = token_rewards(rewards.bfloat16(), mask)
-    assert half.dtype == torch.float32 and half.tolist() == kept
-
-
-def test_the_score_is_paid_once_and_exactly_at_the_last_real_token():
-    # torchrl pays rows that stopped early twice; torchtune pays one token after the last
-    mask = tensor([[True, True, False, False], [True, True, True, True]])
-    paid = token_rewards(tensor([3.0, 5.0]), mask)
-    assert paid.tolist() == [[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 5.0]]
-
-
-@given(rollouts(), number)
-@settings(max_examples=40, deadline=None)
-def test_token_rewards_sum_to_reward_minus_kl(rollout, kl_coef):
-    kl, _, rewards, mask = rollout
-    total = token_rewards(rewards, mask, kl, kl_coef).sum(dim=-1)
-    for row in range(len(kl)):
-        real = kl[row][mask[row]].tolist()
-        expected = rewards[row].item() - kl_coef * math.fsum(real) if real else 0.0
-        assert total[row].item() == pytest.approx(expected, abs=1e-9)
-
-
-def test_token_rewards_refuse_a_coefficient_without_kl():
     with pytest.raises(ValueError, match="kl_per_token is missing"):
-        token_rewards(tensor([1.0]), tensor([[True]]), kl_coef=0.1)
+        F.token_rewards(tensor([1.0]), tensor([[True]]), kl_coef=0.1)
 
 
-def test_rloo_by_hand():
-    # group 7: 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2; group -1: 5 - 3, 3 - 5
-    rewards, group = tensor([1.0, 5.0, 2.0, 3.0, 6.0]), tensor([7, -1, 7, -1, 7])
-    assert rloo_advantages(rewards, group).tolist() == [-3.0, 2.0, -1.5, -2.0, 4.5]
+@seeds(30)
+def test_token_rewards_sum_to_reward_minus_kl(seed):
+    kl, rewards, _, mask = draw_rollout(seed)
+    total = F.token_rewards(rewards[:, 0], mask, kl, 0.3).sum(dim=-1)
+    for i in range(len(kl)):
+        reward = rewards[i, 0].item() if mask[i].any() else 0.0
+        expected = reward - 0.3 * math.fsum(kl[i][mask[i]].tolist())
+        assert total[i].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_rloo_refuses_a_group_of_one_and_names_it():
-    with pytest.raises(ValueError, match="group 4 has one sequence"):
-        rloo_advantages(tensor([1.0, 2.0, 3.0]), tensor([0, 0, 4]))
+def value_loss_by_loop(values, returns, mask, old, clip):
+    errors = []
+    for v, r, before in zip(*(x[mask].tolist() for x in (values, returns, old)), strict=True):
+        near = v if clip is None else min(max(v, before - clip), before + clip)
+        errors.append(max((v - r) ** 2, (near - r) ** 2))
+    return 0.5 * 0.15 * sum(errors) / max(len(errors), 1)
 
 
-def test_grpo_by_hand():
-    # mean 3, unbiased std sqrt((4 + 1 + 9) / 2) = sqrt 7; the group of one gets 0
-    rewards, group = tensor([1.0, 2.0, 6.0, 100.0]), tensor([3, 3, 3, 8])
-    scale = math.sqrt(7) + 1e-4
-    expected = [-2 / scale, -1 / scale, 3 / scale, 0.0]
-    assert grpo_advantages(rewards, group).tolist() == pytest.approx(expected)
-    plain = grpo_advantages(rewards, group, normalize_std=False)
-    assert plain.tolist() == [-2.0, -1.0, 3.0, 0.0]
+def test_value_function_loss_matches_hand_computed():
+    # 1/2 * 0.15 * (1 + 4) / 2
+    values, returns = tensor([[1.0, 2.0, NAN]]), tensor([[2.0, 0.0, INF]])
+    loss = F.calc_value_function_loss(values, returns, 0.15, tensor([[True, True, False]]))
+    assert loss.item() == pytest.approx(0.1875)
+    assert F.calc_value_function_loss(tensor([[3.0]]), tensor([[1.0]]), 1.0).item() == 2.0
 
 
-def test_grpo_of_equal_rewards_is_zero_with_finite_gradient():
-    rewards = tensor([2.0, 2.0, 2.0], requires_grad=True)
-    advantages = grpo_advantages(rewards, tensor([0, 0, 0]))
-    assert advantages.tolist() == [0.0, 0.0, 0.0]
-    (advantages * tensor([1.0, 2.0, 3.0])).sum().backward()
-    assert rewards.grad.isfinite().all()
+def test_clipped_value_function_loss_takes_the_larger_error():
+    values, old = tensor([[1.0, 1.0, 0.1]], requires_grad=True), torch.zeros(1, 3)
+    loss = F.calc_value_function_loss(
+        values, tensor([[1.0, 0.0, 1.0]]), 2.0, old_values=old, clip=0.2
+    )
+    # clipped at 0.2: (0.2 - 1)^2 > 0; 1 > 0.2^2; not clipped: 0.9^2
+    assert loss.item() == pytest.approx((0.64 + 1.0 + 0.81) / 3)
+    loss.backward()
+    # no gradient where the value moved too far towards its return
+    assert values.grad[0].tolist() == pytest.approx([0.0, 2 / 3, -0.6])
 
 
-@given(st.lists(st.tuples(number, st.integers(0, 2)), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
-def test_group_advantages_equal_a_loop_over_groups(pairs):
-    pairs = pairs + [(reward + 1, group) for reward, group in pairs]
-    rewards = tensor([r for r, _ in pairs], dtype=torch.float64)
-    group = tensor([g for _, g in pairs])
-    rloo, grpo = rloo_advantages(rewards, group), grpo_advantages(rewards, group)
-    for i, (reward, own) in enumerate(pairs):
-        everyone = [r for r, g in pairs if g == own]
-        others = [r for j, (r, g) in enumerate(pairs) if g == own and j != i]
-        assert rloo[i].item() == pytest.approx(reward - np.mean(others), abs=1e-9)
-        scaled = (reward - np.mean(everyone)) / (np.std(everyone, ddof=1) + 1e-4)
-        assert grpo[i].item() == pytest.approx(scaled, abs=1e-6)
+@pytest.mark.parametrize("clip", [None, 0.1, 0.5])
+@seeds(30)
+def test_value_function_loss_matches_a_loop(clip, seed):
+    values, returns, old, mask = draw_rollout(seed)
+    got = F.calc_value_function_loss(values, returns, 0.15, mask, old, clip).item()
+    assert got == pytest.approx(value_loss_by_loop(values, returns, mask, old, clip))
 
 
-def test_gradients_agree_with_finite_differences():
-    torch.manual_seed(0)
-    values = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    other = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    rewards = torch.randn(2, dtype=torch.float64, requires_grad=True)
-    mask = tensor([[1, 0, 1, 0], [1, 1, 1, 1]]).bool()
-    check = torch.autograd.gradcheck
-    assert check(lambda v, r: compute_advantages(v, r, mask), (values, rewards))
-    assert check(lambda v, r: compute_gae(v, r, 0.9, 0.8, mask), (values, other))
-    assert check(lambda a, v: compute_returns(a, v, mask), (other, values))
-    assert check(lambda v, r: explained_variance(v, r, mask), (values, other))
-    assert check(lambda r, k: token_rewards(r, mask, k, 0.3), (rewards, other))
-    assert check(lambda r, k: token_rewards(r, mask, k, 0.3), (values, other))
-    four = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    group = tensor([0, 1, 0, 1])
-    assert check(lambda r: rloo_advantages(r, group), four)
-    assert check(lambda r: grpo_advantages(r, group), four)
-
-
-def test_nan_under_the_mask_leaves_the_gradient_alone():
-    values = tensor([[1.0, NAN, 2.0, NAN]], requires_grad=True)
-    mask = tensor([[True, False, True, False]])
-    got = compute_gae(values, tensor([[0.0, NAN, 1.0, NAN]]), mask=mask)
-    (got + compute_advantages(values, tensor([1.0]), mask)).sum().backward()
-    assert values.grad.isfinite().all() and (values.grad[~mask] == 0).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    values = tensor([[1.0, 3.0, 2.0]], dtype=dtype)
-    advantages = compute_advantages(values, tensor([10.0], dtype=dtype))
-    assert advantages.dtype == torch.float32 and advantages.tolist() == [[2.0, -1.0, 8.0]]
-    assert compute_gae(values, values).dtype == torch.float32
-    # float16 ends at 65504: the mean of four rewards of 60000 is 60000, not inf
-    rewards = tensor([60000.0, 60000.0, 60000.0, 60000.0], dtype=dtype)
-    group = torch.zeros(4, dtype=torch.long)
-    assert rloo_advantages(rewards, group).tolist() == [0.0] * 4
-    assert grpo_advantages(rewards, group).tolist() == [0.0] * 4
+def test_value_clip_without_old_values_or_below_zero_raises():
+    (x,) = draw(0, "bg")
+    with pytest.raises(ValueError, match="old_values is missing"):
+        F.calc_value_function_loss(x, x, 1.0, clip=0.2)
+    with pytest.raises(ValueError, match=r"clip is -0\.2"):
+        F.calc_value_function_loss(x, x, 1.0, old_values=x, clip=-0.2)
