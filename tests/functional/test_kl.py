@@ -1,85 +1,79 @@
-"""Exact and estimated KL between policy and reference."""
+"""Exact and estimated KL of the policy from the reference."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import tensor
 from torch.distributions import Categorical, kl_divergence
 
-from rlhf_lab.functional import (
-    calc_kl_penalty,
-    generated_logits,
-    kl_estimate,
-    kl_per_sequence,
-    kl_per_token,
-    log_probs,
-)
+from rlhf_lab import functional as F
+from tests.functional.calls import draw, draw_rollout, seeds
 
 NAN, INF = float("nan"), float("inf")
+LOG2 = math.log(2)
 HALF = tensor([[[0.0, 0.0]]])
 QUARTER = tensor([[[0.0, math.log(3)]]])
-# KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3 = 1/2 log 4/3, and the other way round
+# KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3 = 1/2 log 4/3, and the reverse
 FORWARD = 0.5 * math.log(4 / 3)
 BACKWARD = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
 
 
 def exact_kl(logits, ref_logits):
-    """The KL of logits, through the log-probabilities of both."""
-    return kl_per_token(log_probs(logits), log_probs(ref_logits))
+    return F.kl_per_token(F.log_probs(logits), F.log_probs(ref_logits))
 
 
-def kl_by_loop(logits, ref_logits):
-    """The definition in float64 numpy: softmax by hand, one sum per token."""
-    p, q = (np.exp(z - z.max(-1, keepdims=True)) for z in (logits.numpy(), ref_logits.numpy()))
-    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
-    return (p * np.log(p / q)).sum(-1)
-
-
-def test_exact_kl_by_hand_is_of_the_policy_from_the_reference():
+def test_exact_kl_matches_hand_computed():
     assert exact_kl(HALF, QUARTER).item() == pytest.approx(FORWARD)
     assert exact_kl(QUARTER, HALF).item() == pytest.approx(BACKWARD)
-    assert FORWARD != pytest.approx(BACKWARD)
+    kl = tensor([[0.5, 0.25, NAN]])
+    mask = tensor([[True, True, False]])
+    assert F.kl_per_sequence(kl, mask).tolist() == [0.75]
+    assert F.calc_kl_penalty(kl, 2.0, mask).item() == pytest.approx(0.75)
+    # only the state before the generated token counts, not prompt and last position
+    ref = torch.zeros(1, 5, 2)
+    ref[0, 3] = QUARTER
+    penalty = F.calc_kl_penalty(
+        exact_kl(F.generated_logits(torch.zeros(1, 5, 2), 4), F.generated_logits(ref, 4)), 1.0
+    )
+    assert penalty.item() == pytest.approx(FORWARD)
 
 
-@given(st.integers(0, 10_000), st.floats(0.1, 10))
-@settings(max_examples=30, deadline=None)
-def test_exact_kl_equals_the_definition_and_is_not_negative(seed, scale):
-    generator = torch.Generator().manual_seed(seed)
-    logits, ref = torch.randn(2, 2, 3, 5, generator=generator, dtype=torch.float64) * scale
+@seeds(30)
+def test_exact_kl_matches_the_definition(seed):
+    logits, ref = (3 * x for x in draw(seed, "bgv", "bgv"))
+    p, q = (np.exp(z.numpy()) / np.exp(z.numpy()).sum(-1, keepdims=True) for z in (logits, ref))
     got = exact_kl(logits, ref)
-    np.testing.assert_allclose(got.numpy(), kl_by_loop(logits, ref), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got.numpy(), (p * np.log(p / q)).sum(-1), rtol=1e-9, atol=1e-12)
     assert (got >= -1e-12).all()
     torch.testing.assert_close(exact_kl(logits + 5, ref - 3), got)
-    expected = kl_divergence(Categorical(logits=logits), Categorical(logits=ref))
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        got, kl_divergence(Categorical(logits=logits), Categorical(logits=ref))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_identical_logits_give_exactly_zero(dtype):
     logits = (torch.randn(2, 3, 50) * 10).to(dtype)
-    kl = exact_kl(logits, logits.clone())
-    assert (kl == 0.0).all()
-    assert kl.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert not exact_kl(logits, logits.clone()).any()
 
 
-def test_filtered_tokens_count_as_zero_and_impossible_references_as_inf():
-    filtered = tensor([[[0.0, 0.0, -INF]]], requires_grad=True)
-    # the policy is (1/2, 1/2, 0), the reference (1/3, 1/3, 1/3): log(3/2)
-    kl = exact_kl(filtered, torch.zeros(1, 1, 3))
-    assert kl.item() == pytest.approx(math.log(1.5))
+def test_exact_kl_of_filtered_and_extreme_logits_is_finite():
+    filtered = tensor([[[0.0, 0.0, -INF], [1e4, 0.0, -1e4]]], requires_grad=True)
+    # (1/2, 1/2, 0) and (1, 0, 0) from (1/3, 1/3, 1/3)
+    kl = exact_kl(filtered, torch.zeros(1, 2, 3))
+    assert kl[0].tolist() == pytest.approx([math.log(1.5), math.log(3)])
     kl.sum().backward()
     assert filtered.grad.isfinite().all()
-    assert exact_kl(filtered, filtered).item() == 0.0
-    assert exact_kl(torch.zeros(1, 1, 3), filtered).item() == INF
+    assert not exact_kl(filtered, filtered).any()
+    # exp(-1e4) underflows to 0
+    assert exact_kl(tensor([[[0.0, -1e4]]]), tensor([[[0.0, -INF]]])).item() == 0.0
 
 
 @pytest.mark.parametrize("logit", [0.0, -20.0, -50.0])
-def test_kl_is_inf_with_gradient_zero_when_the_reference_cannot(logit):
-    """Token 1 has probability 1/2, 2e-9 and 2e-22; the second row is finite."""
+def test_exact_kl_is_inf_with_gradient_zero_without_support(logit):
+    """The policy's probability of token 1 is 1/2, 2e-9 and 2e-22; the second state is finite."""
     logits = tensor([[[0.0, logit], [0.0, 1.0]]], requires_grad=True)
     kl = exact_kl(logits, tensor([[[0.0, -INF], [0.0, 0.0]]]))
     assert kl[0, 0] == INF and kl[0, 1].isfinite()
@@ -87,156 +81,145 @@ def test_kl_is_inf_with_gradient_zero_when_the_reference_cannot(logit):
     assert (logits.grad[0, 0] == 0).all() and (logits.grad[0, 1] != 0).all()
 
 
-def test_extreme_logits_stay_finite_in_value_and_gradient():
-    logits = tensor([[[1e4, 0.0, -1e4]]], requires_grad=True)
-    kl = exact_kl(logits, torch.zeros(1, 1, 3))
-    assert kl.item() == pytest.approx(math.log(3))
-    kl.sum().backward()
-    assert logits.grad.isfinite().all()
-    # probability exp(-1e4) underflows to 0, so a reference without that token costs nothing
-    assert exact_kl(tensor([[[0.0, -1e4]]]), tensor([[[0.0, -INF]]])).item() == 0.0
-
-
-def test_kl_per_sequence_sums_the_real_tokens():
-    kl = tensor([[0.5, 0.25, NAN], [NAN, NAN, NAN]])
-    mask = tensor([[True, True, False], [False, False, False]])
-    assert kl_per_sequence(kl, mask).tolist() == [0.75, 0.0]
-
-
-def test_penalty_by_hand_takes_the_mean_over_real_tokens():
-    kl = tensor([[0.25, 0.75, NAN], [INF, NAN, INF]], requires_grad=True)
-    mask = tensor([[True, True, False], [False, False, False]])
-    penalty = calc_kl_penalty(kl, 2.5, mask)
-    assert penalty.item() == pytest.approx(2.5 * (0.25 + 0.75) / 2)
-    penalty.backward()
-    assert kl.grad.tolist() == [[1.25, 1.25, 0.0], [0.0, 0.0, 0.0]]
-    assert calc_kl_penalty(kl, 2.5, mask, denominator=10).item() == pytest.approx(0.25)
+@pytest.mark.parametrize("policy_logit", [-INF, -800.0, -1e4])
+@pytest.mark.parametrize("ref_logit", [-INF, -800.0, 0.5])
+def test_gradients_match_differences_at_probability_zero(policy_logit, ref_logit):
+    torch.manual_seed(1)
+    logits, ref = (
+        torch.randn(2, 3, 4, dtype=torch.float64).index_fill(-1, tensor([1]), z).requires_grad_()
+        for z in (policy_logit, ref_logit)
+    )
+    assert torch.autograd.gradcheck(exact_kl, (logits, ref))
+    # the same KL without the token, whose probability under the reference is q
+    others, q = [x[..., [0, 2, 3]] for x in (logits, ref)], ref.softmax(-1)[..., 1]
+    torch.testing.assert_close(exact_kl(logits, ref), exact_kl(*others) - torch.log1p(-q))
 
 
 @pytest.mark.parametrize("garbage", [3e38, -3e38, INF, -INF])
-def test_penalty_ignores_garbage_logits_at_masked_tokens(garbage):
-    """Value and gradient, with the garbage in one entry or in all of a row."""
+def test_penalties_ignore_garbage_logits_at_masked_tokens(garbage):
     padding = torch.full((1, 2, 2), garbage)
     padding[0, 0, 1] = 0.0
     logits = torch.cat([HALF, QUARTER, padding], dim=1).requires_grad_()
     ref = torch.cat([QUARTER, HALF, padding.flip(1)], dim=1)
     mask = tensor([[True, True, False, False]])
-    for first, second in ((logits, ref), (ref, logits)):
-        penalty = calc_kl_penalty(exact_kl(first, second), 2.5, mask)
-        assert penalty.item() == pytest.approx(2.5 * (FORWARD + BACKWARD) / 2)
+    entropy = lambda: F.calc_entropy_bonus(F.entropy_per_token(F.log_probs(logits)), 2.0, mask)
+    assert entropy().isfinite()
+    for penalty in (
+        F.calc_kl_penalty(exact_kl(logits, ref), 2.0, mask),
+        F.calc_kl_penalty(exact_kl(ref, logits), 2.0, mask),
+    ):
+        assert penalty.item() == pytest.approx(FORWARD + BACKWARD)
         (grad,) = torch.autograd.grad(penalty, logits)
-        assert grad.isfinite().all() and (grad[0, 2:] == 0).all() and (grad[0, :2] != 0).all()
+        assert grad.isfinite().all() and not grad[0, 2:].any() and grad[0, :2].all()
+    (grad,) = torch.autograd.grad(entropy(), logits)
+    assert grad.isfinite().all() and not grad[0, 2:].any()
 
 
-def test_penalty_does_not_average_over_prompt_positions():
-    # three prompt states, one state before the one generated token, one final state: only the
-    # fourth (index 3) counts, where the KL is FORWARD; a mean over all five would be a fifth of it
-    zeros = torch.zeros(1, 5, 2)
-    ref = zeros.clone()
-    ref[0, 3] = QUARTER
-    kl = exact_kl(generated_logits(zeros, 4), generated_logits(ref, 4))
-    assert calc_kl_penalty(kl, 1.0).item() == pytest.approx(FORWARD)
+def test_kl_of_later_states_matches_hand_computed():
+    logprobs = tensor([[-1.0, -2.0, -4.0]], requires_grad=True)
+    kl = tensor([[0.5, 0.25, 3.0]], requires_grad=True)
+    got = F.kl_of_later_states(logprobs, kl)
+    assert got.tolist() == [[-3.25, -6.0, 0.0]]
+    got.sum().backward()
+    assert kl.grad is None and logprobs.grad.tolist() == [[3.25, 3.0, 0.0]]
+    hole = F.kl_of_later_states(logprobs, tensor([[0.5, NAN, 3.0]]), tensor([[True, False, True]]))
+    assert hole.tolist() == [[-3.0, 0.0, 0.0]]
+    assert F.kl_of_later_states(tensor([[-2.0]]), tensor([[7.0]])).tolist() == [[0.0]]
 
 
-def test_all_masked_penalty_is_zero():
-    kl = torch.full((1, 2), NAN, requires_grad=True)
-    penalty = calc_kl_penalty(kl, 1.0, torch.zeros(1, 2).bool())
-    penalty.backward()
-    assert penalty.item() == 0.0 and (kl.grad == 0).all()
-
-
-@given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
-def test_penalties_of_micro_batches_add_up(seed):
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_with_later_states_is_that_of_the_whole_kl(seed):
+    """Two tokens of three choices each, so that every sequence can be listed."""
     generator = torch.Generator().manual_seed(seed)
-    logits, ref = torch.randn(2, 4, 3, 5, generator=generator, dtype=torch.float64)
-    mask = torch.rand(4, 3, generator=generator) < 0.6
-    tokens, kl = int(mask.sum()), exact_kl(logits, ref)
-    parts = [calc_kl_penalty(kl[i : i + 2], 0.3, mask[i : i + 2], tokens) for i in (0, 2)]
-    real = kl_by_loop(logits, ref)[mask.numpy()]
-    expected = 0.3 * real.mean() if tokens else 0.0
-    assert sum(parts).item() == pytest.approx(expected, rel=1e-9)
+    normal = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    first, second, ref = normal(3).requires_grad_(), normal(3, 3).requires_grad_(), normal(3, 2, 3)
+    ref[:, 0] = ref[0, 0].clone()
+    p = first.softmax(0)
+    # the definition: sum over sequences of p(x) log (p(x) / q(x))
+    joint = p[:, None] * second.softmax(1)
+    ref_joint = ref[0, 0].softmax(0)[:, None] * ref[:, 1].softmax(1)
+    whole = (joint * (joint.log() - ref_joint.log())).sum()
+    kl = exact_kl(torch.stack([first.expand(3, 3), second], 1), ref)
+    logprobs = torch.stack([first.log_softmax(0), torch.zeros(3, dtype=torch.float64)], 1)
+    weights = p.detach()[:, None]
+    gradient = lambda x: torch.autograd.grad(x, (first, second), retain_graph=True)
+    got = gradient((weights * (kl + F.kl_of_later_states(logprobs, kl))).sum())
+    torch.testing.assert_close(got, gradient(whole))
+    assert not torch.allclose(gradient((weights * kl).sum())[0], gradient(whole)[0], atol=1e-3)
 
 
-def test_gradients_agree_with_finite_differences():
-    torch.manual_seed(0)
-    logits, ref = (torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in "ab")
-    mask = tensor([[1, 1, 0], [0, 0, 0]]).bool()
-    check = torch.autograd.gradcheck
-    assert check(exact_kl, (logits, ref))
-    assert check(lambda a, b: calc_kl_penalty(exact_kl(a, b), 0.7, mask), (logits, ref))
-    assert check(lambda a: calc_kl_penalty(a, 0.7, mask), logits[..., 0])
-    for kind in ("k1", "k2", "k3"):
-        assert check(lambda a, b, k=kind: kl_estimate(a, b, k), (logits[..., 0], ref[..., 0]))
-    assert check(lambda a: kl_per_sequence(a, mask), logits[..., 0])
+def test_estimates_match_hand_computed():
+    # d = log 2, then -log 2
+    logprobs, ref = tensor([[0.5, 0.25]]).log(), tensor([[0.25, 0.5]]).log()
+    expected = {
+        "k1": [LOG2, -LOG2],
+        "k2": [LOG2**2 / 2] * 2,
+        "k3": [LOG2 - 0.5, 1 - LOG2],
+        "abs": [LOG2] * 2,
+        "mse": [LOG2**2 / 2] * 2,
+        "k3_straight_through": [LOG2 - 0.5, 1 - LOG2],
+    }
+    assert set(expected) == set(F.KL_ESTIMATORS)
+    for name, values in expected.items():
+        assert F.kl_estimate(logprobs, ref, name)[0].tolist() == pytest.approx(values), name
+    # ratio 2 to the old policy: 2 * log 2; ratio 1: -log 2
+    weighted = F.kl_importance_weighted(logprobs, tensor([[0.25, 0.25]]).log(), ref)
+    assert weighted[0].tolist() == pytest.approx([2 * LOG2, -LOG2])
 
 
-@pytest.mark.parametrize("policy_logit", [-INF, -800.0, -1e4])
-@pytest.mark.parametrize("ref_logit", [-INF, -800.0, 0.5])
-def test_gradients_match_differences_at_probability_zero(policy_logit, ref_logit):
-    """Token 1 has probability 0 under the policy (exp(-800) underflows), and 0 or more before."""
-    torch.manual_seed(1)
-    column = tensor([1])
-    logits, ref = (
-        torch.randn(2, 3, 4, dtype=torch.float64).index_fill(-1, column, logit).requires_grad_()
-        for logit in (policy_logit, ref_logit)
-    )
-    assert torch.autograd.gradcheck(exact_kl, (logits, ref))
-    kl = exact_kl(logits, ref)
-    # the same KL without the token, which the reference gives probability q
-    others = [x[..., [0, 2, 3]] for x in (logits, ref)]
-    q = ref.softmax(-1)[..., 1]
-    torch.testing.assert_close(kl, exact_kl(*others) - torch.log1p(-q))
+@pytest.mark.parametrize("name", sorted(F.KL_ESTIMATORS))
+@seeds(20)
+def test_sampled_penalty_matches_a_loop(name, seed):
+    logprobs, ref, _, mask = draw_rollout(seed)
+    forms = {
+        "k1": lambda d: d,
+        "k2": lambda d: d * d / 2,
+        "k3": lambda d: math.exp(-d) - 1 + d,
+        "abs": abs,
+    }
+    form = forms[{"mse": "k2", "k3_straight_through": "k3"}.get(name, name)]
+    real = [form(d) for d in (logprobs - ref)[mask].tolist()]
+    got = F.calc_sampled_kl_penalty(logprobs, ref, name, 0.7, mask)
+    assert got.item() == pytest.approx(0.7 * sum(real) / max(len(real), 1))
 
 
-def test_estimates_by_hand():
-    # pi = 1/2, ref = 1/4: d = log 2; k2 = (log 2)^2 / 2; k3 = 1/2 - 1 + log 2
-    pi, ref = tensor([[math.log(1 / 2)]]), tensor([[math.log(1 / 4)]])
-    log2 = math.log(2)
-    assert kl_estimate(pi, ref, "k1").item() == pytest.approx(log2)
-    assert kl_estimate(pi, ref, "k2").item() == pytest.approx(log2**2 / 2)
-    assert kl_estimate(pi, ref, "k3").item() == pytest.approx(log2 - 0.5)
-    # the other way round: d = -log 2; k3 = 2 - 1 - log 2
-    assert kl_estimate(ref, pi, "k1").item() == pytest.approx(-log2)
-    assert kl_estimate(ref, pi, "k3").item() == pytest.approx(1 - log2)
+def gradient_in_logits(estimate, logits, weights):
+    """The gradient of an estimate averaged over every token, weighted as it is sampled."""
+    leaf = logits.clone().requires_grad_()
+    (weights * estimate(leaf.log_softmax(-1))).sum().backward()
+    return leaf.grad
 
 
-@given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_k1_and_k3_are_unbiased_under_the_policy_and_k3_is_not_negative(seed):
-    generator = torch.Generator().manual_seed(seed)
-    logits, ref_logits = torch.randn(2, 6, generator=generator, dtype=torch.float64)
-    pi, ref = torch.softmax(logits, -1).numpy(), torch.softmax(ref_logits, -1).numpy()
-    exact = (pi * np.log(pi / ref)).sum()
-    logprobs, ref_logprobs = torch.from_numpy(np.log([pi])), torch.from_numpy(np.log([ref]))
-    k3 = kl_estimate(logprobs, ref_logprobs, "k3")
-    assert (k3 >= 0).all()
-    # the expectation over every token, weighted with its probability
-    assert (pi * k3.numpy()[0]).sum() == pytest.approx(exact, rel=1e-9, abs=1e-12)
-    k1 = kl_estimate(logprobs, ref_logprobs, "k1").numpy()[0]
-    assert (pi * k1).sum() == pytest.approx(exact, rel=1e-9, abs=1e-12)
+@seeds(30)
+def test_estimates_are_unbiased_and_have_the_right_gradients(seed):
+    logits, ref_logits, old_logits = (x[:1] for x in draw(seed, "bv", "bv", "bv"))
+    pi, ref, old = (x.log_softmax(-1) for x in (logits, ref_logits, old_logits))
+    kl = lambda logprobs: logprobs.exp() * (logprobs - ref)
+    exact = kl(pi).sum().item()
+    for name in ("k1", "k3"):
+        assert (pi.exp() * F.kl_estimate(pi, ref, name)).sum().item() == pytest.approx(exact)
+    assert (F.kl_estimate(pi, ref, "k3") >= 0).all()
+    weighted = lambda logprobs: F.kl_importance_weighted(logprobs, old, ref)
+    assert (old.exp() * weighted(pi)).sum().item() == pytest.approx(exact)
+    slope = gradient_in_logits(kl, logits, 1.0)
+    reverse = gradient_in_logits(lambda logprobs: ref.exp() * (ref - logprobs), logits, 1.0)
+    for name, expected in (
+        ("k1", torch.zeros_like(slope)), ("k2", slope), ("mse", slope), ("k3", reverse),
+        ("k3_straight_through", slope),
+    ):  # fmt: skip
+        estimate = lambda logprobs, n=name: F.kl_estimate(logprobs, ref, n)
+        torch.testing.assert_close(gradient_in_logits(estimate, logits, pi.exp()), expected)
+    torch.testing.assert_close(gradient_in_logits(weighted, logits, old.exp()), slope)
 
 
 def test_estimates_at_float32_extremes():
-    gap = tensor([[80.0, -80.0, 1e4, 1e-4]])
+    gap = tensor([[80.0, -80.0, 1e4, 1e-4, -200.0]], requires_grad=True)
     zero = torch.zeros_like(gap)
-    k3 = kl_estimate(gap, zero, "k3")[0].double()
-    # d = 80: 80 - 1; d = -80: exp(80) - 81; d = 1e4: 9999; d = 1e-4: d^2 / 2 = 5e-9
-    assert k3[0].item() == pytest.approx(79.0)
-    assert k3[1].item() == pytest.approx(math.exp(80), rel=1e-5)
-    assert k3[2].item() == pytest.approx(9999.0)
-    assert k3[3].item() == pytest.approx(5e-9, rel=1e-2)
-    assert kl_estimate(gap, zero, "k2").isfinite().all()
-    assert (kl_estimate(gap, gap, "k3") == 0).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_estimates_are_computed_in_float32(dtype):
-    # exp(12) = 162754.79 is beyond float16
-    got = kl_estimate(tensor([[-12.0]], dtype=dtype), tensor([[0.0]], dtype=dtype), "k3")
-    assert got.item() == pytest.approx(math.exp(12) - 13, rel=1e-6)
-
-
-def test_an_unknown_estimator_is_refused():
-    with pytest.raises(Exception, match="k4"):
-        kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), "k4")
+    k3 = F.kl_estimate(gap, zero, "k3")
+    # d = 1e-4: d^2 / 2; exp(200) is beyond float32
+    expected = [79.0, math.exp(80), 9999.0, 5e-9, INF]
+    assert k3[0].tolist() == pytest.approx(expected, rel=1e-2)
+    F.kl_straight_through(gap, zero).sum().backward()
+    assert gap.grad[0].tolist() == gap[0].tolist()
+    assert F.kl_importance_weighted(zero + 500, zero, zero).isfinite().all()
+    assert F.kl_absolute(zero - 3e38, zero)[0, 0].item() == pytest.approx(3e38)
