@@ -1,214 +1,193 @@
-"""Clip fractions by side, effective sample size, spread of the ratio, and approximate KL."""
+"""Clip fractions, importance weights, effective samples, promoted mass and gradient noise."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import tensor
 
-from rlhf_lab.functional import (
-    calc_value_function_loss,
-    chi_square,
-    clip_fraction,
-    clip_fraction_high,
-    clip_fraction_low,
-    effective_sample_size,
-    kl_estimate,
-    kl_per_token,
-    masked_mean,
-    mean_ratio,
-    ppo_surrogate,
-    value_clip_fraction,
-)
+from rlhf_lab import functional as F
+from tests.functional.calls import draw, draw_rollout, seeds
 
-NAN, INF = float("nan"), float("inf")
-RATIOS = tensor([[0.5, 1.0, 1.5, NAN], [0.75, 2.0, NAN, NAN]])
+NAN = float("nan")
+LOGPROBS = tensor([[0.5, 1.0, 1.5, NAN], [0.75, 2.0, NAN, NAN]]).log()
 MASK = tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
 ZEROS = torch.zeros(2, 4)
 
 
-def drift(logprobs, old_logprobs, mask=None, kind="k3"):
-    """KL(old || new) of each token, averaged: the old policy sampled, so it comes first."""
-    return masked_mean(kl_estimate(old_logprobs, logprobs, kind, mask), mask)
-
-
-OF_RATIOS = (mean_ratio, chi_square, effective_sample_size, drift)
-
-
-def rollouts(seed):
-    generator = torch.Generator().manual_seed(seed)
-    logprobs, old, advantages = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64)
-    return logprobs, old, advantages, torch.rand(3, 4, generator=generator) < 0.7
-
-
-def test_clip_fractions_by_hand():
-    logprobs = RATIOS.log()
-    # below 0.8: 0.5 and 0.75; above 1.2: 1.5 and 2; above 1.75: 2; of five
-    assert clip_fraction_low(logprobs, ZEROS, 0.2, MASK).item() == pytest.approx(2 / 5)
-    assert clip_fraction_high(logprobs, ZEROS, 0.2, MASK).item() == pytest.approx(2 / 5)
-    assert clip_fraction_high(logprobs, ZEROS, 0.75, MASK).item() == pytest.approx(1 / 5)
+def test_clip_fractions_match_hand_computed():
+    # ratios 0.5, 1, 1.5, 0.75 and 2
+    assert F.clip_fraction(LOGPROBS, ZEROS, 0.2, MASK).item() == pytest.approx(4 / 5)
+    assert F.clip_fraction_low(LOGPROBS, ZEROS, 0.2, MASK).item() == pytest.approx(2 / 5)
+    assert F.clip_fraction_high(LOGPROBS, ZEROS, 0.75, MASK).item() == pytest.approx(1 / 5)
     # negative at 0.5 and 2, positive at 0.75 and 1.5
     advantages = tensor([[-1.0, -1.0, 1.0, NAN], [1.0, -1.0, 0.0, 0.0]])
-    low = clip_fraction_low(logprobs, ZEROS, 0.2, MASK, advantages)
-    high = clip_fraction_high(logprobs, ZEROS, 0.2, MASK, advantages)
+    low = F.clip_fraction_low(LOGPROBS, ZEROS, 0.2, MASK, advantages)
+    high = F.clip_fraction_high(LOGPROBS, ZEROS, 0.2, MASK, advantages)
     assert [low.item(), high.item()] == pytest.approx([1 / 5, 1 / 5])
 
 
-@given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
-def test_clip_fractions_add_up_and_say_where_the_gradient_is_gone(seed):
-    logprobs, old, advantages, mask = rollouts(seed)
-    both = clip_fraction_low(logprobs, old, 0.2, mask) + clip_fraction_high(
-        logprobs, old, 0.2, mask
-    )
-    assert both.item() == pytest.approx(clip_fraction(logprobs, old, 0.2, mask).item())
-    leaf = logprobs.clone().requires_grad_()
-    ppo_surrogate(leaf, old, advantages, 0.2, mask=mask).sum().backward()
-    flat = (leaf.grad == 0)[mask].double().mean().item() if mask.any() else 0.0
-    active = clip_fraction_low(logprobs, old, 0.2, mask, advantages) + clip_fraction_high(
-        logprobs, old, 0.2, mask, advantages
-    )
-    assert active.item() == pytest.approx(flat)
-
-
-def test_value_clip_fraction_by_hand():
-    # held at 0.2: error 0.8 against 0 (stopped), 0.2 against 1 (not), within the clip (not)
+def test_value_clip_fraction_matches_hand_computed():
+    # clipped at 0.2: error 0.8 instead of 0 (stopped), 0.2 instead of 1 (not), within the clip
     values, returns = tensor([[1.0, 1.0, 0.1, NAN]]), tensor([[1.0, 0.0, 0.0, NAN]])
-    mask = tensor([[True, True, True, False]])
-    got = value_clip_fraction(values, returns, torch.zeros(1, 4), 0.2, mask)
+    got = F.value_clip_fraction(values, returns, ZEROS[:1], 0.2, MASK[:1])
     assert got.item() == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match=r"clip must .*got -0\.1"):
-        value_clip_fraction(values, returns, values, -0.1)
 
 
-@given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_value_clip_fraction_says_where_the_gradient_is_gone(seed):
-    values, returns, old, mask = rollouts(seed)
-    leaf = values.clone().requires_grad_()
-    calc_value_function_loss(leaf, returns, 1.0, mask, old, 0.3).backward()
-    flat = (leaf.grad == 0)[mask].double().mean().item() if mask.any() else 0.0
-    assert value_clip_fraction(values, returns, old, 0.3, mask).item() == pytest.approx(flat)
+@seeds(40)
+def test_clip_fractions_count_the_tokens_without_gradient(seed):
+    logprobs, old, advantages, mask = draw_rollout(seed)
+    both = [f(logprobs, old, 0.2, mask) for f in (F.clip_fraction_low, F.clip_fraction_high)]
+    assert sum(both).item() == pytest.approx(F.clip_fraction(logprobs, old, 0.2, mask).item())
+    flat = lambda x: (x.grad == 0)[mask].double().mean().item() if mask.any() else 0.0
+    leaf = logprobs.clone().requires_grad_()
+    F.ppo_surrogate(leaf, old, advantages, 0.2, mask=mask).sum().backward()
+    stopped = sum(
+        f(logprobs, old, 0.2, mask, advantages) for f in (F.clip_fraction_low, F.clip_fraction_high)
+    )
+    assert stopped.item() == pytest.approx(flat(leaf))
+    leaf = logprobs.clone().requires_grad_()
+    F.calc_value_function_loss(leaf, advantages, 1.0, mask, old, 0.3).backward()
+    got = F.value_clip_fraction(logprobs, advantages, old, 0.3, mask).item()
+    assert got == pytest.approx(flat(leaf))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shares_keep_the_precision_of_what_they_are_of(dtype):
-    x, far = torch.zeros(1, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype)
-    for function in (clip_fraction, clip_fraction_low, clip_fraction_high):
-        assert function(x, far, 0.2).dtype == dtype
-    assert value_clip_fraction(x, far, far, 0.2).dtype == dtype
+def test_statistics_of_ratios_match_hand_computed():
+    assert F.mean_ratio(LOGPROBS, ZEROS, MASK).item() == pytest.approx(5.75 / 5)
+    # .25 + 0 + .25 + .0625 + 1
+    assert F.chi_square(LOGPROBS, ZEROS, MASK).item() == pytest.approx(1.5625 / 5)
+    # .25 + 1 + 2.25 + .5625 + 4
+    got = F.effective_sample_size(LOGPROBS, ZEROS, MASK)
+    assert got.item() == pytest.approx(5.75**2 / 8.0625)
+    on_policy = [f(ZEROS, ZEROS).item() for f in (F.mean_ratio, F.chi_square)]
+    assert on_policy == [1.0, 0.0]
+    assert F.effective_sample_size(ZEROS - 700, ZEROS).item() == pytest.approx(8.0)
+    assert F.effective_sample_size(tensor([[200.0, 0.0]]), ZEROS[:1, :2]).item() == pytest.approx(1)
+    far = tensor([[1000.0, -1000.0]])
+    assert all(f(far, ZEROS[:1, :2]).isfinite() for f in (F.mean_ratio, F.chi_square))
 
 
-def test_spread_of_the_ratio_by_hand():
-    logprobs = RATIOS.log()
-    # 0.5, 1, 1.5, 0.75, 2: mean 1.15
-    assert mean_ratio(logprobs, ZEROS, MASK).item() == pytest.approx(1.15)
-    # .25 + 0 + .25 + .0625 + 1 = 1.5625
-    assert chi_square(logprobs, ZEROS, MASK).item() == pytest.approx(1.5625 / 5)
-    # 5.75^2 / (.25 + 1 + 2.25 + .5625 + 4)
-    expected = 5.75**2 / 8.0625
-    assert effective_sample_size(logprobs, ZEROS, MASK).item() == pytest.approx(expected)
+@seeds(30)
+def test_statistics_of_ratios_match_numpy(seed):
+    logprobs, old, _, mask = draw_rollout(seed)
+    mask[0, 0] = True
+    ratios = np.exp((logprobs - old)[mask].numpy())
+    assert F.mean_ratio(logprobs, old, mask).item() == pytest.approx(ratios.mean())
+    assert F.chi_square(logprobs, old, mask).item() == pytest.approx(((ratios - 1) ** 2).mean())
+    ess = ratios.sum() ** 2 / (ratios**2).sum()
+    assert F.effective_sample_size(logprobs, old, mask).item() == pytest.approx(ess)
+    outside = (abs(ratios - 1) > 0.2).mean()
+    assert F.clip_fraction(logprobs, old, 0.2, mask).item() == pytest.approx(outside)
 
 
-def test_effective_sample_size_of_equal_and_of_lopsided_ratios():
-    logprobs = torch.full((2, 3), -700.0)
-    assert effective_sample_size(logprobs, torch.zeros(2, 3)).item() == pytest.approx(6.0)
-    one = tensor([[200.0, 0.0, 0.0]])
-    assert effective_sample_size(one, torch.zeros(1, 3)).item() == pytest.approx(1.0)
-
-
-def test_approximate_kl_by_hand_is_that_of_the_old_policy():
-    # old 1/2, new 1/4: d = log 2; k3 = exp(-d) - 1 + d
-    old, new, log2 = tensor([[0.5]]).log(), tensor([[0.25]]).log(), math.log(2)
-    assert drift(new, old, kind="k1").item() == pytest.approx(log2)
-    assert drift(new, old, kind="k2").item() == pytest.approx(log2**2 / 2)
-    assert drift(new, old).item() == pytest.approx(log2 - 0.5)
-    with pytest.raises(Exception, match="k9"):
-        drift(new, old, kind="k9")
-
-
-@given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_expectations_under_the_old_policy_are_those_of_the_divergences(seed):
-    # every token of the vocabulary, as often as the old policy samples it (out of 2^12)
+@seeds(20)
+def test_statistics_of_ratios_are_those_of_the_divergences(seed):
+    """Every token of a vocabulary, as often as the old policy samples it."""
     generator = torch.Generator().manual_seed(seed)
     counts = 2 ** torch.randint(0, 4, (4,), generator=generator)
     old = (counts.double() / counts.sum()).log()
     new = torch.randn(4, generator=generator, dtype=torch.float64).log_softmax(-1)
     tokens = torch.arange(4).repeat_interleave(counts)[None]
-    logprobs, old_logprobs = new[tokens], old[tokens]
-    assert mean_ratio(logprobs, old_logprobs).item() == pytest.approx(1.0)
-    exact = kl_per_token(old[None, None], new[None, None]).item()
-    for kind in ("k1", "k3"):
-        got = drift(logprobs, old_logprobs, kind=kind).item()
-        assert got == pytest.approx(exact, abs=1e-12)
+    pair = new[tokens], old[tokens]
+    assert F.mean_ratio(*pair).item() == pytest.approx(1.0)
     squares = (new.exp().square() / old.exp()).sum().item() - 1
-    assert chi_square(logprobs, old_logprobs).item() == pytest.approx(squares)
+    assert F.chi_square(*pair).item() == pytest.approx(squares)
     # n / ESS = 1 + chi^2, as the mean ratio is 1
-    ess = effective_sample_size(logprobs, old_logprobs).item()
-    assert tokens.numel() / ess == pytest.approx(1 + squares)
+    assert tokens.numel() / F.effective_sample_size(*pair).item() == pytest.approx(1 + squares)
+    # the drift of the policy since it sampled: the old log-probabilities come first
+    drift = F.kl_estimate(pair[1], pair[0], "k3").mean().item()
+    assert drift == pytest.approx(F.kl_per_token(old[None, None], new[None, None]).item())
 
 
-@given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_statistics_equal_numpy_on_the_real_tokens(seed):
-    logprobs, old, _, mask = rollouts(seed)
-    ratios = np.exp((logprobs - old)[mask].numpy())
-    if ratios.size < 2:
-        return
-    assert mean_ratio(logprobs, old, mask).item() == pytest.approx(ratios.mean())
-    assert chi_square(logprobs, old, mask).item() == pytest.approx(((ratios - 1) ** 2).mean())
-    ess = ratios.sum() ** 2 / (ratios**2).sum()
-    assert effective_sample_size(logprobs, old, mask).item() == pytest.approx(ess)
-    for clip, function, outside in (
-        (0.2, clip_fraction_low, ratios < 0.8),
-        (0.3, clip_fraction_high, ratios > 1.3),
+def test_importance_weights_match_hand_computed():
+    logprobs, mask = tensor([[0.5, 8.0, 1.0]]).log(), tensor([[True, True, False]])
+    for function, expected in (
+        (F.truncated_importance_weights, [0.5, 2.0, 0.0]),
+        (F.masked_importance_weights, [0.5, 0.0, 0.0]),
     ):
-        assert function(logprobs, old, clip, mask).item() == pytest.approx(outside.mean())
+        assert function(logprobs, ZEROS[:1, :3], 2.0, mask)[0].tolist() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="cap must .*got 0"):
+        F.truncated_importance_weights(logprobs, logprobs, 0.0)
 
 
-def test_on_policy_everything_says_so():
-    logprobs = torch.randn(2, 3)
-    assert [f(logprobs, logprobs).item() for f in OF_RATIOS] == pytest.approx([1, 0, 6, 0])
-    for fraction in (clip_fraction_low, clip_fraction_high):
-        assert fraction(logprobs, logprobs, 0.0).item() == 0.0
+@seeds(20)
+def test_importance_weights_match_a_loop(seed):
+    logprobs, old, _, mask = draw_rollout(seed)
+    cap = 0.5 + seed % 4
+    ratios = [math.exp(x) for x in (logprobs - old)[mask].tolist()]
+    got = F.truncated_importance_weights(logprobs, old, cap, mask)
+    assert got[mask].tolist() == pytest.approx([min(r, cap) for r in ratios])
+    got = F.masked_importance_weights(logprobs, old, cap, mask)
+    assert got[mask].tolist() == pytest.approx([r if r <= cap else 0.0 for r in ratios])
 
 
-def test_one_token_and_none():
-    one = tensor([[-1.0]])
-    assert [f(one, one).item() for f in OF_RATIOS] == pytest.approx([1, 0, 1, 0])
-    nothing, nan = torch.zeros(1, 2).bool(), torch.full((1, 2), NAN)
-    assert [f(nan, nan, nothing).item() for f in OF_RATIOS] == [0.0] * 4
-    assert clip_fraction_low(nan, nan, 0.2, nothing).item() == 0.0
-    assert value_clip_fraction(nan, nan, nan, 0.2, nothing).item() == 0.0
+def test_promoted_mass_matches_hand_computed():
+    now, before = (
+        tensor(x).log()[None] for x in ([[0.5, 0.5], [0.9, 0.1]], [[0.25, 0.75], [0.5, 0.5]])
+    )
+    torch.testing.assert_close(F.promoted_mass(now, before), tensor([0.325, -0.325]))
+    one = F.promoted_mass(now, before, tensor([[True, False]]))
+    torch.testing.assert_close(one, tensor([0.25, -0.25]))
 
 
-def test_float32_extremes_stay_finite():
-    # exp(1000) is beyond float32; the ratio is held at exp(20), whose square is 2.4e17
-    logprobs, old = tensor([[1000.0, -1000.0]]), torch.zeros(1, 2)
-    for function in (mean_ratio, chi_square, effective_sample_size):
-        assert function(logprobs, old).isfinite()
-    assert effective_sample_size(logprobs, old).item() == pytest.approx(1.0)
-    assert drift(logprobs, -logprobs, kind="k1").item() == 0.0
+@seeds(20)
+def test_promoted_mass_matches_a_loop_and_ignores_shifts_of_logits(seed):
+    now, before = (5 * x for x in draw(seed, "bgv", "bgv"))
+    mask = torch.rand(4, 3, generator=torch.Generator().manual_seed(seed)) < 0.7
+    got = F.promoted_mass(now, before, mask)
+    states = mask.nonzero().tolist()
+    expected = sum(now[i, t].softmax(-1) - before[i, t].softmax(-1) for i, t in states)
+    torch.testing.assert_close(got, expected / max(1, len(states)) + torch.zeros(5).double())
+    assert got.sum().item() == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(F.promoted_mass(now + 7, before - 3, mask), got)
+    assert F.promoted_mass(1e4 * now, before).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    # exp(12) = 162754.79 is beyond float16
-    logprobs, old = tensor([[12.0]], dtype=dtype), tensor([[0.0]], dtype=dtype)
-    assert mean_ratio(logprobs, old).item() == pytest.approx(math.exp(12), rel=1e-6)
-    assert {f(logprobs, old).dtype for f in OF_RATIOS} == {torch.float32}
-    # 300 tokens are not 300 in bfloat16's sums
-    many = torch.zeros(1, 301, dtype=dtype)
-    assert effective_sample_size(many, many).item() == pytest.approx(301.0)
+def test_gradient_cosine_matches_hand_computed():
+    # batches of 2: means (1, 0), (1, 1), (0, -2); the seventh row fills no batch
+    rows = tensor([[2.0, 0], [0, 0], [1, 3], [1, -1], [3, -2], [-3, -2], [9, 9]])
+    cosine = F.gradient_cosine(rows.requires_grad_(), tensor([1.0, 0.0]), 2)
+    torch.testing.assert_close(cosine, tensor([1.0, math.sqrt(0.5), 0.0]))
+    cosine.sum().backward()
+    assert not rows.grad[6].any() and rows.grad[2, 1] != 0
+    for n in (0, 8):
+        with pytest.raises(ValueError, match=f"n must be between 1 and 7 .*got {n}"):
+            F.gradient_cosine(rows, rows[0], n)
 
 
-def test_gradients_agree_with_finite_differences():
-    torch.manual_seed(0)
-    logprobs, old = torch.randn(2, 2, 3, dtype=torch.float64).requires_grad_()
-    mask = tensor([[1, 1, 0], [0, 1, 0]]).bool()
-    for function in OF_RATIOS:
-        assert torch.autograd.gradcheck(lambda a, b, f=function: f(a, b, mask), (logprobs, old))
+@pytest.mark.parametrize("n", [1, 3, 4])
+@seeds(10)
+def test_gradient_cosine_and_kept_share_match_loops(n, seed):
+    rows, reference = draw(seed, "bw", "w")
+    expected = []
+    for start in range(0, 4 - n + 1, n):
+        mean = sum(rows[start + i] for i in range(n)) / n
+        expected.append(float(mean @ reference) / float(mean.norm() * reference.norm()))
+    assert F.gradient_cosine(rows, reference, n).tolist() == pytest.approx(expected)
+    torch.testing.assert_close(
+        F.gradient_cosine(100 * rows, 7 * reference, n), F.gradient_cosine(rows, reference, n)
+    )
+    shares = [float(row @ reference) / float(reference @ reference) for row in rows]
+    assert F.kept_share(rows, reference).tolist() == pytest.approx(shares)
+
+
+def test_kept_share_and_noise_scale_match_hand_computed():
+    # (3, 1) along (2, 0): 6 of 4; (1, 9): 2 of 4
+    shares = F.kept_share(tensor([[3.0, 1.0], [1.0, 9.0], [0.0, 5.0]]), tensor([2.0, 0.0]))
+    assert shares.tolist() == [1.5, 0.5, 0.0]
+    # even rows have mean (2, 0), odd ones (1, 1): product 2; variances 5/3 and 1/3 add up to 2
+    rows = tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0], [2.0, 1.0]])
+    assert F.noise_scale(rows).item() == pytest.approx(1.0)
+    assert F.noise_scale(rows, 8).item() == pytest.approx(8.0)
+    with pytest.raises(ValueError, match="at least 4 rows"):
+        F.noise_scale(rows[:3])
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_noise_scale_estimates_known_noise(block):
+    """Gradients of norm 1 with noise of variance 50 in total: a scale of 50 sequences."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, block, 10, generator=generator).mean(1) * math.sqrt(5)
+    rows = noise + tensor([1.0] + [0.0] * 9)
+    assert F.noise_scale(rows, block).item() == pytest.approx(50, rel=0.15)
