@@ -1,164 +1,189 @@
-"""Exponential tilting: by hand, against a search over all distributions, and its slopes."""
+"""Exponential tilting, frontier slopes and best-of-n."""
 
+import itertools
 import math
+import statistics
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlhf_lab.functional import excess_kl, tilt, tilt_slopes
+from rlhf_lab import functional as F
+from tests.functional.calls import draw, seeds
 
 
 def of(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_by_hand():
-    """exp(log 3) is 3: chances 1 to 1 become 1 to 3; at twice the price, 1 to the root of 3."""
-    even, rewards = of(0.5, 0.5), of(0.0, math.log(3))
-    assert tilt(even, rewards, 1.0).tolist() == pytest.approx([0.25, 0.75])
-    root = math.sqrt(3)
-    assert tilt(even, rewards, 2.0).tolist() == pytest.approx([1 / (1 + root), root / (1 + root)])
-    assert tilt(of(0.2, 0.3, 0.5), of(7.0, 7.0, 7.0), 0.1).tolist() == pytest.approx(
-        [0.2, 0.3, 0.5]
-    )
+def kl(p, q):
+    return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q.double())).sum())
 
 
-def test_what_cannot_happen_never_does_whatever_it_would_pay():
+def draw_outcomes(seed):
+    """Draw probabilities of five outcomes and their rewards."""
+    weights, rewards = draw(seed, "v+", "v")
+    return weights / weights.sum(), rewards
+
+
+def test_tilt_matches_hand_computed():
+    # exp(log 3) = 3: 1 to 1 becomes 1 to 3; at twice the beta, 1 to sqrt 3
+    even, rewards, root = of(0.5, 0.5), of(0.0, math.log(3)), math.sqrt(3)
+    assert F.tilt(even, rewards, 1.0).tolist() == pytest.approx([0.25, 0.75])
+    assert F.tilt(even, rewards, 2.0).tolist() == pytest.approx([1 / (1 + root), root / (1 + root)])
+    rows = F.tilt(torch.stack([even, of(0.9, 0.1)]), torch.stack([rewards, of(7.0, 7.0)]), 1.0)
+    assert rows.flatten().tolist() == pytest.approx([0.25, 0.75, 0.9, 0.1])
+    assert F.tilt(torch.tensor([0.5, 0.5]), torch.tensor([3e38, -3e38]), 1e-6).tolist() == [
+        1.0,
+        0.0,
+    ]
+    # an impossible outcome stays impossible
     for reward in (1e300, math.inf, math.nan):
-        assert tilt(of(0.5, 0.5, 0.0), of(1.0, 1.0, reward), 1e-3).tolist() == [0.5, 0.5, 0.0]
+        assert F.tilt(of(0.5, 0.5, 0.0), of(1, 1, reward), 1e-3).tolist() == [0.5, 0.5, 0.0]
 
 
-def test_extremes_and_half_precision():
-    far = torch.tensor([3e38, -3e38])
-    assert tilt(torch.tensor([0.5, 0.5]), far, 1e-6).tolist() == [1.0, 0.0]
-    assert tilt(torch.tensor([1.0]), torch.tensor([-5.0]), 0.1).tolist() == [1.0]
-    halves = torch.tensor([0.5, 0.5], dtype=torch.bfloat16)
-    assert tilt(halves, halves, 1.0).dtype == torch.float32
+@seeds(30)
+def test_tilt_is_the_best_distribution(seed):
+    """E r - beta KL is beta log Z at the optimum, and lower by beta KL(p || pi*) elsewhere."""
+    probs, rewards = draw_outcomes(seed)
+    beta = 0.1 + seed % 7
+    objective = lambda p: float(p @ rewards) - beta * kl(p, probs)
+    best = F.tilt(probs, rewards, beta)
+    log_z = math.log((probs * (rewards / beta).exp()).sum().item())
+    assert objective(best) == pytest.approx(beta * log_z, abs=1e-9)
+    other, _ = draw_outcomes(seed + 1)
+    assert objective(other) == pytest.approx(objective(best) - beta * kl(other, best), abs=1e-9)
 
 
-def test_rows_are_tilted_each_by_itself():
-    chances = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
-    rewards = torch.tensor([[0.0, 1.0], [5.0, 6.0]])
-    rows = [tilt(c, r, 0.5) for c, r in zip(chances, rewards, strict=True)]
-    assert torch.allclose(tilt(chances, rewards, 0.5), torch.stack(rows))
-
-
-numbers = st.lists(st.tuples(st.floats(0.05, 1), st.floats(-3, 3)), min_size=2, max_size=5)
-
-
-@given(numbers, st.floats(0.1, 5), st.integers(0, 10**6))
-def test_no_other_distribution_is_better_at_this_price(pairs, beta, seed):
-    """E r - beta KL is beta log Z at the optimum, and lower by beta KL(pi || pi*) elsewhere."""
-    chances, rewards = (torch.tensor(x, dtype=torch.float64) for x in zip(*pairs, strict=True))
-    chances = chances / chances.sum()
-    worth = lambda p: (p @ rewards - beta * (p * (p / chances).log()).sum()).item()
-    best = tilt(chances, rewards, beta)
-    log_z = math.log((chances * (rewards / beta).exp()).sum().item())
-    assert worth(best) == pytest.approx(beta * log_z, abs=1e-9)
-    generator = torch.Generator().manual_seed(seed)
-    other = torch.rand(len(pairs), generator=generator, dtype=torch.float64) + 1e-3
-    other = other / other.sum()
-    lost = beta * (other * (other / best).log()).sum().item()
-    assert worth(other) == pytest.approx(worth(best) - lost, abs=1e-9)
-
-
-def test_gradients_are_those_of_finite_differences():
-    chances, rewards = (x.requires_grad_() for x in (of(0.2, 0.3, 0.5), of(0.1, -0.4, 0.9)))
-    assert torch.autograd.gradcheck(lambda c, r: tilt(c, r, 0.7), (chances, rewards))
-    with_hole = of(0.4, 0.6, 0.0)
-    assert torch.autograd.gradcheck(lambda r: tilt(with_hole, r, 0.7), (rewards,))
-
-
-def test_tilt_raises_on_a_row_of_zeros():
-    with pytest.raises(ValueError, match="no positive entry"):
-        tilt(torch.zeros(3), torch.ones(3), 1.0)
+def test_tilt_has_a_finite_gradient_at_probability_zero():
+    probs = of(0.4, 0.6, 0.0)
+    rewards = of(0.1, -0.4, 0.9).requires_grad_()
+    assert torch.autograd.gradcheck(lambda r: F.tilt(probs, r, 0.7), (rewards,))
 
 
 @pytest.mark.parametrize("beta", [0.0, -1.0, math.nan])
-def test_a_price_that_is_none_is_refused(beta):
+def test_tilt_raises_on_bad_arguments(beta):
     with pytest.raises(ValueError, match="beta must be greater than 0"):
-        tilt(of(1.0), of(1.0), beta)
+        F.tilt(of(1.0), of(1.0), beta)
+    with pytest.raises(ValueError, match="no positive entry"):
+        F.tilt(torch.zeros(3), torch.ones(3), 1.0)
 
 
-def test_unequal_shapes_are_refused(no_type_checks):
-    with pytest.raises(ValueError, match="shape"):
-        tilt(of(0.5, 0.5)[None], of(1.0, 2.0), 1.0)
-
-
-def test_slopes_by_hand():
-    """A fair coin that pays 1 has variance 1/4; what falls when it pays has covariance -1/2."""
-    assert tilt_slopes(of(0.5, 0.5), of(0.0, 1.0), of(2.0, 0.0)) == pytest.approx((0.25, -0.5))
-    assert tilt_slopes(of(1.0), of(3.0), of(4.0)) == (0.0, 0.0)
-
-
-@given(numbers, st.floats(0.2, 3))
-def test_slopes_are_those_of_a_further_tilt(pairs, at):
-    chances, rewards = (torch.tensor(x, dtype=torch.float64) for x in zip(*pairs, strict=True))
-    chances, measured = chances / chances.sum(), rewards.cos()
-    mean = lambda lam, score: (tilt(chances, rewards, 1 / lam) @ score).item()
-    found = tilt_slopes(tilt(chances, rewards, 1 / at), rewards, measured)
-    for slope, score in zip(found, (rewards, measured), strict=True):
-        ahead, behind = mean(at + 1e-5, score), mean(at - 1e-5, score)
-        assert slope == pytest.approx((ahead - behind) / 2e-5, abs=1e-6)
-    assert found[0] >= 0
-
-
-def test_chances_that_are_no_distribution_have_no_slopes():
+def test_tilt_slopes_match_hand_computed():
+    # a fair coin that pays 1 has variance 1/4; covariance -1/2
+    slopes = F.tilt_slopes(of(0.5, 0.5), of(0.0, 1.0), of(2.0, 0.0))
+    assert slopes == pytest.approx((0.25, -0.5))
+    assert F.tilt_slopes(of(1.0), of(3.0), of(4.0)) == (0.0, 0.0)
     with pytest.raises(ValueError, match=r"probs must sum to 1.*0\.5"):
-        tilt_slopes(of(0.25, 0.25), of(0.0, 1.0), of(0.0, 1.0))
+        F.tilt_slopes(of(0.25, 0.25), of(0.0, 1.0), of(0.0, 1.0))
 
 
-def test_excess_by_hand():
-    """Half-way between rewards 0.5 and 0.9 the frontier spends 0.3 nats; 1 was spent."""
-    rewards, nats = of(0.5, 0.9, 1.0), of(0.0, 0.6, 2.0)
-    assert excess_kl(0.7, 1.0, rewards, nats) == pytest.approx(0.7)
-    assert excess_kl(0.9, 0.6, rewards, nats) == pytest.approx(0.0)
-    assert excess_kl(0.95, 1.0, rewards, nats) == pytest.approx(-0.3)
-    ends = [excess_kl(reward, 1.0, rewards, nats) for reward in (0.5, 1.0)]
-    assert ends == pytest.approx([1.0, -1.0])
+@seeds(20)
+def test_tilt_slopes_match_differences(seed):
+    probs, rewards = draw_outcomes(seed)
+    at, measured = 0.2 + seed % 5 / 2, rewards.cos()
+    mean = lambda lam, score: float(F.tilt(probs, rewards, 1 / lam) @ score)
+    slopes = F.tilt_slopes(F.tilt(probs, rewards, 1 / at), rewards, measured)
+    for slope, score in zip(slopes, (rewards, measured), strict=True):
+        difference = (mean(at + 1e-5, score) - mean(at - 1e-5, score)) / 2e-5
+        assert slope == pytest.approx(difference, abs=1e-6)
 
 
-def test_the_order_of_the_points_does_not_matter():
-    rewards, nats = of(1.0, 0.5, 0.9), of(2.0, 0.0, 0.6)
-    assert excess_kl(0.7, 1.0, rewards, nats) == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize("reward", [0.49, 1.01, math.nan])
-def test_a_reward_off_the_frontier_has_no_excess(reward):
-    assert math.isnan(excess_kl(reward, 1.0, of(0.5, 1.0), of(0.0, 1.0)))
-
-
-def test_points_of_one_reward_and_half_precision():
-    assert excess_kl(0.5, 1.0, of(0.5, 0.5), of(0.25, 0.5)) == 0.75
+def test_excess_kl_matches_hand_computed():
+    # half-way between rewards 0.5 and 0.9 the frontier is at 0.3 nats; in any order of points
+    for rewards, nats in (((0.5, 0.9, 1.0), (0.0, 0.6, 2.0)), ((1.0, 0.5, 0.9), (2.0, 0.0, 0.6))):
+        found = [F.excess_kl(r, 1.0, of(*rewards), of(*nats)) for r in (0.5, 0.7, 0.9, 0.95, 1.0)]
+        assert found == pytest.approx([1.0, 0.7, 0.4, -0.3, -1.0])
+    for reward in (0.49, 1.01, math.nan):
+        assert math.isnan(F.excess_kl(reward, 1.0, of(0.5, 1.0), of(0.0, 1.0)))
+    assert F.excess_kl(0.5, 1.0, of(0.5, 0.5), of(0.25, 0.5)) == 0.75
     halves = torch.tensor([0.5, 1.0]).half()
-    assert excess_kl(0.75, 1.0, halves, halves) == pytest.approx(0.25)
-
-
-@given(numbers, st.floats(0.001, 0.999), st.floats(0, 5), st.randoms())
-def test_excess_is_that_of_numpys_interpolation(pairs, at, kl, random):
-    nats = sorted(x for x, _ in pairs)
-    rewards = sorted(y for _, y in pairs)
-    rewards = [reward + 0.01 * i for i, reward in enumerate(rewards)]
-    reward = rewards[0] + at * (rewards[-1] - rewards[0])
-    order = random.sample(range(len(pairs)), len(pairs))
-    found = excess_kl(reward, kl, of(*(rewards[i] for i in order)), of(*(nats[i] for i in order)))
-    assert found == pytest.approx(kl - np.interp(reward, rewards, nats), abs=1e-9)
-
-
-def test_the_optimum_itself_spends_no_nat_too_many():
-    """A policy on the frontier has an excess of 0, up to the straight lines between its points."""
-    chances, rewards = of(0.4, 0.3, 0.2, 0.1), of(0.0, 0.5, 0.8, 1.0)
-    policies = [tilt(chances, rewards, beta) for beta in np.geomspace(0.05, 5, 400)]
-    earned = torch.stack([p @ rewards for p in policies])
-    nats = torch.stack([(p * (p / chances).log()).sum() for p in policies])
-    best = tilt(chances, rewards, 0.37)
-    kl = (best * (best / chances).log()).sum().item()
-    assert excess_kl((best @ rewards).item(), kl, earned, nats) == pytest.approx(0, abs=1e-4)
-
-
-def test_a_frontier_of_one_point_is_refused():
+    assert F.excess_kl(0.75, 1.0, halves, halves) == pytest.approx(0.25)
     with pytest.raises(ValueError, match="at least 2 points, got 1"):
-        excess_kl(0.5, 1.0, of(0.5), of(0.0))
+        F.excess_kl(0.5, 1.0, of(0.5), of(0.0))
+
+
+@seeds(20)
+def test_excess_kl_matches_numpy_interpolation(seed):
+    nats, rewards = (x.sort().values for x in draw(seed, "w", "w"))
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
+    reward = torch.lerp(rewards[0], rewards[-1], 0.01 + seed % 98 / 100).item()
+    expected = 2.0 - np.interp(reward, rewards.numpy(), nats.numpy())
+    assert F.excess_kl(reward, 2.0, rewards[order], nats[order]) == pytest.approx(expected)
+
+
+def test_tilted_policy_has_no_excess_kl():
+    probs, rewards = of(0.4, 0.3, 0.2, 0.1), of(0.0, 0.5, 0.8, 1.0)
+    policies = [F.tilt(probs, rewards, beta) for beta in np.geomspace(0.05, 5, 400)]
+    frontier = torch.stack([p @ rewards for p in policies]), of(*(kl(p, probs) for p in policies))
+    best = F.tilt(probs, rewards, 0.37)
+    assert F.excess_kl(float(best @ rewards), kl(best, probs), *frontier) == pytest.approx(
+        0, abs=1e-4
+    )
+
+
+def test_best_of_n_matches_hand_computed():
+    # of 1, 2, 4 the best of two is 2 once and 4 twice
+    rewards = torch.tensor([[4.0, 1.0, 2.0]])
+    assert F.best_of_n_weights(rewards, 2)[0].tolist() == pytest.approx([2 / 3, 0.0, 1 / 3])
+    means = [F.best_of_n_mean(rewards, rewards, n).item() for n in (1, 2, 3)]
+    assert means == pytest.approx([7 / 3, 10 / 3, 4.0])
+    values = torch.tensor([[0.0, 9.0, 3.0]])
+    assert F.best_of_n_mean(rewards, values, 2).item() == pytest.approx(1.0)
+    # equal rewards share
+    tied = F.best_of_n_weights(torch.tensor([[1.0, 1.0, 0.0]]), 2)
+    assert tied[0].tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert F.best_of_n_weights(torch.zeros(1, 1).half(), 1).tolist() == [[1.0]]
+    for n in (0, 5):
+        with pytest.raises(ValueError, match=f"n must be between 1 and 4 .*got {n}"):
+            F.best_of_n_weights(torch.zeros(1, 4), n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 6])
+@seeds(15)
+def test_best_of_n_mean_is_the_mean_over_all_subsets(n, seed):
+    rewards = torch.randint(4, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+    values = draw(seed, "w")[0][:6].tolist()
+    best = []
+    for chosen in itertools.combinations(range(6), n):
+        top = max(rewards[i] for i in chosen)
+        best.append(statistics.mean(values[i] for i in chosen if rewards[i] == top))
+    got = F.best_of_n_mean(of(rewards), of(values), n)
+    assert got.item() == pytest.approx(statistics.mean(best), abs=1e-9)
+
+
+def test_best_of_n_of_many_samples_is_exact():
+    rewards, ranks = torch.linspace(-1e38, 1e38, 4096)[None], torch.arange(4096.0)[None]
+    assert F.best_of_n_mean(rewards, ranks, 4096).item() == pytest.approx(4095.0)
+    assert F.best_of_n_mean(rewards, ranks, 1).item() == pytest.approx(2047.5, rel=1e-9)
+    assert F.best_of_n_weights(rewards, 100).sum().item() == pytest.approx(1.0, abs=1e-9)
+
+
+def test_best_of_n_distribution_and_bound_match_hand_computed():
+    # a fair coin: heads in 3 of 4
+    best = F.best_of_n_distribution(of(0.5, 0.5), of(1.0, 0.0), 2)
+    assert best.tolist() == pytest.approx([0.75, 0.25])
+    # equal rewards keep their proportions, impossible outcomes stay impossible
+    best = F.best_of_n_distribution(of(0.1, 0.3, 0.6, 0.0), of(1.0, 1.0, 0.0, 2.0), 3)
+    assert best.tolist() == pytest.approx([0.784 / 4, 0.784 * 3 / 4, 0.216, 0.0])
+    bounds = [F.best_of_n_kl_bound(n) for n in (1, 2, 4)]
+    assert bounds == pytest.approx([0.0, math.log(2) - 0.5, math.log(4) - 0.75])
+    # reached if no two samples have the same reward
+    many = torch.full((20_000,), 1 / 20_000).double()
+    best = F.best_of_n_distribution(many, torch.arange(20_000.0), 8)
+    assert kl(best, many) == pytest.approx(F.best_of_n_kl_bound(8), abs=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@seeds(10)
+def test_best_of_n_distribution_matches_all_tuples(n, seed):
+    probs, _ = draw_outcomes(seed)
+    rewards = torch.randint(3, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
+    expected = [0.0] * 5
+    for drawn in itertools.product(range(5), repeat=n):
+        winners = [i for i in drawn if rewards[i] == max(rewards[j] for j in drawn)]
+        for i in winners:
+            expected[i] += math.prod(probs[j].item() for j in drawn) / len(winners)
+    best = F.best_of_n_distribution(probs, of(*rewards), n)
+    assert best.tolist() == pytest.approx(expected, abs=1e-9)
+    assert kl(best, probs) <= F.best_of_n_kl_bound(n) + 1e-9
