@@ -115,7 +115,7 @@ def test_explained_variance_matches_hand_computed():
     # Var(R) = 1; errors (0, 1, 0) have variance 1/3
     values = tensor([[1.0, 1.0, 3.0, 5.0]])
     assert F.explained_variance(values, returns, mask).item() == pytest.approx(2 / 3)
-    # a constant shift is no error of variance; a constant explains nothing; -R gives 1 - 4
+    # a constant shift does not matter; a constant explains nothing; -R gives 1 - 4
     assert F.explained_variance(returns + 7, returns, mask).item() == pytest.approx(1.0)
     assert F.explained_variance(torch.full_like(returns, 2.0), returns, mask).item() == 0.0
     assert F.explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0)
@@ -134,7 +134,7 @@ def test_explained_variance_matches_numpy(seed):
 
 def test_token_rewards_match_hand_computed():
     no_kl = F.token_rewards(tensor([2.0, -1.0, 5.0]), HOLES)
-    # once, at the last real token: torchrl pays rows that stop early twice
+    # once, at the last real token; torchrl gives rows that stop early the reward twice
     assert no_kl.tolist() == [[0.0, 2.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]
     kl = tensor([[0.5, 1.0, NAN], [2.0, NAN, -1.0], [NAN, NAN, NAN]])
     got = F.token_rewards(tensor([2.0, -1.0, 5.0]), HOLES, kl, 0.1)

@@ -85,8 +85,8 @@ def test_group_baselines_match_loops(seed):
     rewards, mask, group = draw_groups(seed)
     r, n = rewards.numpy(), mask.sum(dim=-1).numpy()
     out = {name: [] for name in ("rloo", "grpo", "centered", "opo")}
-    for i, own in enumerate(group.tolist()):
-        mates = [j for j, other in enumerate(group.tolist()) if other == own]
+    for i, number in enumerate(group.tolist()):
+        mates = [j for j, other in enumerate(group.tolist()) if other == number]
         others = [j for j in mates if j != i]
         out["rloo"].append(r[i] - r[others].mean())
         out["centered"].append(r[i] - r[mates].mean())
@@ -94,7 +94,7 @@ def test_group_baselines_match_loops(seed):
         total = n[mates].sum()
         out["opo"].append(r[i] - (r[mates] @ n[mates] / total if total else 0.0))
     informative = F.informative_groups(rewards, group)
-    expected = [len({r[j] for j in range(len(r)) if group[j] == own}) > 1 for own in group]
+    expected = [len({r[j] for j in range(len(r)) if group[j] == g}) > 1 for g in group]
     assert informative.tolist() == expected
     approx = lambda name: pytest.approx(out[name], abs=1e-9)
     assert F.rloo_advantages(rewards, group).tolist() == approx("rloo")

@@ -132,7 +132,7 @@ def test_promoted_mass_matches_hand_computed():
 
 
 @seeds(20)
-def test_promoted_mass_matches_a_loop_and_ignores_shifts_of_logits(seed):
+def test_promoted_mass_matches_a_loop_and_ignores_shifts(seed):
     now, before = (5 * x for x in draw(seed, "bgv", "bgv"))
     mask = torch.rand(4, 3, generator=torch.Generator().manual_seed(seed)) < 0.7
     got = F.promoted_mass(now, before, mask)

@@ -108,7 +108,7 @@ def test_bootstrap_of_several_estimates_matches_each_alone():
         undefined.best()
 
 
-def test_bootstrap_leaves_out_undefined_resamples_or_reports_them():
+def test_bootstrap_leaves_out_or_reports_undefined_resamples():
     scores = torch.linspace(0, 1, 30)
     # three positives of 30 are missing in one resample of 24, one in a third of them
     few = bootstrap_interval(scores, scores > 0.92, statistic=F.auc)
@@ -177,23 +177,23 @@ def test_bootstrap_raises_on_bad_arguments(call, message):
         call()
 
 
-def means_of(rng):
+def _means(rng):
     return bootstrap_interval(torch.rand(60, generator=rng), **settings(rng)), 0.5
 
 
-def ragged_means_of(rng):
+def _ragged(rng):
     mask = torch.arange(8) < torch.randint(1, 9, (60, 1), generator=rng)
     shared = torch.randn(60, 1, generator=rng) + 0.5 * torch.randn(60, 8, generator=rng)
     return bootstrap_interval(shared, mask=mask, **settings(rng)), 0.0
 
 
-def r2_of(rng):
+def _r2(rng):
     x, noise = torch.randn(2, 60, generator=rng)
     square = lambda a, b: torch.corrcoef(torch.stack([a, b]))[0, 1] ** 2
     return bootstrap_interval(x, x + noise, statistic=square, **settings(rng)), 0.5
 
 
-def fraction_of(rng):
+def _fraction(rng):
     corrupted, noise = torch.randn(2, 60, generator=rng)
     effect = 1 + torch.rand(60, generator=rng)
     patched = corrupted + 0.3 * effect + 0.5 * noise
@@ -205,7 +205,7 @@ def settings(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", [means_of, ragged_means_of, r2_of, fraction_of])
+@pytest.mark.parametrize("experiment", [_means, _ragged, _r2, _fraction])
 def test_interval_contains_the_truth_as_often_as_stated(experiment):
     """90 % of 300 are 270 +- 5, and a few less as n is finite."""
     rng, count = generator(3), 0

@@ -114,7 +114,7 @@ def test_gspo_matches_hand_computed():
     got = F.gspo_surrogate(logprobs, torch.zeros(2, 2), SIGNS[:, :2].expand(2, 2), 0.2, 0.3)
     assert got.flatten().tolist() == pytest.approx([1.1, -1.1, 1.3, -4.0])
     got.sum().backward()
-    # each token has the gradient of its own log-probability only
+    # each token has the gradient of one log-probability only
     assert logprobs.grad.flatten().tolist() == pytest.approx([1.1, -1.1, 0.0, -4.0])
 
 

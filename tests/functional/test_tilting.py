@@ -70,7 +70,7 @@ def test_tilt_raises_on_bad_arguments(beta):
 
 
 def test_tilt_slopes_match_hand_computed():
-    # a fair coin that pays 1 has variance 1/4; covariance -1/2
+    # a fair coin with rewards 0 and 1 has variance 1/4; covariance -1/2
     slopes = F.tilt_slopes(of(0.5, 0.5), of(0.0, 1.0), of(2.0, 0.0))
     assert slopes == pytest.approx((0.25, -0.5))
     assert F.tilt_slopes(of(1.0), of(3.0), of(4.0)) == (0.0, 0.0)
