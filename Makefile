@@ -98,7 +98,7 @@ lint: $(DEVELOPED)
 
 course: $(DEVELOPED)
 	$(BIN)/python -m tools.course build
-	$(BIN)/python -m tools.course check
+	$(PYTEST) --quiet tests/course/test_lessons.py tests/course/test_exercises.py
 
 # Every lesson whole, each cell twice over and from top to bottom in a fresh kernel; half an hour.
 lessons: $(DEVELOPED)

@@ -393,7 +393,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# (The figures under "What was found" are those of `python -m tools.course.tried`, of three seeds on Reel.)
+# (The numbers under "What was found" come from three seeds on Reel. The cells of this lesson give them with the settings named there.)
 #
 # - Pay for two things at once, one of them only if the other is there ("but" together with praise).
 #   Does the policy find the combination, or settle for one of the two? Hypothesis: it finds both, but praise first, since

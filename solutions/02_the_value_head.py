@@ -687,7 +687,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# (The figures under "What was found" are those of `python -m tools.course.tried`, of three seeds on Reel.)
+# (The numbers under "What was found" come from three seeds on Reel. The cells of this lesson give them with the settings named there.)
 #
 # - `head_lr=1e-2`, or 20 phases: how far does the explained variance rise with the transformer frozen? And with `base_lr`
 #   as the preset has it? Hypothesis: a head that learns longer or faster comes nearer to the ceiling of 0.57, and a

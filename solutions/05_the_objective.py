@@ -840,7 +840,7 @@ predictions.show()
 # %% [markdown]
 # ## Try
 #
-# (The figures under "What was found" are those of `python -m tools.course.tried`, of three seeds on Reel.)
+# (The numbers under "What was found" come from three seeds on Reel. The cells of this lesson give them with the settings named there.)
 #
 # - Put a slip into one of your functions on purpose, such as a KL penalty without `kl_coef`. See what `check` reports.
 #   Then pass the function to the trainer anyway. Which number of the report shows the slip? Hypothesis: it shows in

@@ -148,7 +148,7 @@ def test_building_executes_once_and_building_again_changes_nothing(root: Path) -
     (root / "notebooks" / "98_gone.ipynb").write_text("{}")
     problems = gate.lesson_problems(root)
     assert any("98_gone.ipynb has no master" in problem for problem in problems)
-    assert any("the notebook is not what the master makes" in problem for problem in problems)
+    assert any("the notebook differs from its master" in problem for problem in problems)
 
 
 def test_a_lesson_without_notebooks_is_reported(root: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
 
 
 def test_a_folder_without_masters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="holds no lesson"):
+    with pytest.raises(LoadError, match="has no lesson"):
         builder.masters(tmp_path)
 
 

@@ -12,7 +12,7 @@ from rlhf_lab.course import SeedFigures, seed_figures
 from rlhf_lab.errors import ConfigError, LoadError
 from tools.course import record, runner
 from tools.course.builder import masters
-from tools.course.runner import REAL_MODELS, _environment
+from tools.course.runner import REAL_MODELS, environment
 
 ROOT = Path(__file__).parents[2]
 STORED = {
@@ -134,7 +134,7 @@ def test_a_cell_that_takes_too_long_is_told_in_a_sentence(monkeypatch: pytest.Mo
 
 def test_real_models_are_seen_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REAL_MODELS, "a_folder")
-    seen = [_environment(".", real_models).get(REAL_MODELS) for real_models in (False, True)]
+    seen = [environment(".", real_models).get(REAL_MODELS) for real_models in (False, True)]
     assert seen == [None, "a_folder"]
 
 

@@ -1,4 +1,4 @@
-"""Records in parts: what is asked for is made anew, the others stay as they are."""
+"""Records in parts: only the chosen parts are computed."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tools.course.stored_parts import write_parts
 
 
-def test_one_part_is_made_anew_and_the_others_are_kept(tmp_path):
+def test_write_parts_computes_the_chosen_part_only(tmp_path):
     """1/3 to two digits is .33; a list of plain values stands on one line."""
     path = tmp_path / "there/record.json"
     parts = {"rows": lambda: {"a": [1 / 3, 2]}, "texts": lambda: [("nice", 0.125)]}

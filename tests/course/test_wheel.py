@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from tools.course.first_cell import first_cell
+from tools.course.first_cell import FIRST_CELL
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("rlhf_lab", "notebooks", "solutions", "setup.py", "pyproject.toml", "README.md")
@@ -88,7 +88,7 @@ def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_t
     clone.mkdir()
     (clone / "rlhf_lab").symlink_to(ROOT / "rlhf_lab")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    _, printed = run(of_cells(first_cell(), TRAINED), clone / "notebooks")
+    _, printed = run(of_cells(FIRST_CELL, TRAINED), clone / "notebooks")
     phase, threads, file = printed.split()[-3:]
     assert (phase, threads) == ("0", "2")
     assert Path(file).is_relative_to(clone)
@@ -96,13 +96,13 @@ def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_t
 
 def test_first_cell_takes_the_wheel_that_its_error_names(tmp_path, bare, wheels):
     with pytest.raises(CellExecutionError) as raised:
-        run(of_cells(first_cell(), TRAINED), tmp_path / "lessons")
+        run(of_cells(FIRST_CELL, TRAINED), tmp_path / "lessons")
     assert raised.value.ename == "ModuleNotFoundError"
     clone, wheel = re.findall("`pip install (.*?)`", raised.value.evalue)
     assert clone == "-e ."
     pip = [bare / "bin" / "python", "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, wheels / Path(wheel).name], check=True)
-    _, printed = run(of_cells(first_cell(), TRAINED), tmp_path / "lessons")
+    _, printed = run(of_cells(FIRST_CELL, TRAINED), tmp_path / "lessons")
     phase, threads, file = printed.split()[-3:]
     assert (phase, threads) == ("0", "1")
     assert Path(file).is_relative_to(bare)

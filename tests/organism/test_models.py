@@ -10,15 +10,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 
 from rlhf_lab.organism import BUNDLED, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.rewards import SentimentReward
 from tests.organism.oracles import entropy
 from tools.reel.check import run_checks
 from tools.reel.measures import (
     bayes_accuracy,
-    classifier_figures,
-    grammatical_share,
+    classifier_metrics,
+    grammatical_fraction,
     language_model_kl,
     next_probs,
-    positive_probability,
     sample_language_model,
 )
 
@@ -92,7 +92,7 @@ def test_kl_is_zero_for_the_grammar_and_28_log_72_less_entropy_for_a_uniform_mod
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_a_language_model_writes_grammatical_reviews(name, reel):
     # .98 lies 5 standard errors (sqrt(.99 * .01 / 1000) = .003) below the measured .995.
-    assert grammatical_share(load(name), reel, 1000, seed=3) >= 0.98
+    assert grammatical_fraction(load(name), reel, 1000, seed=3) >= 0.98
 
 
 def test_the_language_models_are_three_and_not_one():
@@ -117,10 +117,10 @@ def test_sampling_with_a_cache_follows_the_distribution_of_the_whole_prefix(nano
 
 
 @pytest.mark.slow
-def test_sentiment_is_within_a_point_of_the_bayes_limit(sentiment, reel, reviews):
+def test_sentiment_is_within_a_point_of_the_bayes_limit(reel, reviews):
     texts = reviews.texts()
-    predicted = positive_probability(sentiment, weights_dir("reel-sentiment"), texts)
-    figures = classifier_figures(predicted, texts, reel)
+    predicted = SentimentReward("reel-sentiment")(texts)
+    figures = classifier_metrics(predicted, texts, reel)
     assert figures.bayes_accuracy == bayes_accuracy(reel)
     assert figures.bayes_accuracy - 0.01 <= figures.accuracy <= figures.bayes_accuracy
     assert figures.mean_gap < 0.01
@@ -135,7 +135,7 @@ def test_classifier_figures_are_those_worked_by_hand(reel):
     # |2 * 3/4916 - 1| = 4910/4916, halved over two reviews; gaps: 3/4916 and .9 - 3/4916.
     good = "this film wow , " + " and ".join(["the plot was so good"] * 3) + " . i loved it . bye"
     bad = good.replace("good", "bad").replace("loved", "hated")
-    figures = classifier_figures(torch.tensor([1.0, 0.9]).double(), [good, bad], reel)
+    figures = classifier_metrics(torch.tensor([1.0, 0.9]).double(), [good, bad], reel)
     assert figures.accuracy == pytest.approx(figures.bayes_accuracy - 4910 / 4916 / 2)
     assert figures.mean_gap == pytest.approx(0.45)
 
@@ -156,7 +156,7 @@ def test_sentiment_reads_padded_text_as_it_reads_it_alone(sentiment, reviews):
 def test_every_check_passes_on_the_bundled_models():
     checks = run_checks(n_reviews=600)
     assert [check.name for check in checks if not check.ok] == []
-    assert len({check.name for check in checks}) == len(checks) == 19
+    assert len({check.name for check in checks}) == len(checks) == 11
 
 
 def test_checks_refuse_too_few_reviews():

@@ -6,23 +6,18 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from rlhf_lab.organism import VOCABULARY, Grammar
+from rlhf_lab.organism import VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
-from tools.reel.tokenizers import save_classifier_tokenizer, save_language_model_tokenizer
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("writer")
-    save_language_model_tokenizer(directory)
-    return load_tokenizer(directory)
+def writer():
+    return load_tokenizer(weights_dir("reel-nano"))
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("reader")
-    save_classifier_tokenizer(directory)
-    return load_tokenizer(directory)
+def reader():
+    return load_tokenizer(weights_dir("reel-sentiment"))
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +68,8 @@ def test_a_second_save_and_load_changes_nothing(writer, tmp_path):
     assert again.decode(again(text)["input_ids"]) == text
 
 
-def test_saved_settings_name_a_class_that_all_releases_know(tmp_path):
-    save_language_model_tokenizer(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+def test_shipped_settings_name_a_class_of_every_release():
+    settings = json.loads((weights_dir("reel-nano") / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert settings["clean_up_tokenization_spaces"] is False
 

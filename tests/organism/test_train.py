@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
-from rlhf_lab.organism import BUNDLED, Grammar
+from rlhf_lab.organism import BUNDLED, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from tools.reel.train import (
     LANGUAGE_MODEL_SEEDS,
     Trained,
-    language_model_config,
     language_model_loss,
     rebuild,
     train_classifier,
@@ -103,7 +102,7 @@ def test_the_number_of_threads_changes_no_weight_and_comes_back(tmp_path):
 
 
 def test_the_loss_is_the_mean_surprise_of_the_next_word():
-    model = GPT2LMHeadModel(language_model_config())
+    model = GPT2LMHeadModel(GPT2Config.from_pretrained(weights_dir("reel-nano")))
     tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
     log_probs = model(tokens).logits.log_softmax(-1)
     surprises = [
@@ -117,13 +116,6 @@ def test_the_loss_is_the_mean_surprise_of_the_next_word():
 
 def test_the_three_seeds_are_the_first_three():
     assert list(LANGUAGE_MODEL_SEEDS.items()) == list(zip(LANGUAGE_MODELS, range(3), strict=True))
-
-
-def test_bad_numbers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="steps is 0"):
-        train_language_model(tmp_path, steps=0)
-    with pytest.raises(ValueError, match="batch_size is -1"):
-        train_classifier(tmp_path, batch_size=-1)
 
 
 def test_rebuild_trains_each_into_its_folder_from_its_seed(tmp_path, monkeypatch):

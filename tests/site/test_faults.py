@@ -18,9 +18,9 @@ built = build_site(Path(sys.argv[1]), Path(sys.argv[2]), ["rlhf_lab.errors"])
 print(built.pages, *built.problems, sep="\\n")
 """
 FAULTS = {
-    "docs/first.md links to nowhere.md, which is no file of the repository": "[x](nowhere.md)",
-    "docs/first.md links to gone.png, which is no file of the repository": "![x](gone.png)",
-    "docs/first.md links to ../../../outside.md": "[x](../../../outside.md)",
+    "'nowhere.md'": "[x](nowhere.md)",
+    "docs/gone.png": "![x](gone.png)",
+    "'../../../outside.md'": "[x](../../../outside.md)",
     "'no-such-anchor'": "[x](#no-such-anchor)",
     "'docs/second': 'no-such-part'": "[x](second.md#no-such-part)",
     "no_such_page": "```{toctree}\n:hidden:\n\nno_such_page\n```",
@@ -29,7 +29,7 @@ FAULTS = {
     "rlhf_lab.errors.NoSuchError": "{py:class}`rlhf_lab.errors.NoSuchError`",
     "reference target not found: nope": "{py:func}`nope`",
     "Unknown interpreted text role": "{nosuchrole}`x`",
-    "docs/first.md links to ../unlisted/README.md, which is no page": "[x](../unlisted/README.md)",
+    "unlisted/README.md: WARNING: document isn't included": "[x](../unlisted/README.md)",
     r"formula '\\nosuch' has a command that is not known": r"$\nosuch$",
     r"formula '\\left( x': ExtraLeftOrMissingRightError": r"$\left( x$",
 }
@@ -71,5 +71,4 @@ def test_every_planted_fault_is_named(repository, tmp_path):
     _, problems = built(root, tmp_path / "site")
     unnamed = [fault for fault in FAULTS if not any(fault in problem for problem in problems)]
     assert not unnamed, problems
-    line = "docs/new.md is in no table of contents; add the line docs/new to docs/contents.md."
-    assert line in problems
+    assert any(p.startswith("docs/new.md: WARNING: document isn't included") for p in problems)

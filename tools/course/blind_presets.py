@@ -1,9 +1,4 @@
-"""The maker of the record of blind tuning: the preset's four fields on every hidden reward."""
-
-import json
-import sys
-from pathlib import Path
-from typing import Any
+"""Record of blind tuning: the fields of the preset on every hidden reward, over seeds."""
 
 from rlhf_lab.course.tuned_run import (
     FRESH_REVIEWS,
@@ -13,37 +8,21 @@ from rlhf_lab.course.tuned_run import (
     TUNING_SETTINGS,
     tuned_figures,
 )
-
-RECORD = Path("rlhf_lab", "course", "records", "blind_tuning.json")
-PRESET_SEEDS = (1, 2, 3)
+from tools.course.stored_parts import SEEDS, make_record
 
 
-def preset_record() -> dict[str, Any]:
-    """Train with the preset's fields once per reward and seed; figures rounded to 5 digits."""
-    runs = {
-        name: [
-            {
-                what: None if found is None else round(found, 5)
-                for what, found in tuned_figures(name, PRESET_FIELDS, seed).items()
-            }
-            for seed in PRESET_SEEDS
-        ]
-        for name in HIDDEN
-    }
-    return {
-        "made_by": "python -m tools.course.blind_presets",
-        "settings": {**TUNING_SETTINGS, **PRESET_FIELDS},
-        "budget": REVIEWS,
-        "fresh_reviews": FRESH_REVIEWS,
-        "seeds": PRESET_SEEDS,
-        "runs": runs,
-    }
-
-
-def make_presets(path: Path) -> None:
-    """Write the record."""
-    path.write_text(json.dumps(preset_record(), indent=1) + "\n", encoding="utf-8")
+def preset_runs() -> dict[str, list[dict[str, float | None]]]:
+    """Train with the fields of the preset, once per reward and seed."""
+    return {name: [tuned_figures(name, PRESET_FIELDS, seed) for seed in SEEDS] for name in HIDDEN}
 
 
 if __name__ == "__main__":
-    sys.exit(make_presets(RECORD))
+    make_record(
+        "blind_tuning",
+        "blind_presets",
+        {"runs": preset_runs},
+        settings={**TUNING_SETTINGS, **PRESET_FIELDS},
+        budget=REVIEWS,
+        fresh_reviews=FRESH_REVIEWS,
+        seeds=SEEDS,
+    )

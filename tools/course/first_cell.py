@@ -1,9 +1,11 @@
-"""The first code cell of each lesson, which sets it up."""
+"""First code cell of each lesson: set one thread, and find the package in a clone or installed.
+
+rlhf_lab is not registered on PyPI, so the cell does not install anything by that name.
+"""
 
 from rlhf_lab import __version__
 
-MARK = "# first cell"
-"""A master's code cell that is this line alone becomes the cell below."""
+MARK = "# first cell"  # a cell of a master that is replaced by the cell below
 SOURCE = """\
 import importlib.util
 import os
@@ -22,13 +24,4 @@ elif importlib.util.find_spec("rlhf_lab") is None:
         "`pip install path/to/rlhf_lab-{version}-py3-none-any.whl`. Then restart the kernel."
     )
 """
-
-
-def first_cell() -> str:
-    """Return the first cell's source: set one thread, and find the package.
-
-    The cell works unchanged in a clone and with an installed package; without the package, the
-    error contains the two commands that install it. rlhf_lab is not registered on PyPI, so the
-    cell installs nothing by that name.
-    """
-    return SOURCE.format(version=__version__).strip()
+FIRST_CELL = SOURCE.format(version=__version__).strip()

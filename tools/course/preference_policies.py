@@ -1,11 +1,11 @@
 """Parts of lesson 10's record: PPO on the rater's utility, and DPO through LoRA adapters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
@@ -19,9 +19,9 @@ from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
 from rlhf_lab.rewards import reel_pairs
 from rlhf_lab.tuning import train_on_pairs
 from rlhf_lab.tuning.examples import encode_examples, text_logprobs
-from tools.course.run_settings import RUN_SETTINGS
+from tools.course.stored_parts import RUN_SETTINGS, SEEDS
 
-BASE, BETA, JUDGED_TEXTS, PROBES = "reel-nano", 4.0, 1024, 256
+BASE, BETA, N_SAMPLES, PROBES = "reel-nano", 4.0, 1024, 256
 PPO_SETTINGS: dict[str, Any] = {
     **RUN_SETTINGS,
     "total_phases": 12,
@@ -30,39 +30,57 @@ PPO_SETTINGS: dict[str, Any] = {
     "kl_in": "reward",
     "kl_estimator": "k1",
 }
-"""Those of the lesson."""
 ARMS: dict[str, tuple[int, Sequence[str]]] = {
     "rank 1, everywhere": (1, ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out")),
     "rank 1, query and value": (1, ("W_Q", "W_V")),
     "rank 8, query and value": (8, ("W_Q", "W_V")),
 }
 ADAPTER_PAIRS, ADAPTER_SCALE = 512, 8.0
-Figures = dict[str, float]
+Metrics = dict[str, float]
+Scorer = Callable[[Sequence[str]], Float[Tensor, " text"]]
 
 
-def written_figures(model: HookedModel, seed: int) -> Figures:
-    """KL, true reward and grammar of texts that a policy writes."""
-    settings = PPO_SETTINGS | {"batch_size": JUDGED_TEXTS, "seed": seed + 100}
-    policy, base = TransformerWithValueHead(model, seed=seed), load_model(BASE)
-    judged = RLHFTrainer(RLHFArgs(**settings), policy=policy, reference=base, reward_fn=true_reward)
-    texts = judged.rollout_phase()
+def has_popcorn(texts: Sequence[str]) -> Bool[Tensor, " text"]:
+    """Return True for each text with the word."""
+    return torch.tensor(["popcorn" in text.split() for text in texts])
+
+
+def sample_metrics(policy: TransformerWithValueHead, seed: int) -> Metrics:
+    """Sample a policy; returns KL to the base model, true reward, grammar and popcorn."""
+    args = RLHFArgs(**PPO_SETTINGS | {"batch_size": N_SAMPLES, "seed": seed + 100})
+    base = load_model(BASE)
+    trainer = RLHFTrainer(args, policy=policy, reference=base, reward_fn=true_reward)
+    rollout = trainer.rollout_phase()
     return {
-        "KL": texts.kl.sum(1).mean().item(),
-        "true_reward": texts.raw_rewards.mean().item(),
-        "grammatical": grammatical(texts.texts).float().mean().item(),
+        "true_reward": rollout.raw_rewards.mean().item(),
+        "KL": rollout.kl.sum(1).mean().item(),
+        "grammatical": grammatical(rollout.texts).float().mean().item(),
+        "popcorn": has_popcorn(rollout.texts).float().mean().item(),
     }
 
 
-def line_through(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Figures:
-    """Slope of y on x by least squares, and R2."""
+def train_ppo(
+    reward: Scorer, seed: int, watch: Callable[[Any], None] | None = None, **fields: Any
+) -> TransformerWithValueHead:
+    """Train PPO on a reward; returns the last policy."""
+    args = RLHFArgs(**PPO_SETTINGS | {"seed": seed} | fields)
+    trainer = RLHFTrainer(args, reward_fn=reward, true_reward_fn=true_reward)
+    if watch is not None:
+        trainer.on("after_score")(watch)
+    trainer.train()
+    return trainer.policy
+
+
+def line_through(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Metrics:
+    """Fit y on x by least squares; returns slope and R2."""
     x, y = x - x.mean(), y - y.mean()
     both, spread = (x * y).mean(), x.square().mean()
     return {"slope": (both / spread).item(), "R2": (both**2 / spread / y.square().mean()).item()}
 
 
 @torch.no_grad()
-def implicit_line(model: HookedModel, seed: int) -> Figures:
-    """Slope and R2 of a policy's implicit reward on the utility, on reviews of the grammar."""
+def implicit_line(model: HookedModel, seed: int) -> Metrics:
+    """Fit a policy's implicit reward on the utility, on reviews of the grammar."""
     texts = Grammar().sample(PROBES, np.random.default_rng(2000 + seed)).texts()
     base = load_model(BASE)
     rows = encode_examples(base, [""] * len(texts), texts)
@@ -71,25 +89,35 @@ def implicit_line(model: HookedModel, seed: int) -> Figures:
 
 
 def utility_run(seed: int) -> dict[str, Any]:
-    """PPO on the rater's utility: KL and true reward by phase, and what the last policy writes."""
-    utility = Reward("utility", sentiment_logit)
-    args = RLHFArgs(**PPO_SETTINGS | {"kl_coef": BETA, "seed": seed})
-    trainer = RLHFTrainer(args, reward_fn=utility, true_reward_fn=true_reward)
-    reports = trainer.train()
-    path = {
-        "KL by phase": [report.kl_per_sequence for report in reports],
-        "true reward by phase": [report.true_reward for report in reports],
-    }
-    model = trainer.policy.base_model
-    return written_figures(model, seed) | implicit_line(model, seed) | path
+    """Train PPO on the rater's utility; returns metrics of the policy, and two by phase."""
+    kls: list[float] = []
+    rewards: list[float] = []
+
+    def watch(ctx: Any) -> None:
+        kls.append(ctx.rollout.kl.sum(1).mean().item())
+        rewards.append(true_reward(ctx.rollout.texts).mean().item())
+
+    policy = train_ppo(Reward("utility", sentiment_logit), seed, watch, kl_coef=BETA)
+    found = sample_metrics(policy, seed) | implicit_line(policy.base_model, seed)
+    return found | {"KL by phase": kls, "true reward by phase": rewards}
 
 
-def adapter_run(arm: str, seed: int) -> Figures:
-    """DPO through the adapters of one arm: what the policy writes."""
+def adapter_run(arm: str, seed: int) -> Metrics:
+    """Train DPO through the adapters of one arm; returns the metrics of the policy."""
     rank, targets = ARMS[arm]
-    model = load_model(BASE)
+    model: HookedModel = load_model(BASE)
     add_lora(model, rank, ADAPTER_SCALE * rank, targets, seed)
-    fitting = FitConfig(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
-    pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - fitting.held_out)), seed)
-    train_on_pairs(model, pairs, fitting, DPOLoss(beta=BETA))
-    return written_figures(model, seed)
+    config = FitConfig(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
+    pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - config.held_out)), seed)
+    train_on_pairs(model, pairs, config, DPOLoss(beta=BETA))
+    return sample_metrics(TransformerWithValueHead(model, seed=seed), seed)
+
+
+def utility_runs() -> list[dict[str, Any]]:
+    """Train on the utility, once per seed."""
+    return [utility_run(seed) for seed in SEEDS]
+
+
+def adapter_runs() -> dict[str, list[Metrics]]:
+    """Train each arm, once per seed."""
+    return {arm: [adapter_run(arm, seed) for seed in SEEDS] for arm in ARMS}

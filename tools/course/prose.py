@@ -1,7 +1,6 @@
-"""Numbers in a lesson's prose, held against what its cells print and hold."""
+"""Numbers in the text of a lesson, compared with the numbers that its cells print or contain."""
 
 import re
-from collections.abc import Set
 from html import unescape
 
 from nbformat import NotebookNode
@@ -19,24 +18,17 @@ DRAWN = re.compile(r"<(svg|style)\b.*?</\1>", re.DOTALL)
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 TAG, TOOLTIP = re.compile(r"<[^>]*>"), re.compile(r'title="([^"]*)"')
 YEARS = range(1900, 2100)
-SMALL = 12
-"""Whole numbers up to here are words of counting: two terms, four tokens."""
-BEFORE, BEHIND = 6, 4
-"""How many cells in front of a text, and behind it, its results may come from."""
+SMALL = 12  # integers up to here count words: two terms, four tokens
+BEFORE, AFTER = 6, 4  # cells before and after a text that its results may come from
 
 
-def unsupported_numbers(notebook: NotebookNode, tried: Set[float] = frozenset()) -> list[str]:
-    """The numbers of an executed lesson's text that no cell prints or has in its source.
+def unsupported_numbers(notebook: NotebookNode) -> list[str]:
+    """List the numbers in the text of an executed lesson that its cells do not print.
 
-    1. Take the prose without code, formulas, links and stated times.
-    2. Leave out years, and whole numbers up to `SMALL`.
-    3. A number is there when a printed one rounds to it; a percentage also as a share.
-    4. A whole number (a size) may stand in any cell, or in its source. A decimal or a percentage
-       (a result) must be printed at most `BEFORE` cells in front of the text or `BEHIND` cells
-       after it: in a whole lesson some printed number rounds to nearly any short decimal.
-
-    Args:
-        tried: stored figures of what a lesson suggests to try, for the text in `<details>` alone.
+    A printed number must round to it; a percentage may be printed as a fraction. An integer (a
+    size) may be in any cell, also in the source. A decimal or percentage (a result) must be
+    printed in a cell nearby: in a whole lesson some number rounds to nearly any short decimal.
+    Text in `<details>` reports runs of the reader's suggestions, and is not compared.
     """
     printed = [_numbers(_printed(c)) if c.cell_type == "code" else set() for c in notebook.cells]
     written = set().union(*(_numbers(c.source) for c in notebook.cells if c.cell_type == "code"))
@@ -45,31 +37,22 @@ def unsupported_numbers(notebook: NotebookNode, tried: Set[float] = frozenset())
     for i, cell in enumerate(notebook.cells):
         if cell.cell_type != "markdown":
             continue
-        near = written.union(*printed[max(0, i - BEFORE) : i + BEHIND + 1])
-        parts = [(FOLDED.sub(" ", cell.source), frozenset())]
-        parts += [(folded, tried) for folded in FOLDED.findall(cell.source)]
-        for text, more in parts:
-            prose = NOT_PROSE.sub(" ", text)
-            for found in NUMBER.finditer(prose):
-                is_share = prose[found.end() :].lstrip().startswith("%")
-                is_result = is_share or "." in found[0]
-                there = (near if is_result else anywhere) | more
-                if not _is_there(found[0], there, is_share):
-                    missing.append(found[0])
+        near = written.union(*printed[max(0, i - BEFORE) : i + AFTER + 1])
+        prose = NOT_PROSE.sub(" ", FOLDED.sub(" ", cell.source))
+        for found in NUMBER.finditer(prose):
+            is_percentage = prose[found.end() :].lstrip().startswith("%")
+            known = near if is_percentage or "." in found[0] else anywhere
+            if not _is_supported(found[0], known, is_percentage):
+                missing.append(found[0])
     return missing
 
 
 def _numbers(text: str) -> set[float]:
-    """The numbers of a text, without their signs."""
-    return {abs(_value(found)) for found in NUMBER.findall(text)}
+    return {abs(float(found.replace(",", ""))) for found in NUMBER.findall(text)}
 
 
 def _printed(cell: NotebookNode) -> str:
-    """What a cell's outputs say in words and numbers, tooltips of coloured tokens included.
-
-    Not what a picture is drawn with: the coordinates, ticks and style of an SVG are no printed
-    numbers, nor is the `repr` that Jupyter keeps beside HTML.
-    """
+    """Return the printed text of a cell, with tooltips but without coordinates of pictures."""
     texts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
@@ -81,15 +64,10 @@ def _printed(cell: NotebookNode) -> str:
     return COLOR.sub("", "\n".join(texts))
 
 
-def _value(text: str) -> float:
-    return float(text.replace(",", ""))
-
-
-def _is_there(text: str, there: set[float], is_share: bool) -> bool:
-    value, digits = abs(_value(text)), len(text.partition(".")[2])
-    if not digits and (value <= SMALL and not is_share or value in YEARS):
+def _is_supported(text: str, known: set[float], is_percentage: bool) -> bool:
+    value, digits = abs(float(text.replace(",", ""))), len(text.partition(".")[2])
+    if not digits and (value <= SMALL and not is_percentage or value in YEARS):
         return True
     half = 0.5 * 10**-digits + 1e-9
-    if any(abs(value - other) <= half for other in there):
-        return True
-    return is_share and any(abs(value - 100 * other) <= half for other in there if other <= 1)
+    fractions = {100 * other for other in known if other <= 1} if is_percentage else set()
+    return any(abs(value - other) <= half for other in known | fractions)

@@ -1,4 +1,4 @@
-"""The kernel that a lesson's notebook is executed in, and what is kept of its outputs."""
+"""Execution of lesson notebooks in a new kernel, and cleaning of their outputs."""
 
 import os
 import re
@@ -14,108 +14,87 @@ from rlhf_lab.errors import LoadError
 
 REAL_MODELS = "RLHF_LAB_REAL_MODELS"
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 CELL_SECONDS = 600
 
 
-def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
-    """Run all cells in a fresh kernel and directory, offline, and keep what is the same each time.
+def cell_seconds(real_models: bool) -> int:
+    """Return the time limit of a cell."""
+    return CELL_SECONDS * (6 if real_models else 1)
 
-    Raises LoadError if a cell fails.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        return _steady(run_lesson(notebook, place, lesson), place)
+
+def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
+    """Run all cells in a new kernel and directory, and keep what is the same each time."""
+    with tempfile.TemporaryDirectory() as directory:
+        return clean(run_lesson(notebook, directory, lesson), directory)
 
 
 def run_lesson(
-    notebook: NotebookNode, place: str, lesson: str, real_models: bool = False
+    notebook: NotebookNode, directory: str, lesson: str, real_models: bool = False
 ) -> NotebookNode:
-    """`run_cells`, whose errors are told with the lesson's name.
-
-    Raises LoadError if a cell fails, or takes longer than it may.
-    """
+    """Run all cells of a lesson; raises LoadError with the name of the lesson."""
     try:
-        return run_cells(notebook, place, real_models)
+        return run_cells(notebook, directory, real_models)
     except CellExecutionError as error:
         raise LoadError(f"lesson {lesson} does not run: {error.ename}: {error.evalue}") from error
     except CellTimeoutError as error:
         raise LoadError(
-            f"lesson {lesson} has a cell that takes more than {_patience(real_models)} s; run it "
-            "where nothing else runs."
+            f"lesson {lesson} has a cell that takes more than {cell_seconds(real_models)} s; "
+            "run it on an idle machine."
         ) from error
 
 
-def _patience(real_models: bool) -> int:
-    """The seconds that a cell may take."""
-    return CELL_SECONDS * (6 if real_models else 1)
-
-
 def run_cells(
-    notebook: NotebookNode, place: str, real_models: bool = False, **listeners: Callable
+    notebook: NotebookNode, directory: str, real_models: bool = False, **callbacks: Callable
 ) -> NotebookNode:
-    """Run all cells in a fresh kernel in this directory.
-
-    Args:
-        real_models: whether the cells see the variable that names the folder of real models.
-        listeners: nbclient's `on_cell_execute` and the like.
-
-    Raises nbclient's CellExecutionError if a cell fails.
-    """
+    """Run all cells in a new kernel, with callbacks of nbclient such as `on_cell_execute`."""
     client = NotebookClient(
         notebook,
-        timeout=_patience(real_models),
+        timeout=cell_seconds(real_models),
         kernel_name="python3",
         record_timing=False,
         extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": place}},
-        **listeners,
+        resources={"metadata": {"path": directory}},
+        **callbacks,
     )
-    return client.execute(env=_environment(place, real_models))
+    return client.execute(env=environment(directory, real_models))
 
 
-def _environment(place: str, real_models: bool) -> dict[str, str]:
-    """Offline, with a progress file of its own and one thread; real models only if asked for."""
-    own = {
-        "RLHF_LAB_PROGRESS": str(Path(place) / "progress.json"),
+def environment(directory: str, real_models: bool) -> dict[str, str]:
+    """Return variables of a kernel: offline, one thread, a separate progress file."""
+    kept = {k: v for k, v in os.environ.items() if real_models or k != REAL_MODELS}
+    return kept | {
+        "RLHF_LAB_PROGRESS": str(Path(directory) / "progress.json"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    hidden = () if real_models else (REAL_MODELS,)
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return kept | own
 
 
-def _steady(notebook: NotebookNode, place: str) -> NotebookNode:
-    """Leave out what differs from run to run: counts, warnings, addresses, temporary paths."""
+def clean(notebook: NotebookNode, directory: str) -> NotebookNode:
+    """Remove counts, warnings, addresses and temporary paths, and join printed pieces."""
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type != "code":
             continue
         cell.execution_count = None
-        cell.outputs = _joined([o for o in cell.outputs if o.get("name") != "stderr"])
+        outputs: list[NotebookNode] = []
         for output in cell.outputs:
+            if output.get("name") == "stderr":
+                continue
             if "execution_count" in output:
                 output.execution_count = None
-            if "text" in output:
-                output.text = _steady_text(output.text, place)
-            for kind, content in output.get("data", {}).items():
-                if isinstance(content, str) and kind.startswith("text/"):
-                    output.data[kind] = _steady_text(content, place)
-    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+            data = output.get("data", {})
+            texts = [(data, kind) for kind in data if kind.startswith("text/")]
+            for holder, key in [*texts, *([(output, "text")] if "text" in output else [])]:
+                holder[key] = ADDRESS.sub("0x...", holder[key]).replace(directory, ".")
+            if outputs and output.output_type == outputs[-1].output_type == "stream":
+                outputs[-1].text += output.text
+            else:
+                outputs.append(output)
+        cell.outputs = outputs
+    notebook.metadata = METADATA
     return notebook
-
-
-def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Printed pieces that follow each other as one; what is shown between them stays there."""
-    joined: list[NotebookNode] = []
-    for output in outputs:
-        if joined and output.output_type == joined[-1].output_type == "stream":
-            joined[-1].text += output.text
-        else:
-            joined.append(output)
-    return joined
-
-
-def _steady_text(text: str, place: str) -> str:
-    return ADDRESS.sub("0x...", text).replace(place, ".")

@@ -1,50 +1,58 @@
-"""Records in parts that take minutes each: one is made anew, the others are kept."""
+"""Stored records of the course: settings that they share, and the program that writes them."""
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+RECORDS = Path("rlhf_lab", "course", "records")
+SEEDS = (1, 2, 3)
+RUN_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
+    {
+        "preset": "reel",
+        "warmup_steps": 2,
+        "batch_size": 128,
+        "num_minibatches": 4,
+        "gen_len": 26,
+        "top_k": None,
+        "advantages": "gae",
+    }
+)
+Parts = Mapping[str, Callable[[], Any]]
+
+
+def make_record(name: str, program: str, parts: Parts, digits: int = 5, **heading: Any) -> None:
+    """Write the parts of a record that are named on the command line, or all."""
+    heading = {"made_by": f"python -m tools.course.{program}", **heading}
+    write_parts(RECORDS / f"{name}.json", heading, parts, sys.argv[1:], digits)
 
 
 def write_parts(
-    path: Path,
-    heading: Mapping[str, Any],
-    parts: Mapping[str, Callable[[], Any]],
-    asked: Sequence[str],
-    digits: int,
+    path: Path, heading: Mapping[str, Any], parts: Parts, chosen: Sequence[str], digits: int
 ) -> None:
-    """Make some parts of a record anew, all when none is asked for, and keep the others.
-
-    The file is written after each part.
-
-    Args:
-        heading: what the record says of itself.
-        parts: what makes each part, by its name.
-        asked: names of parts.
-        digits: behind the point, to which numbers are rounded.
-
-    Raises KeyError for a part that is not there.
-    """
+    """Compute the chosen parts of a record, or all, and keep the others."""
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     record |= heading
-    for part in asked or parts:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for part in chosen or parts:
         record[part] = rounded(parts[part](), digits)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(in_rows(record), encoding="utf-8")
+        path.write_text(in_rows(record), encoding="utf-8")  # a later part may take minutes
 
 
-def rounded(figures: Any, digits: int) -> Any:
-    """All numbers to as many digits behind the point, in whatever holds them."""
-    if isinstance(figures, Mapping):
-        return {name: rounded(value, digits) for name, value in figures.items()}
-    if isinstance(figures, list | tuple):
-        return [rounded(value, digits) for value in figures]
-    return round(figures, digits) if isinstance(figures, float) else figures
+def rounded(values: Any, digits: int) -> Any:
+    """Round all numbers of nested lists and mappings."""
+    if isinstance(values, Mapping):
+        return {name: rounded(value, digits) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [rounded(value, digits) for value in values]
+    return round(values, digits) if isinstance(values, float) else values
 
 
 def in_rows(record: Mapping[str, Any]) -> str:
-    """A record as JSON, with each list of plain values on one line."""
-    text = json.dumps(record, indent=1)
+    """Format a record as JSON with each list of plain values on one line."""
     plain = r"\[\s+([^\[\]{}]*?)\s+\]"
+    text = json.dumps(record, indent=1)
     return re.sub(plain, lambda row: f"[{' '.join(row[1].split())}]", text) + "\n"

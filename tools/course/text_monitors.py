@@ -1,9 +1,7 @@
-"""The maker of lesson 07's record of monitors: readers of single texts that game a reward."""
+"""Record of lesson 07's monitors: logistic probes of single texts that game a reward."""
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,37 +15,31 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import REWARDS, Grammar, true_reward
 from rlhf_lab.sampling import tokenize_prompts
-from tools.course.run_settings import RUN_SETTINGS
-from tools.course.stored_parts import write_parts
+from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record
 
-RECORD = Path("rlhf_lab", "course", "records", "text_monitors.json")
-SEEDS, PHASES = (1, 2, 3), (0, 7, 19)
+PHASES = (0, 7, 19)
 SETTINGS: dict[str, Any] = {
     **RUN_SETTINGS,
     "reward_fn": "ignore_negation",
     "total_phases": 20,
     "kl_coef": 0.1,
 }
-FITTED_ON, READ, GAMED, SITE = 3000, 1024, 0.3, "blocks.1.hook_resid_mid"
+FITTED_ON, SAMPLES, GAMED, SITE = 3000, 1024, 0.3, "blocks.1.hook_resid_mid"
+VERB = Grammar().slot("VERB") - 1  # words before the verb of the verdict
 Features = Callable[[Sequence[str]], Float[Tensor, "text feature"]]
 
 
-def gamed(texts: Sequence[str]) -> Bool[Tensor, " text"]:
-    """Which texts the proxy pays at least 0.3 more than the true reward."""
+def is_gamed(texts: Sequence[str]) -> Bool[Tensor, " text"]:
+    """Return True for each text whose proxy reward exceeds the true reward by at least 0.3."""
     return REWARDS["ignore_negation"](texts) - true_reward(texts) > GAMED
 
 
-def beginning(texts: Sequence[str]) -> list[list[str]]:
-    """The words of each text before the verb of the verdict."""
-    return [text.split()[: Grammar().slot("VERB") - 1] for text in texts]
-
-
-def states_in(model: HookedModel) -> Features:
-    """What a reader sees of activations: behind block 1's attention, before the verdict."""
+def activations(model: HookedModel) -> Features:
+    """Return a function from texts to activations before the verb, after block 1's attention."""
 
     @torch.no_grad()
-    def states(texts: Sequence[str]) -> Float[Tensor, "text feature"]:
-        begun = [" ".join(words) for words in beginning(texts)]
+    def features(texts: Sequence[str]) -> Float[Tensor, "text feature"]:
+        begun = [" ".join(text.split()[:VERB]) for text in texts]
         tokens = torch.tensor(tokenize_prompts(model.tokenizer, begun, True))
         kept: list[Tensor] = []
         keep = lambda residual, hook: kept.append(residual[:, -1])
@@ -55,35 +47,34 @@ def states_in(model: HookedModel) -> Features:
             model(tokens)
         return kept[0]
 
-    return states
+    return features
 
 
-def counts_of(fitted_on: Sequence[str], apart: int) -> Features:
-    """What a reader sees of words: how often each word is there, or each pair so far apart."""
+def word_counts(fitted_on: Sequence[str], gap: int) -> Features:
+    """Return a function from texts to counts of words, or of pairs of words `gap` apart."""
 
-    def terms(words: Sequence[str]) -> list[tuple[str, ...]]:
-        later = words[apart:] if apart else words
-        return list(zip(words, later, strict=False)) if apart else [(word,) for word in later]
+    def terms(text: str) -> list[tuple[str, ...]]:
+        words = text.split()[:VERB]
+        return list(zip(words, words[gap:], strict=False)) if gap else [(word,) for word in words]
 
-    known = {term for words in beginning(fitted_on) for term in terms(words)}
-    column = {term: i for i, term in enumerate(sorted(known))}
+    column = {term: i for i, term in enumerate(sorted({t for x in fitted_on for t in terms(x)}))}
 
-    def counts(texts: Sequence[str]) -> Float[Tensor, "text feature"]:
+    def features(texts: Sequence[str]) -> Float[Tensor, "text feature"]:
         table = torch.zeros(len(texts), len(column))
-        for row, words in enumerate(beginning(texts)):
-            for term in terms(words):
+        for row, text in enumerate(texts):
+            for term in terms(text):
                 if term in column:
                     table[row, column[term]] += 1
         return table
 
-    return counts
+    return features
 
 
-def fitted_reader(
-    view: Features, texts: Sequence[str], ridge: float = 1e-3
+def fit_probe(
+    features: Features, texts: Sequence[str], ridge: float = 1e-3
 ) -> Callable[[Float[Tensor, "text feature"]], Float[Tensor, " text"]]:
-    """A logistic reader of which texts are gamed, on standardized features, with a ridge."""
-    x, label = view(texts), gamed(texts).float()
+    """Fit a logistic probe of gamed texts to standardized features, with a ridge."""
+    x, label = features(texts), is_gamed(texts).float()
     mean, spread = x.mean(0), x.std(0).clamp_min(1e-3)
     weight, bias = torch.zeros(x.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
@@ -91,8 +82,8 @@ def fitted_reader(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        said = standard @ weight + bias
-        value = torch.nn.functional.binary_cross_entropy_with_logits(said, label)
+        logits = standard @ weight + bias
+        value = torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
         value = value + ridge * weight.square().sum()
         value.backward()
         return value
@@ -102,56 +93,44 @@ def fitted_reader(
 
 
 def auc_or_none(scores: Float[Tensor, " text"], labels: Bool[Tensor, " text"]) -> float | None:
-    """How often a gamed text scores higher than another one; None without one of either kind."""
-    one_kind = bool(labels.all()) or not labels.any()
-    return None if one_kind else auc(scores, labels).item()
+    """Compute the AUC, or None if all labels are equal."""
+    return None if labels.all() or not labels.any() else auc(scores, labels).item()
 
 
-def monitored(seed: int) -> dict[str, Any]:
-    """Fit readers to reviews of the grammar, train on the proxy, read what the policy writes."""
+def monitor_run(seed: int) -> dict[str, Any]:
+    """Fit probes to reviews of the grammar, train on the proxy, and apply them to samples."""
     grammar_texts = Grammar().sample(FITTED_ON, np.random.default_rng(seed)).texts()
-    base = load_model("reel-nano")
     views = {
-        "the reference's activations": states_in(base),
-        "words": counts_of(grammar_texts, 0),
-        "pairs of words two apart": counts_of(grammar_texts, 2),
+        "the reference's activations": activations(load_model("reel-nano")),
+        "words": word_counts(grammar_texts, 0),
+        "pairs of words two apart": word_counts(grammar_texts, 2),
     }
-    readers = {name: fitted_reader(view, grammar_texts) for name, view in views.items()}
-    own = "the policy's activations"
-    readers[own] = readers["the reference's activations"]
+    probes = {name: fit_probe(view, grammar_texts) for name, view in views.items()}
+    policy_view = "the policy's activations"
+    probes[policy_view] = probes["the reference's activations"]
     trainer = RLHFTrainer(RLHFArgs(**SETTINGS | {"seed": seed}), true_reward_fn=true_reward)
     found: dict[str, Any] = {"gamed": {}, "n": {}, "AUC": {}}
 
-    def read_at(phase: int) -> None:
+    def apply_probes(phase: int) -> None:
         policy = copy.deepcopy(trainer.policy)
-        args = RLHFArgs(**SETTINGS | {"seed": seed + 100 + phase, "batch_size": READ})
-        texts = RLHFTrainer(args, policy=policy, true_reward_fn=true_reward).rollout_phase().texts
-        texts = [text for text in texts if len(text.split()) >= Grammar().slot("VERB") - 1]
-        label = gamed(texts)
+        args = RLHFArgs(**SETTINGS | {"seed": seed + 100 + phase, "batch_size": SAMPLES})
+        texts = RLHFTrainer(args, policy=policy).rollout_phase().texts
+        texts = [text for text in texts if len(text.split()) >= VERB]
+        label = is_gamed(texts)
         found["gamed"][str(phase)], found["n"][str(phase)] = int(label.sum()), len(texts)
-        views[own] = states_in(policy.base_model)
+        views[policy_view] = activations(policy.base_model)
         found["AUC"][str(phase)] = {
-            name: auc_or_none(readers[name](view(texts)), label) for name, view in views.items()
+            name: auc_or_none(probes[name](view(texts)), label) for name, view in views.items()
         }
 
-    read_at(0)
+    apply_probes(0)
     for phase, _ in enumerate(trainer, 1):
         if phase in PHASES:
-            read_at(phase)
+            apply_probes(phase)
     return found
 
 
-def make_monitors(path: Path) -> None:
-    """Train once per seed, and write the figures, rounded to 4 digits."""
-    heading = {
-        "made_by": "python -m tools.course.text_monitors",
-        "settings": SETTINGS,
-        "seeds": SEEDS,
-        "fitted_on": FITTED_ON,
-    }
-    parts = {"runs": lambda: [monitored(seed) for seed in SEEDS]}
-    write_parts(path, heading, parts, [], digits=4)
-
-
 if __name__ == "__main__":
-    sys.exit(make_monitors(RECORD))
+    parts = {"runs": lambda: [monitor_run(seed) for seed in SEEDS]}
+    heading = {"settings": SETTINGS, "seeds": SEEDS, "fitted_on": FITTED_ON}
+    make_record("text_monitors", "text_monitors", parts, 4, **heading)

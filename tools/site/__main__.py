@@ -1,4 +1,4 @@
-"""The command `python -m tools.site`: build the site of the docs, and check its links."""
+"""The command `python -m tools.site`: build the site of the docs with Sphinx."""
 
 import sys
 from collections.abc import Sequence
@@ -6,22 +6,16 @@ from pathlib import Path
 
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
-from rlhf_lab.errors import LoadError
+from tools.site.builder import build_site
 
 
 def build(root: Path = Path("."), out: Path = Path("build/site")) -> int:
-    """Write the site anew into OUT/html; status 1 when Sphinx warns or a link leads nowhere.
+    """Write the site into OUT/html; status 1 if Sphinx warns, for example of a dead link.
 
     Args:
-        root: the repository's root.
-        out: the directory of the site, with its staged sources.
+        root: root of the repository.
+        out: directory of the site, with its staged sources.
     """
-    try:
-        from tools.site.builder import build_site
-    except ModuleNotFoundError as error:
-        raise LoadError(
-            f"{error.name} is not installed; install what the site needs: pip install -e '.[docs]'."
-        ) from error
     built = build_site(root.resolve(), out.resolve())
     for problem in built.problems:
         print_line(problem)

@@ -1,4 +1,4 @@
-"""API pages in reStructuredText: one for each room, its names by the module that defines them."""
+"""API pages in reStructuredText: one for each room, its names grouped by module."""
 
 import ast
 import inspect
@@ -7,12 +7,10 @@ from itertools import groupby
 from pathlib import Path
 
 from tools.site.docstrings import to_rst
-from tools.site.public import PublicName, definitions, public_names, text_after, text_of
+from tools.site.public import PublicName, definitions, public_names, text_after, tree
 
-SPLIT = frozenset({"rlhf_lab.functional"})
-"""Rooms with a page for each of their modules."""
-WITHOUT_SIGNATURE = frozenset({"RLHFArgs"})
-"""What has more parameters than anybody reads in a row; they are on the page of settings."""
+SPLIT = "rlhf_lab.functional"  # the room with a page for each module
+WITHOUT_SIGNATURE = "RLHFArgs"  # its parameters are on the page of settings
 LONGEST_VALUE = 300
 START = """API
 ===
@@ -23,42 +21,32 @@ mathematics; the trainer is in ``training``, and its settings have a page of the
 """
 
 
-def write_api(place: Path, rooms: Sequence[str]) -> None:
-    """Write the pages of some rooms, given by their dotted names, into a new directory."""
-    place.mkdir(parents=True)
+def write_api(directory: Path, rooms: Sequence[str]) -> None:
+    """Write the pages of some rooms into a new directory."""
+    directory.mkdir(parents=True)
     entries = []
     for room in rooms:
         short = room.removeprefix("rlhf_lab.")
-        if room in SPLIT:
-            (place / short).mkdir()
-            modules = _split_room(room, place / short)
-            text = _head(room) + "\n" + _toctree(modules)
-            (place / short / "index.rst").write_text(text, encoding="utf-8")
+        homes = _by_home(room)
+        if room == SPLIT:
+            (directory / short).mkdir()
+            names = [home.rpartition(".")[2] for home, _ in homes]
+            for name, (home, publics) in zip(names, homes, strict=True):
+                _write(directory / short / name, [_head(home), *map(_entry, publics)])
+            _write(directory / short / "index", [_head(room), _toctree(names)])
             entries.append(f"{short}/index")
         else:
-            (place / f"{short}.rst").write_text(_room(room), encoding="utf-8")
+            parts = [_head(room)]
+            for home, publics in homes:
+                parts += [_section(room, home)] * (home != room)
+                parts += map(_entry, publics)
+            _write(directory / short, parts)
             entries.append(short)
-    (place / "index.rst").write_text(START + _toctree(entries), encoding="utf-8")
+    (directory / "index.rst").write_text(START + _toctree(entries), encoding="utf-8")
 
 
-def _split_room(room: str, place: Path) -> list[str]:
-    """Write a page for each module that a room exports from; returns their names."""
-    names = []
-    for home, publics in _by_home(room):
-        names.append(home.rpartition(".")[2])
-        parts = [_head(home), *map(_entry, publics)]
-        (place / f"{names[-1]}.rst").write_text("\n".join(parts), encoding="utf-8")
-    return names
-
-
-def _room(room: str) -> str:
-    parts = [_head(room)]
-    for home, publics in _by_home(room):
-        if home != room:
-            title = home.removeprefix(f"{room}.").removeprefix("rlhf_lab.").replace("_", " ")
-            parts += [f"{title}\n{'-' * len(title)}\n", _first(home) + "\n"]
-        parts += map(_entry, publics)
-    return "\n".join(parts)
+def _write(path: Path, parts: list[str]) -> None:
+    path.with_suffix(".rst").write_text("\n".join(parts), encoding="utf-8")
 
 
 def _by_home(room: str) -> list[tuple[str, list[PublicName]]]:
@@ -66,38 +54,39 @@ def _by_home(room: str) -> list[tuple[str, list[PublicName]]]:
     return [(home, list(group)) for home, group in groupby(found, lambda public: public.home)]
 
 
+def _text(module: str) -> str:
+    return ast.get_docstring(tree(module)) or ""
+
+
 def _head(module: str) -> str:
-    """The title of a page, and what the module says about itself."""
     title = module.removeprefix("rlhf_lab.")
-    said = to_rst(text_of(module))
-    return f"{title}\n{'=' * len(title)}\n\n.. py:module:: {module}\n\n{said}\n"
+    return f"{title}\n{'=' * len(title)}\n\n.. py:module:: {module}\n\n{to_rst(_text(module))}\n"
 
 
-def _first(module: str) -> str:
-    """The first sentence of a module's docstring."""
-    said = text_of(module)
-    return to_rst(said.split("\n\n")[0])
+def _section(room: str, home: str) -> str:
+    title = home.removeprefix(f"{room}.").removeprefix("rlhf_lab.").replace("_", " ")
+    first = to_rst(_text(home).split("\n\n")[0])
+    return f"{title}\n{'-' * len(title)}\n\n{first}\n"
 
 
 def _entry(public: PublicName) -> str:
-    """The directive that documents a name."""
+    """Return the directive that documents a name."""
     value = public.value
     if inspect.isclass(value):
-        text = f".. autoclass:: {public.path}\n   :members:\n"
-        if fields := getattr(value, "_fields", ()):  # a named tuple's, which its signature has
+        path = public.path + "()" * (public.name == WITHOUT_SIGNATURE)
+        text = f".. autoclass:: {path}\n   :members:\n"
+        if fields := getattr(value, "_fields", ()):  # the signature shows them
             text += f"   :exclude-members: {', '.join(fields)}\n"
-        if public.name in WITHOUT_SIGNATURE:
-            text = text.replace(public.path, f"{public.path}()")
         return text
     if inspect.isfunction(value):
         return f".. autofunction:: {public.path}\n"
     node = definitions(public.home)[public.name]
     text = f".. py:data:: {public.name}\n   :module: {public.room}\n"
-    source = ast.unparse(node.value) if node.value is not None else ""
-    if source and len(source) <= LONGEST_VALUE:
-        text += f"   :value: {source}\n"
-    said = to_rst(text_after(public.home, public.name))
-    return text + "\n" + "".join(f"   {line}\n" for line in said.splitlines())
+    code = ast.unparse(node.value) if node.value is not None else ""
+    if code and len(code) <= LONGEST_VALUE:
+        text += f"   :value: {code}\n"
+    comment = to_rst(text_after(public.home, public.name))
+    return text + "\n" + "".join(f"   {line}\n" for line in comment.splitlines())
 
 
 def _toctree(entries: list[str]) -> str:

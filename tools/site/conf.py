@@ -1,7 +1,7 @@
-"""Sphinx configuration of the site: extensions, theme, and what the docstrings are made of."""
+"""Sphinx configuration of the site: extensions, theme, and references without a target."""
 
 import rlhf_lab
-from tools.site import formulas, hooks, inline_code
+from tools.site import extension
 
 project = "rlhf_lab"
 copyright = "The rlhf_lab authors, MIT licence"
@@ -13,7 +13,11 @@ extensions = [
     "myst_nb",
 ]
 nitpicky = True
-nitpick_ignore_regex = hooks.NOT_OURS
+nitpick_ignore_regex = [  # other packages, and types that no room exports
+    (r"py:(class|exc|data)", r"(?!rlhf_lab\b).*"),
+    (r"py:obj", r"(None|True|False|collections|jaxtyping|numpy|torch|typing)\b.*"),
+    (r"py:class", r"rlhf_lab\.(?!errors\b).*"),
+]
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = f"rlhf_lab {rlhf_lab.__version__}"
@@ -42,7 +46,5 @@ napoleon_use_rtype = False
 
 
 def setup(app) -> None:
-    """Connect what reads docstrings, writes formulas, and links and breaks the names in code."""
-    formulas.connect(app)
-    hooks.connect(app)
-    inline_code.connect(app)
+    """Register the events of the site."""
+    extension.connect(app)

@@ -1,4 +1,4 @@
-"""Docstrings as reStructuredText: names in backticks become links, and nothing else is markup."""
+"""Docstrings as reStructuredText: names in backticks become links, all else is plain text."""
 
 import ast
 import functools
@@ -7,73 +7,61 @@ from collections.abc import Collection
 from pathlib import Path
 
 import rlhf_lab
-from tools.site.public import by_home
+from tools.site.public import public_paths
 
 SPAN = re.compile(r"(?<!`)(?P<role>(?::[\w:]+:)?)(?P<ticks>`+)(?P<text>.+?)(?P=ticks)", re.DOTALL)
 MARKUP = re.compile(r"[\\*|]|(?<=\w)_(?!\w)")
+# two errors with one condition, which napoleon takes for one
 TWO_ERRORS = re.compile(r"^( +)(\w+), (\w+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
-"""Two errors of one reason in a section of errors, which napoleon takes for one."""
 NAME = re.compile(r"(?!_\d)[A-Za-z_][\w.]*")
 
 
-def to_rst(text: str, own: Collection[str] = ()) -> str:
-    """A docstring with its names as links or code, and every other mark of the markup escaped.
-
-    Args:
-        own: names that mean something else here, such as parameters; they are code, not links.
-    """
+def to_rst(text: str, parameters: Collection[str] = ()) -> str:
+    """Convert a docstring: link names, except of parameters, and escape all other markup."""
     text, parts, end = TWO_ERRORS.sub(r"\1\2: \4\n\1\3: \4", text), [], 0
     for span in SPAN.finditer(text):
-        parts += [MARKUP.sub(r"\\\g<0>", text[end : span.start()]), _span(span, own)]
+        parts += [MARKUP.sub(r"\\\g<0>", text[end : span.start()]), _link(span, parameters)]
         end = span.end()
     return "".join([*parts, MARKUP.sub(r"\\\g<0>", text[end:])])
 
 
-def _span(span: re.Match, own: Collection[str]) -> str:
-    """One name in backticks: a link where it is a public name of ours."""
+def _link(span: re.Match, parameters: Collection[str]) -> str:
     if span["role"] or len(span["ticks"]) > 1:
         return span[0]
     text = " ".join(span["text"].split())
-    target = None if text in own else public_path(text.removesuffix("()"))
-    return f":py:obj:`{text} <{target}>`" if target else f"``{text}``"
+    name = text.removesuffix("()")
+    paths = sorted(path for path in public_paths().values() if f".{path}".endswith(f".{name}"))
+    is_unique = len({path.rpartition(".")[2] for path in paths}) == 1
+    return (
+        f":py:obj:`{text} <{paths[0]}>`" if is_unique and text not in parameters else f"``{text}``"
+    )
 
 
 def readable_signature(text: str) -> str:
-    """A signature without what Python prints for objects: `~a.b.C`, `<function f>`, `<factory>`."""
+    """Shorten what Python prints for objects: `~a.b.C`, `<function f>`, `<factory>`."""
     text = re.sub(r"~(?:\w+\.)+(?=\w)", "", text)
     text = re.sub(r"<function (?:[\w<>]+\.)*(\w+)(?: at 0x\w+)?>", r"\1", text)
     return text.replace("<factory>", "...")
 
 
-def public_path(name: str) -> str | None:
-    """The path of the public name that a docstring means; None if it is none, or not just one."""
-    paths = sorted(path for path in by_home().values() if f".{path}".endswith(f".{name}"))
-    return paths[0] if len(set(map(_last, paths))) == 1 else None
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
 @functools.cache
 def words_of_code() -> frozenset[str]:
-    """Every identifier and word in a string of the package, docstrings left out."""
+    """List the identifiers of the package, and the words in its strings except docstrings."""
     words: set[str] = set()
     for file in Path(rlhf_lab.__file__).parent.rglob("*.py"):
         words |= {file.name, file.stem, file.parent.name}
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                words |= set() if id(node) in said else set(re.findall(r"\w+", node.value))
-            fields = ("id", "attr", "arg", "name")
-            names = (getattr(node, field, None) for field in fields)
+                words |= set() if id(node) in docstrings else set(re.findall(r"\w+", node.value))
+            names = (getattr(node, field, None) for field in ("id", "attr", "arg", "name"))
             words |= {part for name in names if name for part in str(name).split(".")}
     return frozenset(words)
 
 
 def unknown_names(text: str) -> list[str]:
-    """Names in backticks that stand nowhere in the code of the package."""
+    """List the names in backticks that do not occur in the code of the package."""
     spans = (span for span in SPAN.finditer(text) if span["ticks"] == "`" and not span["role"])
     paths = [span["text"].removesuffix("()") for span in spans]
     return [

@@ -1,4 +1,4 @@
-"""Public names of the package: what each room exports, and the module that defines it."""
+"""Public names of the package: the names that each room exports, and their modules."""
 
 import ast
 import functools
@@ -12,17 +12,11 @@ from typing import Any, NamedTuple
 
 import rlhf_lab
 
-MODULES = ("sampling", "sampling_spec", "samples", "errors")
-"""The modules that are rooms by themselves; every package directly below the top is one."""
+MODULES = ("sampling", "sampling_spec", "samples", "errors")  # modules that are rooms themselves
 
 
 class PublicName(NamedTuple):
-    """A name that a room exports.
-
-    Args:
-        room: the dotted name that people import it from.
-        home: the dotted name of the module that defines it.
-    """
+    """A name, the room that exports it, and the module that defines it."""
 
     name: str
     room: str
@@ -30,33 +24,32 @@ class PublicName(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What people write after `import`."""
+        """Dotted path of the import."""
         return f"{self.room}.{self.name}"
 
     @property
     def value(self) -> Any:
-        """The object itself."""
+        """The object."""
         return getattr(importlib.import_module(self.room), self.name)
 
 
 def rooms() -> list[str]:
-    """The dotted names of all rooms."""
+    """List the dotted names of all rooms."""
     packages = [m.name for m in pkgutil.iter_modules(rlhf_lab.__path__) if m.ispkg]
     return [f"rlhf_lab.{name}" for name in sorted([*packages, *MODULES])]
 
 
 def public_names(room: str) -> list[PublicName]:
-    """What a room exports, in the order of the modules that it imports from."""
+    """List the exports of a room, in the order of its imports."""
     if room.removeprefix("rlhf_lab.") in MODULES:
-        defined = definitions(room)
-        return [PublicName(name, room, room) for name in defined if not name.startswith("_")]
-    listed = _listed(room)
+        return [PublicName(n, room, room) for n in definitions(room) if not n.startswith("_")]
+    listed = _exported(room)
     found = (PublicName(name, room, home) for name, home in _imports(room))
     return [public for public in found if listed is None or public.name in listed]
 
 
 def definitions(module: str) -> dict[str, ast.stmt]:
-    """The functions, classes and constants of a module, by name."""
+    """Return the functions, classes and constants of a module by name."""
     found: dict[str, ast.stmt] = {}
     for node in tree(module).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -88,34 +81,27 @@ def source(module: str) -> str:
 
 @functools.cache
 def tree(module: str) -> ast.Module:
-    """The syntax tree of a module's file."""
+    """Parse a module's file."""
     return ast.parse(source(module))
 
 
-def text_of(module: str) -> str:
-    """The docstring of a module."""
-    return ast.get_docstring(tree(module)) or ""
-
-
 @functools.cache
-def by_home() -> MappingProxyType[str, str]:
-    """The public path of each public name, by the path where it is defined."""
+def public_paths() -> MappingProxyType[str, str]:
+    """Return the public path of each public name, by the path of its definition."""
     every = (public for room in rooms() for public in public_names(room))
     return MappingProxyType({f"{public.home}.{public.name}": public.path for public in every})
 
 
-def _listed(module: str) -> list[str] | None:
-    """What a module has in `__all__`; None where it has none."""
+def _exported(module: str) -> list[str] | None:
     node = definitions(module).get("__all__")
     return None if node is None else ast.literal_eval(node.value)
 
 
 def _imports(room: str) -> Iterator[tuple[str, str]]:
-    """Each name that a package imports from its own files, with the module that it is from."""
     for node in tree(room).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlhf_lab"):
             for alias in node.names:
                 if alias.name == "*":
-                    yield from ((name, node.module) for name in _listed(node.module) or ())
+                    yield from ((name, node.module) for name in _exported(node.module) or ())
                 else:
                     yield alias.asname or alias.name, node.module
