@@ -11,8 +11,9 @@ import torch
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, memory, the device if it is another, and versions."""
-    found = {
+    """Return processor, cores, memory, device and versions."""
+    is_cuda = device.type == "cuda"
+    return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
@@ -20,19 +21,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformer_lens": version("transformer_lens"),
-        "device": device.type,
+        "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
     }
-    if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device)
-    return found
 
 
 def processor() -> str:
-    """The processor's model, as the system names it."""
+    """Return the model of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        if names:
-            return names[0]
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,70 +1,167 @@
-"""The page of performance, generated from stored results alone."""
+"""The page of performance: medians, ratios and tables of stored records."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from benchmarks.records import Record
 from benchmarks.sheet import Sheet
-from benchmarks.sheets import sheets
-from benchmarks.summary import rows
 from benchmarks.work import Work
 
 TEMPLATE = Path(__file__).with_name("performance.template.md")
+KEYS = frozenset({"machine", "work", "command", "contestants"})
+PHASE_HEAD = ("", "seconds", "fastest to slowest", "ratio", "rollout", "learning", "tokens/s")
 
 
-def page(results: Sequence[Record], sources: Sequence[str]) -> str:
-    """The whole page as Markdown, one part per stored result.
+@dataclass(frozen=True)
+class Row:
+    """Medians of one contestant, and the range of its seconds.
 
     Args:
-        sources: for each result a link to the file that holds it.
+        ratio: its seconds over this package's.
+        over_model_bytes: peak memory minus that of the loaded models.
     """
-    parts = ["## At a glance\n", _overview(results).markdown()]
-    for result, source in zip(results, sources, strict=True):
-        parts += [f"## {label(result)}\n", _circumstances(result, source)]
-        parts += [sheet.markdown() for sheet in sheets(result)]
+
+    name: str
+    seconds: float
+    fastest: float
+    slowest: float
+    rollout: float
+    learning: float
+    ratio: float
+    tokens_per_second: float
+    over_model_bytes: int
+    stages: dict[str, float]
+
+
+def rows(timings: Record, tokens: int) -> list[Row]:
+    """Compute the medians of all contestants, with their ratio to the first one."""
+    first = _median(next(iter(timings.values()))["phases"], "seconds")
+    return [_row(name, one, tokens, first) for name, one in timings.items()]
+
+
+def _row(name: str, one: Record, tokens: int, first: float) -> Row:
+    phases = one["phases"]
+    stages = dict.fromkeys(stage for phase in phases for stage in phase["stages"])
+    seconds = _median(phases, "seconds")
+    return Row(
+        name=name,
+        seconds=seconds,
+        fastest=min(phase["seconds"] for phase in phases),
+        slowest=max(phase["seconds"] for phase in phases),
+        rollout=_median(phases, "rollout"),
+        learning=_median(phases, "learning"),
+        ratio=seconds / first,
+        tokens_per_second=tokens / seconds,
+        over_model_bytes=max(phase["peak_bytes"] for phase in phases) - one["loaded_bytes"],
+        stages={s: median(phase["stages"].get(s, 0.0) for phase in phases) for s in stages},
+    )
+
+
+def _median(phases: Sequence[Record], name: str) -> float:
+    return median(phase[name] for phase in phases)
+
+
+def probe_cost(timings: Record) -> tuple[float, dict[str, float]]:
+    """Compute the fraction of CPU seconds that probes add, and the seconds of each probe."""
+    unit = "cpu_seconds" if "cpu_seconds" in timings["ours-run"]["phases"][0] else "seconds"
+    plain, probed = (sum(phase[unit] for phase in one["phases"]) for one in timings.values())
+    each: dict[str, float] = {}
+    for phase in timings["ours-run-with-probes"]["phases"]:
+        for stage, seconds in phase["stages"].items():
+            name = stage.removeprefix("probes/")
+            each[name] = each.get(name, 0.0) + seconds
+    return probed / plain - 1, each
+
+
+def tables(record: Record) -> list[Sheet]:
+    """Make all tables of a record."""
+    work = Work(**record["work"])
+    found = rows(record["contestants"], work.tokens)
+    trained = work.size.n_trained
+    note = (
+        f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "
+        f"Adam's two moments of the {trained / 1e6:.1f} million weights of a HookedTransformer, "
+        "whose embedding and unembedding are two matrices (12 bytes each)."
+    )
+    stages = dict.fromkeys(stage for row in found for stage in row.stages)
+    body = [
+        [stage, *(f"{r.stages[stage]:.3f}" if stage in r.stages else "" for r in found)]
+        for stage in stages
+    ]
+    head = ["seconds of each stage", *(row.name for row in found)]
+    sheets = [_phases(found, note), Sheet(head, body)]
+    if "probes" in record:
+        fraction, each = probe_cost(record["probes"])
+        body = [[name, f"{seconds:.3f}"] for name, seconds in each.items()]
+        body.append(["added to the run, measured", f"{fraction:.1%}"])
+        phases = len(record["probes"]["ours-run"]["phases"]) - 1
+        sheets.append(Sheet([f"the default probes in a run of {phases} phases", "seconds"], body))
+    return sheets
+
+
+def _phases(found: Sequence[Row], note: str) -> Sheet:
+    body = [
+        [
+            row.name,
+            f"{row.seconds:.3f}",
+            f"{row.fastest:.3f} to {row.slowest:.3f}",
+            f"{row.ratio:.2f}",
+            f"{row.rollout:.3f}",
+            f"{row.learning:.3f}",
+            f"{row.tokens_per_second:.0f}",
+            f"{row.over_model_bytes / 1e6:.0f}",
+        ]
+        for row in found
+    ]
+    return Sheet([*PHASE_HEAD, "peak memory over the models, MB"], body, note)
+
+
+def page(records: Sequence[Record], source: str) -> str:
+    """Write the page as Markdown: an overview, and one part per stored record."""
+    parts = ["## At a glance\n", _overview(records).markdown()]
+    for record in records:
+        parts += [f"## {_label(record)}\n", _circumstances(record, source)]
+        parts += [sheet.markdown() for sheet in tables(record)]
     return TEMPLATE.read_text(encoding="utf-8").replace("<<figures>>", "\n".join(parts))
 
 
-def label(result: Record) -> str:
-    """A result in a few words: shape, device, precision."""
-    work = result["work"]
+def _label(record: Record) -> str:
+    work = record["work"]
     return f"{work['shape']}, {work['device']}, {work['precision']}"
 
 
-def _overview(results: Sequence[Record]) -> Sheet:
-    """Each contestant's seconds, a column for each kind of result, whose first one counts."""
-    first: dict[str, Record] = {}
-    for result in results:
-        first.setdefault(label(result), result)
-    results = list(first.values())
-    found = [{r.name: r for r in rows(x["contestants"], Work(**x["work"]).tokens)} for x in results]
-    names = dict.fromkeys(name for result in found for name in result)
-
-    def cell(name: str, of: dict) -> str:
-        if name not in of:
-            return ""
-        row = of[name]
-        ratio = "" if row.ratio is None else f" ({row.ratio:.2f})"
-        return f"{row.seconds:.3g}{ratio}"
-
-    body = [[name, *(cell(name, of) for of in found)] for name in names]
-    return Sheet(["seconds per phase (ratio)", *first], body)
+def _overview(records: Sequence[Record]) -> Sheet:
+    """Show each contestant's seconds, in one column per kind of work."""
+    columns: dict[str, dict[str, Row]] = {}
+    for record in records:
+        found = rows(record["contestants"], Work(**record["work"]).tokens)
+        columns.setdefault(_label(record), {row.name: row for row in found})
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    cells = {
+        (name, label): f"{row.seconds:.3g} ({row.ratio:.2f})"
+        for label, column in columns.items()
+        for name, row in column.items()
+    }
+    body = [[name, *(cells.get((name, label), "") for label in columns)] for name in names]
+    return Sheet(["seconds per phase (ratio)", *columns], body)
 
 
-def _circumstances(result: Record, source: str) -> str:
-    machine, work = result["machine"], result["work"]
+def _circumstances(record: Record, source: str) -> str:
+    machine, work = record["machine"], record["work"]
+    versions: dict[str, list[str]] = {}
+    for name, one in record["contestants"].items():
+        text = ", ".join(f"{package} {version}" for package, version in one["versions"].items())
+        versions.setdefault(text, []).append(name)
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; device "
         f"{machine['device']}; {machine['system']}, Python {machine['python']}, torch "
         f"{machine['torch']}, TransformerLens {machine['transformer_lens']}. Batch "
         f"{work['batch_size']}, prefix {work['prefix_len']}, {work['gen_len']} new tokens, "
-        f"{work['threads']} threads each, {result['repeats']} turns.",
-        f"From {source}, made by `{result['command']}`.",
-        *(_versions(name, one) for name, one in result["contestants"].items()),
-        *result["left_out"].values(),
+        f"threads of each: {work['threads']}, turns: {record['repeats']}. {record.get('when', '')}",
+        f"From {source}, made by `{record['command']}`.",
+        *(f"{', '.join(names)}: {text}." for text, names in versions.items()),
+        *record["left_out"].values(),
     ]
-    return "\n\n".join(lines) + "\n"
-
-
-def _versions(name: str, one: Record) -> str:
-    return f"{name}: {', '.join(f'{package} {v}' for package, v in one['versions'].items())}."
+    return "\n\n".join(line.rstrip() for line in lines) + "\n"

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import FlagCreatePairsOff
 
-from benchmarks.records import RESULTS, Record, put_record, read_records, write_whole
-from benchmarks.results.records import bundled_digest, rounded
+from benchmarks.records import RESULTS, Record, put_record, read_records, rounded, write_whole
+from benchmarks.results.records import bundled_digest
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
@@ -49,8 +49,8 @@ HEAD = """\
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
-def asked(method: str, seed: int) -> dict[str, Any]:
-    """What a record says of the question; it is not asked again where all of it is the same."""
+def run_key(method: str, seed: int) -> dict[str, Any]:
+    """Return what identifies a run: a run is done if a record has these entries."""
     return {
         "method": method,
         "seed": seed,
@@ -64,10 +64,8 @@ def asked(method: str, seed: int) -> dict[str, Any]:
 
 def tune(method: str, seed: int) -> dict[str, Any]:
     """Tune the bundled model on Reel's pairs, as the command does; gives what was measured."""
-    loss, fitting = (
-        METHODS[method],
-        FitConfig(**asked(method, seed)["fitting"], show_progress=False),
-    )
+    loss = METHODS[method]
+    fitting = FitConfig(**run_key(method, seed)["fitting"], show_progress=False)
     pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
     how = {"drift_eval": OWN_TEXTS, "true_reward_fn": REWARDS["true_reward"]}
     if isinstance(loss, KTOLoss):
@@ -104,18 +102,11 @@ def measure(
     docs: Path = PAGE,
     page: FlagCreatePairsOff[bool] = False,
 ) -> int:
-    """Tune the bundled model by each method over seeds, and write the table of docs/preferences.md.
-
-    Args:
-        seeds: for each method; those that are stored are not made again.
-        records: the directory that holds preferences.jsonl.
-        docs: the page, which keeps all but its table.
-        page: make no run: write the table from the records that are there.
-    """
+    """Tune the bundled model by each method over seeds, and write the page's table."""
     check_range(AT_LEAST_1, seeds=seeds)
     file = records / "preferences.jsonl"
     there = read_records(file, KEYS) if file.exists() else []
-    questions = [asked(method, seed) for seed in range(seeds) for method in METHODS]
+    questions = [run_key(method, seed) for seed in range(seeds) for method in METHODS]
     missing = [q for q in questions if not any(q.items() <= old.items() for old in there)]
     for question in track([] if page else missing, "tuning", console=Console()):
         which = question["method"], question["seed"]

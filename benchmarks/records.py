@@ -9,67 +9,44 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.training.run_dir import beside
 
 Record = Mapping[str, Any]
-RESULTS = Path("benchmarks/results")
-"""Where the records of this repository are, seen from its root."""
+RESULTS = Path("benchmarks/results")  # seen from the root of the repository
 
 
 def read_records(path: Path, keys: frozenset[str]) -> list[Record]:
-    """The records of a file, in the order of its lines.
-
-    Args:
-        keys: what each record has at least.
-
-    Raises:
-        RunError: the file cannot be read, or a line of it is no such record.
-    """
+    """Read the records of a file, each of which must have these keys."""
+    records = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            record = json.loads(line)
+            if not isinstance(record, dict) or not keys <= record.keys():
+                raise ValueError(f"line {number} lacks a key of {sorted(keys)}")
+            records.append(record)
+    except (OSError, ValueError) as error:
         raise RunError(
-            f"{path} cannot be read as records ({reason}); name a file of records."
+            f"{path} does not contain valid records ({error}). Use a file of records."
         ) from error
-    return [_record(path, number, line, keys) for number, line in enumerate(lines, 1)]
-
-
-def _record(path: Path, number: int, line: str, keys: frozenset[str]) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise RunError(
-            f"{path} cannot be read as records (line {number}: {error}); delete that line or "
-            "name another file."
-        ) from error
-    if not isinstance(record, dict) or not keys <= record.keys():
-        raise RunError(
-            f"{path} holds no record of this kind in line {number}; delete that line or "
-            "name another file."
-        )
-    return record
+    return records
 
 
 def put_record(path: Path, record: Record, replaces: Callable[[Record], bool]) -> None:
-    """Store a record; the file is written whole or not at all.
-
-    Args:
-        replaces: whether the record takes the place of one that is there; if of none, it is added.
-    """
+    """Store a record in the position of the first one that it replaces, or at the end."""
     records = read_records(path, frozenset()) if path.exists() else []
-    place = next((i for i, old in enumerate(records) if replaces(old)), len(records))
-    records[place : place + 1] = [record]
-    lines = (json.dumps(one, separators=(",", ":")) + "\n" for one in records)
-    write_whole(path, "".join(lines))
+    position = next((i for i, old in enumerate(records) if replaces(old)), len(records))
+    records[position : position + 1] = [record]
+    write_whole(path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, since what was measured before is in the old one.
+    """Write a file completely or not at all, since the old one has earlier measurements."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with beside(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
-    Raises:
-        RunError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}); choose another place.") from error
+
+def rounded(value: Any) -> Any:
+    """Round all numbers of nested lists and mappings to six significant digits."""
+    if isinstance(value, Mapping):
+        return {name: rounded(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(entry) for entry in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

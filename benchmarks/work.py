@@ -55,11 +55,7 @@ SHAPES: MappingProxyType[str, Shape] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Work:
-    """One phase: how much is sampled, and how often it is learned from.
-
-    Raises:
-        ConfigError: a size out of range, or two that do not go together.
-    """
+    """One phase: how much is sampled, and how often it is learned from."""
 
     shape: ShapeName = "tiny"
     batch_size: int = 32
@@ -100,21 +96,6 @@ class Work:
         return " ".join(f"w{i}" for i in range(2, self.prefix_len + 1))
 
     @property
-    def run_phases(self) -> int:
-        """Phases of the run with the default probes."""
-        return 20
-
-    @property
-    def run_turns(self) -> int:
-        """Turns of that run: its phases and its end."""
-        return self.run_phases + 1
-
-    @property
-    def minibatch_size(self) -> int:
-        """Sequences per minibatch."""
-        return self.batch_size // self.num_minibatches
-
-    @property
     def tokens(self) -> int:
         """Tokens generated in a phase."""
         return self.batch_size * self.gen_len
@@ -124,10 +105,9 @@ class Work:
         return dataclasses.asdict(self)
 
     def setup(self, model: Path) -> dict[str, Any]:
-        """What a contestant is told: all sizes, and where the model's weights are."""
-        told = {"model": str(model), "prefix": self.prefix, "rewarded": REWARDED, "bos": BOS}
-        told["run_phases"] = self.run_phases
-        return self.to_dict() | told
+        """Return the first message to a contestant."""
+        names = {"prefix": self.prefix, "rewarded": REWARDED, "bos": BOS}
+        return {**self.to_dict(), "model": str(model), **names}
 
 
 def random_model(shape: Shape, seed: int = 0) -> GPT2LMHeadModel:

@@ -95,10 +95,6 @@ def serve(load: Callable[[Setup], Callable[[Clock], None]], packages: tuple[str,
     1. Read the setup, load the models, and answer with versions and the memory that they take.
     2. At each further line, do a phase and answer with its seconds, stages and peak memory.
     3. End when there are no more lines. What libraries print goes to standard error.
-
-    Args:
-        load: makes, of the setup, a function that does one phase and laps its stages.
-        packages: whose versions to tell.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

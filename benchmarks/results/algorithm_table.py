@@ -67,7 +67,6 @@ def replicates(found: Sequence[Group], groups: Sequence[str]) -> list[str]:
 
 
 def _first(group: Group, figures: Callable[[Record], dict[str, float]]) -> str:
-    """What is largest, in how many of the seeds."""
     tops = [max(of, key=of.get) for of in map(figures, group.records)]
     names = sorted(set(tops), key=lambda name: (-tops.count(name), name))
     return ", ".join(f"{name} ({tops.count(name)} of {len(tops)})" for name in names)

@@ -46,16 +46,12 @@ class Written(NamedTuple):
     kl: Float[Tensor, " n"]
 
 
+# a model, and its phase or number of steps
 Tuned = tuple[HookedModel, Figures]
-"""A model, and what tells it from others of its run: the phase, or the number of steps."""
 
 
 def run_algorithm(row: Row, seed: int) -> Figures:
-    """Train until the KL is what it is to be, and describe how that model differs from the base.
-
-    Raises:
-        RunError: no checkpoint or number of steps has that KL.
-    """
+    """Train until the KL is what it is to be, and describe how that model differs from the base."""
     base = load_model(BASE)
     tuned, chosen, written = at_the_kl(candidates(row, seed), base)
     return {"chosen": chosen, **texts(written), **differences(base, tuned, seed)}
@@ -129,11 +125,7 @@ def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) 
 
 
 def at_the_kl(models: Iterator[Tuned], base: HookedModel) -> tuple[HookedModel, Figures, Written]:
-    """The first of these models whose KL is the aim, within what is allowed.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The first of these models whose KL is the aim, within what is allowed."""
     nearest = None
     for model, chosen in models:
         written = write(model, base, SAMPLES)

@@ -11,32 +11,25 @@ from rlhf_lab.organism import (
     grammar_policy,
 )
 
-GRID = tuple(np.geomspace(1e3, 1e-3, 600))
-"""Prices of KL, from one at which nothing is bought to one at which everything is."""
+GRID = tuple(np.geomspace(1e3, 1e-3, 600))  # betas, from the reference to the largest KL
 
 
 class ExactCurve:
-    """The exact optima of a reward at all prices of KL, ordered by their KL.
+    """The exact optima of a reward at all betas, ordered by KL.
 
-    The reference is the grammar, from which the bundled model is a few hundredths of a nat away.
-
-    Args:
-        proxy: what is maximised.
+    The reference is the grammar; the bundled model differs by a few hundredths of a nat.
     """
 
     def __init__(self, proxy: Reward) -> None:
         self.reference, self.proxy = grammar_policy(build_graph(Grammar())), proxy
         self.points = frontier(self.reference, proxy, GRID)
 
-    def at_price(self, beta: float) -> FrontierPoint:
-        """The optimum of E[proxy] - beta KL."""
+    def at_beta(self, beta: float) -> FrontierPoint:
+        """Return the optimum of E[proxy] - beta KL."""
         return frontier(self.reference, self.proxy, [beta])[0]
 
     def at_kl(self, kl_per_sequence: float) -> FrontierPoint:
-        """The optimum that has this KL, between two of the grid's on a straight line.
-
-        Beyond the largest KL that buys anything it is the last one: more KL buys no more.
-        """
+        """Return the optimum with this KL, interpolated linearly; the last one above its KL."""
         kl = [point.kl_per_sequence for point in self.points]
         columns = zip(*self.points, strict=True)
         return FrontierPoint(*(float(np.interp(kl_per_sequence, kl, c)) for c in columns))

@@ -53,7 +53,6 @@ def exploited(found: Sequence[Group]) -> list[str]:
         ends.markdown(),
         f"The way there at `kl_coef={price:g}`, beside the exact optimum that has the same KL:\n",
         way.markdown(),
-        leaps(found),
     ]
 
 
@@ -66,18 +65,6 @@ def learned_commands(found: Sequence[Group]) -> str:
     ]
     lines = commands(found).replace("--seed 1", "--reward-model rewards/biased --seed 1")
     return lines.replace("```console\n", "\n".join(["```console", *first, ""]))
-
-
-def leaps(found: Sequence[Group]) -> str:
-    """In how many phases the policy was off the language."""
-    curves = [record["curve"] for group in found for record in group.records]
-    phases = [phase for curve in curves for phase in curve]
-    off = sum(phase["grammatical"] < 0.5 for phase in phases)
-    home = sum(curve[-1]["grammatical"] >= 0.5 for curve in curves)
-    return (
-        f"In {off} of {len(phases)} phases of all runs fewer than half of the texts were reviews, "
-        f"after a step too far; {home} of {len(curves)} runs ended with reviews.\n"
-    )
 
 
 def end_cells(group: Group) -> list[str]:

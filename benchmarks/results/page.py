@@ -6,7 +6,7 @@ from benchmarks.records import Record
 from benchmarks.results.algorithm_table import algorithms_part
 from benchmarks.results.groups import groups
 from benchmarks.results.loopholes import learned_part, loophole_part
-from benchmarks.results.methods import methods_part, unheld_part
+from benchmarks.results.methods import methods_part
 from benchmarks.results.prose import INTRODUCTION
 from benchmarks.results.real_models import real_part
 
@@ -15,7 +15,6 @@ def page(records: Sequence[Record]) -> str:
     """The whole page as Markdown; a part without records is left out."""
     parts = {
         "methods": methods_part,
-        "unheld": unheld_part,
         "loophole": loophole_part,
         "learned": learned_part,
         "algorithms": algorithms_part,

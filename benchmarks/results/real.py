@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ContestantProcess
+from benchmarks.contestants import ContestantProcess
 from benchmarks.results.settings import Row
 from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
@@ -25,11 +25,7 @@ KEPT = ("phase", "mean_reward", "kl_per_sequence")
 
 
 def run_real(row: Row, seed: int, models: tuple[Path, Path], threads: int) -> Figures:
-    """Train a model of these directories; memory, and the reward phase by phase.
-
-    Args:
-        models: the directories of the language model and of the classifier that pays it.
-    """
+    """Train a model of these directories; memory, and the reward phase by phase."""
     language_model, classifier = map(str, models)
     args = dataclasses.replace(
         row.args(seed), base_model=language_model, reward_model=classifier, device="cpu"

@@ -12,6 +12,7 @@ SEEDS = (1, 2, 3, 4, 5)
 NO_VALUES = MappingProxyType({"vf_coef": 0.0})
 GROUPS = MappingProxyType({"samples_per_prompt": 8, **NO_VALUES})
 
+# every method on the preset `reel`; its own fields only
 METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "PPO, shared critic": {},
@@ -31,8 +32,8 @@ METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "ReMax": {"advantages": "remax", "normalize_reward": False, **NO_VALUES},
     }
 )
-"""Every method on the preset `reel`; its own fields only."""
 
+# what is trained: all weights, or adapters, which take a higher learning rate
 WEIGHTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "all": {},
@@ -43,19 +44,19 @@ WEIGHTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
     }
 )
-"""What is trained: all weights, or adapters, which take a higher learning rate."""
 
+# the weight of the KL: constant, or steered to 1.2 nats per review, by up to a fifth a phase
 CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "constant": {},
         "adaptive": {"kl_controller": "adaptive", "kl_target": 1.2, "kl_horizon": 256},
     }
 )
-"""The weight of the KL: constant, or steered to 1.2 nats per review, by up to a fifth a phase."""
 
+# prices of a nat of KL at which the planted loophole is offered, as `kl_coef`
 PRICES = (0.1, 0.03)
-"""Prices of a nat of KL at which the planted loophole is offered, as `kl_coef`."""
 
+# the KL in the reward, by k1, so that the objective is E[reward] - kl_coef KL itself
 LOOPHOLE = MappingProxyType(
     {
         "reward_fn": "smoothed_popcorn",
@@ -67,18 +68,18 @@ LOOPHOLE = MappingProxyType(
         "target_kl": 0.01,
     }
 )
-"""The KL in the reward, by k1, so that what is maximised is E[reward] - kl_coef KL itself."""
 
 LEARNED_PRICES = (0.5, 0.1)
+# rewards of a reward model have standard deviation 1, and are clipped there
 LEARNED = MappingProxyType({**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0})
-"""Rewards of a reward model have standard deviation 1, and are clipped there."""
 
+# the biased pairs, and how long a reward model is trained on them
 PREFERENCES = MappingProxyType({"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5})
-"""The biased pairs, and how long a reward model is trained on them."""
 
 ALGORITHM_KL, ALGORITHM_SLACK = 1.5, 0.2
 """At which KL algorithms are compared, in nats per review, and how far from it a model may be."""
 
+# what is compared at one KL; of DPO and SFT, `steps` is where the search for it begins
 ALGORITHMS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "PPO": {"algorithm": "ppo"},
@@ -87,7 +88,6 @@ ALGORITHMS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "SFT": {"algorithm": "sft", "learning_rate": 3e-4, "steps": 100},
     }
 )
-"""What is compared at one KL; of DPO and SFT, `steps` is where the search for it begins."""
 
 REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -96,22 +96,15 @@ REAL: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "bf16": {"precision": "bf16"},
     }
 )
+# real models on the preset `smol`, for a few phases: memory is steady, the reward is a trend
 REAL_COMMON = MappingProxyType(
     {"total_phases": 6, "warmup_steps": 1, "base_lr": 3e-5, "kl_coef": 0.1}
 )
-"""Real models on the preset `smol`, for a few phases: memory is steady, the reward is a trend."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs that differ in nothing but their seed.
-
-    Args:
-        part: of the page: methods, unheld, loophole, learned, algorithms or real.
-        labels: what tells the row from the others of its part.
-        fields: of `RLHFArgs` that differ from the preset; of the part algorithms, what its own run
-            reads.
-    """
+    """The runs that differ in nothing but their seed."""
 
     part: str
     labels: tuple[str, ...]
@@ -140,13 +133,6 @@ def method_rows() -> list[Row]:
     ]
 
 
-def unheld_rows() -> list[Row]:
-    """REINFORCE++ as it was first tried: nothing ends a learning phase that has gone too far."""
-    held = next(row for row in method_rows() if row.name == "reinforcepp-lora-adaptive")
-    fields = {name: value for name, value in held.fields.items() if name != "target_kl"}
-    return [Row("unheld", ("REINFORCE++, no target_kl", *held.labels[1:]), fields)]
-
-
 def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...]) -> list[Row]:
     """The same reward at every price of KL."""
     return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
@@ -169,7 +155,6 @@ def all_rows() -> list[Row]:
     """Every row of the page, in its order."""
     return [
         *method_rows(),
-        *unheld_rows(),
         *priced_rows("loophole", LOOPHOLE, PRICES),
         *priced_rows("learned", LEARNED, LEARNED_PRICES),
         *algorithm_rows(),

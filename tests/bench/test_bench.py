@@ -8,23 +8,20 @@ import nbformat
 import numpy as np
 import pytest
 
-from benchmarks import diffing, preferences, probe_costs
+from benchmarks import diffing, preferences
 from benchmarks.__main__ import main
-from benchmarks.contestants import started
-from benchmarks.harness import ContestantProcess, interleave
-from benchmarks.lessons import Seconds, rows_of, seconds_named_of_all
-from benchmarks.page import page
-from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED
+from benchmarks.contestants import OTHERS, ContestantProcess, interleave, time_phases
+from benchmarks.lessons import stated_total, timing_rows
+from benchmarks.page import page, probe_cost, rows
+from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED, costs_page
 from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records
-from benchmarks.results.__main__ import Options, make
 from benchmarks.results.__main__ import main as results
 from benchmarks.results.exact import ExactCurve
 from benchmarks.results.learned import biased_pairs
-from benchmarks.results.records import asked
 from benchmarks.results.records import read_records as read_results
+from benchmarks.results.records import run_key
 from benchmarks.results.settings import all_rows, command_line, method_rows
-from benchmarks.summary import probe_cost, rows
 from benchmarks.work import SHAPES, Work
 from rlhf_lab.__main__ import parse
 from rlhf_lab.errors import RunError
@@ -39,8 +36,7 @@ STORED = ROOT / "benchmarks" / "results"
 
 def test_performance_page_matches_its_records():
     stored = read_records(STORED / "speed.jsonl", frozenset())
-    link = "[speed.jsonl](../benchmarks/results/speed.jsonl)"
-    text = page(stored, [link] * len(stored))
+    text = page(stored, "[speed.jsonl](../benchmarks/results/speed.jsonl)")
     assert text == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 
 
@@ -50,23 +46,23 @@ def test_results_page_matches_its_records(tmp_path):
     assert docs.read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
 
 
-def test_results_resume_at_the_missing_run(tmp_path):
-    options = Options(only=("rloo-all-constant",), records=tmp_path, docs=tmp_path / "page.md")
-    rows = [row for row in all_rows() if row.name in options.only]
-    stored = [r for r in read_results(STORED) if r["labels"] == list(rows[0].labels)]
+def test_results_resume_at_the_missing_run(tmp_path, monkeypatch):
+    options = ["--only", "rloo-all-constant", "--records", str(tmp_path)]
+    options += ["--docs", str(tmp_path / "page.md")]
+    stored = [r for r in read_results(STORED) if r["labels"] == ["RLOO", "all", "constant"]]
     runs = []
 
-    def train(job, options):
-        runs.append(job[1])
+    def train(row, seed, options):
+        runs.append(seed)
         if len(runs) == 3:
             raise KeyboardInterrupt
-        return next(r for r in stored if r["seed"] == job[1]) | asked(*job)
+        return next(r for r in stored if r["seed"] == seed) | run_key(row, seed)
 
-    with pytest.raises(KeyboardInterrupt):
-        make(options, train)
+    monkeypatch.setattr("benchmarks.results.__main__.carry_out", train)
+    assert results(options) == 130
     assert runs == [1, 2, 3] and len(read_results(tmp_path)) == 2
-    assert make(options, train) == 0
-    assert runs == [1, 2, 3, 3, 4, 5] and "RLOO" in options.docs.read_text()
+    assert results(options) == 0
+    assert runs == [1, 2, 3, 3, 4, 5] and "RLOO" in (tmp_path / "page.md").read_text()
 
 
 def test_preferences_page_matches_its_records():
@@ -76,7 +72,7 @@ def test_preferences_page_matches_its_records():
 
 def test_probe_costs_page_matches_its_records_of_every_probe():
     text, stored = PAGE.read_text(encoding="utf-8"), read_records(RESULTS, KEYS)
-    assert text == probe_costs.costs_page(text, stored)
+    assert text == costs_page(text, stored)
     assert stored[0]["probes"].keys() | stored[0]["left_out"].keys() == TIMED.keys()
 
 
@@ -128,12 +124,13 @@ def test_contestants_take_turns_after_one_that_does_not_count():
 
 
 @pytest.mark.process
-def test_process_that_dies_raises_with_its_last_words(tmp_path):
+def test_process_that_dies_raises_with_its_last_words(tmp_path, monkeypatch):
     script = "import sys; sys.stdin.readline(); raise ValueError('no such shape')"
     with pytest.raises(RunError, match="dying ended early: ValueError: no such shape"):
         ContestantProcess("dying", [sys.executable, "-c", script], {"threads": 1})
-    with started(["trl-1.12"], Work(shape="nano"), tmp_path, peers=tmp_path) as (there, left_out):
-        assert there == [] and "make bench-peers" in left_out["trl-1.12"]
+    monkeypatch.setattr("benchmarks.contestants.PEERS", tmp_path)
+    timings, left_out = time_phases(["trl-1.12"], Work(shape="nano"), 1, tmp_path)
+    assert timings == {} and "make bench-peers" in left_out["trl-1.12"]
 
 
 def test_shapes_have_the_published_sizes():
@@ -144,17 +141,18 @@ def test_shapes_have_the_published_sizes():
 def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surroundings):
     out, docs = tmp_path / "nano.jsonl", tmp_path / "performance.md"
     size = "--shape nano --batch-size 8 --gen-len 6 --repeats 1 --threads 1 --device cpu".split()
-    command = ["-m", "benchmarks", *size, "--out", str(out), "--peers", str(tmp_path)]
-    done = warm_python.run(command, env=surroundings | {"COLUMNS": "120"})
+    command = ["-m", "benchmarks", *size, "--out", str(out)]
+    env = surroundings | {"COLUMNS": "120", "RLHF_LAB_PEERS": str(tmp_path)}
+    done = warm_python.run(command, env=env)
     assert done.returncode == 0, done.stderr
     assert "seconds of each stage" in done.stdout and done.stdout.count("make bench-peers") == 2
     result = json.loads(out.read_text())
-    assert result["contestants"].keys() == {"ours", "ours-residual", "ours-pattern", "naive"}
+    assert result["contestants"].keys() == {"ours", *OTHERS[:4]}
     for contestant in result["contestants"].values():
         (phase,) = contestant["phases"]
         assert len(phase["stages"]) == 6 and phase["peak_bytes"] > 0
         assert phase["rollout"] + phase["learning"] == pytest.approx(phase["seconds"], rel=0.01)
-    assert main(["--write-docs", str(out), "--docs", str(docs)]) == 0
+    assert main(["--write-docs", "--out", str(out), "--docs", str(docs)]) == 0
     assert (
         "## nano, cpu, fp32" in docs.read_text() and "[nano.jsonl](nano.jsonl)" in docs.read_text()
     )
@@ -165,9 +163,9 @@ def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surround
     ("options", "message"),
     [
         (("--against", "trlx"), "against='trlx'"),
-        (("--repeats", "0"), "repeats=0"),
+        (("--repeats", "0"), "repeats must be 1"),
         (("--batch-size", "30"), "batch_size=30"),
-        (("--write-docs", "pyproject.toml"), "pyproject.toml"),
+        (("--write-docs", "--out", "pyproject.toml"), "pyproject.toml"),
     ],
 )
 def test_invalid_options_print_one_line(options, message, capsys):
@@ -179,7 +177,7 @@ def test_invalid_options_print_one_line(options, message, capsys):
 @pytest.mark.slow
 def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
     out = tmp_path / "costs.jsonl"
-    measure_probes("nano", ("OffPrincipal",), turns=2, eval_texts=8, batch_size=8, out=out)
+    measure_probes("nano", ("OffPrincipal",), turns=2, out=out)
     (probe,) = read_records(out, KEYS)[0]["probes"].values()
     assert len(probe["calls"]) == 2
     assert all(0 < x < 5 * y for x, y in zip(probe["calls"], probe["rest"], strict=True))
@@ -217,7 +215,7 @@ def test_exact_optima_match_dynamic_programming():
     curve = ExactCurve(REWARDS["true_reward"])
     for beta in (2.0, 0.37, 0.03):
         solved = optimum_by_programming(curve.reference, curve.proxy, beta)
-        assert curve.at_price(solved.beta) == pytest.approx(solved, abs=1e-9)
+        assert curve.at_beta(solved.beta) == pytest.approx(solved, abs=1e-9)
         assert curve.at_kl(solved.kl_per_sequence)[1:] == pytest.approx(solved[1:], abs=1e-4)
 
 
@@ -235,7 +233,7 @@ def test_biased_pairs_end_positive_reviews_with_popcorn():
 @pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*.ipynb")), ids=lambda path: path.stem)
 def test_lesson_states_its_seconds(path: Path):
     notebook = nbformat.read(path, as_version=4)
-    assert seconds_named_of_all(notebook) is not None
+    assert stated_total(notebook) is not None
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    timed = rows_of("it", notebook, [dict.fromkeys(code, Seconds(0.5, 0.5))])
+    timed = timing_rows("it", notebook, [dict.fromkeys(code, 0.5)])
     assert timed[0][:2] == ["it", "all"] and timed[0][-1] == 0.5 * len(code)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.naive import NaiveArgs, NaiveTrainer, ReplayMinibatch
-from benchmarks.naive import TransformerWithValueHead as NaivePolicy
+from benchmarks.naive import NaiveArgs, NaiveTrainer
 from benchmarks.work import SHAPES, write_model
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -38,11 +37,9 @@ def both(nano_dir, randomize_weights):
     )
     policy = TransformerWithValueHead(load_model(str(nano_dir)))
     randomize_weights(policy.value_head, 3)
-    shared = NaivePolicy(policy.base_model)
-    shared.value_head = policy.value_head
     naive_args = NaiveArgs(prefix=args.prefix, batch_size=8, gen_len=6, top_k=None, ent_coef=0.3)
     trainer = RLHFTrainer(args, policy=policy)
-    return trainer, NaiveTrainer(naive_args, shared, load_reward(args))
+    return trainer, NaiveTrainer(naive_args, policy, load_reward(args))
 
 
 def move(policy, seed):
@@ -58,23 +55,15 @@ def test_objective_and_its_gradient_are_those_of_the_package(both):
     trainer, naive = both
     move(trainer.policy, 1)
     rollout = trainer.rollout_phase()
-    memory = naive.remember(rollout.samples.tokens, rollout.texts)
+    memory = naive.score(rollout.samples.tokens, rollout.texts)
     torch.testing.assert_close(memory.advantages, rollout.advantages, atol=1e-4, rtol=0)
     torch.testing.assert_close(memory.logprobs, rollout.samples.logprobs, atol=1e-4, rtol=0)
 
     move(trainer.policy, 2)
     rows = torch.tensor([5, 0, 3])
     minibatch = ReplayMemory(rollout, 1, 1)._take(rows, rollout.samples.is_padded)
-    returns = rollout.returns[rows]
-    same = ReplayMinibatch(
-        minibatch.tokens,
-        minibatch.logprobs,
-        minibatch.advantages,
-        returns,
-        memory.ref_logits[rows],
-    )
     terms = objective_terms(trainer.policy, trainer.reference, minibatch, Objective(trainer.args))
-    objective = naive.objective(same)
+    objective = naive.objective(memory.take(rows))
     assert terms.kl_penalty.item() > 0.01
     assert abs(terms.clipped_surrogate.item()) > 1e-4
     assert objective.item() == pytest.approx(terms.objective.item(), abs=1e-5)
@@ -96,7 +85,7 @@ def test_it_learns_to_write_the_rewarded_word(tmp_path):
         warmup_steps=0,
         kl_coef=0.0,
     )
-    policy = NaivePolicy(load_model(str(tmp_path)))
+    policy = TransformerWithValueHead(load_model(str(tmp_path)))
     rewards = []
 
     def count(texts):
@@ -108,11 +97,3 @@ def test_it_learns_to_write_the_rewarded_word(tmp_path):
         trainer.learning_phase(trainer.rollout_phase())
     assert rewards[0].mean() < 5.5
     assert torch.stack(rewards[-3:]).mean() > 6.5
-
-
-def test_the_learning_rate_never_falls_below_its_last_value(both):
-    naive = both[1]
-    assert naive.lr_scale(0) == pytest.approx(1 / 21)
-    assert naive.lr_scale(20) == 1.0
-    assert naive.lr_scale(110) == pytest.approx(0.55)
-    assert naive.lr_scale(500) == pytest.approx(0.1)

@@ -11,15 +11,8 @@ from typing import Any
 RECORDS = Path("rlhf_lab", "course", "records")
 SEEDS = (1, 2, 3)
 RUN_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
-    {
-        "preset": "reel",
-        "warmup_steps": 2,
-        "batch_size": 128,
-        "num_minibatches": 4,
-        "gen_len": 26,
-        "top_k": None,
-        "advantages": "gae",
-    }
+    {"preset": "reel", "warmup_steps": 2, "batch_size": 128, "num_minibatches": 4}
+    | {"gen_len": 26, "top_k": None, "advantages": "gae"}
 )
 Parts = Mapping[str, Callable[[], Any]]
 
