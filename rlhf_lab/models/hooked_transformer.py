@@ -32,6 +32,7 @@ Queries = Float[Tensor, "batch query head d_head"]
 Mask = Bool[Tensor, "*batch query key"]  # True where a query may attend to a key
 Padding = Bool[Tensor, "batch key"]  # False on padding, for earlier and new tokens
 
+MIN_PADDED_ROWS, MIN_PADDED_VOCAB = 64, 1024  # below, padding the weights saves no time
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -302,7 +303,10 @@ class Unembed(nn.Module):
         self.hook_out = HookPoint()  # [batch pos d_vocab]
 
     def forward(self, x: Residual) -> Logits:
-        return self.hook_out(linear(self.hook_in(x), self.W_U, self.b_U))
+        x, W_U, b_U = self.hook_in(x), self.W_U, self.b_U
+        if pads_vocabulary(x.device, x.shape[:-1].numel(), len(b_U)):
+            return self.hook_out(linear(x, *pad_vocabulary(W_U, b_U))[..., : len(b_U)])
+        return self.hook_out(linear(x, W_U, b_U))
 
 
 def stacked(module: str, name: str) -> property:
@@ -467,6 +471,20 @@ def linear(
 ) -> Float[Tensor, "*batch d_out"]:
     """Compute x W + b as one operation."""
     return F.linear(x, W.T, b)
+
+
+def pads_vocabulary(device: torch.device, n_rows: int, d_vocab: int) -> bool:
+    """Return True for a product that is several times faster on CUDA with a padded vocabulary."""
+    is_large = n_rows >= MIN_PADDED_ROWS and d_vocab >= MIN_PADDED_VOCAB
+    return device.type == "cuda" and is_large and d_vocab % 64 > 0
+
+
+def pad_vocabulary(
+    W_U: Float[Tensor, "d_model d_vocab"], b_U: Float[Tensor, " d_vocab"]
+) -> tuple[Float[Tensor, "d_model padded"], Float[Tensor, " padded"]]:
+    """Append tokens of probability 0 (zero weights, a bias of -inf) up to a multiple of 64."""
+    gap = (0, -len(b_U) % 64)
+    return F.pad(W_U, gap), F.pad(b_U, gap, value=-torch.inf)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -16,7 +16,7 @@ from rlhf_lab.functional import LOG_ZERO, entropy_per_token, kl_per_token, log_p
 from rlhf_lab.functional.kl import MAX_KL
 from rlhf_lab.models.device import autocast, total_memory
 from rlhf_lab.models.hooked_model import HookedModel, is_plain_unembed, unembed
-from rlhf_lab.models.hooked_transformer import linear
+from rlhf_lab.models.hooked_transformer import linear, pad_vocabulary, pads_vocabulary
 from rlhf_lab.models.reference import unembed_residuals
 from rlhf_lab.samples import Support
 
@@ -65,6 +65,8 @@ def compute_token_stats(
         tuple(x.to(dtype or W_U.dtype) for x in (state, W_U, b_U))
         for state, (W_U, b_U) in zip(states, weights, strict=True)
     )
+    if pads_vocabulary(hidden.device, tokens.numel(), model.cfg.d_vocab):
+        policy, *fixed = ((x, *pad_vocabulary(W_U, b_U)) for x, W_U, b_U in (policy, *fixed))
     options = inputs.temperature, inputs.support, *(fixed or [None])
     sizes = chunk_sizes(model.cfg.d_vocab, total_memory(hidden.device))
     return token_stats_chunked(*policy, tokens, *options, *sizes)

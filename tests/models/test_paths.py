@@ -14,6 +14,7 @@ from rlhf_lab.models import (
     compare_with_reference,
     final_residuals,
     frozen_copy,
+    hooked_transformer,
     make_model,
     make_value_head,
     reference_logprobs,
@@ -168,6 +169,33 @@ def test_paths_agree_in_half_precision(dtype, kind):
     check_paths(policy, reference, atol=0.15)
     with policy.base_model.hooks([("ln_final.hook_scale", lambda x, hook: None)]):
         check_paths(policy, reference, atol=0.15)
+
+
+def test_padded_vocabulary_changes_no_number(logits_at_once, monkeypatch):
+    policy, reference = random_policy(), frozen_copy(random_model(eps=0.1))
+    ref_residuals = final_residuals(reference, TOKENS)[:, PREFIX - 1 : -1]
+    options = {"reference": reference, "ref_residuals": ref_residuals}
+    results = []
+    for is_padded in (False, True):
+        for module in (hooked_transformer, token_stats):
+            monkeypatch.setattr(module, "pads_vocabulary", lambda *sizes, on=is_padded: on)
+        outputs = run_policy(policy, TOKENS, PREFIX, 1.3, **options)
+        loss = (outputs.logprobs + outputs.values + 0.1 * outputs.entropy - outputs.kl).sum()
+        logits = policy(TOKENS)[0]
+        assert logits.shape[-1] == policy.base_model.cfg.d_vocab
+        gradients = torch.autograd.grad(loss + logits.tanh().sum(), list(policy.parameters()))
+        results.append([logits, *vars(outputs).values(), *gradients])
+    for plain, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, plain, atol=2e-6, rtol=1e-5)
+
+
+def test_vocabulary_is_padded_for_large_products_on_cuda_only():
+    pads, cuda = hooked_transformer.pads_vocabulary, torch.device("cuda")
+    assert pads(cuda, 64, 50257) and not pads(torch.device("cpu"), 64, 50257)
+    for sizes in ((63, 50257), (64, 50304), (64, 1023)):
+        assert not pads(cuda, *sizes)
+    W_U, b_U = hooked_transformer.pad_vocabulary(torch.ones(2, 65), torch.zeros(65))
+    assert W_U.shape == (2, 128) and b_U[65:].eq(-torch.inf).all() and b_U[:65].eq(0).all()
 
 
 def test_kl_is_exactly_zero_for_equal_weights():
