@@ -1,9 +1,9 @@
 """Samples: generated tokens with their log-probs, values and masks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,8 +20,16 @@ class Rows:
     """A dataclass whose tensors all have a row per sequence; an index selects rows."""
 
     def __getitem__(self: SomeRows, rows: Int[Tensor, " rows"]) -> SomeRows:
-        cut = {name: x[rows] for name, x in vars(self).items() if isinstance(x, Tensor | Rows)}
-        return replace(self, **cut)
+        return self.map(lambda x: x[rows])
+
+    def to(self: SomeRows, device: torch.device) -> SomeRows:
+        """Move all tensors to a device."""
+        return self.map(lambda x: x.to(device))
+
+    def map(self: SomeRows, function: Callable[[Any], Any]) -> SomeRows:
+        """Apply a function to all tensors, and to those of fields that are `Rows` themselves."""
+        parts = {name: x for name, x in vars(self).items() if isinstance(x, Tensor | Rows)}
+        return replace(self, **{name: function(x) for name, x in parts.items()})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ def to_transformer_lens(model: HookedTransformer) -> torch.nn.Module:
     is_rotary = cfg.positional_embedding_type == "rotary"
     settings |= {
         "final_rms": cfg.normalization_type == "RMS",
+        "device": "cpu",
         "init_weights": False,
         "rotary_dim": cfg.rotary_dim if is_rotary else None,
         "use_attn_result": True,

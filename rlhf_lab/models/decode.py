@@ -38,6 +38,7 @@ class Decoder:
         forward: Forward | None = None,
     ) -> None:
         self.policy, self.dtype = policy, (forward or Forward()).dtype
+        prompts, prompt_mask = (x.to(policy.device) for x in (prompts, prompt_mask))
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self.run(tokens, None if bool(mask.all()) else mask)

@@ -362,6 +362,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         """
         if not isinstance(tokens, Tensor):
             tokens = self.to_tokens(tokens)
+        tokens = tokens.to(self.unembed.W_U.device)
         past = 0 if past_kv_cache is None else past_kv_cache.n_tokens
         mask = padding_mask(tokens, attention_mask, past_kv_cache)
         positions = token_positions(tokens, mask, past)
@@ -526,7 +527,7 @@ def rotate(x: Queries, context: AttentionContext) -> Queries:
 def padding_mask(tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> Padding | None:
     """Return the mask of earlier and new tokens, False on padding; None without padding."""
     if mask is not None:
-        mask = None if bool(mask.all()) else mask.bool()
+        mask = None if bool(mask.all()) else mask.bool().to(tokens.device)
     return mask if cache is None else cache.append_mask(mask, tokens)
 
 

@@ -65,6 +65,7 @@ def run_policy(
             whole vocabulary, with -inf outside the support.
     """
     forward, states = forward or Forward(), slice(prefix_len - 1, -1)
+    tokens = tokens.to(policy.device)
     generated, is_custom = tokens[:, prefix_len:], logprobs is not get_logprobs
     inputs = StatsInputs(temperature, support, reference, ref_residuals, forward.dtype)
     if is_custom or not has_standard_forward(policy):
@@ -123,6 +124,7 @@ def compare_with_reference(
         chunk_size: number of sequences at a time, at least.
     """
     forward, model = forward or Forward(), policy
+    samples = samples.to(next(policy.parameters()).device)
     if not isinstance(policy, HookedModel):
         model = policy.base_model if has_standard_forward(policy) else None
     is_stored = samples.residuals is not None and not has_hooks(policy)

@@ -76,5 +76,6 @@ def run_left_padded(
                 "attention_mask is False between tokens that it shows in row "
                 f"{int(n_starts.argmax())}. Mask padding at the ends of a row only."
             )
-    outputs = run(rotate_padding(input_ids, attention_mask, "right"))
-    return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)
+    outputs = run(rotate_padding(input_ids, attention_mask.to(input_ids.device), "right"))
+    mask = attention_mask.to(outputs[0].device)
+    return tuple(rotate_padding(output, mask, "left") for output in outputs)

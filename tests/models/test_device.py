@@ -1,5 +1,6 @@
 """Tests of devices, the precision of products, and CPU tuning."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,19 @@ import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import cpu_tuning, device, run_policy
+from rlhf_lab.models import (
+    Decoder,
+    compare_with_reference,
+    cpu_tuning,
+    device,
+    final_residuals,
+    frozen_copy,
+    run_policy,
+)
 from rlhf_lab.models.device import LOGPROB_ROUNDING, float32_products, pick_device, validate_tf32
+from rlhf_lab.sampling import SamplingSpec, sample
+from tests.models.test_paths import PREFIX, TOKENS, random_policy
+from tests.refusing_device import RefusingDevice
 from tests.tf32 import RoundsToTF32, rounded
 
 SMALL = {"preset": "reel", "total_phases": 3, "warmup_steps": 1, "batch_size": 16, "gen_len": 12}
@@ -152,3 +164,31 @@ def test_nothing_is_set_without_glibc_or_a_policy_on_cpu(policy, monkeypatch):
     monkeypatch.setattr(cpu_tuning.platform, "libc_ver", lambda: ("", ""))
     assert cpu_tuning.keep_freed_memory() is False
     assert cpu_tuning.tune_for(policy.to("meta"), True) is None
+
+
+def run_all_paths(policy, reference):
+    """Outputs on two prompts of unequal lengths, whose ids and masks are on the CPU."""
+    mask = torch.ones_like(TOKENS, dtype=torch.bool)
+    mask[1, 0] = False
+    samples = sample(copy.deepcopy(policy).cpu(), [[4, 9], [7]], SamplingSpec(5))
+    with torch.no_grad():
+        return [
+            *policy(TOKENS),
+            *policy(TOKENS, mask),
+            policy.base_model(TOKENS, attention_mask=mask),
+            final_residuals(reference, TOKENS, mask),
+            run_policy(policy, TOKENS, PREFIX, attention_mask=mask).logprobs,
+            compare_with_reference(policy, reference, samples, 1.0, 2).kl,
+            Decoder(policy, TOKENS, mask, 3).state.logits,
+        ]
+
+
+def test_ids_and_masks_on_the_cpu_are_moved_to_the_policy():
+    policy = random_policy()
+    reference = frozen_copy(policy.base_model)
+    expected = run_all_paths(policy, reference)
+    with RefusingDevice():
+        moved = run_all_paths(policy.to("mps"), reference.to("mps"))
+        assert all(x.device.type == "mps" for x in moved)
+        for x, y in zip(moved, expected, strict=True):
+            torch.testing.assert_close(x.cpu(), y, atol=1e-5, rtol=1e-5)
