@@ -4,7 +4,6 @@ Whatever imports transformers or TransformerLens (5 seconds and more) is importe
 that hands it out, so that the tests of the maths start without it.
 """
 
-import collections
 import os
 import socket
 import subprocess
@@ -71,24 +70,6 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         if not {mark.name for mark in item.iter_markers()} & {"process", "kernel", "browser"}:
             patch.setattr(subprocess.Popen, "_execute_child", refuse_process)
         return (yield)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was tried at the doors (tests/bad_input), class by class, and how it ended."""
-    tally = collections.defaultdict(collections.Counter)
-    for outcome in ("passed", "failed", "error"):
-        for report in terminalreporter.stats.get(outcome, []):
-            file, _, _ = report.nodeid.partition("::")
-            if file.startswith("tests/bad_input/") and (
-                report.when == "call" or outcome == "error"
-            ):
-                tally[Path(file).stem.removeprefix("test_")][outcome == "passed"] += 1
-    if tally:
-        terminalreporter.section("doors: tried, clean, bad")
-        tally["all"] = sum(tally.values(), collections.Counter())
-        for kind, found in tally.items():
-            row = f"{kind:18} {found.total():5} {found[True]:5} {found[False]:5}"
-            terminalreporter.write_line(row)
 
 
 START = subprocess.Popen._execute_child

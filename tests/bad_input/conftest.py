@@ -1,20 +1,24 @@
-"""Shares a run to spoil, and a directory to do it in."""
+"""A run to spoil, a working directory, and the weights of an undisturbed run."""
 
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
+from tests.bad_input.command_outcome import settings
 
 
 @pytest.fixture(scope="session")
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two of three phases, to be copied; nobody trains it any more."""
+    """A run of two of three phases, to be copied."""
     args = RLHFArgs(
         preset="reel", total_phases=3, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=8
     )
@@ -38,3 +42,37 @@ def devices_stay() -> Iterator[None]:
     """Tests that run as root could replace a device; none may."""
     yield
     assert all(stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode) for name in ("null", "zero", "full"))
+
+
+def weights(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
+
+
+def lines(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def count_e(texts: list[str]) -> torch.Tensor:
+    """A reward that differs between texts: a tenth of the number of e's."""
+    return torch.tensor([text.count("e") / 10 for text in texts])
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights after two phases with the reward `count_e` and nothing else."""
+    out = tmp_path_factory.mktemp("plain") / "run"
+    trainer = RLHFTrainer(settings(), out=out, reward_fn=count_e)
+    trainer.train()
+    return weights(trainer)
+
+
+@pytest.fixture(scope="session")
+def idle() -> RLHFTrainer:
+    """A trainer that never starts."""
+    return RLHFTrainer(settings())

@@ -122,14 +122,12 @@ def pickled(name: str, keep: bool = False) -> Spoil:
     return spoil
 
 
-def code(kind: str, file: str = "config.json", **changes: Any) -> Spoil:
+def code(kind: str, **changes: Any) -> Spoil:
     """Add code that writes a file when it is imported."""
 
     def spoil(directory: Path) -> None:
         (directory / "evil.py").write_text(EVIL.format(sign=str(sign(directory))))
-        mapped = {"AutoConfig": "evil.Config", kind: ["evil.Model"] * 2}
-        mapped = mapped if kind == "AutoTokenizer" else mapped | {kind: "evil.Model"}
-        settings(file, auto_map=mapped, **changes)(directory)
+        settings(auto_map={"AutoConfig": "evil.Config", kind: "evil.Model"}, **changes)(directory)
 
     return spoil
 
@@ -161,32 +159,25 @@ TOKENIZER, NAN = "tokenizer_config.json", float("nan")
 POLICY: Cases = {
     "config missing": (lacks("config.json"), ["config.json"]),
     "config of great depth": (holds("config.json", b"[" * 100_000), []),
-    "one layer less": (settings(n_layer=1), ["layer"]),
     "one layer more": (settings(n_layer=3), ["missing"]),
     "n_embd doubled": (settings(n_embd=32), ["[48]", "[96]"]),
-    "activation unknown": (settings(activation_function="gulp"), ["gulp"]),
     "epsilon nan": (settings(layer_norm_epsilon=NAN), ["logits"]),
     "model_type unknown": (settings(model_type="gpt9"), ["gpt9"]),
     "quantized": (settings(quantization_config={"quant_method": "x"}), ["quantization_config"]),
-    "attention from the hub": (settings(attn_implementation="kernels-community/x"), []),
     "code, unknown type": (code("AutoModelForCausalLM", model_type="evil"), []),
     "code, known type": (code("AutoModelForCausalLM"), None),
-    "code for a tokenizer": (code("AutoTokenizer", TOKENIZER, tokenizer_class="Model"), None),
     "pickle only": (pickled("pytorch_model.bin"), ["safetensors"]),
     "pickle in addition": (pickled("pytorch_model.bin", keep=True), None),
     "pickle under the right name": (pickled(WEIGHTS), []),
     "weights truncated": (cut(2000), []),
     "header of 2**62 bytes": (holds(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), []),
-    "weights a link loop": (instead(lambda p: p.symlink_to(p), WEIGHTS), []),
     "tensor missing": (without("transformer.ln_f.weight"), ["missing", "ln_f"]),
     "nan in a gain": (entry("transformer.ln_f.weight", NAN), ["nan or inf"]),
     "float16": (as_dtype(torch.float16), None),
     "tokenizer missing": (lacks("tokenizer.json", TOKENIZER), ["tokenizer"]),
     "tokenizer {}": (holds("tokenizer.json", b"{}"), ["tokenizer"]),
     "length of text": (settings(TOKENIZER, model_max_length="long"), ["vocabulary"]),
-    "template junk": (settings(TOKENIZER, chat_template="{% x"), None),
     "unknown bos token": (settings(TOKENIZER, bos_token="<new>"), ["<new>", "embeddings"]),
-    "no eos": (settings(TOKENIZER, eos_token=...), None),
     "a dangling link": (instead(lambda path: path.symlink_to("gone")), []),
     "empty": (instead(Path.mkdir), ["config.json"]),
     "a pipe": (instead(os.mkfifo), []),
@@ -202,7 +193,6 @@ CLASSIFIER: Cases = {
         ["num_labels", "3 classes"],
     ),
     "no names": (settings(id2label=..., label2id=...), None),
-    "names a list": (settings(id2label=["neg", "pos"]), []),
     "contradicting names": (settings(label2id={"positive": 0, "negative": 1}), ["label2id"]),
     "names from 1": (settings(id2label={"1": "neg", "2": "pos"}), ["id2label"]),
     "head missing": (without("classifier.weight"), ["missing", "classifier.weight"]),
@@ -212,18 +202,14 @@ CLASSIFIER: Cases = {
         instead(lambda path: classifier(path, ("neg", "pos"), vocab_size=20)),
         ["20 embeddings"],
     ),
-    "dim of text": (settings(dim="x"), ["dim"]),
-    "a language model": (copied("policy"), []),
     "a reward model": (copied("reward"), []),
 }
 REWARD: Cases = {
-    **{name: POLICY[name] for name in ("config missing", "pickle only", "one layer less")},
+    **{name: POLICY[name] for name in ("config missing", "pickle only")},
     "head file missing": (lacks(HEAD), [HEAD]),
     "head truncated": (cut(60, HEAD), [HEAD]),
     "head without mean": (without("mean", HEAD), [HEAD]),
-    "head of another width": (head(head__weight=torch.ones(1, 8)), [HEAD]),
     "head nan": (head(head__weight=torch.full((1, 16), torch.nan)), [HEAD]),
-    "mean of two numbers": (head(mean=torch.ones(2)), [HEAD]),
     "mean inf": (head(mean=torch.tensor(torch.inf)), [HEAD]),
     "std 0": (head(std=torch.tensor(0.0)), [HEAD]),
     "head a directory": (instead(Path.mkdir, HEAD), [HEAD]),

@@ -69,24 +69,18 @@ def test_commands_require_positive_label_for_unclear_names(name_classes, labels)
         assert "\x1b" not in message and "\u202e" not in message
 
 
-@pytest.mark.parametrize("direction", ["pos", "neg"])
-def test_run_reports_the_rewarded_class(name_classes, direction) -> None:
+def test_run_and_score_report_the_rewarded_class(name_classes) -> None:
     name_classes("bad", "good")
-    index = int(direction == "pos")
-    label = ("bad", "good")[index]
-    line = f"rewarding the class {label!r} of model"
-    first = accepted([*TRAIN, "--positive-label", "good", "--direction", direction])
-    info = json.loads(Path("made", "run.json").read_text())
-    assert line in first.out and info["rewarded_class"] == {"index": index, "label": label}
-    assert line in accepted(["resume", "made", "--total-phases", "2"]).out
-    accepted(["report", "made"])
-    assert f"the class {label}" in Path("made", "report.html").read_text()
-
-
-def test_score_prints_the_class_on_standard_error(name_classes) -> None:
-    name_classes("bad", "good")
-    outcome = accepted(["score", TEXT, "--reward-model", "model", "--positive-label", "good"])
+    named = ["--positive-label", "good"]
+    outcome = accepted(["score", TEXT, "--reward-model", "model", *named])
     assert outcome.err == "rewarding the class 'good' of model\n" and outcome.out.count("\n") == 1
+    first = accepted([*TRAIN, *named, "--direction", "neg"])
+    info = json.loads(Path("made", "run.json").read_text())
+    assert info["rewarded_class"] == {"index": 0, "label": "bad"}
+    for out in (first.out, accepted(["resume", "made", "--total-phases", "2"]).out):
+        assert "rewarding the class 'bad' of model" in out
+    accepted(["report", "made"])
+    assert "the class bad" in Path("made", "report.html").read_text()
 
 
 def test_resume_warns_about_swapped_names(name_classes) -> None:

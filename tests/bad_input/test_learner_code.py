@@ -27,18 +27,11 @@ ANSWER = "def masked_mean(*args, **kwargs):\n"
 TIMER = pytest.mark.skipif(not hasattr(os, "fork"), reason="no timer on this system")
 DIFFERS = {
     "endless loop": ("while True: pass", "longer than"),
-    "loop that catches every Exception": (
-        "while True:\n    try: time.sleep(0.01)\n    except Exception: pass",
-        "longer than",
-    ),
     "sys.exit": ("sys.exit(3)", "end the program"),
     "os._exit": ("os._exit(3)", "end the process"),
     "fork": ("os.fork()", "start a process"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
-    "no return": ("right(*args, **kwargs)", "None"),
     "a text": ("return '<b>[red]x[/]' * 100", "a tensor"),
-    "an empty tuple": ("return ()", "missing"),
-    "a numpy array": ("return right(*args, **kwargs).detach().numpy()", "a tensor"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),
     "another shape": ("return right(*args, **kwargs)[None, None]", "shape"),
     "detached": ("return right(*args, **kwargs).detach()", "detached"),
@@ -54,20 +47,12 @@ DIFFERS = {
         "class Shy:\n    def __repr__(self): raise RuntimeError\nreturn Shy()",
         "a Shy that cannot be shown",
     ),
-    "an equality that raises": (
-        "class Odd:\n    def __eq__(self, other): raise ValueError\nreturn Odd()",
-        "a tensor",
-    ),
     "error with markup": ("raise ValueError('[/red] <b> [link=x]')", "[/red] <b> [link=x]"),
     "error whose words raise": (
         "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
         "a Odd that cannot be shown",
     ),
-    "error that is a BaseException": ("class Odd(BaseException): pass\nraise Odd('x')", "Odd"),
     "memory": ("return bytearray(2**62)", "MemoryError"),
-    "StopIteration": ("next(iter(()))", "StopIteration"),
-    "no such file": ("open('nowhere.txt')", "FileNotFoundError"),
-    "a syntax error at run time": ("exec('def x(:')", "SyntaxError"),
     "no such name": ("return maskd_mean", "NameError"),
 }
 PASSES = {

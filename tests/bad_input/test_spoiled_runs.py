@@ -45,16 +45,8 @@ def info(*path: Any) -> Edit:
     return edit
 
 
-def second_line(file: str, new: Any) -> Edit:
-    """Replace the second line of a log, by bytes or by other values in it."""
-
-    def change(content: bytes) -> bytes:
-        lines = content.splitlines(keepends=True)
-        is_bytes = isinstance(new, bytes)
-        lines[1] = new if is_bytes else json.dumps(json.loads(lines[1]) | new).encode()
-        return b"".join([lines[0], lines[1] + b"\n", *lines[2:]])
-
-    return raw(file, change)
+def second_line(file: str, line: bytes) -> Edit:
+    return raw(file, lambda b: b"".join([b.splitlines(True)[0], line, *b.splitlines(True)[2:]]))
 
 
 def instead(file: str, kind: str) -> Edit:
@@ -103,34 +95,28 @@ NAN = checkpoint(lambda t, m: [t[k].fill_(torch.nan) for k in t if k[:9] != "opt
 ANOTHER = checkpoint(lambda t, m: m.update(run="another"))
 ALL, LOADING = ("resume", "report", "sample", "export"), ("resume", "sample", "export")
 REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
-    (ALL, raw("run.json", lambda b: b""), "run.json"),
     (ALL, raw("run.json", lambda b: b"[" * 100_000), "run.json"),
     (ALL, info("format", 1), "another version"),
     (LOADING, info("args", "warp_factor", 9), "warp_factor"),
-    *((ALL, instead("run.json", kind), "RUN") for kind in ("directory", "pipe", "nothing")),
+    *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
     (LOADING, HALF, "is of another model"),
     (("resume", "sample"), NAN, "nan or inf"),
     (LOADING, ANOTHER, "another run"),
     (LOADING, copy(ONE, LAST), "copy of this run's"),
     (LOADING, lambda run: torch.save({}, run / LAST), "last.safetensors is corrupt"),
-    *((LOADING, instead(LAST, kind), "last.safetensors") for kind in ("pipe", "device", "nothing")),
+    *((LOADING, instead(LAST, kind), "last.safetensors") for kind in ("device", "nothing")),
     (LOADING, instead("checkpoints", "file"), "last.safetensors"),
-    *((("resume", "report"), second_line(file, b"hello"), f"{file}, line 2") for file in LOGS),
-    *((("resume", "report"), second_line(f, {"phase": "1"}), f"{f}, line 2") for f in LOGS),
-    (("report",), second_line("metrics.jsonl", {"mean_reward": "x"}), "mean_reward"),
-    (("report",), second_line("samples.jsonl", {"text": 3}), "text"),
+    *((("resume", "report"), second_line(file, b"hello\n"), f"{file}, line 2") for file in LOGS),
+    (("report",), second_line("samples.jsonl", b'{"phase": 0, "text": 3}\n'), "text"),
     *((("resume",), instead(file, kind), file) for file in LOGS for kind in ("pipe", "link")),
-    *((("resume",), instead("run.lock", kind), "run.lock") for kind in ("directory", "link")),
-    (("resume",), instead(".run.json.partial", "directory"), "partial"),
+    (("resume",), instead("run.lock", "link"), "run.lock"),
     (("resume",), instead("checkpoints/.last.safetensors.partial", "directory"), "partial"),
     (("resume",), instead("run.json", "link"), "run.json"),
     (("resume",), checkpoint(lambda t, m: m.update(phase=99)), "phase"),
     (("resume",), info("args", "device", "tpu"), "device"),
     (("resume",), info("args", "base_model", "no-such"), "'no-such'"),
-    (("resume",), info("args", "seed", 2), "seed"),
     (("resume",), info("args", "gen_len", "8"), "gen_len"),
-    (("resume",), info("args", "reward_fn", "none such"), "reward_fn"),
 ]
 COMMANDS = {
     "resume": "resume RUN",
@@ -238,14 +224,6 @@ def test_lost_best_or_early_checkpoint_does_not_stop_resume(here: Path) -> None:
     accepted(["resume", "RUN"])
 
 
-def test_checkpoints_may_be_a_link_to_another_disk(here: Path) -> None:
-    shutil.move("RUN/checkpoints", "disk")
-    Path("RUN/checkpoints").symlink_to(here / "disk")
-    accepted(["resume", "RUN"])
-    assert Path("RUN/checkpoints").is_symlink() and not Path("disk/last.safetensors").is_symlink()
-    assert json.loads(Path("RUN/run.json").read_text())["last_saved_phase"] == 3
-
-
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_failing_disk_loses_nothing(
     here: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, nth: int
@@ -263,13 +241,3 @@ def test_failing_disk_loses_nothing(
         rejected(["resume", "RUN"], "Input/output error")
     accepted(["resume", "RUN"])
     assert_equal(here / "RUN", whole)
-
-
-@pytest.mark.process
-def test_process_rejects_as_the_function_does(here: Path, warm_python: Any) -> None:
-    CUT(Path("RUN"))
-    with untouched(here):
-        done = warm_python.run(["-m", "rlhf_lab", "resume", "RUN"], cwd=here)
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert done.returncode == 2 and len(lines) == 1, done.stderr
-    assert "last.safetensors is corrupt" in lines[0]

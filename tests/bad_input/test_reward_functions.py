@@ -1,0 +1,103 @@
+"""Unusual reward functions: results of other kinds, errors and side effects."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab import RLHFTrainer
+from rlhf_lab.errors import LabError
+from tests.bad_input.command_outcome import TRAIN, accepted, refuses, settings
+from tests.bad_input.conftest import count_e, lines, same, weights
+
+pytestmark = pytest.mark.usefixtures("no_type_checks")
+
+
+async def later(texts: list[str]) -> list[float]:
+    return [0.0] * len(texts)
+
+
+GOOD_REWARDS = {
+    "integers and flags": lambda texts: [True, 0] * (len(texts) // 2),
+    "an array of float64": lambda texts: np.full(len(texts), 0.5),
+    "with a gradient": lambda texts: torch.full((len(texts),), 0.5, requires_grad=True) * 1,
+}
+BAD_REWARDS = {
+    "a column": lambda texts: torch.zeros(len(texts), 1),
+    "one number": lambda texts: 0.5,
+    "one too few": lambda texts: [0.0] * (len(texts) - 1),
+    "a dictionary": lambda texts: dict.fromkeys(texts, 0.5),
+    "complex numbers": lambda texts: torch.zeros(len(texts), dtype=torch.complex64),
+    "beyond float32": lambda texts: np.full(len(texts), 1e300),
+    "a coroutine": later,
+}
+
+
+@pytest.mark.parametrize("name", GOOD_REWARDS)
+def test_reward_accepts_one_number_per_text(idle: RLHFTrainer, name: str) -> None:
+    trainer = RLHFTrainer(settings(), policy=idle.policy, reward_fn=GOOD_REWARDS[name])
+    rewards = trainer.rollout_phase().raw_rewards
+    assert rewards.mean() == 0.5 and rewards.dtype == torch.float32 and not rewards.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("name", BAD_REWARDS)
+def test_reward_of_another_shape_or_kind_is_rejected(here, idle, name: str) -> None:
+    parts = {"out": "made", "policy": idle.policy, "reward_fn": BAD_REWARDS[name]}
+    refuses(lambda: RLHFTrainer(settings(total_phases=1), **parts), "reward_fn")
+    assert not Path("made").exists()
+
+
+def test_run_resumes_after_the_reward_raised(here, plain) -> None:
+    calls = []
+
+    def fails_once(texts: list[str]) -> torch.Tensor:
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyError("the server is down")
+        return count_e(texts)
+
+    with pytest.raises((KeyError, LabError)):
+        RLHFTrainer(settings(), out="made", reward_fn=fails_once).train()
+    resumed = RLHFTrainer.resume("made", reward_fn=count_e)
+    resumed.train()
+    assert same(weights(resumed), plain)
+
+
+def clear_texts(texts: list[str]) -> torch.Tensor:
+    rewards = count_e(texts)
+    texts.clear()
+    return rewards
+
+
+def change_modes(texts: list[str]) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    return count_e(texts).float()
+
+
+@pytest.mark.parametrize("reward_fn", [clear_texts, change_modes])
+def test_side_effects_of_a_reward_change_no_weight(here, plain, reward_fn) -> None:
+    trainer = RLHFTrainer(settings(), out="made", reward_fn=reward_fn)
+    try:
+        trainer.train()
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+    assert same(weights(trainer), plain)
+    assert all(line["text"] for line in lines("made/samples.jsonl"))
+
+
+DEAD = ["--penalize-no-eos", "--base-lr 0 --head-lr 0", "--reward-fn count:zebra"]
+
+
+@pytest.mark.parametrize("options", DEAD)
+def test_dead_learning_is_reported(here, options: str) -> None:
+    outcome = accepted([*TRAIN, "--total-phases", 3, "--out", "made", *options.split()])
+    (finding,) = json.loads(Path("made/run.json").read_text())["diagnostics"].values()
+    assert re.search("nothing (tells|learns)", finding["text"]) and finding["text"] in outcome.out
