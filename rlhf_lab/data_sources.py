@@ -29,22 +29,14 @@ class Row(NamedTuple):
         return isinstance(self.fields, dict) and column in self.fields
 
     def text(self, column: str) -> str:
-        """Return the text in a column.
-
-        Raises:
-            LoadError: If there is no text.
-        """
+        """Return the text in a column, or raise LoadError."""
         value = self.fields[column] if self.has(column) else None
         if not isinstance(value, str) or not value.strip():
             raise LoadError(self._missing("text", column))
         return value
 
     def number(self, column: str) -> float:
-        """Return the number in a column, which a CSV file stores as text.
-
-        Raises:
-            LoadError: If there is no finite number.
-        """
+        """Return the finite number in a column, which a CSV file stores as text."""
         try:
             value = float(self.fields[column])
         except (LookupError, TypeError, ValueError):
@@ -88,14 +80,17 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
         return list(_movie_rows(name))
     path = Path(name)
     suffix = path.suffix.lower()
+    if path.exists() and not path.is_file():
+        raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
     try:
-        if path.exists() and not path.is_file():
-            raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
         if suffix == ".parquet" and path.is_file():
             rows = _load_dataset("parquet", data_files=str(path), split="train", streaming=True)
             return [Row(fields, f"{path}, row {n}") for n, fields in enumerate(rows)]
         with open(name, encoding="utf-8-sig", newline="") as file:
-            return list(_file_rows(file, path, suffix, lines_as))
+            return [
+                Row(fields, f"{path}, line {n}")
+                for n, fields in _file_rows(file, path, suffix, lines_as)
+            ]
     except OSError as error:
         raise LoadError(
             f"{field}={name!r} cannot be read ({error.strerror}). Use {FILES}."
@@ -106,19 +101,29 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
         ) from None
 
 
-def _file_rows(file: TextIO, path: Path, suffix: str, lines_as: str | None) -> Iterator[Row]:
-    if suffix in (".csv", ".tsv"):
-        yield from _table_rows(file, path, "," if suffix == ".csv" else "\t")
+def _file_rows(
+    file: TextIO, path: Path, suffix: str, lines_as: str | None
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each line, or of an item of a .json file, with its fields."""
+    if suffix in (".csv", ".tsv"):  # pandas, which datasets uses, accepts shifted cells
+        table = csv.DictReader(file, delimiter="," if suffix == ".csv" else "\t", strict=True)
+        names = table.fieldnames or []
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column name is repeated: {', '.join(names)}")
+        for fields in table:
+            if None in fields:
+                raise ValueError(f"line {table.line_num} has too many cells; quote them")
+            yield table.line_num, fields
     elif suffix == ".json":
         rows = json.load(file)
         if not isinstance(rows, list):
             raise LoadError(f"{path} is not a list of objects. Use a list, or a .jsonl file.")
-        yield from (Row(fields, f"{path}, item {n}") for n, fields in enumerate(rows, 1))
+        yield from enumerate(rows, 1)
     elif suffix == ".jsonl":
         for n, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield Row(json.loads(line), f"{path}, line {n}")
+                    yield n, json.loads(line)
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"line {n}: {error}") from None
     elif suffix not in ("", ".txt", ".text", ".md"):
@@ -127,19 +132,7 @@ def _file_rows(file: TextIO, path: Path, suffix: str, lines_as: str | None) -> I
         raise LoadError(f"{path} has no columns. Use a .jsonl or .csv file.")
     else:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))
-        yield from (Row({lines_as: s}, f"{path}, line {n}") for n, s in lines if s.strip())
-
-
-def _table_rows(lines: Iterable[str], path: Path, delimiter: str) -> Iterator[Row]:
-    """Yield the rows of a table, without the shifted or merged cells that csv accepts."""
-    table = csv.DictReader(lines, delimiter=delimiter, strict=True)
-    names = table.fieldnames or []
-    if len(set(names)) < len(names):
-        raise ValueError(f"a column name is repeated: {', '.join(names)}")
-    for fields in table:
-        if None in fields:
-            raise ValueError(f"line {table.line_num} has too many cells; quote {delimiter!r}")
-        yield Row(fields, f"{path}, line {table.line_num}")
+        yield from ((n, {lines_as: line}) for n, line in lines if line.strip())
 
 
 def _load_dataset(*names: str, **options: Any) -> Iterable[Any]:

@@ -1,7 +1,7 @@
-"""What you read is what runs: an edit or a breakpoint in a function acts on a hooked run.
+"""Readable code runs: edits and breakpoints in documented functions act on a run.
 
-The column "where" of docs/metrics.md is walked: a function that is named there is edited, and the
-metric moves. Every exercise is a function in which a debugger stops.
+Each function in the column "where" of docs/metrics.md is edited, and its metric must change. A
+debugger must stop in each exercise that a run calls.
 """
 
 import ast
@@ -28,11 +28,10 @@ pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)
 RUN = SMALL | dict(clip_coef=0.01, ent_coef=0.01, gen_len=6)
 WHERE = {quoted(row[0])[0]: quoted(row[3]) for row in rows(page("metrics"), 4)}
-"""The functions that the page names, by metric."""
 OF_ENGINES = {"engine_kl_per_token", "effective_sample_fraction"}  # in test_rollout_engine.py
 FUNCTIONS = sorted({n for metric in WHERE.keys() - OF_ENGINES for n in WHERE[metric]})
 OTHER_SETTINGS = {
-    # called with these settings alone; a count moves where it crosses the threshold
+    # called with these settings only
     "functional.calc_policy_objective": (dict(policy_loss="cispo"), 3.0),
     "functional.calc_sampled_kl_penalty": (dict(kl_estimator="k3"), 3.0),
     "functional.mean_ratio": (
@@ -52,17 +51,15 @@ OTHER_SETTINGS = {
         ),
         3.0,
     ),
-    # only where the reference is reset
     "training.reference_reset.kl_to_start": (dict(reset_reference_every=1), 3.0),
     "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
     # no two runs take the same time
     "training.report.cost_of": ({}, 1e4),
 }
-"""Settings and factor of the functions that need others than RUN and 3."""
 
 
 def scaled(result: Any, factor: float) -> Any:
-    """All numbers of what a function returned, times a factor; the rest as it is."""
+    """Return all numbers of a result times a factor."""
     if isinstance(result, Tensor):
         return result * factor if result.is_floating_point() else result
     if isinstance(result, int | float) and not isinstance(result, bool):
@@ -75,7 +72,7 @@ def scaled(result: Any, factor: float) -> Any:
 
 @contextlib.contextmanager
 def edited(function: Callable[..., Any], change: Callable[[Any], Any]) -> Iterator[None]:
-    """Change what a function returns, as an edit of its source would: for everybody who has it."""
+    """Change the result of a function for all its callers, as an edit of its source would."""
     function = inspect.unwrap(function)
     kept = function.__code__, function.__defaults__, function.__kwdefaults__
     original = types.FunctionType(function.__code__, function.__globals__, "original", kept[1])
@@ -91,14 +88,14 @@ def edited(function: Callable[..., Any], change: Callable[[Any], Any]) -> Iterat
 
 
 def last_report(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a small run's last phase, by name."""
+    """Return the metrics of the last phase of a small run."""
     report = RLHFTrainer(RLHFArgs(**RUN | settings), out=directory).train()[-1].to_dict()
     return report | report.pop("cost")
 
 
 @pytest.fixture(scope="module")
 def unedited(tmp_path_factory) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The numbers of the run in which nothing is edited; each run is made once."""
+    """Return the metrics of a run without edits, which is made once for each settings."""
     known: dict[str, dict[str, Any]] = {}
 
     def report(settings: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +109,7 @@ def unedited(tmp_path_factory) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:phase")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_edit_of_the_function_moves_the_metric(tmp_path, unedited, name):
+def test_edit_of_a_function_changes_its_metric(tmp_path, unedited, name):
     settings, factor = OTHER_SETTINGS.get(name, ({}, 3.0))
     before = unedited(settings)
     with edited(resolve(name), lambda result: scaled(result, factor)):
@@ -122,29 +119,20 @@ def test_an_edit_of_the_function_moves_the_metric(tmp_path, unedited, name):
     assert metrics and not still
 
 
-def test_every_metric_names_a_function():
+def test_each_metric_names_a_function():
     assert all(WHERE.values())
     assert all(inspect.isfunction(resolve(name)) for name in FUNCTIONS)
 
 
-READABLE = {
-    "Attention.forward",
-    "Attention.attend",
-    "MLP.forward",
-    "log_probs",
-    "token_logprobs",
-    "kl_per_token",
-    "calc_kl_penalty",
-    "entropy_per_token",
-    "calc_entropy_bonus",
-    "TransformerWithValueHead.states",
-    "HookedTransformer.forward",
-    "compute_gae",
-}
+READABLE = set(
+    "Attention.forward Attention.attend MLP.forward log_probs token_logprobs kl_per_token "
+    "calc_kl_penalty entropy_per_token calc_entropy_bonus TransformerWithValueHead.states "
+    "HookedTransformer.forward compute_gae".split()
+)
 
 
 def called_in_a_phase(**settings: Any) -> set[tuple[str, str]]:
-    """File and full name of every function that the second phase of a small run calls."""
+    """Return file and full name of every function that the second phase of a small run calls."""
     trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6)))
     trainer.run_phase()
     called = set()
@@ -172,18 +160,18 @@ def called_in_a_phase(**settings: Any) -> set[tuple[str, str]]:
     ],
     ids=["plain", "groups of truncated samples", "unequal prompts", "critic in parts"],
 )
-def test_a_phase_calls_the_readable_functions(monkeypatch, tmp_path, settings):
+def test_phase_calls_the_readable_functions(monkeypatch, tmp_path, settings):
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("this movie was\nthis film wow , it was so\n")
     called = called_in_a_phase(**settings)
-    # a reward that pays for the KL takes the place of the penalty, a critic that of the values
+    # a KL in the reward replaces the penalty, and a critic the values
     elsewhere = {"calc_kl_penalty"} if "kl_in" in settings else set()
     elsewhere |= {"TransformerWithValueHead.states"} if "value_head" in settings else set()
     assert READABLE - {name for _, name in called} == elsewhere
 
 
 def body(function: Callable[..., Any]) -> tuple[str, int]:
-    """File and line of a function's first statement behind the docstring."""
+    """Return file and line of the first statement after the docstring."""
     function = inspect.unwrap(function)
     lines, first = inspect.getsourcelines(function)
     definition = ast.parse(inspect.cleandoc("\n" + "".join(lines))).body[0]
@@ -191,7 +179,7 @@ def body(function: Callable[..., Any]) -> tuple[str, int]:
 
 
 class Debugger(bdb.Bdb):
-    """Stops where a breakpoint is, notes the function, and goes on."""
+    """Records the functions with a breakpoint that are called."""
 
     def __init__(self, functions: list[Callable[..., Any]]) -> None:
         super().__init__()
@@ -207,7 +195,7 @@ class Debugger(bdb.Bdb):
 
 
 def exercise_functions() -> dict[str, Callable[..., Any]]:
-    """What learners write, by its full name: functions, and methods of classes."""
+    """Return the functions and methods that learners write, by full name."""
     found = {}
     for exercise in all_exercises():
         written = [getattr(exercise.reference, method) for method in exercise.methods]
@@ -216,48 +204,19 @@ def exercise_functions() -> dict[str, Callable[..., Any]]:
     return found
 
 
-OF_NO_RUN = {
-    "my_reward": "a reward of the learner's own",
-    "get_logprobs": "log_probs and token_logprobs, whose log-softmax serves all terms",
-    "kl_of_later_states": "the gradient that PPO leaves out",
-    "whole_objective": "the terms put together, as objective_terms does it for all settings",
-    "sample_without_cache": "the sampler's loop, to be read",
-    "logit_lens": "two models side by side, and a look at one",
-    "ablate_heads": "patching",
-    "patch_heads": "patching",
-    "recovered_fraction": "patching",
-    "policy_gradient_objective": "what the clipped surrogate grew from",
-    "gradient_cosine": "the noise of a gradient",
-    "soft_backup": "the exact optimum of Reel",
-    "mean_backup": "the exact end of a penalty in the loss",
-    "best_at_budget": "the exact optimum of Reel",
-    "seed_interval": "a difference over seeds",
-    "seed_claim": "a claim of the learner's own",
-    "alarm": "a watch of the learner's own over a run's numbers",
-    "graft": "two models side by side",
-    "paired_permutation_test": "two models side by side",
-    "control_labels": "the control of a probe of one's own",
-    "my_claim": "a report on a finished run",
-    "truncate_delta": "two models side by side",
-    "tilt_slopes": "the exact optimum of Reel",
-    "excess_kl": "a run beside the exact optimum of Reel",
-    "distinct_n": "a watch over a run's texts",
-    "promoted_mass": "a watch over a run's logits",
-    "sample_preferences": "pairs to learn a reward from",
-    "bradley_terry_loss": "learning a reward",
-    "calibration_bins": "a look at a learned reward",
-    "best_of_n_weights": "choice among samples, in place of training",
-    "implicit_rewards": "tuning on pairs, without a run",
-    "dpo_loss": "tuning on pairs, without a run",
-    "LoRALinear.initial_factors": "adapters, which this run has none of",
-    "LoRALinear.delta": "adapters, which this run has none of",
-    "LoRALinear.forward": "adapters, which this run has none of",
-}
-"""Exercises that no run calls, and what they are for."""
+NOT_IN_A_RUN = set(  # exercises about finished runs, two models, exact optima, tuning and LoRA
+    "my_reward get_logprobs kl_of_later_states whole_objective sample_without_cache logit_lens "
+    "ablate_heads patch_heads recovered_fraction policy_gradient_objective gradient_cosine "
+    "soft_backup mean_backup best_at_budget seed_interval seed_claim alarm graft "
+    "paired_permutation_test control_labels my_claim truncate_delta tilt_slopes excess_kl "
+    "distinct_n promoted_mass sample_preferences bradley_terry_loss calibration_bins "
+    "best_of_n_weights implicit_rewards dpo_loss LoRALinear.initial_factors LoRALinear.delta "
+    "LoRALinear.forward".split()
+)
 
 
 @pytest.mark.slow
-def test_a_breakpoint_in_every_exercise_is_hit_in_a_run(tmp_path):
+def test_breakpoint_in_each_exercise_is_hit(tmp_path):
     functions = exercise_functions()
     debugger = Debugger(list(functions.values()))
     settings = dict(normalize_reward=True, kl_controller="adaptive")
@@ -272,4 +231,4 @@ def test_a_breakpoint_in_every_exercise_is_hit_in_a_run(tmp_path):
     for groups in ("rloo", "grpo"):
         fields = {"advantages": groups, "samples_per_prompt": 2}
         debugger.runcall(last_report, tmp_path / groups, fields)
-    assert set(functions) - debugger.stopped == set(OF_NO_RUN)
+    assert set(functions) - debugger.stopped == NOT_IN_A_RUN

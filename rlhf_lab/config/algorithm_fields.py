@@ -40,13 +40,9 @@ class KLArgs:
     kl_coef: float = 2.5
     """Weight of the KL divergence from the reference model, in nats per token."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Subtract the KL's mean from the objective, or each token's KL from its reward, with
-    kl_estimator=k1: as a reward, the exact KL of a state is the same for all its sampled tokens.
-    """
+    """Subtract the KL's mean from the objective, or each token's KL (k1) from its reward."""
     kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
-    """KL of the whole distribution, or an estimate from the sampled token (mse is k2;
-    k3_straight_through has the value of k3 and the gradient of k2).
-    """
+    """Exact KL, or an estimate from the sampled token (see functional.kl_estimate)."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
     """Keep kl_coef, or adapt it so that the KL approaches kl_target."""
     kl_target: float = 6.0
@@ -68,9 +64,7 @@ class PPOArgs:
     batches_per_learning_phase: int = 2
     """Passes over the batch in one learning phase, each in a new random order."""
     policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
-    """Clip the ratio of each token (ppo), the ratio of the response (gspo, with a far smaller
-    clip_coef), the weight of the gradient (cispo), or nothing (policy_gradient, for one step).
-    """
+    """Clip token ratios, response ratios (gspo), gradient weights (cispo) or nothing."""
     clip_coef: float = 0.2
     """PPO's epsilon: the probability ratio is clipped to [1 - clip_coef, 1 + clip_coef]."""
     clip_coef_high: float | None = None
@@ -122,9 +116,7 @@ class SpeedArgs:
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Format of matrix products; all else stays in fp32. tf32 needs CUDA; MPS lacks bf16."""
     weight_precision: Literal["fp32", "bf16", "bf16_stochastic"] = "fp32"
-    """Format of weights and activations, except the value head. bf16: the optimizer steps an fp32
-    copy. bf16_stochastic: no copy, moments in bf16, and unbiased random rounding.
-    """
+    """Weights and activations. bf16 keeps an fp32 copy, bf16_stochastic rounds at random."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Each process (torchrun) stores all trained weights and moments (ddp, auto) or a shard."""
     cpu_tuning: bool = True

@@ -14,12 +14,7 @@ from rlhf_lab.errors import ConfigError
 
 
 def _fill_defaults(cls: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine given fields with those of the preset.
-
-    1. By default, the warm-up ends before the last phase.
-    2. By default, the number of minibatches is the preset's, or the largest below that divides the
-       batch.
-    """
+    """Return given fields and the preset's, with a warm-up and minibatches that fit them."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given.keys() - names:
         remedy = suggest_field(name, names)

