@@ -10,11 +10,6 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 PEERS := .cache/peers
-REFERENCES := .cache/reference
-REFERENCE_torchtune := torchtune==0.6.1
-REFERENCE_torchrl := torchrl==0.14.1
-REFERENCE_trl := trl==0.11.4
-REFERENCE_verl := verl==0.9.1
 
 # What depends on the versions of other packages and of Python most.
 ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
@@ -24,7 +19,7 @@ ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 SMOKE := tests/test_smoke.py tests/test_requirements.py tests/functional tests/models/test_equality.py
 SMOKE += -m "not slow and not process" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
 
-.PHONY: train test lock lowest pinned newest smoke quick site test-browser test-reference reference lint course lessons reel reel-check bench bench-peers clean
+.PHONY: train test lock lowest pinned newest smoke quick site test-browser lint course lessons reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -49,21 +44,6 @@ site: $(DEVELOPED)
 test-browser: $(DEVELOPED)
 	$(PIP) --constraint requirements.lock --editable ".[browser,docs]"
 	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
-
-# The stored numbers of torchtune, torchrl, TRL and verl, made again by the released packages, which are pinned: needed where
-# a script, a pin or a number has changed, which `make test` notices by the digest that this writes.
-test-reference: $(DEVELOPED) reference
-	RLHF_LAB_REFERENCES=$(REFERENCES) $(BIN)/python -m pytest -rs tests/functional/test_released_packages.py::test_the_stored_numbers_are_what_the_released_package_makes
-	$(BIN)/python -m tests.functional.reference.digest
-
-reference: $(foreach name,torchtune torchrl trl verl,$(REFERENCES)/$(name)/installed)
-
-$(REFERENCES)/%/installed: tests/functional/reference/requirements/%.txt requirements.lock
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(REFERENCE_$*)"
-	touch $@
 
 # All extras, as new as the ranges of requirements.txt allow, beside the torch that is pinned; written down whole.
 lock:

@@ -1,8 +1,4 @@
-"""The same numbers as released packages, and where they differ on purpose.
-
-The JSON files in reference/ hold seeded inputs with what each package made of them; the script
-beside each file wrote it, and names the versions.
-"""
+"""The same numbers as released packages (see reference/README.md), and intended differences."""
 
 import json
 from pathlib import Path
@@ -90,7 +86,7 @@ def test_torchtune_rewards_and_gae():
     mask = case["mask"]
     kl = F.kl_estimate(case["logprobs"], case["ref_logprobs"], "k1")
     close(kl, case["kl"])
-    # torchtune pays KL on padding, too
+    # torchtune also subtracts the KL on padding
     paid = F.token_rewards(case["scores"], mask, kl, case["kl_coef"])
     close(paid[mask], case["token_rewards"][mask])
     assert (paid[~mask] == 0).all() and (case["token_rewards"][~mask] != 0).all()
