@@ -13,15 +13,6 @@ from rlhf_lab.functional.masks import (
 )
 from rlhf_lab.functional.moments import Denominator, masked_mean, masked_var
 
-__all__ = [
-    "calc_value_function_loss",
-    "compute_advantages",
-    "compute_gae",
-    "compute_returns",
-    "explained_variance",
-    "token_rewards",
-]
-
 
 def compute_advantages(
     values: Float[Tensor, "batch gen"],
@@ -38,15 +29,11 @@ def compute_advantages(
     5. Put 0 where the mask is False.
 
     `values` has V of the state before each generated token (see `generated_values`); `rewards`
-    has one number per sequence, or one per token. Raises ValueError unless 0 <= gamma <= 1, and
-    for unequal shapes. No sequence, or no token, gives an empty result.
+    has one number per sequence, or one per token.
 
     A_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016, GAE, arXiv 1506.02438, equation
-    11: lambda = 0). With a reward only at the end and gamma = 1 that is V(s_{t+1}) - V(s_t), and
-    r - V(s_{T-1}) at the last real token.
+    11: lambda = 0)
     """
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must be between 0 and 1, got {gamma}.")
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     paid = token_rewards(rewards, mask) if rewards.ndim == 1 else rewards
     check_same_shape(values=values, rewards=paid, mask=mask)
@@ -76,14 +63,8 @@ def compute_gae(
        are carried to the real token before it.
     5. Put 0 where the mask is False.
 
-    Raises ValueError unless gamma and lam are between 0 and 1, and for unequal shapes.
-    No sequence, or no token, gives an empty result.
-
     A_t = sum_k (gamma * lam)^k delta_{t+k}   (Schulman et al. 2016, arXiv 1506.02438, equation 16)
     """
-    for name, value in (("gamma", gamma), ("lam", lam)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must be between 0 and 1, got {value}.")
     check_same_shape(values=values, token_rewards=token_rewards, mask=mask)
     if not values.numel():
         return at_least_float32(values)
@@ -123,8 +104,7 @@ def explained_variance(
 ) -> Float[Tensor, ""]:
     """Compute the fraction of the returns' variance that the values explain, over real tokens.
 
-    1 is perfect, 0 no better than a constant, below 0 worse. 0.0 if all returns are equal or there
-    are fewer than two. Raises ValueError if the mask is not boolean or has another shape.
+    1 is perfect, 0 no better than a constant. 0.0 if there are no two different returns.
 
     EV = 1 - Var(R - V) / Var(R)
     """
@@ -154,9 +134,8 @@ def calc_value_function_loss(
        take the larger of the two at each token.
     4. Average over the real tokens, and multiply by vf_coef / 2.
 
-    The loss is subtracted from the objective. `denominator` as in `masked_mean`. Half-precision
-    input is turned into float32 first, since squares overflow in it. Raises ValueError if `clip` is
-    set without `old_values` or is negative, or if the mask has another shape.
+    The loss is subtracted from the objective. `denominator` as in `masked_mean`. Raises ValueError
+    if `clip` is set without `old_values` or is negative.
 
     vf_coef / 2 * mean_t (V(s_t) - R_t)^2   (Schulman et al. 2017, equation 9), and with clip
     vf_coef / 2 * mean_t max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)   (PPO2's code)
@@ -185,8 +164,7 @@ def token_rewards(
 ) -> Float[Tensor, "batch gen"]:
     """Assign a sequence's reward to its last real token, and subtract the KL penalty at each one.
 
-    Rewards per token are kept. `kl_per_token` is in nats. A row without a real token has reward 0.
-    Raises ValueError if kl_coef is set without kl_per_token.
+    Rewards per token stay at their tokens. Raises ValueError for a kl_coef without kl_per_token.
 
     r_t = [t = T - 1] r - kl_coef * (log pi(a_t | s_t) - log pi_ref(a_t | s_t))
     (Ziegler et al. 2019, arXiv 1909.08593, equation 2, split over the tokens)

@@ -12,23 +12,6 @@ from rlhf_lab.functional.dispatch import call_by_name, look_up
 from rlhf_lab.functional.masks import at_least_float32, check_mask, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import masked_mean, masked_std, sequence_sum, whiten
 
-__all__ = [
-    "ADVANTAGES",
-    "dr_grpo_advantages",
-    "estimate_advantages",
-    "grpo_advantages",
-    "informative_groups",
-    "opo_advantages",
-    "prompt_groups",
-    "reinforce_plus_plus_advantages",
-    "reinforce_plus_plus_baseline_advantages",
-    "remax_advantages",
-    "rewards_to_go",
-    "rloo_advantages",
-    "teaching_groups",
-    "whiten_over_groups",
-]
-
 
 def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
     """Number the groups of `num_samples` consecutive responses to one prompt: 0, 0, 1, 1, ..."""
@@ -43,10 +26,7 @@ def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
 def informative_groups(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences whose group has at least two different rewards.
-
-    In the other groups every advantage over the group is 0; the estimators set it to exactly 0.0,
-    since a rounding error would be divided by a standard deviation of the same size.
+    """Mark the sequences whose group has different rewards; estimators give the others exactly 0.0.
 
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2 (dynamic sampling)
     """
@@ -112,10 +92,7 @@ def grpo_advantages(
 def dr_grpo_advantages(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Compare each sequence with the mean of its group, and keep the scale of the rewards.
-
-    Dividing by the standard deviation would favor prompts that are almost always, or almost never,
-    solved. Use it with the "constant" aggregation.
+    """Compare each sequence with the mean of its group; use it with the "constant" aggregation.
 
     A_i = r_i - mean(r)   (Liu et al. 2025, Dr. GRPO, arXiv 2503.20783)
     """
@@ -127,7 +104,7 @@ def opo_advantages(
 ) -> Float[Tensor, " batch"]:
     """Compare each sequence with the mean of its group, weighted by the number of real tokens.
 
-    A group with equal rewards gets exactly 0.0; one without a real token keeps its rewards.
+    A group without a real token keeps its rewards.
 
     A_i = r_i - sum_j l_j r_j / sum_j l_j   (Hao et al. 2025, OPO, arXiv 2505.23585)
     """
@@ -146,9 +123,9 @@ def rewards_to_go(
     gamma: float = 1.0,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Sum the rewards from each token to the end of its sequence: REINFORCE without a baseline.
+    """Sum the rewards from each token on, as REINFORCE does: GAE with values 0 and lambda 1.
 
-    G_t = sum_k gamma^k r_{t+k}   (Williams 1992), which is GAE with values 0 and lambda 1
+    G_t = sum_k gamma^k r_{t+k}   (Williams 1992)
     """
     return compute_gae(torch.zeros_like(token_rewards), token_rewards, gamma, 1.0, mask)
 
@@ -182,10 +159,7 @@ def reinforce_plus_plus_advantages(
 def reinforce_plus_plus_baseline_advantages(
     rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], mask: Bool[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Subtract the mean of the group, and whiten over all real tokens of the batch.
-
-    Groups with equal rewards are set back to exactly 0.0 (not in the paper): if lengths differ, the
-    mean over tokens is not 0, and whitening would shift them by the rewards of other prompts.
+    """Subtract the mean of the group and whiten over all real tokens; equal rewards stay at 0.0.
 
     A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
     """
@@ -199,11 +173,7 @@ def reinforce_plus_plus_baseline_advantages(
 def teaching_groups(
     advantages: Float[Tensor, "batch gen"], group: Int[Tensor, " batch"]
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences of groups in which at least one advantage is not 0.
-
-    These are the `informative_groups`, and with a KL penalty in the reward also groups of equal
-    scores.
-    """
+    """Mark the sequences of groups with an advantage that is not 0, from rewards or KL penalty."""
     check_same_shape((*group.shape, advantages.shape[-1]), advantages=advantages)
     same = group[:, None] == group[None, :]
     return (same & (advantages != 0).any(dim=-1)[None, :]).any(dim=-1)
@@ -214,11 +184,7 @@ def whiten_over_groups(
     mask: Bool[Tensor, "batch gen"],
     teaching: Bool[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Whiten advantages over the real tokens of `teaching` sequences; the others become 0.
-
-    Whitened with the rest, a group of equal rewards would be moved off 0, and its zeros would
-    shrink the variance. None, or a mask of only True, takes all sequences (see `whiten`).
-    """
+    """Whiten advantages over the real tokens of `teaching` sequences (None: all); 0 elsewhere."""
     check_same_shape(advantages=advantages, mask=mask)
     check_same_shape(mask.shape[:1], teaching=teaching)
     return whiten(advantages, mask if teaching is None else mask & teaching[:, None])
@@ -263,10 +229,9 @@ def estimate_advantages(
 ) -> Float[Tensor, "batch gen"]:
     """Estimate advantages with an estimator of `ADVANTAGES`, or with a function.
 
-    The function is called with the arguments above that its parameters name, and with `rewards`,
-    the sum over each sequence's real tokens (`*args`: values, rewards, mask). It returns one number
-    per token or per sequence. Raises ValueError for an unknown name, a parameter without a value,
-    and a result of another shape.
+    The function gets the arguments above that its parameters name, and `rewards`, the sum over each
+    sequence's real tokens (`*args`: values, rewards, mask). It returns one number per token or per
+    sequence. Raises ValueError for an unknown name and for a parameter without a value.
     """
     check_same_shape(mask=mask, token_rewards=token_rewards, values=values)
     check_same_shape(mask.shape[:1], group=group, greedy_rewards=greedy_rewards)

@@ -8,22 +8,6 @@ from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_m
 from rlhf_lab.functional.moments import masked_mean
 from rlhf_lab.functional.policy_loss import policy_ratio
 
-__all__ = [
-    "chi_square",
-    "clip_fraction",
-    "clip_fraction_high",
-    "clip_fraction_low",
-    "effective_sample_size",
-    "gradient_cosine",
-    "kept_share",
-    "masked_importance_weights",
-    "mean_ratio",
-    "noise_scale",
-    "promoted_mass",
-    "truncated_importance_weights",
-    "value_clip_fraction",
-]
-
 
 def clip_fraction(
     logprobs: Float[Tensor, "batch gen"],
@@ -33,8 +17,7 @@ def clip_fraction(
 ) -> Float[Tensor, ""]:
     """Compute the fraction of real tokens with a ratio outside 1 - clip_coef .. 1 + clip_coef."""
     ratio = policy_ratio(logprobs, old_logprobs)
-    outside = (ratio - 1).abs() > clip_coef
-    return masked_mean(outside.to(ratio.dtype), mask)
+    return masked_mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype), mask)
 
 
 def clip_fraction_low(
@@ -44,10 +27,7 @@ def clip_fraction_low(
     mask: Bool[Tensor, "batch gen"] | None = None,
     advantages: Float[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the fraction of real tokens with a ratio below 1 - clip_coef.
-
-    With `advantages`, only those with a negative advantage count: they lose their gradient.
-    """
+    """Compute the fraction of real tokens with a ratio below 1 - clip_coef (and advantage < 0)."""
     ratio = policy_ratio(logprobs, old_logprobs)
     check_same_shape(logprobs=logprobs, advantages=advantages)
     outside = ratio < 1 - clip_coef
@@ -62,11 +42,7 @@ def clip_fraction_high(
     mask: Bool[Tensor, "batch gen"] | None = None,
     advantages: Float[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the fraction of real tokens with a ratio above 1 + clip_coef.
-
-    With `advantages`, only those with a positive advantage count: they lose their gradient. With
-    clip-higher, pass `clip_coef_high`.
-    """
+    """Compute the fraction of real tokens with a ratio above 1 + clip_coef (and advantage > 0)."""
     ratio = policy_ratio(logprobs, old_logprobs)
     check_same_shape(logprobs=logprobs, advantages=advantages)
     outside = ratio > 1 + clip_coef
@@ -81,12 +57,7 @@ def value_clip_fraction(
     clip: float,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the fraction of real tokens at which value clipping stops the gradient.
-
-    There the value moved by more than `clip`, and the clipped value has the larger error.
-    """
-    if clip < 0:
-        raise ValueError(f"clip must be at least 0, got {clip}.")
+    """Compute the fraction of real tokens at which value clipping stops the gradient."""
     check_same_shape(values=values, returns=returns, old_values=old_values)
     values, returns, old_values = map(at_least_float32, (values, returns, old_values))
     moved = values - old_values
@@ -121,9 +92,7 @@ def effective_sample_size(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the number of equally weighted tokens that the minibatch is worth.
-
-    From 1, if one ratio outweighs the rest, to the number of real tokens; 0.0 without tokens.
+    """Compute the number of equally weighted tokens that the minibatch is worth; 0.0 without one.
 
     ESS = (sum w)^2 / sum w^2   (Kong 1992)
     """
@@ -145,8 +114,6 @@ def truncated_importance_weights(
 ) -> Float[Tensor, "batch gen"]:
     """Compute the ratio of scorer to sampler probability per token, at most `cap`, no gradient.
 
-    Multiply a surrogate by it if sampler and scorer are different programs.
-
     min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
     """
     if not cap > 0:
@@ -165,7 +132,7 @@ def masked_importance_weights(
 ) -> Float[Tensor, "batch gen"]:
     """Weight tokens as `truncated_importance_weights`, with 0 instead of the cap above it.
 
-    rho 1[rho <= cap],  rho = pi / pi_sampler   (masked importance sampling, token_mask in TRL)
+    rho 1[rho <= cap],  rho = pi / pi_sampler   (token_mask in TRL)
     """
     weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
     return weights.masked_fill(weights > cap, 0.0)
@@ -182,7 +149,7 @@ def promoted_mass(
     2. Subtract the reference's.
     3. Average over the states of real tokens. A mean over none is 0.
 
-    It sums to 0: gains of some tokens are losses of others. Raises ValueError if the shapes differ.
+    It sums to 0: gains of some tokens are losses of others.
 
     D(v) = mean_s [pi(v | s) - ref(v | s)]
     """
@@ -222,16 +189,13 @@ def noise_scale(gradients: Float[Tensor, "batch parameters"], n: int = 1) -> Flo
     """Estimate the batch size, in sequences, at which a gradient is half noise, half signal.
 
     Each row is the mean gradient of n sequences. The squared norm of the true gradient is estimated
-    by the product of the means of even and odd rows, whose noise is independent. A batch of b
-    sequences has a cosine of about 1 / sqrt(1 + scale / b) with the true gradient. Negative or
-    huge if there are too few rows. Raises ValueError for fewer than 4 rows, or an n below 1.
+    by the product of the means of even and odd rows, whose noise is independent. A batch of b has
+    a cosine of about 1 / sqrt(1 + scale / b) with it. Raises ValueError for fewer than 4 rows.
 
     B = tr(Cov g_i) / |E g_i|^2   (McCandlish et al. 2018, arXiv 1812.06162, equation 2.8)
     """
-    if len(gradients) < 4 or n < 1:
-        raise ValueError(
-            f"noise_scale needs at least 4 rows and n >= 1, got {len(gradients)} rows and n={n}."
-        )
+    if len(gradients) < 4:
+        raise ValueError(f"noise_scale needs at least 4 rows, got {len(gradients)}.")
     gradients = at_least_float32(gradients)
     even, odd = gradients[0::2].mean(dim=0), gradients[1::2].mean(dim=0)
     return n * gradients.var(dim=0).sum() / (even @ odd)
@@ -241,8 +205,6 @@ def kept_share(
     gradients: Float[Tensor, "batch parameters"], reference: Float[Tensor, " parameters"]
 ) -> Float[Tensor, " batch"]:
     """Compute the projection of each gradient on a reference, as a fraction of the reference.
-
-    The mean over many unbiased gradients is 1, with any noise.
 
     share_i = <g_i, g> / <g, g>
     """

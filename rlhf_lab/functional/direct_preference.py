@@ -11,16 +11,6 @@ from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 from rlhf_lab.functional.moments import Denominator, masked_mean
 from rlhf_lab.functional.preference import check_not_empty
 
-__all__ = [
-    "dpo_loss",
-    "implicit_rewards",
-    "kto_loss",
-    "kto_reference_point",
-    "log_odds",
-    "orpo_loss",
-    "sft_loss",
-]
-
 
 def sft_loss(
     logprobs: Float[Tensor, "batch gen"],
@@ -42,8 +32,7 @@ def implicit_rewards(
     Takes log-probabilities summed over each response. Right up to a constant of the prompt, which a
     pair has in common. Raises ValueError unless beta > 0.
 
-    r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290,
-    equation 5)
+    r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290)
     """
     if not beta > 0:
         raise ValueError(f"beta must be greater than 0, got {beta}.")
@@ -69,8 +58,8 @@ def dpo_loss(
     3. "ipo": the squared distance of h from 1 / (2 beta).
     4. Average over the pairs.
 
-    Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5, for label_smoothing with
-    "ipo", where it has no meaning, and if there is no pair.
+    Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5 (0 with "ipo"), or if there is
+    no pair.
 
     h = (log pi(c) - log pi(r)) - (log pi_ref(c) - log pi_ref(r))
     DPO: -mean log sigmoid(beta h)   (Rafailov et al. 2023, arXiv 2305.18290, equation 7)
@@ -107,8 +96,8 @@ def kto_reference_point(
 ) -> Float[Tensor, ""]:
     """Estimate the KL of the policy from the reference, above which a response counts as a gain.
 
-    Takes log-probabilities summed over each response, of prompts combined with the response to
-    another prompt of the batch. In nats per sequence, at least 0, without gradient.
+    Takes log-probabilities summed over each response to another prompt of the batch. In nats per
+    sequence, without gradient. Raises ValueError for an empty batch.
 
     z_0 = max(0, mean_i log pi(y_j | x_i) / pi_ref(y_j | x_i)), j != i
     (Ethayarajh et al. 2024, arXiv 2402.01306, section 4.1)
@@ -131,7 +120,7 @@ def kto_loss(
     """Compute the loss of a policy on responses that are labeled good or bad, one by one.
 
     Takes log-probabilities summed over each response and a `kto_reference_point`. Raises ValueError
-    unless beta > 0 and the weights are at least 0, and if there is no response.
+    unless beta > 0 and the weights are at least 0, or if there is no response.
 
     loss = mean [lambda_y - v],  r = log pi(y | x) / pi_ref(y | x)
     v = lambda_D sigmoid(beta (r - z_0)) if good, lambda_U sigmoid(beta (z_0 - r)) if bad
@@ -148,20 +137,13 @@ def kto_loss(
 
 
 def log_odds(logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Compute the log odds of an event from its log-probability.
-
-    Probabilities are limited to one floating-point step below 1, so the result is finite. Uses
-    log(-expm1(x)) for p > 1/2 and log1p(-exp(x)) below, each exact there (Maechler 2012).
+    """Compute the log odds of an event from its log-probability, limited to one step below 0.
 
     log odds = log p - log(1 - p)
     """
     logp = at_least_float32(logprobs)
     logp = logp.clamp(max=-torch.finfo(logp.dtype).eps)
-    is_likely = logp > -0.6931472
-    # each branch sees only its own numbers, since 0 * inf in the other would be nan in the gradient
-    likely = (-logp.masked_fill(~is_likely, -1.0).expm1()).log()
-    unlikely = (-logp.masked_fill(is_likely, -1.0).exp()).log1p()
-    return logp - torch.where(is_likely, likely, unlikely)
+    return logp - (-logp.expm1()).log()
 
 
 def orpo_loss(

@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["call_by_name", "check_order", "look_up"]
-
 
 def look_up(
     choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str
@@ -28,22 +26,20 @@ def call_by_name(
 ) -> Any:
     """Call a function with those of the available values that its parameters name.
 
-    Values that are None, or bound by `functools.partial`, are left to the function. A function of
-    only `*args` gets the values that `in_order` names. Raises ValueError if a parameter without a
-    default has no value, or if one of the `settings` has no parameter.
+    Values that are None, or bound by `functools.partial`, are left out. A function of only `*args`
+    gets those of `in_order`. Raises ValueError for a parameter without value, or a useless setting.
     """
     name, parameters = _name(function), inspect.signature(function).parameters.values()
     kinds = {p.kind for p in parameters}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    accepts_all = inspect.Parameter.VAR_KEYWORD in kinds
+    accepted = {p.name for p in named}
     required = [p.name for p in named if p.default is p.empty]
     values = {n: x for n, x in (settings or {}).items() if x is not None}
-    unused = [n for n in values if not accepts_all and n not in [p.name for p in named]]
-    if unused:
-        raise ValueError(
-            f"{field} {name} has no parameter {unused[0]!r} (set to {values[unused[0]]}). Leave "
-            f"{unused[0]} out or choose another {field}."
-        )
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        accepted |= values.keys() | available.keys()
+    for n in values:
+        if n not in accepted:
+            raise ValueError(f"{field} {name} has no parameter {n!r}. Set {n} to None.")
     if inspect.Parameter.VAR_POSITIONAL in kinds and not required:
         return function(*(available[n] for n in in_order))
     bound = getattr(function, "keywords", {})
@@ -54,15 +50,13 @@ def call_by_name(
             f"{field}: no value for the parameter {missing[0]!r} of {name}. Use only the "
             f"parameters: {', '.join(values)}."
         )
-    accepted = values if accepts_all else {p.name for p in named}
     return function(**{n: x for n, x in values.items() if n in accepted})
 
 
 def check_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
     """Raise ValueError if a function cannot be called with these positional arguments, in order.
 
-    A parameter with one of these names must receive that argument. Functions without a readable
-    signature (torch's own) pass.
+    A parameter with one of these names must receive it. torch's own functions always pass.
     """
     try:
         signature = inspect.signature(function)

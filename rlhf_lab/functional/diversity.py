@@ -10,23 +10,13 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import check_mask, check_same_shape, real_entries
 
-__all__ = ["WordLogOdds", "distinct_n", "ngram_overlap", "repeated_n", "word_log_odds"]
-
 
 class WordLogOdds(NamedTuple):
-    """Log odds of each token in one set of texts relative to another, see `word_log_odds`.
-
-    All three are 0 for a token of neither set, and for the only one.
-
-    Args:
-        log_odds: smoothed log odds, minus those in the other set.
-        sd: standard deviation, if tokens are drawn independently.
-        z: log_odds / sd.
-    """
+    """Log odds of each token in one set of texts relative to another, see `word_log_odds`."""
 
     log_odds: Float[Tensor, " d_vocab"]
-    sd: Float[Tensor, " d_vocab"]
-    z: Float[Tensor, " d_vocab"]
+    sd: Float[Tensor, " d_vocab"]  # standard deviation, if tokens are drawn independently
+    z: Float[Tensor, " d_vocab"]  # log_odds / sd
 
 
 def distinct_n(
@@ -50,9 +40,7 @@ def distinct_n(
 def repeated_n(
     tokens: Int[Tensor, "batch seq"], n: int, mask: Bool[Tensor, "batch seq"] | None = None
 ) -> Float[Tensor, " batch"]:
-    """Compute the fraction of each text's n-grams that occurred before in it.
-
-    nan for a text of fewer than n tokens.
+    """Compute the fraction of each text's n-grams that occurred before in it; nan without any.
 
     rep_n = 1 - |set of a text's n-grams| / |its n-grams|    (Welleck et al. 2019, arXiv 1908.04319)
     """
@@ -66,8 +54,7 @@ def ngram_overlap(
 ) -> Float[Tensor, " batch"]:
     """Compute the fraction of each text's different n-grams that another text has, averaged.
 
-    From 0 (nothing in common) to 1 (one text again and again), for any number of texts, unlike
-    `distinct_n`. nan for a text of fewer than n tokens, and for a single text.
+    nan for a text of fewer than n tokens, and for a single text.
 
     o_i = 1/(B - 1) sum_{j != i} |S_i and S_j| / |S_i|, with S_i the set of n-grams of text i
     (pairwise, as in Self-BLEU: Zhu et al. 2018, arXiv 1802.01886)
@@ -91,9 +78,8 @@ def word_log_odds(
 ) -> WordLogOdds:
     """Compare token frequencies of two sets of texts by smoothed log odds.
 
-    `prior_tokens` pseudo-tokens, distributed as both sets together, are added to each set: rare
-    tokens stay near 0. Tokens of one text are not independent: z is too large if texts repeat
-    tokens. Raises ValueError for counts of unequal shapes, or a prior that is not above 0.
+    `prior_tokens` pseudo-tokens, distributed as both sets together, are added to each set. A token
+    of neither set gets 0. z is too large if texts repeat tokens.
 
     a_v = prior_tokens (y_v + y'_v) / (n + n')
     log_odds = log (y_v + a_v)/(n + a - y_v - a_v) - log (y'_v + a_v)/(n' + a - y'_v - a_v)
@@ -101,8 +87,6 @@ def word_log_odds(
     (Monroe, Colaresi and Quinn 2008, "Fightin' Words", Political Analysis 16: 372-403)
     """
     check_same_shape(counts=counts, other_counts=other_counts)
-    if not prior_tokens > 0:
-        raise ValueError(f"prior_tokens must be greater than 0, got {prior_tokens}.")
     both = torch.stack([counts.cpu(), other_counts.cpu()]).double()
     together = both.sum(0)
     smooth = both + prior_tokens * together / together.sum().clamp(min=1)

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import check_mask, check_same_shape, real_entries
-
-__all__ = ["Interval", "bootstrap_interval", "bootstrap_means", "recovered_fraction"]
+from rlhf_lab.functional.masks import check_same_shape, real_entries
 
 FEWEST_DEFINED = 0.9  # fraction of resamples in which a statistic must be defined
 
@@ -19,24 +17,15 @@ Statistic = Callable[..., Float[Tensor, "*shape"] | float]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval and the number of sequences it is based on.
+    """An estimate with its confidence interval and the number of sequences it is based on."""
 
-    Args:
-        value: the statistic on all sequences, a number or several; None if undefined.
-        low, high: ends of the interval; None without an interval, such as for one sequence.
-        n: number of sequences.
-        level: nominal coverage.
-        compared: number of estimates that this one was selected from.
-        why: reason why value or interval is missing.
-    """
-
-    value: Float[Tensor, "*shape"] | None
-    low: Float[Tensor, "*shape"] | None
+    value: Float[Tensor, "*shape"] | None  # a number or several; None if undefined
+    low: Float[Tensor, "*shape"] | None  # None without an interval, such as for one sequence
     high: Float[Tensor, "*shape"] | None
     n: int
     level: float = 0.95
-    compared: int = 1
-    why: str = ""
+    compared: int = 1  # number of estimates that this one was selected from
+    why: str = ""  # reason why value or interval is missing
 
     def __getitem__(self, index: int | tuple[int, ...]) -> "Interval":
         """Return one of several estimates."""
@@ -45,10 +34,7 @@ class Interval:
         return replace(self, value=value, low=low, high=high)
 
     def best(self) -> tuple[tuple[int, ...], "Interval"]:
-        """Return the index of the largest estimate, and this estimate with `compared` set.
-
-        The interval ignores the selection: the largest of many would be smaller on new sequences.
-        """
+        """Return the index of the largest estimate, and the estimate; its interval ignores that."""
         if self.value is None:
             raise ValueError(f"The interval has no estimate to choose from ({self.why}).")
         flat = self.value.nan_to_num(nan=-math.inf).argmax()
@@ -85,33 +71,27 @@ def bootstrap_interval(
 
     Columns have a row per sequence. Without a `statistic`, the only column is averaged over its
     real entries. Else it is called with the drawn rows of each column, then of the mask; it returns
-    a number, or a tensor of several. Resamples in which it is nan (an R2 without variance, an AUC
-    of one class) are left out; if more than one in ten is nan there is no interval, nor is there of
-    one sequence. With few sequences (some 20) intervals are too narrow.
+    a number, or a tensor of several. Resamples in which it is nan are left out; if more than one in
+    ten is nan there is no interval. With few sequences (some 20) intervals are too narrow.
 
     Draws are the same every time unless a `generator` (of the CPU) is passed. Computed on the CPU
-    in float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples, columns or a
-    mask of unequal length, nan under the mask, and if there is no sequence.
+    in float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples, columns of
+    unequal length, nan under the mask, and if there is no sequence.
 
     Source: Efron 1979; Efron and Tibshirani 1993, chapter 13
     """
     rows = [_to_cpu(column) for column in columns]
+    if statistic is None:
+        settings = {"level": level, "resamples": resamples, "generator": generator}
+        return bootstrap_means(*_row_sums(rows, mask), statistic=torch.div, **settings)
     if mask is not None:
         mask = mask.cpu()
-        if statistic is None:
-            check_mask(rows[0], mask)
-            check_same_shape(values=rows[0], mask=mask)
         _check_rows(level, resamples, *rows, mask)
         has_any = mask.reshape(len(mask), -1).any(1)
-        rows, mask = [row[has_any] for row in rows], mask[has_any]
+        rows = [row[has_any] for row in [*rows, mask]]
     n = _check_rows(level, resamples, *rows)
-    if statistic is None:
-        sums, counts = _row_sums(rows, mask)
-        settings = {"level": level, "resamples": resamples, "generator": generator}
-        return bootstrap_means(sums, counts, statistic=torch.div, **settings)
-    arguments = rows if mask is None else [*rows, mask]
     compute = lambda drawn: torch.as_tensor(
-        statistic(*(row[drawn] for row in arguments)), dtype=torch.float64
+        statistic(*(x[drawn] for x in rows)), dtype=torch.float64
     )
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     draws = (torch.randint(n, (n,), generator=generator) for _ in range(resamples if n > 1 else 0))
@@ -128,10 +108,7 @@ def bootstrap_means(
     """Compute the interval of a function of the columns' means, for many numbers at once.
 
     The `statistic` (the mean itself if None) is called once with the means of all resamples, with
-    an axis of resamples first: a ratio, or an R2 from the means of its squared errors, of y and of
-    y squared. Thousands of times as fast as `bootstrap_interval`, with its draws and errors.
-
-    Source: Efron and Tibshirani 1993, chapter 13
+    an axis of resamples first. Otherwise the same as `bootstrap_interval`, and faster.
     """
     rows = [_to_cpu(column).double() for column in columns]
     n = _check_rows(level, resamples, *rows)
@@ -162,8 +139,7 @@ def recovered_fraction(
     3. If the interval of the difference of clean and corrupted includes 0, there was nothing to
        recover: the fraction is undefined, and its `why` names the reason.
 
-    The interval is a bootstrap over sequences (see `bootstrap_interval`), and may exceed 0 to
-    1. Raises ValueError if the shapes differ, or as `bootstrap_interval` does.
+    The interval is a bootstrap over sequences, with the errors of `bootstrap_interval`.
 
     f = (mean patched - mean corrupted) / (mean clean - mean corrupted)
     (Wang et al. 2022, arXiv 2211.00593; Heimersheim and Nanda 2024, arXiv 2404.15255)
@@ -206,19 +182,15 @@ def _row_sums(rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     if len(rows) != 1:
         raise ValueError(f"Pass a statistic of {len(rows)} columns; the default is of one column.")
     values = rows[0].double()
-    real = real_entries(values, mask)
+    real = real_entries(values, None if mask is None else mask.cpu())
     values = values.masked_fill(~real, 0.0)
     if values.isnan().any():
         raise ValueError("The column has nan where the mask is True. Mask these entries.")
-    return values.reshape(len(values), -1).sum(1), real.reshape(len(values), -1).sum(1)
+    sums, counts = (x[..., None].flatten(1).sum(1) for x in (values, real))
+    return sums[counts > 0], counts[counts > 0]
 
 
-def _quantiles(
-    value: Float[Tensor, "*shape"],
-    found: Float[Tensor, "..."] | list[Float[Tensor, "*shape"]],
-    n: int,
-    level: float,
-) -> Interval:
+def _quantiles(value: Tensor, found: Tensor | list[Tensor], n: int, level: float) -> Interval:
     if n == 1:
         return Interval(value, None, None, n, level, why="one sequence")
     found = found if isinstance(found, Tensor) else torch.stack(found)

@@ -19,19 +19,6 @@ from rlhf_lab.functional.moments import (
 )
 from rlhf_lab.functional.policy_loss import policy_ratio
 
-__all__ = [
-    "KL_ESTIMATORS",
-    "calc_kl_penalty",
-    "calc_sampled_kl_penalty",
-    "kl_absolute",
-    "kl_estimate",
-    "kl_importance_weighted",
-    "kl_of_later_states",
-    "kl_per_sequence",
-    "kl_per_token",
-    "kl_straight_through",
-]
-
 MAX_KL = 1e6  # nats; only a reference log-probability of LOG_ZERO gives more
 
 
@@ -43,9 +30,8 @@ def kl_per_token(
     1. Sum probability times difference of log-probabilities over the vocabulary.
     2. Set a KL above `MAX_KL` to inf: the policy can produce a token that the reference cannot.
 
-    `log_probs` computes both arguments. In nats per token; identical distributions give exactly
-    0.0. An infinite KL has gradient 0. (For a token that the reference cannot produce, a policy
-    probability below 1e-24 does not make the KL inf.) Raises ValueError for unequal shapes.
+    `log_probs` computes both arguments. In nats per token. An infinite KL has gradient 0. (For a
+    token that the reference cannot produce, a probability below 1e-24 does not make the KL inf.)
 
     KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
     """
@@ -72,8 +58,7 @@ def calc_kl_penalty(
     1. Average `kl` (see `kl_per_token`) over the real tokens.
     2. Multiply by `kl_coef`.
 
-    The penalty is subtracted from the objective. `denominator` as in `masked_mean`. Raises
-    ValueError if the mask has another shape than `[batch gen]`.
+    The penalty is subtracted from the objective. `denominator` as in `masked_mean`.
 
     kl_coef * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))   (Ziegler et al. 2019, equation 2)
     """
@@ -90,9 +75,8 @@ def kl_of_later_states(
     1. For each token, add up the KL of the tokens after it in its sequence, without its own.
     2. Multiply by the token's log-probability. `kl` counts as a number: no gradient reaches it.
 
-    One number per token, 0 where the mask is False. Summed over each sequence and averaged over
-    sequences, its gradient is the second term below, for tokens that the policy sampled;
-    `calc_kl_penalty` has the first. Raises ValueError for unequal shapes.
+    Summed over each sequence and averaged over sequences, its gradient is the second term below,
+    for tokens that the policy sampled; `calc_kl_penalty` has the first.
 
     grad E[sum_t KL_t] = E[sum_t grad KL_t] + E[sum_t grad log pi(a_t | s_t) sum_{t' > t} KL_{t'}]
     """
@@ -119,9 +103,8 @@ def kl_estimate(
 
     In nats per token, unbiased when the tokens were sampled from the policy that comes first: of
     KL(old || new), the drift of a policy since it sampled, the old log-probabilities come first.
-    Half-precision input gives a float32 result. A `kind` may also be another name of
-    `KL_ESTIMATORS`, or a function that takes any of `logprobs`, `ref_logprobs` and `mask`. Raises
-    ValueError for another kind, or if the mask has another shape.
+    A `kind` may also be another name of `KL_ESTIMATORS`, or a function that takes any of
+    `logprobs`, `ref_logprobs` and `mask`.
 
     Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
     """
@@ -148,13 +131,11 @@ def kl_absolute(
 def kl_straight_through(
     logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Combine the value of k3 with the gradient of k2, the right one for the KL.
+    """Combine the value of k3 with the gradient of k2, which is that of the KL.
 
-    As a loss on tokens that the policy sampled, k1 has gradient 0 on average, and k3 that of
-    KL(pi_ref || pi), the other direction.
+    The gradient of k1 is 0 on average, and that of k3 belongs to KL(pi_ref || pi).
 
-    k3 = exp(-d) - 1 + d, gradient d * grad log pi   (Schulman 2020; Tang and Munos 2025, arXiv
-    2506.09477)
+    k3 with gradient d * grad log pi   (Schulman 2020; Tang and Munos 2025, arXiv 2506.09477)
     """
     value = kl_estimate(logprobs, ref_logprobs, "k3").detach()
     carrier = kl_estimate(logprobs, ref_logprobs, "k2")
@@ -170,8 +151,7 @@ def kl_importance_weighted(
 
     (pi / pi_old) * (log pi - log pi_ref)
     """
-    ratio = policy_ratio(logprobs, old_logprobs)
-    return ratio * kl_estimate(logprobs, ref_logprobs, "k1")
+    return policy_ratio(logprobs, old_logprobs) * kl_estimate(logprobs, ref_logprobs, "k1")
 
 
 def calc_sampled_kl_penalty(
@@ -184,11 +164,7 @@ def calc_sampled_kl_penalty(
     aggregation: Aggregation = "token_mean",
     denominator: Denominator = None,
 ) -> Float[Tensor, ""]:
-    """Average a `kl_estimate` over the batch (see `aggregate`), times its coefficient.
-
-    Needs one log-probability per token, where the exact KL needs the whole vocabulary. The penalty
-    is subtracted from the objective.
-    """
+    """Average a `kl_estimate` over the batch (see `aggregate`), times its coefficient."""
     kl = kl_estimate(logprobs, ref_logprobs, kind, mask)
     return kl_coef * aggregate(kl, mask, aggregation, denominator)
 

@@ -9,18 +9,6 @@ from torch.overrides import TorchFunctionMode
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 from rlhf_lab.functional.moments import Denominator, masked_mean
 
-__all__ = [
-    "LOG_ZERO",
-    "calc_entropy_bonus",
-    "entropy_per_token",
-    "generated_logits",
-    "generated_values",
-    "get_logprobs",
-    "get_max_logprobs",
-    "log_probs",
-    "token_logprobs",
-]
-
 LOG_ZERO = -1e30  # value of log 0: 0 * LOG_ZERO is 0, but 0 * -inf would be nan
 
 
@@ -30,8 +18,7 @@ def log_probs(
     """Compute the log-probability of every token of the vocabulary.
 
     A filtered token (logit -inf) gets `LOG_ZERO`, whose exponential is 0. All results and gradients
-    are finite unless a logit is nan. Half-precision logits give a float32 result. Raises ValueError
-    unless temperature > 0.
+    are finite unless a logit is nan. Raises ValueError unless temperature > 0.
 
     log pi(v | s) = z[v] / T - log sum_u exp(z[u] / T)
     """
@@ -62,9 +49,8 @@ def get_logprobs(
     2. Divide the logits by the temperature, and take the log-softmax over the vocabulary.
     3. For each position s, pick the entry of the token at s + 1.
 
-    The result is in nats, with gen = seq - prefix_len columns; half-precision logits are turned
-    into float32 first. Raises ValueError unless 1 <= prefix_len < seq, temperature > 0, token ids
-    are at least 0, and `tokens` has the shape `[batch seq]` of the logits.
+    The result is in nats, with gen = seq - prefix_len columns. Raises ValueError unless
+    1 <= prefix_len < seq, temperature > 0, and token ids are at least 0.
 
     log pi(a_t | s_t) = z[a_t] / T - log sum_v exp(z[v] / T), z the logits at prefix_len - 1 + t
     """
@@ -85,8 +71,7 @@ def get_max_logprobs(
 ) -> Float[Tensor, "batch gen"]:
     """Compute the log-probability of the most likely token at each generated position.
 
-    In nats, from -log d_vocab (uniform) to 0 (certain). At a tie the gradient goes to one token.
-    Arguments and errors as in `get_logprobs`.
+    In nats. Arguments and errors as in `get_logprobs`.
 
     max_v log pi(v | s_t) = (max_v z[v]) / T - log sum_v exp(z[v] / T)
     """
@@ -111,17 +96,12 @@ def generated_values(
 def generated_logits(
     logits: Float[Tensor, "batch seq d_vocab"], prefix_len: int
 ) -> Float[Tensor, "batch gen d_vocab"]:
-    """Keep the logits that each generated token was drawn from, at the positions of its value.
-
-    Raises ValueError unless 1 <= prefix_len < seq.
-    """
+    """Keep the logits that each generated token was drawn from; errors as `generated_values`."""
     return logits[:, _state_before_generation(prefix_len, logits.shape[1]) : -1]
 
 
 def entropy_per_token(logprobs: Float[Tensor, "batch gen d_vocab"]) -> Float[Tensor, "batch gen"]:
     """Compute the entropy of the next-token distribution at each generated token.
-
-    1. Sum minus probability times log-probability over the vocabulary.
 
     `log_probs` computes `logprobs`. In nats per token, between 0 and log d_vocab.
 
@@ -141,8 +121,7 @@ def calc_entropy_bonus(
     1. Average `entropy` (see `entropy_per_token`) over the real tokens.
     2. Multiply by `ent_coef`.
 
-    The bonus is added to the objective. `denominator` as in `masked_mean`. Raises ValueError if
-    the mask has another shape than `[batch gen]`.
+    The bonus is added to the objective. `denominator` as in `masked_mean`.
 
     ent_coef * mean_t H(pi(. | s_t))   (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 9)
     """
@@ -152,7 +131,7 @@ def calc_entropy_bonus(
 def check_token_ids(tokens: Int[Tensor, "*shape"]) -> None:
     """Raise ValueError if a token id is negative; torch would read entry -1 as the last one.
 
-    On CUDA an asynchronous assertion with the same message, so that the host does not wait.
+    On CUDA an asynchronous assertion, so that the host does not wait.
     """
     message = "Token ids must be at least 0, got a negative one. Replace it with the pad token."
     if tokens.is_cuda:

@@ -6,19 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-__all__ = [
-    "at_least_float32",
-    "finished_mask",
-    "has_stop",
-    "last_token_mask",
-    "pad_left",
-    "pad_right",
-    "position_ids",
-    "response_mask",
-    "truncate_at_stop",
-    "zero_masked",
-]
-
 
 def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Convert half precision to float32, in which sums and softmaxes neither overflow nor round."""
@@ -37,8 +24,7 @@ def check_mask(x: Tensor, mask: Tensor | None) -> None:
 def check_same_shape(shape: Sequence[int] | None = None, /, **tensors: Tensor | None) -> None:
     """Raise ValueError if tensors differ in shape; torch would broadcast some of them silently.
 
-    Each is compared with `shape`, or with the first tensor if `shape` is None; None is skipped.
-    Reads shapes only, so that the host never waits for a device.
+    Compares with `shape`, or with the first tensor if `shape` is None. None is skipped.
     """
     first = None
     for name, x in tensors.items():
@@ -58,8 +44,7 @@ def zero_masked(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."] | None) -> Fl
     """Replace x by 0 wherever the mask is False, in value and in gradient.
 
     A mask `[batch gen]` also covers an x `[batch gen d_vocab]`. Apply it to the inputs of exp, log
-    and division, not to their outputs: 0 * inf is nan in the backward pass. Raises ValueError if
-    the mask does not cover the leading axes of x.
+    and division, not to their outputs: 0 * inf is nan in the backward pass.
     """
     check_mask(x, mask)
     if mask is None:
@@ -87,10 +72,7 @@ def _is_stop(
 def response_mask(
     tokens: Int[Tensor, "batch gen"], stop_tokens: Sequence[int]
 ) -> Bool[Tensor, "batch gen"]:
-    """Mark the tokens of each response, up to and including its first stop token.
-
-    A response without a stop token is real to its end.
-    """
+    """Mark the tokens of each response, up to and including its first stop token, if any."""
     is_stop = _is_stop(tokens, stop_tokens).long()
     return is_stop.cumsum(dim=-1) - is_stop == 0
 
@@ -107,10 +89,7 @@ def has_stop(
     stop_tokens: Sequence[int],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Bool[Tensor, " batch"]:
-    """Mark the responses that contain a stop token among their real tokens.
-
-    The mask matters where padding is the stop token. Raises ValueError if its shape differs.
-    """
+    """Mark the responses with a stop token under the mask; padding may be the stop token."""
     return (_is_stop(tokens, stop_tokens) & real_entries(tokens, mask)).any(dim=-1)
 
 
@@ -134,10 +113,7 @@ def last_token_mask(mask: Bool[Tensor, "batch gen"]) -> Bool[Tensor, "batch gen"
 
 
 def position_ids(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """Number the real tokens of each row from 0; padding has position 0.
-
-    Every model has position 0, and no token attends to padding.
-    """
+    """Number the real tokens of each row from 0; padding has position 0, valid in any model."""
     check_mask(mask, mask)
     return (mask.long().cumsum(dim=-1) - 1).masked_fill(~mask, 0)
 
@@ -150,9 +126,8 @@ def pad_left(
 ) -> tuple[Shaped[Tensor, "batch length *rest"], Bool[Tensor, "batch length"]]:
     """Move the real entries of each row to its right end, where generation continues.
 
-    Returns the new rows, of `length` entries (unchanged if None), and their mask; the rest is
-    `fill`. Raises ValueError if a row has more than `length` real entries, or if the mask has
-    another shape than the rows.
+    Returns rows of `length` entries (unchanged if None), filled with `fill`, and their mask. Raises
+    ValueError if a row has more than `length` real entries.
     """
     length = mask.shape[1] if length is None else length
     return _place(x, mask, fill, length, start=length - mask.sum(dim=-1))
@@ -164,10 +139,7 @@ def pad_right(
     fill: int | float | bool = 0,
     length: int | None = None,
 ) -> tuple[Shaped[Tensor, "batch length *rest"], Bool[Tensor, "batch length"]]:
-    """Move the real entries of each row to its left end; otherwise the same as `pad_left`.
-
-    A causal model never sees padding on the right.
-    """
+    """Move the real entries of each row to its left end; otherwise the same as `pad_left`."""
     length = mask.shape[1] if length is None else length
     return _place(x, mask, fill, length, start=torch.zeros_like(mask.sum(dim=-1)))
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from rlhf_lab.functional.intervals import Interval
 from rlhf_lab.functional.masks import check_same_shape
 
-__all__ = ["paired_permutation_test", "seed_interval", "t_two_sided"]
-
 HALVINGS = 80
 
 
@@ -30,9 +28,8 @@ def paired_permutation_test(
     4. Count the draws whose mean is at least as far from 0 as the observed one, where equal within
        1e-9 of it counts as equal. The observed one is a draw too: (1 + count) / (1 + draws).
 
-    It is never below 1 / (1 + draws), and 1 for a single pair. Signs are the same every time unless
-    a `generator` (of the CPU) is passed. Computed on the CPU in float64. Raises ValueError if the
-    shapes differ, for fewer than 100 draws, for nan, and if there is no pair.
+    Signs are the same every time unless a `generator` (of the CPU) is passed. Computed on the CPU
+    in float64. Raises ValueError for fewer than 100 draws, for nan, and if there is no pair.
 
     p = (1 + #{|mean s d| >= |mean d|}) / (1 + draws)    (Fisher 1935; Phipson and Smyth 2010)
     """
@@ -61,11 +58,9 @@ def seed_interval(
        `Interval(value, low, high, n, level)`.
     4. A single pair has no interval: low and high are None, and `why="one seed"` is added.
 
-    Entry i of both belongs to seed i: the two runs of a pair differ in what is compared, and in
-    nothing else. `n` counts seeds. With three seeds the factor is 4.3, where a normal distribution
-    has 1.96 and a bootstrap is narrower still. Assumes that differences over many seeds are about
-    normal. Raises ValueError if the shapes differ, for nan or inf, for a level outside 0 to 1, and
-    if there is no seed.
+    Entry i of both belongs to seed i. With three seeds the factor is 4.3, where a normal
+    distribution has 1.96. Assumes that differences over many seeds are about normal. Raises
+    ValueError for nan or inf, for a level outside 0 to 1, and if there is no seed.
 
     mean(d) +- t_{n-1} std(d) / sqrt(n)    (Student 1908; Agarwal et al. 2021, arXiv 2108.13264, on
     runs over few seeds)

@@ -11,19 +11,6 @@ from rlhf_lab.functional.dispatch import call_by_name, look_up
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import Aggregation, Denominator, aggregate, masked_mean, whiten
 
-__all__ = [
-    "POLICY_OBJECTIVES",
-    "calc_clipped_surrogate_objective",
-    "calc_policy_objective",
-    "cispo_surrogate",
-    "gspo_surrogate",
-    "policy_gradient_objective",
-    "policy_gradient_surrogate",
-    "policy_ratio",
-    "ppo_surrogate",
-    "sequence_ratio",
-]
-
 MAX_LOG_RATIO = 20.0
 
 
@@ -37,8 +24,6 @@ def policy_ratio(
        would overflow at 88, which puts nan into gradients that clipping should have made 0.
     3. Take the exponential.
 
-    Half-precision input gives a float32 result.
-
     r_t = pi(a_t | s_t) / pi_old(a_t | s_t)   (Schulman et al. 2017, section 3)
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
@@ -51,12 +36,9 @@ def sequence_ratio(
     old_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Compute the geometric mean of each response's ratios; 1 without a real token.
+    """Compute the geometric mean of each response's ratios, at most e^20; 1 without a real token.
 
-    The mean log-ratio is limited to 20, as in `policy_ratio`.
-
-    s_i = (pi(y_i | x) / pi_old(y_i | x))^(1 / |y_i|)   (Zheng et al. 2025, GSPO, arXiv 2507.18071,
-    section 4.1)
+    s_i = (pi(y_i | x) / pi_old(y_i | x))^(1 / |y_i|)   (GSPO, arXiv 2507.18071, section 4.1)
     """
     return _mean_log_ratio(logprobs, old_logprobs, mask).clamp(max=MAX_LOG_RATIO).exp()
 
@@ -72,9 +54,7 @@ def ppo_surrogate(
 ) -> Float[Tensor, "batch gen"]:
     """Compute PPO's clipped surrogate of each token, with two clips and a dual clip if set.
 
-    `clip_coef_high` defaults to clip_coef. `dual_clip` keeps a runaway ratio with a negative
-    advantage from dominating the minibatch. Raises ValueError if a clip is negative, if dual_clip
-    is not above 1, or if the mask has another shape.
+    Raises ValueError if a clip is negative, or if dual_clip is not above 1.
 
     min(r A, clip(r, 1 - e_low, 1 + e_high) A)   (Schulman et al. 2017, arXiv 1707.06347, equation
     7; two clips, "clip-higher": Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.1), and with dual
@@ -112,8 +92,7 @@ def calc_clipped_surrogate_objective(
     5. Average over the real tokens.
 
     `denominator` as in `masked_mean`; micro-batches of one minibatch need advantages that were
-    whitened together beforehand, and `normalize=False`. A single token whitens to advantage 0.0.
-    Raises ValueError if clip_coef is negative or the mask has another shape.
+    whitened together beforehand, and `normalize=False`. Raises ValueError if clip_coef is negative.
 
     L = mean_t min(r_t A_t, clip(r_t, 1 - clip_coef, 1 + clip_coef) A_t)
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
@@ -124,7 +103,6 @@ def calc_clipped_surrogate_objective(
     ratio = policy_ratio(zero_masked(logprobs, mask), zero_masked(old_logprobs, mask))
     if normalize:
         advantages = whiten(advantages, mask, eps=eps)
-    # the same minimum as `ppo_surrogate`, so that the loop's loss can be read in one place
     clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
     surrogate = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     return masked_mean(surrogate, mask, denominator=denominator)
@@ -140,15 +118,14 @@ def gspo_surrogate(
 ) -> Float[Tensor, "batch gen"]:
     """Clip the ratio of the whole response (see `sequence_ratio`), since the reward is for it.
 
-    Each token has the value of the sequence's ratio and the gradient of the token's
-    log-probability. Aggregate by "sequence_mean", with clips about 100 times smaller than PPO's;
-    with one advantage per sequence this is min(s_i A_i, clip(s_i) A_i), also in its gradient.
+    Each token has the value of the sequence's ratio and the gradient of its own log-probability.
+    Aggregate by "sequence_mean", with clips about 100 times smaller than PPO's.
 
     s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], sg: without gradient   (Zheng et al. 2025, GSPO, arXiv
     2507.18071, section 4.3)
     """
     low, high = _clip_range(clip_coef, clip_coef_high)
-    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    check_same_shape(logprobs=logprobs, advantages=advantages)
     whole = _mean_log_ratio(logprobs, old_logprobs, mask).detach()[:, None]
     logprobs, advantages = _blank(mask, logprobs, advantages)
     ratio = (whole + (logprobs - logprobs.detach())).clamp(max=MAX_LOG_RATIO).exp()
@@ -163,9 +140,7 @@ def cispo_surrogate(
     clip_coef_high: float | None = None,
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Clip the weight of each token's gradient; no token loses its gradient altogether.
-
-    Its gradient counts; its value has no meaning.
+    """Clip the weight of each token's gradient, which never becomes 0. The value has no meaning.
 
     sg[clip(r, 1 - e_low, 1 + e_high)] A log pi   (MiniMax 2025, CISPO, arXiv 2506.13585)
     """
@@ -201,8 +176,7 @@ def policy_gradient_objective(
     2. Take the advantages as numbers: no gradient goes through them.
     3. Multiply, and average over the real tokens.
 
-    Its gradient is right only while the policy is still the one that sampled; its value has no
-    meaning. Raises ValueError if the mask has another shape.
+    Its gradient is right only while the policy is still the one that sampled.
 
     grad J = E[sum_t A_t grad log pi(a_t | s_t)]   (Williams 1992; Sutton et al. 1999; here as a
     mean over tokens)
@@ -240,11 +214,10 @@ def calc_policy_objective(
 ) -> Float[Tensor, ""]:
     """Compute an objective of `POLICY_OBJECTIVES`, or of a function, and aggregate it; maximized.
 
-    The function is called with the arguments before `normalize` that its parameters name (`*args`:
-    logprobs, old_logprobs, advantages, clip_coef, mask). If `normalize`, advantages are whitened
-    over the real tokens, which must be those of the whole minibatch. Raises ValueError for an
-    unknown name, a parameter without a value, a setting without a parameter, and a result that is
-    not [batch gen].
+    The function gets the arguments before `normalize` that its parameters name (`*args`: logprobs,
+    old_logprobs, advantages, clip_coef, mask). If `normalize`, advantages are whitened over the
+    tokens of this batch. Raises ValueError for an unknown name, a parameter without a value, and a
+    setting without a parameter.
     """
     field, function = "policy_objective", look_up(objective, POLICY_OBJECTIVES, "policy_objective")
     advantages = whiten(advantages, mask) if normalize else advantages

@@ -10,17 +10,6 @@ from torch.nn.functional import logsigmoid
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import aggregate
 
-__all__ = [
-    "Calibration",
-    "auc",
-    "bradley_terry_loss",
-    "bradley_terry_token_loss",
-    "calibration_bins",
-    "divergence_mask",
-    "preference_accuracy",
-    "sample_preferences",
-]
-
 
 def sample_preferences(
     gaps: Float[Tensor, " pair"],
@@ -64,8 +53,7 @@ def bradley_terry_loss(
        0 (preferences do not determine it).
     4. Average over the pairs.
 
-    Without margin and centering this is also mean log(1 + exp(r_rejected - r_chosen)). Raises
-    ValueError if center_coef is negative or there is no pair.
+    Raises ValueError if center_coef is negative or there is no pair.
 
     loss = mean [-log sigmoid(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)^2]
     (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1; margin: Touvron et
@@ -90,10 +78,7 @@ def divergence_mask(
     chosen_mask: Bool[Tensor, "batch seq"],
     rejected_mask: Bool[Tensor, "batch seq"],
 ) -> Bool[Tensor, "batch seq"]:
-    """Mark the positions from the first at which the two responses of a pair differ.
-
-    Up to the end of the longer response (right padding). Equal responses have no such position.
-    """
+    """Mark the positions from the first difference of a pair to the end of its longer response."""
     check_same_shape(
         chosen_tokens=chosen_tokens,
         rejected_tokens=rejected_tokens,
@@ -110,10 +95,7 @@ def bradley_terry_token_loss(
     rejected: Float[Tensor, "batch seq"],
     mask: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, ""]:
-    """Average the Bradley-Terry loss over all marked positions (see `divergence_mask`).
-
-    Pair by pair, over the pairs that have any: torchrl's reward model loss, a guess at the outcome
-    from every prefix.
+    """Average the Bradley-Terry loss over the marked positions of each pair, then over pairs.
 
     loss = mean_i mean_t -log sigmoid(r_chosen,it - r_rejected,it)
     """
@@ -134,17 +116,11 @@ def preference_accuracy(
 
 
 class Calibration(NamedTuple):
-    """Predictions of a preference model compared with outcomes, bin by bin from low to high.
+    """Predictions of a preference model compared with outcomes, bin by bin from low to high."""
 
-    Args:
-        predicted: mean predicted probability that the first text wins.
-        observed: fraction of the pairs in which it won.
-        count: number of pairs.
-    """
-
-    predicted: Float[Tensor, " bin"]
-    observed: Float[Tensor, " bin"]
-    count: Int[Tensor, " bin"]
+    predicted: Float[Tensor, " bin"]  # mean predicted probability that the first text wins
+    observed: Float[Tensor, " bin"]  # fraction of the pairs in which it won
+    count: Int[Tensor, " bin"]  # number of pairs
 
 
 def calibration_bins(
@@ -159,8 +135,8 @@ def calibration_bins(
     3. In each bin take the mean probability, the fraction of pairs that the first text won, and the
        count, as `Calibration(predicted, observed, count)`.
 
-    A judge is calibrated where both agree. Which text is the first must not depend on which one
-    won. In float64. Raises ValueError unless there are from 1 to as many bins as pairs.
+    Which text is the first must not depend on which one won. In float64. Raises ValueError unless
+    there are from 1 to as many bins as pairs.
     """
     check_same_shape(gaps=gaps, outcomes=outcomes)
     if not 1 <= n_bins <= len(gaps):

@@ -7,15 +7,6 @@ from torch import Tensor
 from rlhf_lab.functional.masks import at_least_float32, check_mask, check_same_shape
 from rlhf_lab.functional.moments import masked_mean, masked_std
 
-__all__ = [
-    "clip_rewards",
-    "flawed_responses",
-    "normalize_reward",
-    "overlong_penalty",
-    "penalize_responses",
-    "rewards_over_labels",
-]
-
 
 def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Float[Tensor, " batch"]:
     """Shift and scale a batch of rewards to mean 0 and standard deviation 1.
@@ -25,9 +16,8 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
     3. Subtract the mean of the batch.
     4. Divide by the unbiased standard deviation plus `eps` (outside the root).
 
-    A single reward, or equal rewards, become 0.0. The textbook form, (r - r.mean()) / (r.std() +
-    eps), gives nan for a single reward, and for equal rewards it divides one rounding error
-    by another: 7 rewards of 1000.1 become -0.8.
+    A single reward, or equal rewards, become 0.0. The textbook form gives nan for a single reward,
+    and divides one rounding error by another for equal rewards: 7 rewards of 1000.1 become -0.8.
 
     r' = (r - mean(r)) / (std(r) + eps)
     """
@@ -46,7 +36,7 @@ def clip_rewards(rewards: Float[Tensor, " batch"], limit: float) -> Float[Tensor
 def rewards_over_labels(
     rewards: Float[Tensor, " batch"], label_rewards: Float[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """Subtract the reward of the label of the same prompt, so that easy prompts have no head start.
+    """Subtract the reward of the label of the same prompt.
 
     r_i = r(x_i, y_i) - r(x_i, label_i)   (torchrl's rollouts, which also clip: see `clip_rewards`)
     """
@@ -59,13 +49,8 @@ def flawed_responses(
     finished: Bool[Tensor, " batch"] | None = None,
     min_response_length: int = 0,
 ) -> Bool[Tensor, " batch"]:
-    """Mark the responses that are not finished (see `has_stop`) or too short.
-
-    The length counts real tokens, the stop token included. Raises ValueError if it is negative.
-    """
+    """Mark the responses that are not finished (see `has_stop`) or too short in real tokens."""
     check_mask(mask, mask)
-    if min_response_length < 0:
-        raise ValueError(f"min_response_length must be at least 0, got {min_response_length}.")
     check_same_shape(mask.shape[:1], finished=finished)
     too_short = mask.sum(dim=-1) < min_response_length
     return too_short if finished is None else too_short | ~finished
@@ -79,8 +64,7 @@ def penalize_responses(
 ) -> Float[Tensor, " batch"]:
     """Set the reward of flawed responses to `reward_penalty`, or add it if not `replace`.
 
-    If replaced, no quality outweighs the flaw (Ziegler et al. 2019, arXiv 1909.08593, with -1).
-    Raises ValueError unless reward_penalty is negative.
+    Raises ValueError unless it is negative. (Ziegler et al. 2019, arXiv 1909.08593, with -1)
     """
     if not reward_penalty < 0:
         raise ValueError(f"reward_penalty must be less than 0, got {reward_penalty}.")
@@ -94,7 +78,7 @@ def overlong_penalty(
 ) -> Float[Tensor, " batch"]:
     """Compute a penalty that falls linearly from 0 to -1 over the last `buffer` allowed tokens.
 
-    Add it to the reward. Raises ValueError unless 1 <= buffer <= max_len.
+    Raises ValueError unless 1 <= buffer <= max_len.
 
     R(y) = 0 | ((L_max - L_cache) - |y|) / L_cache | -1   (Yu et al. 2025, DAPO, arXiv 2503.14476,
     equation 13)

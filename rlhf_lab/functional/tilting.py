@@ -8,16 +8,6 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape
 
-__all__ = [
-    "best_of_n_distribution",
-    "best_of_n_kl_bound",
-    "best_of_n_mean",
-    "best_of_n_weights",
-    "excess_kl",
-    "tilt",
-    "tilt_slopes",
-]
-
 
 def tilt(
     chances: Float[Tensor, "*rows n"], rewards: Float[Tensor, "*rows n"], beta: float
@@ -30,9 +20,7 @@ def tilt(
     3. Divide by the sum.
 
     Rewards and beta are in one unit, beta per nat. An outcome of probability 0 keeps it, for any
-    reward, also inf or nan. Half-precision input gives a float32 result.
-
-    Raises ValueError unless beta > 0, for unequal shapes, and for a row without a positive entry.
+    reward, also inf or nan. Raises ValueError unless beta > 0, and for a row of zeros.
 
     pi*(x) = ref(x) exp(r(x) / beta) / Z   (Korbak et al. 2022, arXiv 2205.11275)
     """
@@ -59,9 +47,8 @@ def tilt_slopes(
     2. That of another score's mean is its covariance with the reward: if that is negative, what
        raises the reward lowers the score.
 
-    `probs` are those of the tilted policy itself, at the tilt where the slopes are wanted; they sum
-    to 1. Slopes are per unit of lambda = 1 / beta; in float64. Raises ValueError for unequal
-    shapes, and for probabilities that do not sum to 1 within 1e-4.
+    `probs` are those of the tilted policy itself. Slopes are per unit of lambda = 1 / beta; in
+    float64. Raises ValueError unless the probabilities sum to 1 within 1e-4.
 
     d E_lambda[h] / d lambda = Cov_lambda(h, r), by the derivative of log Z
     """
@@ -80,11 +67,9 @@ def excess_kl(
     frontier_kl: Float[Tensor, " point"],
 ) -> float:
     """Compute the KL of a policy minus the least KL of any policy with the same reward, in nats.
-    The points of the frontier come in any order; between two neighbors it is a straight line.
-    A policy below the frontier has a negative excess; a reward beyond the ends of the frontier
-    gives nan. In float64.
 
-    Raises ValueError for fewer than two points, or unequal shapes.
+    The points of the frontier come in any order, with straight lines between neighbors. A reward
+    beyond its ends gives nan. In float64. Raises ValueError for fewer than two points.
 
     excess = KL - KL*(r), with KL*(r) the KL at which the frontier reaches the reward r
     """
@@ -111,10 +96,7 @@ def best_of_n_weights(
        those that draw from the samples at or below it.
     2. The best reward is r_j in C(at or below, n) - C(below, n) of them; equal rewards share that.
 
-    In float64, on the CPU; each row sums to 1.
-
-    Raises:
-        ValueError: If n is below 1 or above the number of samples.
+    In float64, on the CPU. Raises ValueError if n is below 1 or above the number of samples.
     """
     samples = rewards.shape[1]
     if not 1 <= n <= samples:
@@ -136,27 +118,19 @@ def best_of_n_weights(
 def best_of_n_mean(
     rewards: Float[Tensor, "prompts samples"], values: Float[Tensor, "prompts samples"], n: int
 ) -> Float[Tensor, " prompts"]:
-    """Estimate the expected value of the sample with the best reward of n, for each prompt.
+    """Estimate, without bias, the expected value of the sample with the best reward of n.
 
-    Unbiased; with `values=rewards` it is the expected best reward. Ties have equal weights.
-
-    Source: the estimator over the order statistics of Nakano et al. 2021 (WebGPT, arXiv 2112.09332,
-    appendix I) and, for pass@k, of Chen et al. 2021 (arXiv 2107.03374); with equal rewards.
+    Source: Nakano et al. 2021, WebGPT, arXiv 2112.09332, appendix I
     """
     check_same_shape(rewards=rewards, values=values)
     return (best_of_n_weights(rewards, n) * values.detach().cpu().double()).sum(1)
 
 
 def best_of_n_kl_bound(n: int) -> float:
-    """Compute an upper bound on KL(best of n || policy), in nats per sequence: log n - (n - 1) / n.
+    """Compute an upper bound on KL(best of n || policy), in nats; tight without equal rewards.
 
-    Tight if no two samples have the same reward; far above the KL if n is large compared with the
-    number of different samples.
-
-    Source: Beirami et al. 2024 (arXiv 2401.01879), theorem 1 and its tightness.
+    log n - (n - 1) / n   (Beirami et al. 2024, arXiv 2401.01879, theorem 1)
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}.")
     return math.log(n) - (n - 1) / n
 
 
@@ -166,12 +140,9 @@ def best_of_n_distribution(
     """Compute the exact distribution of the best of n outcomes drawn with these probabilities.
 
     A reward is the best with probability F(r)^n - F(r-)^n, which outcomes of equal reward share in
-    proportion to their own. In float64. Its KL from `chances` is the KL of best-of-n
-    sampling if outcomes are whole texts or sets of texts of one reward.
+    proportion to their own. In float64.
     """
     check_same_shape(chances=chances, rewards=rewards)
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}.")
     chances = chances.detach().cpu().double()
     levels, level = rewards.detach().cpu().unique(return_inverse=True)  # in rising order
     at = torch.zeros(len(levels), dtype=torch.float64).index_add(0, level, chances)
