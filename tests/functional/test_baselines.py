@@ -222,10 +222,3 @@ def test_whiten_over_groups_whitens_the_teaching_rows_only(seed):
     got = F.whiten_over_groups(both, real, torch.arange(len(both)) >= len(zeros))
     torch.testing.assert_close(got[len(zeros) :], alone, rtol=1e-5, atol=1e-6)
     assert not got[: len(zeros)].any()
-
-
-def test_rewards_near_the_end_of_float32_stay_finite():
-    rewards, group, mask = tensor([1e37, -1e37]), tensor([0, 0]), torch.ones(2, 1).bool()
-    assert F.dr_grpo_advantages(rewards, group).tolist() == pytest.approx([1e37, -1e37])
-    assert F.opo_advantages(rewards, group, mask).isfinite().all()
-    assert F.rewards_to_go(rewards[None]).isfinite().all()

@@ -1,7 +1,6 @@
 """Bootstrap intervals over sequences, and the fraction that a patch recovers."""
 
 import math
-import random
 import statistics
 
 import pytest
@@ -30,21 +29,12 @@ def test_bootstrap_matches_hand_computed():
     assert ends(bootstrap_interval(tensor([0.0, 1.0]), level=0.4)) == (0.5, 0.5, 0.5)
     # a sequence without a real entry is left out
     values = tensor([[1.0, 9.0], [NAN, math.inf], [3.0, 9.0]])
-    found = bootstrap_interval(values, mask=tensor([[1, 0], [0, 0], [1, 0]]).bool())
-    assert (*ends(found), found.n) == (1.0, 2.0, 3.0, 2)
+    mask = tensor([[1, 0], [0, 0], [1, 0]]).bool()
+    for statistic in (None, lambda x, m: x[m].mean()):
+        found = bootstrap_interval(values, mask=mask, statistic=statistic)
+        assert (*ends(found), found.n) == (1.0, 2.0, 3.0, 2)
     large = bootstrap_interval(tensor([1e38, 3e38], requires_grad=True))
     assert large.value.item() == pytest.approx(2e38) and not large.value.requires_grad
-
-
-def test_bootstrap_matches_other_draws():
-    rng = random.Random(1)
-    values = [rng.expovariate(1.0) for _ in range(40)]
-    means = sorted(statistics.fmean(rng.choices(values, k=40)) for _ in range(20_000))
-    found = bootstrap_interval(tensor(values), level=0.9, resamples=20_000)
-    expected = [means[1_000], statistics.fmean(values), means[19_000]]
-    assert [x.item() for x in ends(found)] == pytest.approx(expected, abs=0.01)
-    # skewed to the right, as the values are
-    assert found.high - found.value > 1.05 * (found.value - found.low)
 
 
 @seeds(30)
@@ -187,12 +177,6 @@ def _ragged(rng):
     return bootstrap_interval(shared, mask=mask, **settings(rng)), 0.0
 
 
-def _r2(rng):
-    x, noise = torch.randn(2, 60, generator=rng)
-    square = lambda a, b: torch.corrcoef(torch.stack([a, b]))[0, 1] ** 2
-    return bootstrap_interval(x, x + noise, statistic=square, **settings(rng)), 0.5
-
-
 def _fraction(rng):
     corrupted, noise = torch.randn(2, 60, generator=rng)
     effect = 1 + torch.rand(60, generator=rng)
@@ -205,7 +189,7 @@ def settings(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", [_means, _ragged, _r2, _fraction])
+@pytest.mark.parametrize("experiment", [_means, _ragged, _fraction])
 def test_interval_contains_the_truth_as_often_as_stated(experiment):
     """90 % of 300 are 270 +- 5, and a few less as n is finite."""
     rng, count = generator(3), 0

@@ -199,19 +199,6 @@ def test_calibration_matches_a_loop(seed):
     assert not bins.predicted.requires_grad
 
 
-def test_rater_is_calibrated_to_itself_and_noise_is_not():
-    generator = torch.Generator().manual_seed(0)
-    gap, uniforms = (
-        2 * torch.randn(20_000, generator=generator),
-        torch.rand(20_000, generator=generator),
-    )
-    bins = F.calibration_bins(gap, F.sample_preferences(gap, uniforms), 10)
-    torch.testing.assert_close(bins.observed, bins.predicted, atol=0.03, rtol=0)
-    bins = F.calibration_bins(gap, F.sample_preferences(gap, uniforms, flip_rate=0.2), 10)
-    assert bins.observed[0] > bins.predicted[0] + 0.1
-    assert bins.observed[-1] < bins.predicted[-1] - 0.1
-
-
 @pytest.mark.parametrize("function", [F.bradley_terry_loss, F.preference_accuracy])
 def test_batch_without_pairs_raises(function):
     with pytest.raises(ValueError, match="at least one pair, got none"):

@@ -112,16 +112,6 @@ def test_excess_kl_matches_numpy_interpolation(seed):
     assert F.excess_kl(reward, 2.0, rewards[order], nats[order]) == pytest.approx(expected)
 
 
-def test_tilted_policy_has_no_excess_kl():
-    probs, rewards = of(0.4, 0.3, 0.2, 0.1), of(0.0, 0.5, 0.8, 1.0)
-    policies = [F.tilt(probs, rewards, beta) for beta in np.geomspace(0.05, 5, 400)]
-    frontier = torch.stack([p @ rewards for p in policies]), of(*(kl(p, probs) for p in policies))
-    best = F.tilt(probs, rewards, 0.37)
-    assert F.excess_kl(float(best @ rewards), kl(best, probs), *frontier) == pytest.approx(
-        0, abs=1e-4
-    )
-
-
 def test_best_of_n_matches_hand_computed():
     # of 1, 2, 4 the best of two is 2 once and 4 twice
     rewards = torch.tensor([[4.0, 1.0, 2.0]])
