@@ -131,7 +131,7 @@ def kl_absolute(
 def kl_straight_through(
     logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Combine the value of k3 with the gradient of k2, which is that of the KL.
+    """Combine the value of k3 with the gradient of k2, the gradient of the KL.
 
     The gradient of k1 is 0 on average, and that of k3 belongs to KL(pi_ref || pi).
 

@@ -118,7 +118,7 @@ def gspo_surrogate(
 ) -> Float[Tensor, "batch gen"]:
     """Clip the ratio of the whole response (see `sequence_ratio`), since the reward is for it.
 
-    Each token has the value of the sequence's ratio and the gradient of its own log-probability.
+    Each token has the sequence's ratio as its value, and the gradient of its log-probability.
     Aggregate by "sequence_mean", with clips about 100 times smaller than PPO's.
 
     s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], sg: without gradient   (Zheng et al. 2025, GSPO, arXiv

@@ -47,7 +47,7 @@ def tilt_slopes(
     2. That of another score's mean is its covariance with the reward: if that is negative, what
        raises the reward lowers the score.
 
-    `probs` are those of the tilted policy itself. Slopes are per unit of lambda = 1 / beta; in
+    `probs` are the tilted policy's. Slopes are per unit of lambda = 1 / beta; in
     float64. Raises ValueError unless the probabilities sum to 1 within 1e-4.
 
     d E_lambda[h] / d lambda = Cov_lambda(h, r), by the derivative of log Z
