@@ -50,12 +50,11 @@ READERS = {  # functions that may read from the device within a phase
     "functional/advantages.py": "explained_variance",
     "training/rollout.py": "summarize sample_lines",
     "training/phase_stats.py": "learning_stats judge",
-    "training/report.py": "cost_of",
+    "training/report.py": "compute_cost",
     "training/replay.py": "get_minibatches",
-    "training/optimization.py": "step_if",
+    "training/optimization.py": "step",
     "training/recorder.py": "save_best",
-    "training/diagnostics.py": "broken_weight _signs",
-    "training/input_digests.py": "weights_digest",
+    "training/diagnostics.py": "broken_weight diagnose_batch",
     "training/checkpoint_writer.py": "copied_to_host",
 }
 MAY_READ = tuple(f"{file}:{name}" for file, names in READERS.items() for name in names.split())

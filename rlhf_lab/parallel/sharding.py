@@ -27,7 +27,7 @@ from rlhf_lab.models import Forward
 from rlhf_lab.models.hooked_model import named_blocks
 from rlhf_lab.parallel.launcher import processes_per_node
 from rlhf_lab.parallel.world import World
-from rlhf_lab.training import checkpoint
+from rlhf_lab.training.checkpoint import flatten_state
 
 if TYPE_CHECKING:
     from rlhf_lab.training.callbacks import Callbacks
@@ -38,14 +38,10 @@ SAVE_EVENTS = ("run_start", "after_phase", "run_end")
 
 
 class Unit(nn.Module):
-    """Modules whose weights are gathered together while a function runs.
+    """Modules whose weights are gathered together while a function runs, maybe with other units.
 
     FSDP2 changes the class of a sharded module and adds hooks. That happens to this module, so the
     hooks, types and copies of the policy do not change.
-
-    Args:
-        parts: modules of the policy.
-        units: other units that run within this one.
     """
 
     def __init__(self, parts: Sequence[nn.Module], units: Sequence["Unit"] = ()) -> None:
@@ -63,11 +59,9 @@ class ShardedWorld(World):
     """Processes that each keep a part of the policy's trained weights.
 
     Frozen weights, such as those below adapters, stay whole: the reference shares them. With
-    several machines the weights are sharded within each (HSDP).
-
-    Args:
-        policy: sharded in place, until `open` is called, so that the optimizer is made of shards.
-        forward: runs each block within its unit in a learning phase.
+    several machines the weights are sharded within each (HSDP). The policy is sharded in place
+    until `open` is called, so the optimizer is made of shards. In a learning phase, `forward` runs
+    each block within its unit.
     """
 
     def __init__(self, device: torch.device, policy: nn.Module, forward: Forward) -> None:
@@ -128,17 +122,15 @@ class ShardedWorld(World):
 
     @contextlib.contextmanager
     def learning(self, callbacks: "Callbacks") -> Iterator[None]:
-        """Shard the weights; callbacks that are registered within are first called afterwards.
-
-        Raises:
-            ConfigError: If a callback learns, while the other processes wait for it.
-        """
+        """Shard the weights; callbacks that are registered within are first called afterwards."""
         if self.is_apart:
             raise ConfigError(
                 "parallel='fsdp' learns with all processes, and a callback runs in one. Call "
                 "learning_phase outside of callbacks, or set parallel='ddp'."
             )
-        self._learning_events = self.broadcast(callbacks.registered_events())
+        self._learning_events = self.broadcast(
+            [e for e in callbacks.registered if callbacks.has_callbacks(e)]
+        )
         self._copy_to_shards()
         self._close()
         with self.detect_lost_rank():
@@ -211,7 +203,9 @@ class ShardedWorld(World):
             whole = self._gather_whole(tensor)
             return whole.cpu() if self.is_main else whole.new_empty(0)
 
-        moments = checkpoint.optimizer_tensors(optimizer, gather)
+        moments: dict[str, Tensor] = {}
+        flatten_state(optimizer.state_dict(), "optimizer", moments)
+        moments = {name: gather(tensor) for name, tensor in moments.items()}
         self._moments = moments if self.is_main else None
 
     @property
@@ -224,14 +218,13 @@ class ShardedWorld(World):
         moments, self._moments = self._moments or {}, None
         return moments
 
-    def load_optimizer(self, optimizer: Optimizer, tree: Any, tensors: dict[str, Tensor]) -> None:
-        """Restore the state of the optimizer and split its moments as the weights are."""
-        checkpoint.load_optimizer(optimizer, tree, tensors, self._shard_moment)
-
     @torch.no_grad()
-    def _shard_moment(self, whole: Tensor, weight: Tensor) -> Tensor:
-        if whole.shape != weight.shape:
-            return whole
-        shard = torch.empty_like(weight, dtype=whole.dtype)
-        shard.to_local().copy_(self._part(whole))
-        return shard
+    def shard_state(self, state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """Return a saved state with the moments split as the weights are."""
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, fields in state["state"].items():
+            for name, whole in fields.items():
+                if whole.shape == weights[index].shape:
+                    fields[name] = torch.empty_like(weights[index], dtype=whole.dtype)
+                    fields[name].to_local().copy_(self._part(whole))
+        return state

@@ -14,7 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.value_head import has_standard_forward
 from rlhf_lab.parallel.launcher import is_launched, local_rank, n_processes, processes_per_node
-from rlhf_lab.training.input_digests import weights_digest
+from rlhf_lab.training.checkpoint import checksum
 
 if TYPE_CHECKING:
     from rlhf_lab.parallel.world import World
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def device_of_rank(device: torch.device, setting: str) -> torch.device:
-    """Return the device of this process: each has its own GPU.
-
-    Args:
-        setting: `args.device`, by which `device` was picked.
-
-    Raises:
-        ConfigError: If torchrun did not start the process, or there are too few GPUs.
-    """
+    """Return the device of this process: each has its own GPU."""
     if not is_launched():
         size = os.environ["WORLD_SIZE"]
         raise ConfigError(
@@ -47,11 +40,8 @@ def device_of_rank(device: torch.device, setting: str) -> torch.device:
         raise ConfigError(
             f"device={setting!r} names one device for {n_processes()} processes. Set device='auto'."
         )
-    if processes_per_node() > torch.cuda.device_count():
-        raise ConfigError(
-            f"{processes_per_node()} processes on this machine have {torch.cuda.device_count()} "
-            f"GPUs. Start at most one per GPU (--nproc-per-node)."
-        )
+    if processes_per_node() > (n_gpus := torch.cuda.device_count()):
+        raise ConfigError(f"This machine has {n_gpus} GPUs. Start one process per GPU.")
     return torch.device("cuda", local_rank())
 
 
@@ -71,51 +61,47 @@ def validate_process_settings(args: RLHFArgs, size: int | None = None) -> None:
             f"micro_batch_size={micro} must divide the {per_rank} sequences of a minibatch that "
             f"each of {size} processes has. Choose another one."
         )
-    conflicts = {
-        "optimizer_in_backward=True steps before the gradients of all processes are added up. Set "
-        "optimizer_in_backward=False": args.optimizer_in_backward,
-    }
-    if args.parallel == "fsdp":
-        other = ", or parallel='ddp'"
-        conflicts |= {
-            f"optimizer={args.optimizer!r} requires whole weights. Set optimizer='adamw'{other}": (
-                args.optimizer != "adamw"
-            ),
-            f"weight_precision={args.weight_precision!r} requires whole weights. Set "
-            f"weight_precision='fp32'{other}": args.weight_precision != "fp32",
-            "precision='bf16' keeps a whole copy of the weights until the backward pass. Set "
-            f"activation_checkpointing=True{other}": (
-                args.precision == "bf16" and not args.activation_checkpointing
-            ),
-        }
-    for message, is_set in conflicts.items():
-        if is_set:
-            raise ConfigError(f"{message}.")
+    if args.optimizer_in_backward:
+        raise ConfigError(
+            "optimizer_in_backward=True steps before the gradients of all processes are summed. "
+            "Set optimizer_in_backward=False."
+        )
+    required = {}
+    if args.parallel == "fsdp":  # no process has whole weights during a step
+        required = {"optimizer": "adamw", "weight_precision": "fp32"}
+        if args.precision == "bf16":  # a whole copy would be kept until the backward pass
+            required["activation_checkpointing"] = True
+    for name, value in required.items():
+        if getattr(args, name) != value:
+            raise ConfigError(
+                f"parallel='fsdp' cannot be combined with {name}={getattr(args, name)!r} and "
+                f"precision={args.precision!r}. Set {name}={value!r}, or parallel='ddp'."
+            )
 
 
 def validate_shardable(policy: nn.Module, reference: nn.Module, optimizer: Any) -> None:
     """Raise ConfigError for custom components that FSDP2 cannot shard."""
     trained = {id(p) for p in policy.parameters() if p.requires_grad}
     conflicts = {
-        f"The policy, a {type(policy).__name__}, has a custom forward, which may read weights "
-        "outside of their blocks": not has_standard_forward(policy),
-        "The optimizer was made of whole weights": optimizer is not None,
-        "The reference has trained weights": any(id(p) in trained for p in reference.parameters()),
+        f"the custom forward of {type(policy).__name__}": not has_standard_forward(policy),
+        "a custom optimizer": optimizer is not None,
+        "trained weights of the reference": trained & set(map(id, reference.parameters())),
     }
-    for message, is_set in conflicts.items():
+    for component, is_set in conflicts.items():
         if is_set:
-            raise ConfigError(f"{message}. Set parallel='ddp' instead of 'fsdp'.")
+            raise ConfigError(f"parallel='fsdp' does not shard {component}. Set parallel='ddp'.")
 
 
 def validate_equal(world: "World", trainer: "RLHFTrainer") -> None:
     """Raise ConfigError, on every rank, if ranks differ in versions, settings or weights."""
+    models = {"policy": trainer.policy, "reference": trainer.reference}
+    copies = {k: {n: w.detach().cpu() for n, w in m.named_parameters()} for k, m in models.items()}
     local = {
         "rlhf_lab": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "settings": trainer.args.to_dict(),
-        "weights of the policy": weights_digest(trainer.policy),
-        "weights of the reference": weights_digest(trainer.reference),
+        **{f"weights of the {name}": checksum(weights) for name, weights in copies.items()},
     }
     local = json.loads(json.dumps(local))
     main = world.broadcast(local)

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from rlhf_lab.errors import LabError, LostRankError, RankError, RunError
 from rlhf_lab.samples import Samples, Support
-from rlhf_lab.training import checkpoint
 
 if TYPE_CHECKING:
     from rlhf_lab.training.callbacks import Callbacks
@@ -37,6 +36,7 @@ class World:
 
     Attributes:
         rank, size: number of this process, from 0, and how many there are.
+        is_main: True in the process that logs, saves and runs the callbacks.
         is_apart: True while the main process works alone and the others wait.
     """
 
@@ -44,12 +44,8 @@ class World:
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.is_main = self.rank == 0
         self.device, self.is_apart = device, False
-
-    @property
-    def is_main(self) -> bool:
-        """True in the process that logs, saves and runs the callbacks."""
-        return self.rank == 0
 
     # collectives
 
@@ -114,11 +110,7 @@ class World:
 
     @contextlib.contextmanager
     def barrier(self, doing: str) -> Iterator[None]:
-        """Wait for all ranks at the end; an error of one rank ends all.
-
-        Raises:
-            RunError: If another rank failed; that one raises its own error.
-        """
+        """Wait for all ranks at the end; raise RunError if another rank raised an error."""
         if self.is_apart:
             yield
             return
@@ -164,11 +156,11 @@ class World:
     def compute_by_rank(
         self, samples: Samples, compute: Callable[[Samples], Result], doing: str
     ) -> Result:
-        """Compute a row for each sequence, each rank of its rows.
+        """Compute a row for each sequence; each rank computes its rows.
 
         Args:
             compute: returns rows in a tensor, or in a tuple, mapping or dataclass of tensors.
-            doing: what it does, for the message of an error.
+            doing: for the message of an error.
         """
         n_rows = len(samples.tokens)
         if not self.shards_evenly(n_rows):
@@ -224,15 +216,13 @@ class World:
 
     def sum_terms(self, terms: "ObjectiveTerms") -> "ObjectiveTerms":
         """Return the terms of the whole minibatch from those of this rank's rows."""
-        scalars = {name: x.clone() for name, x in vars(terms).items() if not x.ndim}
-        rows = {name: self.gather(x) for name, x in vars(terms).items() if x.ndim}
-        self.all_reduce_([*scalars.values()])
-        return dataclasses.replace(terms, **scalars, **rows)
+        whole = {n: self.gather(x) if x.ndim else x.clone() for n, x in vars(terms).items()}
+        self.all_reduce_([x for x in whole.values() if not x.ndim])
+        return dataclasses.replace(terms, **whole)
 
     def sum_gradients(self, policy: nn.Module) -> None:
         """Replace each gradient by the sum over ranks, whose terms are fractions already."""
-        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
-        self.all_reduce_(gradients)
+        self.all_reduce_([p.grad for p in policy.parameters() if p.grad is not None])
 
     def open_run(self, recorder: "Recorder") -> str:
         """Create the run's directory in the main process; return its path in all."""
@@ -253,23 +243,20 @@ class World:
         """Return whole moments to save instead of the optimizer's shards."""
         return {}
 
-    def load_optimizer(self, optimizer: Optimizer, tree: Any, tensors: dict[str, Tensor]) -> None:
-        """Restore the state of the optimizer; see `checkpoint.load_optimizer`."""
-        checkpoint.load_optimizer(optimizer, tree, tensors)
+    def shard_state(self, state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """Return this process's part of a saved state of the optimizer."""
+        return state
 
 
 def connect(trainer: "RLHFTrainer", optimizer: Any) -> World:
-    """Connect to the other processes; shard the policy with `parallel='fsdp'`.
-
-    Args:
-        optimizer: a custom one, if any.
-    """
+    """Connect to the other processes; shard the policy with `parallel='fsdp'`."""
     from rlhf_lab.parallel import sharding, validation
 
     join_group(trainer.device)
-    validation.validate_equal(World(trainer.device), trainer)
+    world = World(trainer.device)
+    validation.validate_equal(world, trainer)
     if trainer.args.parallel != "fsdp":
-        return World(trainer.device)
+        return world
     validation.validate_shardable(trainer.policy, trainer.reference, optimizer)
     return sharding.ShardedWorld(trainer.device, trainer.policy, trainer.forward)
 

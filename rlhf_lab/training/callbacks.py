@@ -1,8 +1,8 @@
 """Callbacks: the named events of a run, at which any callable can read its data."""
 
-import inspect
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.callback_output import function_name, to_json
 from rlhf_lab.training.run_dir import RETURNED
 
 Event = Literal[
@@ -37,6 +36,7 @@ FIELD_AVAILABILITY = {
     "checkpoint": "checkpoint",
     "reports": "run_end",
 }
+MOST_NUMBERS = 100_000  # of a tensor that a callback returns
 
 
 def validate_every(every: Any, of: str = "") -> None:
@@ -45,34 +45,53 @@ def validate_every(every: Any, of: str = "") -> None:
         raise ConfigError(f"every={every!r}{of} must be 1 or greater, in whole phases.")
 
 
-def validate_callable(function: Any, place: str, parameters: tuple[str, ...]) -> None:
-    """Raise ConfigError unless a function can be called with these positional arguments.
+def function_name(function: Callable[..., Any]) -> str:
+    """Return a function's name in letters, digits and _, so that it can name a file.
 
-    Args:
-        place: the call that the function was passed to, for the message.
+    A partial has the name of its function, a callable object that of its class.
     """
-    if not callable(function):
-        raise ConfigError(f"{place} requires a function, got {function!r:.60}.")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return
-    try:
-        signature.bind(*parameters)
-    except TypeError:
-        name, arguments = function_name(function), ", ".join(parameters)
-        raise ConfigError(
-            f"{place} calls {name}({arguments}), which is defined as {name}{signature}. "
-            "Change its parameters."
-        ) from None
+    function = getattr(function, "func", function)
+    name = getattr(function, "__name__", type(function).__name__)
+    return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
+
+
+def to_json(value: Any, place: str) -> Any:
+    """Return a value as JSON: tensors and arrays as lists, non-finite numbers as None.
+
+    Raises:
+        ConfigError: If JSON has no such type, or a tensor has over 100,000 numbers.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{place} has the key {key!r}. Use keys of type str.")
+        return {key: to_json(entry, f"{place}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        size = math.prod(value.shape)
+        if size > MOST_NUMBERS:
+            raise ConfigError(
+                f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}. Return their mean or "
+                "norm."
+            )
+        return to_json(value.tolist(), place)
+    if isinstance(value, list | tuple):
+        return [to_json(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise ConfigError(
+        f"{place} is a {type(value).__name__}, which cannot be stored. Return numbers, texts, "
+        "tensors, and lists or dicts of these."
+    )
 
 
 class Context:
     """Data that a callback can read at an event.
 
-    Always there: `event`, `phase` (from 0), `args`, `policy`, `reference`, `kl_coef` (the current
-    coefficient of the KL penalty) and `run`, the run's directory (None in a phase that is run on
-    its own). Reading a field too early raises an error that names its events.
+    Always available: `event`, `phase` (from 0), `args`, `policy`, `reference`, `kl_coef` (the
+    current coefficient of the KL penalty) and `run`, the run's directory (None in a phase that is
+    run on its own). Reading a field too early raises an error that names its events.
     """
 
     def __init__(self, event: Event, phase: int, **fields: Any) -> None:
@@ -98,22 +117,19 @@ def switched_off(name: str) -> str:
 
 
 class Registration(NamedTuple):
-    """One callback at one event, called in every `every`-th phase; after others if it is `last`.
+    """One callback at one event; its results are stored under `name`, if that is not None."""
 
-    Its results are stored under `name`; the recorder's, which is None, are not.
-    """
-
-    every: int
+    every: int  # it is called in every `every`-th phase
     name: str | None
     callback: Callback
-    last: bool
+    last: bool  # it is called after others
 
 
 class Callbacks:
     """The callbacks of a run by event.
 
     A dict that a callback returns is stored in the run's directory, under the callback's name (see
-    `Run.returned`); other results are ignored. A callback that raises, or whose dict cannot be
+    `Run.returned`). A callback that raises, or whose dict cannot be
     stored, is removed with one warning: an error in reading a run must not end it.
 
     Attributes:
@@ -125,28 +141,22 @@ class Callbacks:
         self.registered: dict[str, list[Registration]] = {}
         self.dropped: dict[str, tuple[int, str]] = {}
         self._names: dict[str, Callback] = {}
-        self._warned: set[str] = set()
 
     def on(
         self, event: Event, every: int = 1, last: bool = False
     ) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase.
 
-        Args:
-            last: call it after those that are not `last`.
-
         Raises:
-            ConfigError: If the event is unknown, `every` is not an integer >= 1, or the function
-                cannot be called with a context.
+            ConfigError: If the event is unknown, or `every` is not an integer >= 1.
         """
         if event not in get_args(Event):
             raise ConfigError(
-                f"event={event!r} is unknown; choose one of {', '.join(get_args(Event))}."
+                f"Unknown event {event!r}. Choose one of: {', '.join(get_args(Event))}."
             )
         validate_every(every)
 
         def register(callback: Callback) -> Callback:
-            validate_callable(callback, f"on({event!r})", ("ctx",))
             self._add(event, Registration(every, self._name(callback), callback, last))
             return callback
 
@@ -178,10 +188,6 @@ class Callbacks:
         """Return True if a callback is registered for this event, in any phase."""
         return bool(self.registered.get(event))
 
-    def registered_events(self) -> list[Event]:
-        """Return the events for which a callback is registered."""
-        return [event for event in get_args(Event) if self.registered.get(event)]
-
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
         """Call the callbacks of this event, in the order of registration."""
         for entry in list(self.registered.get(event, [])):
@@ -205,14 +211,10 @@ class Callbacks:
     def _store(self, ctx: Context, name: str, result: Any) -> None:
         """Append a dict to `returned/NAME.jsonl`, after phase and event."""
         run = ctx.__dict__.get("run")
-        if isinstance(result, Tensor | np.ndarray | Number) and name not in self._warned:
-            self._warned.add(name)
-            kind = "tensor" if isinstance(result, Tensor) else type(result).__name__
-            warnings.warn(
-                f"{name} returned a {kind}, which is not stored; return a dict of it, such as "
-                f'{{"{name}": {kind}}}.',
-                stacklevel=3,
-            )
+        if isinstance(result, Tensor | np.ndarray | Number):
+            kind = type(result).__name__  # Python shows equal warnings once
+            message = f"{name} returned a {kind}, which is not stored. Return a dict of it."
+            warnings.warn(message, stacklevel=2)
         if run is None or not isinstance(result, dict):
             return
         where = {"phase": ctx.phase, "event": ctx.event}
@@ -222,5 +224,5 @@ class Callbacks:
             where["checkpoint"] = ctx.checkpoint.stem
         for key in where:
             if key in result:
-                raise ConfigError(f"the dict has a key {key!r}, which each record has; rename it.")
+                raise ConfigError(f"the dict has a key {key!r}, which each record has. Rename it.")
         run.append(f"{RETURNED}/{name}.jsonl", [where | to_json(result, "the dict")])

@@ -15,7 +15,7 @@ from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
 from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.callbacks import Callback, Context, Event, validate_callable
+from rlhf_lab.training.callbacks import Callback, Context, Event
 from rlhf_lab.training.isolation import no_side_effects
 
 OUTPUTS = ("logits", "values")
@@ -153,10 +153,7 @@ def _activations(
 def _rotate_keys(
     activations: Sequence[Tensor], sites: Sequence[str], mask: Bool[Tensor, "batch seq"]
 ) -> tuple[Tensor, ...]:
-    """Rotate the keys of patterns and scores to the tokens of left-padded rows.
-
-    The rows of queries on padding are set to 0; no other query attends to padding.
-    """
+    """Rotate the keys of patterns and scores of left-padded rows; 0 for queries on padding."""
     rotated = []
     for site, x in zip(sites, activations, strict=True):
         if site.endswith(SQUARE):
@@ -166,34 +163,19 @@ def _rotate_keys(
     return tuple(rotated)
 
 
-def samples_at(ctx: Context) -> Samples:
-    """Return the samples of the phase, at any event that has them."""
-    return ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
-
-
 def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Return the sequences of the phase and their attention mask, at any event that has them."""
-    samples = samples_at(ctx)
+    samples = _get_samples(ctx)
     return samples.tokens, samples.attention_mask
 
 
-def last_token(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, " batch"]:
+def _get_samples(ctx: Context) -> Samples:
+    return ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
+
+
+def _last_token(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, " batch"]:
     """Return the position of the last real token of each sequence."""
     return (torch.arange(mask.shape[1], device=mask.device) * mask).amax(dim=1)
-
-
-def _validate_position(pos: object, tokens: object) -> None:
-    is_number = isinstance(pos, int) and not isinstance(pos, bool)
-    if isinstance(pos, Tensor) and tokens is None:
-        raise ConfigError(
-            "pos has a position for each sequence, and the sequences are not sampled yet. Pass "
-            "tokens=, or pos='last' for the last token of each."
-        )
-    if not (pos is None or is_number or isinstance(pos, Tensor) or pos == "last"):
-        raise ConfigError(
-            f"pos={pos!r} is not a position. Pass an integer, or 'last' for the last token of each "
-            "sequence."
-        )
 
 
 def capturing(
@@ -221,37 +203,27 @@ def capturing(
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
-    if not names:
-        raise ConfigError("hook_names is empty. Name a site, such as blocks.0.hook_resid_post.")
     _square_sites(resolve_sites(policy, names), pos)
-    _validate_position(pos, tokens)
-    if tokens is not None and not isinstance(tokens, Tensor):
+    if isinstance(pos, str) and pos != "last":
+        raise ConfigError(f"pos={pos!r} is not a position. Pass an integer, or 'last'.")
+    if tokens is None and isinstance(pos, Tensor):
         raise ConfigError(
-            f"tokens={tokens!r:.60} is a {type(tokens).__name__}. Pass a tensor of token ids "
-            "[batch seq], such as policy.base_model.to_tokens(texts)."
+            "pos has a position for each sequence, and the sequences are not sampled yet. Pass "
+            "tokens=, or pos='last' for the last token of each."
         )
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences. Pass tokens=.")
 
     def wrap(function: Callable[[Context, Any], Any]) -> Callback:
-        validate_callable(function, "capture", ("ctx", "acts"))
-
         def callback(ctx: Context) -> Any:
             with no_side_effects(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
                 position = pos
                 if pos == "last":
-                    position = (
-                        -1 if tokens is not None else last_token(samples_at(ctx).written_mask)
-                    )
+                    is_given = tokens is not None
+                    position = -1 if is_given else _last_token(_get_samples(ctx).written_mask)
                 acts = capture_activations(ctx.policy, text, names, position, mask)
-                try:
-                    return function(ctx, acts[names[0]] if only_one else acts)
-                except (IndexError, TypeError) as error:
-                    if not only_one:
-                        raise
-                    message = f"{error}; acts is the tensor of {names[0]}, since one site is named."
-                    raise type(error)(message) from error
+                return function(ctx, acts[names[0]] if only_one else acts)
 
         callback.__name__ = getattr(function, "__name__", "capture")
         return callback

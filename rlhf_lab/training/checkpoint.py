@@ -1,22 +1,30 @@
-"""Checkpoints: weights and training state as safetensors with a checksum, never pickle."""
+"""Checkpoints: weights and training state as safetensors with a checksum, never pickle.
 
+Numbers, texts and containers of a state are stored as JSON in the header of the file.
+"""
+
+import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from rlhf_lab.errors import RunError
-from rlhf_lab.training.checkpoint_metadata import flatten_state, unflatten_state
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training.run_dir import replacing
 
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
+
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
+CONTAINERS = {"list": list, "tuple": tuple, "dict": dict, "Counter": Counter}
+STATEFUL = ("optimizer", "scheduler", "kl_controller")
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -59,11 +67,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's metadata without its tensors.
-
-    Raises:
-        RunError: If the file does not exist or is not a checkpoint.
-    """
+    """Read a checkpoint's metadata without its tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             return json.loads(file.metadata()["metadata"])
@@ -71,74 +75,102 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} is not a checkpoint ({error}). Choose another one.") from None
 
 
-def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trainable parameters by name; frozen ones are not saved."""
-    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-
-
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a checkpoint's weights into a module of the same shape.
-
-    Args:
-        path: The file, for the error message.
-
-    Raises:
-        RunError: If a parameter is missing, or has another shape or dtype.
-    """
-    parameters = weights(module)
-    for name, parameter in parameters.items():
-        saved = tensors.get(name)
-        if saved is None or (saved.shape, saved.dtype) != (parameter.shape, parameter.dtype):
-            found = "missing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
-            raise RunError(
-                f"{path} is of another model: {name!r} is {found}, expected {parameter.dtype} "
-                f"{tuple(parameter.shape)}. Restore the file that the run wrote."
-            )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
-
-
-def optimizer_tensors(
-    optimizer: Optimizer, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's state, by name.
-
-    Args:
-        gather: Returns the whole of a tensor of which this process has a part.
-    """
-    tensors: dict[str, Tensor] = {}
-    flatten_state(optimizer.state_dict(), "optimizer", tensors)
-    return {name: gather(tensor) for name, tensor in tensors.items()}
-
-
-def load_optimizer(
-    optimizer: Optimizer,
-    tree: Any,
-    tensors: Mapping[str, Tensor],
-    shard: Callable[[Tensor, Tensor], Tensor] = lambda whole, weight: whole,
-) -> None:
-    """Restore the state whose JSON part is `tree`, learning rates included.
-
-    Args:
-        shard: Returns the part of a moment of a weight that this process holds.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = unflatten_state(tree, tensors)
-    for index, fields in state["state"].items():
-        for name, value in fields.items():
-            if isinstance(value, Tensor) and index < len(parameters):
-                fields[name] = shard(value, parameters[index])
-    optimizer.load_state_dict(state)
-
-
-def checksum(tensors: Mapping[str, Tensor], metadata: str) -> int:
+def checksum(tensors: Mapping[str, Tensor], metadata: str = "") -> int:
     """CRC-32 of the metadata, then of names and bytes in the order of names."""
     crc = zlib.crc32(metadata.encode())
     for name in sorted(tensors):
         raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
         crc = zlib.crc32(raw, zlib.crc32(name.encode(), crc))
     return crc
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the trainable parameters by name; frozen ones are not saved."""
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], path: Path, prefix: str = ""
+) -> None:
+    """Copy a checkpoint's weights, whose names begin with `prefix`, into a module.
+
+    Raises:
+        RunError: If a parameter is missing, or has another shape or dtype; `path` is named.
+    """
+    parameters = weights(module)
+    for name, parameter in parameters.items():
+        saved = tensors.get(prefix + name)
+        if saved is None or (saved.shape, saved.dtype) != (parameter.shape, parameter.dtype):
+            found = "missing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
+            raise RunError(
+                f"{path} is of another model: {prefix + name!r} is {found}, expected "
+                f"{parameter.dtype} {tuple(parameter.shape)}. Restore the file that the run wrote."
+            )
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[prefix + name])
+
+
+def flatten_state(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return `state` as JSON; add each tensor in it to `tensors`, under its path from `name`.
+
+    Raises:
+        ConfigError: If a value is not a number, a text, None, a tensor or a container of these.
+    """
+    kind = type(state).__name__
+    if state is None or type(state) in (bool, int, float, str):
+        return state
+    if isinstance(state, Tensor):
+        tensors[name] = state
+        return {"Tensor": name}
+    if CONTAINERS.get(kind) is not type(state):
+        raise ConfigError(
+            f"{name} is a {kind}, which a checkpoint cannot store. Define state_dict() and "
+            "load_state_dict() with numbers, texts, lists, dicts and tensors only."
+        )
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    values = [[key, flatten_state(value, f"{name}.{key}", tensors)] for key, value in items]
+    return {kind: values if isinstance(state, dict) else [value for _, value in values]}
+
+
+def unflatten_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `flatten_state` made JSON and tensors of."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind == "Tensor":
+        return tensors[content]
+    if kind in ("list", "tuple"):
+        return CONTAINERS[kind](unflatten_state(value, tensors) for value in content)
+    return CONTAINERS[kind]({key: unflatten_state(value, tensors) for key, value in content})
+
+
+def make_training_state(trainer: "RLHFTrainer") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the state of optimizer, scheduler and KL controller, as JSON and tensors.
+
+    The state of a KL controller that does not define `state_dict` is its attributes.
+    """
+    tree, tensors = {}, {}
+    for name in STATEFUL:
+        component = getattr(trainer, name)
+        state = component.state_dict() if hasattr(component, "state_dict") else vars(component)
+        state = flatten_state(state, name, tensors)
+        tree[name] = {"class": type(component).__qualname__, "state": state}
+    return tree, tensors
+
+
+def make_metadata(trainer: "RLHFTrainer", name: str, phase: int) -> dict[str, Any]:
+    """Return the metadata of the checkpoint `name`, made after `phase` learning phases."""
+    return {
+        "run": trainer.recorder.run_id,
+        "name": name,
+        "phase": phase,
+        "args": trainer.args.to_dict(),
+        "best": trainer.recorder.best,
+        "prompts": trainer.prompts.digest,
+        "reward_moments": dataclasses.asdict(trainer.rewards.moments),
+        "reference_phase": trainer.reference_phase,
+    }
 
 
 def is_numbered(phase: int, keep: int | None) -> bool:

@@ -13,21 +13,20 @@ Custom components by name; each replaces what the settings name:
 - a function of `Overrides`, such as `kl_penalty` or `advantages`.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import (
-    ReferenceComparison,
     TransformerWithValueHead,
-    compare_with_reference,
     make_reference,
-    merged_lora,
 )
 from rlhf_lab.models.device import (
     pick_device,
@@ -49,15 +48,12 @@ from rlhf_lab.rewards import (
     split_rewards,
 )
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec, sample_in_parts
-from rlhf_lab.training.custom_components import validate_models
 from rlhf_lab.training.optim import (
     add_critic,
     get_optimizer_and_scheduler,
     validate_custom_optimizer,
 )
 from rlhf_lab.training.overrides import COMPONENTS
-from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.rollout_engine import EngineSampler
 
 if TYPE_CHECKING:
@@ -113,15 +109,13 @@ def load_models(
 
 def load_engine(trainer: "RLHFTrainer", engine: Any) -> EngineSampler | None:
     """Return the sampler of a rollout engine; None for the built-in sampler."""
-    args = trainer.args
-    if engine is not None:
-        return EngineSampler(engine, args, trainer.sampling_spec)
-    if args.importance_correction != "none":
+    correction = trainer.args.importance_correction
+    if engine is None and correction != "none":
         raise ConfigError(
-            f"importance_correction={args.importance_correction!r} requires a rollout_engine. Pass "
-            "one, or set importance_correction='none'."
+            f"importance_correction={correction!r} requires a rollout_engine. Pass one, or set "
+            "importance_correction='none'."
         )
-    return None
+    return None if engine is None else EngineSampler(trainer, engine)
 
 
 def make_rewards(
@@ -174,40 +168,23 @@ def make_optimizer(
     return validate_custom_optimizer(args, policy, optimizer, scheduler)
 
 
-def sample_prompts(
-    trainer: "RLHFTrainer",
-    prompts: Sequence[Sequence[int]],
-    generator: torch.Generator,
-    spec: SamplingSpec | None,
-    at_once: int | None,
-) -> Samples:
-    """Continue prompts with the policy; each of several processes generates its rows."""
-    args, policy = trainer.args, trainer.policy
-    spec = phase_spec(trainer.sampling_spec, args, trainer.phase) if spec is None else spec
+def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
+    """Raise ConfigError if the policy cannot learn or the vocabularies differ.
 
-    def sample_rows(rows: slice) -> Samples:
-        if trainer.engine is not None and trainer.engine.supports(spec):
-            seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
-            settings = seed, trainer.forward, args.rows_at_once
-            return trainer.engine.sample(policy, prompts[rows], spec, *settings)
-        settings = trainer.forward, at_once or args.generation_batch_size
-        with merged_lora(policy):
-            return sample_in_parts(policy, prompts, spec, generator, *settings, rows)
-
-    if trainer.world is None:
-        return sample_rows(slice(0, len(prompts)))
-    return trainer.world.sample(sample_rows, len(prompts), trainer.tokenizer.pad_token_id or 0)
-
-
-def compare_samples(trainer: "RLHFTrainer", samples: Samples) -> ReferenceComparison:
-    """Compare the policy with its reference on samples; each of several processes its rows."""
-    settings = trainer.args.temperature, trainer.args.rows_at_once, trainer.forward
-
-    def compare(rows: Samples) -> ReferenceComparison:
-        return compare_with_reference(trainer.policy, trainer.reference, rows, *settings)
-
-    if trainer.world is None:
-        return compare(samples)
-    return trainer.world.compute_by_rank(
-        samples, compare, "comparing its samples with the reference"
-    )
+    Warns of a reference that learns with the policy, since the KL between them is always 0.
+    """
+    trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
+    if not trained:
+        raise ConfigError("policy has no weight with requires_grad=True. Set it for some weights.")
+    if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
+        warnings.warn(
+            "the reference shares trained weights with the policy, so the KL between them is "
+            "always 0. Remove it, or pass a copy (models.frozen_copy).",
+            stacklevel=2,
+        )
+    sizes = policy.base_model.cfg.d_vocab, reference.cfg.d_vocab
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"reference has a vocabulary of {sizes[1]} tokens, the policy one of {sizes[0]}. "
+            "Pass a reference with the same tokens."
+        )

@@ -32,7 +32,7 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
 
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2, which draws without bound.
     """
-    args, others = trainer.args, trainer.prompts.in_place_of(trainer.phase)
+    args, others = trainer.args, trainer.prompts.replacements_for(trainer.phase)
     samples, rewards, by_name = _sample_and_score(trainer, trainer.next_prompts())
     group = trainer.rewards.groups(samples)
     resampled_prompts, dull = 0, ~F.informative_groups(rewards, group)

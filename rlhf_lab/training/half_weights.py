@@ -43,10 +43,8 @@ class HalfAdamW(Optimizer):
 
     With a copy, weights and moments are stored in float32, and weights are the rounded copy
     (Micikevicius et al. 2018, "Mixed Precision Training"). Without one, weights and moments are
-    rounded stochastically: rounding to the nearest would drop steps below 1 part in 512, and a
-    second moment, which falls by 1 part in 1000 per step, would never fall. Float32 weights, such
-    as the value head's, are updated as by AdamW. The rounding depends on the seed, the step and the
-    position of the weight in `policy.parameters()`.
+    rounded stochastically, since rounding to the nearest would drop small steps. Float32 weights
+    are updated as by AdamW. The rounding depends on seed, step and number of the weight.
     """
 
     def __init__(
@@ -97,15 +95,11 @@ class HalfAdamW(Optimizer):
         changed = {name: x for name, x in changed.items() if state[name].dtype != x.dtype}
         generator = None
         if not self.has_copy and weight.dtype != torch.float32:
-            generator = self._generator(weight, int(state["step"]))
+            number = self._numbers[id(weight)]
+            stream = phase_generator(self.seed, int(state["step"]), "rounding", number)
+            generator = torch.Generator(weight.device).manual_seed(stream.initial_seed())
         for kept, x in [(weight, exact), *((state[name], x) for name, x in changed.items())]:
             kept.copy_(x if generator is None else round_stochastically(x, generator))
-
-    def _generator(self, weight: Tensor, step: int) -> torch.Generator:
-        seed = phase_generator(
-            self.seed, step, "rounding", self._numbers[id(weight)]
-        ).initial_seed()
-        return torch.Generator(weight.device).manual_seed(seed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state in the stored formats; torch would convert it to the weights' format."""

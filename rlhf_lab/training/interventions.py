@@ -9,8 +9,7 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_transformer import HookPoint
-from rlhf_lab.training.callback_output import function_name
-from rlhf_lab.training.callbacks import validate_callable
+from rlhf_lab.training.callbacks import function_name
 from rlhf_lab.training.capture import resolve_sites
 
 Stage = Literal["rollout", "learning"]
@@ -18,33 +17,23 @@ STAGES = get_args(Stage)
 
 
 class Where(NamedTuple):
-    """Second argument of an intervention.
+    """Second argument of an intervention."""
 
-    Args:
-        phase: number of learning phases that are done.
-        event: "learning" in a learning phase, otherwise "rollout" (also in an evaluation or a
-            capture).
-        site: name of the hook point.
-    """
-
-    phase: int
-    event: Stage
-    site: str
+    phase: int  # number of learning phases that are done
+    event: Stage  # "learning" in a learning phase, otherwise "rollout" (also in an evaluation)
+    site: str  # name of the hook point
 
 
 InterventionFn = Callable[[Tensor, Where], Tensor | None]
 
 
 def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
-    """Raise ConfigError unless an intervention returned an activation like its input.
-
-    Infinity is allowed, since attention scores contain it.
-    """
+    """Raise ConfigError unless an intervention returned an activation like its input."""
     if not isinstance(result, Tensor):
         problem = f"{result!r:.40}"
     elif result.shape != shape or result.dtype != dtype:
         problem = f"{tuple(result.shape)} of {result.dtype}"
-    elif result.isnan().any():
+    elif result.isnan().any():  # infinity is allowed, since attention scores contain it
         problem = "nan"
     else:
         return
@@ -55,10 +44,9 @@ def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: s
 
 
 class Interventions:
-    """Interventions of one policy, registered as permanent hooks.
+    """Interventions of one policy, registered as permanent hooks; the reference has none.
 
     Args:
-        policy: its activations are changed; the reference is not.
         progress: returns phase and stage.
 
     Attributes:
@@ -85,13 +73,9 @@ class Interventions:
             name: by which a resumed run requires the function; the function's name if None.
 
         Raises:
-            ConfigError: If `fn` is not callable, site or stage is unknown, the site is an output,
-                or the name is empty or taken.
+            ConfigError: If site or stage is unknown, the site is an output, or the name is taken.
         """
-        validate_callable(fn, "intervene", ("activation", "where"))
         name = function_name(fn) if name is None else name
-        if not name:
-            raise ConfigError("name='' is empty. Pass a name, by which resume requires fn.")
         if not during or not set(during) <= set(STAGES):
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
         if any(name == other["name"] for other in self.records):
@@ -116,15 +100,6 @@ class Interventions:
             points[each].add_hook(intervene, is_permanent=True)
         self.records.append({"name": name, "site": site, "during": list(during)})
 
-    @staticmethod
-    def validate_not_started(has_started: bool, site: str) -> None:
-        """Raise ConfigError for an intervention in a run that has begun without it."""
-        if has_started:
-            raise ConfigError(
-                f"The run has begun without the intervention at site={site!r}. Call intervene "
-                "before the first phase."
-            )
-
     def validate_recorded(self) -> None:
         """Raise ConfigError if the policy has an intervention that these records lack."""
         for name, point in self.policy.hook_dict.items():
@@ -144,17 +119,15 @@ class Interventions:
             ConfigError: If a function is missing, or does not belong to the run.
         """
         given, names = dict(given or {}), [record["name"] for record in records]
-        for name in names:
+        for name in set(given) - set(names):
+            raise ConfigError(
+                f"{run} has no intervention {name!r}; there are {', '.join(names) or 'none'}."
+            )
+        for record in records:
+            name = record["name"]
             if name not in given:
                 raise ConfigError(
                     f"{run} was trained with the intervention {name!r}, whose function is not "
                     f"stored. Pass interventions={{{name!r}: fn}}."
                 )
-        for name in given:
-            if name not in names:
-                raise ConfigError(
-                    f"{run} has no intervention {name!r}; there are {', '.join(names) or 'none'}."
-                )
-        for record in records:
-            name = record["name"]
             self.add(record["site"], given[name], tuple(record["during"]), name)

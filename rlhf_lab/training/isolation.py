@@ -24,13 +24,10 @@ def no_side_effects(*modules: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: If the code added a hook and left it, or removed one.
     """
-    flags = [(module, module.training) for top in modules for module in top.modules()]
     parts = [(name, part) for top in modules for name, part in top.named_modules()]
+    flags = [part.training for _, part in parts]
     names = (*HOOK_TABLES, *HOOK_STATE)
-    hooks = [
-        {name: copy(getattr(part, name)) for name in names if hasattr(part, name)}
-        for _, part in parts
-    ]
+    hooks = [{n: copy(getattr(part, n)) for n in names if hasattr(part, n)} for _, part in parts]
     devices = {p.device for top in modules for p in top.parameters() if p.device.type == "cuda"}
     numpy_state, python_state = np.random.get_state(), random.getstate()
     changed = []
@@ -41,9 +38,8 @@ def no_side_effects(*modules: nn.Module) -> Iterator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        for module, training in flags:
-            module.training = training
-        for (name, part), before in zip(parts, hooks, strict=True):
+        for (name, part), training, before in zip(parts, flags, hooks, strict=True):
+            part.training = training
             if any(getattr(part, table) != before[table] for table in HOOK_TABLES):
                 changed.append(name)
             for attribute, value in before.items():

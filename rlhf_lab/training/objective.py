@@ -1,14 +1,12 @@
 """The objective's four terms with a run's settings bound to them."""
 
 import copy
-from collections.abc import Callable
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import (
     Forward,
     PolicyOutputs,
@@ -22,6 +20,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.replay import ReplayMinibatch
 
+MinibatchTokens = Float[Tensor, "minibatch gen"]
 IMPORTANCE_CAP = 2.0  # of the importance ratios between trainer and engine; verl's default
 
 
@@ -34,7 +33,7 @@ class Objective:
         forward: how the models are run; from the settings if None.
 
     Attributes:
-        clipped_surrogate: policy objective, called like `calc_clipped_surrogate_objective`.
+        clips_plainly: True if the policy objective is `overrides.clipped_surrogate`.
         kl_estimator: estimates the KL from sampled tokens; None for the exact KL.
         normalize: True if `surrogate` whitens the advantages.
         is_custom: True if a function is not the package's.
@@ -50,7 +49,7 @@ class Objective:
         self.forward = forward or Forward.from_args(args)
         self.normalize = args.normalize_advantages
         self.rounding = LOGPROB_ROUNDING[args.rounding]
-        self.clipped_surrogate = policy_objective(args, self.overrides)
+        self.clips_plainly = self.overrides.clips_plainly(args)
         self.kl_estimator = self.overrides.sampled_kl(args)
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
 
@@ -70,7 +69,7 @@ class Objective:
         return run_policy(
             policy,
             minibatch.tokens,
-            minibatch.prefix_len,
+            minibatch.tokens.shape[1] - minibatch.mask.shape[1],
             self.args.temperature,
             attention_mask=minibatch.attention_mask if minibatch.padded else None,
             support=minibatch.support,
@@ -80,23 +79,37 @@ class Objective:
             logprobs=self.overrides.logprobs,
         )
 
-    def surrogate(
-        self, logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch
-    ) -> Float[Tensor, ""]:
+    def surrogate(self, logprobs: MinibatchTokens, minibatch: ReplayMinibatch) -> Float[Tensor, ""]:
         """Compute the policy objective that `args.policy_loss` names.
 
-        With `normalize_advantages` the function whitens the advantages itself; those of compared
-        responses are whitened here, over informative groups (see `whiten_over_groups`).
+        1. Whiten the advantages over informative groups, and multiply them by importance weights.
+           Otherwise the function whitens the advantages itself (`normalize_advantages`).
+        2. Limit the log-ratios to `args.max_log_ratio`, if that is set.
+        3. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
         """
         advantages, normalize = minibatch.advantages, self.normalize
-        if normalize and minibatch.teaching is not None:
+        has_engine = minibatch.engine_logprobs is not None
+        weights = importance_weights(minibatch, self.args) if has_engine else None
+        if normalize and (minibatch.teaching is not None or weights is not None):
             advantages, normalize = minibatch.whitened_advantages(), False
-        if self.args.importance_correction != "none" and minibatch.engine_logprobs is not None:
-            advantages = minibatch.whitened_advantages() if normalize else advantages
-            advantages = importance_weights(minibatch, self.args) * advantages
-            normalize = False
-        known = logprobs, minibatch.logprobs, advantages
-        return self.clipped_surrogate(*known, self.args.clip_coef, minibatch.mask, normalize)
+        if weights is not None:
+            advantages = weights * advantages
+        args, old, mask = self.args, minibatch.logprobs, minibatch.mask
+        if args.max_log_ratio is not None:
+            logprobs = limit_log_ratio(logprobs, old, args.max_log_ratio)
+        if self.clips_plainly:
+            inputs = logprobs, old, advantages, args.clip_coef, mask, normalize
+            return self.overrides.clipped_surrogate(*inputs)
+        return F.calc_policy_objective(
+            self.overrides.policy_loss or args.policy_loss,
+            *(logprobs, old, advantages, mask),
+            clip_coef=args.clip_coef,
+            clip_coef_high=args.clip_coef_high,
+            dual_clip=args.dual_clip,
+            normalize=normalize,
+            aggregation=args.loss_aggregation,
+            denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
+        )
 
     def kl_penalty(
         self, out: PolicyOutputs, minibatch: ReplayMinibatch, kl_coef: float | None = None
@@ -107,11 +120,6 @@ class Objective:
             return self.overrides.kl_penalty(out.kl, kl_coef, minibatch.mask)
         if self.args.kl_in == "reward":
             return out.logprobs.new_zeros(())
-        if minibatch.ref_logprobs is None:
-            raise ConfigError(
-                f"kl_estimator={self.args.kl_estimator!r} requires the rollout's ref_logprobs. "
-                "Make the rollout with the trainer's rollout_phase."
-            )
         return F.calc_sampled_kl_penalty(
             out.logprobs, minibatch.ref_logprobs, self.kl_estimator, kl_coef, minibatch.mask
         )
@@ -125,8 +133,8 @@ class Objective:
         """Compute the reference's log-probabilities of samples; None if the KL is exact."""
         if self.kl_estimator is None:
             return None
-        at_once = self.args.temperature, self.args.rows_at_once
-        return reference_logprobs(reference, samples, ref_residuals, *at_once, self.forward)
+        settings = self.args.temperature, self.args.rows_at_once, self.forward
+        return reference_logprobs(reference, samples, ref_residuals, *settings)
 
     def kl_in_reward(
         self,
@@ -142,59 +150,19 @@ class Objective:
         return F.kl_estimate(samples.logprobs, ref_logprobs, self.kl_estimator, samples.mask)
 
 
-def policy_objective(args: RLHFArgs, overrides: Overrides) -> Callable[..., Float[Tensor, ""]]:
-    """Return the policy objective of a run, called like `calc_clipped_surrogate_objective`.
-
-    1. Limit the log-ratios to `args.max_log_ratio`, if that is set.
-    2. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
-    """
-    is_plain = overrides.clips_plainly(args)
-    if is_plain and args.max_log_ratio is None:
-        return overrides.clipped_surrogate
-
-    def compute(
-        logprobs: Float[Tensor, "minibatch gen"],
-        old_logprobs: Float[Tensor, "minibatch gen"],
-        advantages: Float[Tensor, "minibatch gen"],
-        clip_coef: float,
-        mask: Bool[Tensor, "minibatch gen"],
-        normalize: bool,
-    ) -> Float[Tensor, ""]:
-        known = limit_log_ratio(logprobs, old_logprobs, args), old_logprobs, advantages
-        if is_plain:
-            return overrides.clipped_surrogate(*known, clip_coef, mask, normalize)
-        return F.calc_policy_objective(
-            overrides.policy_loss or args.policy_loss,
-            *known,
-            mask,
-            clip_coef=clip_coef,
-            clip_coef_high=args.clip_coef_high,
-            dual_clip=args.dual_clip,
-            normalize=normalize,
-            aggregation=args.loss_aggregation,
-            denominator=F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len),
-        )
-
-    return compute
-
-
 def limit_log_ratio(
-    logprobs: Float[Tensor, "minibatch gen"], old: Float[Tensor, "minibatch gen"], args: RLHFArgs
-) -> Float[Tensor, "minibatch gen"]:
-    """Move log-probabilities to at most `args.max_log_ratio` from the old ones."""
-    if args.max_log_ratio is None:
-        return logprobs
-    return old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
+    logprobs: MinibatchTokens, old: MinibatchTokens, limit: float
+) -> MinibatchTokens:
+    """Move log-probabilities to at most `limit` from the old ones."""
+    return old + (logprobs - old).clamp(-limit, limit)
 
 
-def importance_weights(
-    minibatch: ReplayMinibatch, args: RLHFArgs
-) -> Float[Tensor, "minibatch gen"] | None:
-    """Return the weight of each token for a sampler that is not the policy; None without one.
+def importance_weights(minibatch: ReplayMinibatch, args: RLHFArgs) -> MinibatchTokens | None:
+    """Return the weight of each token of a rollout engine; None without correction.
 
     Every policy objective is linear in the advantages for weights >= 0, so they are multiplied.
     """
-    if args.importance_correction == "none" or minibatch.engine_logprobs is None:
+    if args.importance_correction == "none":
         return None
     is_masked = args.importance_correction == "masked"
     weigh = F.masked_importance_weights if is_masked else F.truncated_importance_weights
@@ -203,8 +171,8 @@ def importance_weights(
 
 
 def surrogate_per_token(
-    logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
-) -> Float[Tensor, "minibatch gen"]:
+    logprobs: MinibatchTokens, minibatch: ReplayMinibatch, args: RLHFArgs
+) -> MinibatchTokens:
     """Compute what each token adds to the policy objective, by the package's functions.
 
     1. Compute the chosen loss of each token.
@@ -213,9 +181,12 @@ def surrogate_per_token(
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages
-    weights = importance_weights(minibatch, args)
+    has_engine = minibatch.engine_logprobs is not None
+    weights = importance_weights(minibatch, args) if has_engine else None
+    if args.max_log_ratio is not None:
+        logprobs = limit_log_ratio(logprobs, old, args.max_log_ratio)
     given = {
-        "logprobs": limit_log_ratio(logprobs, old, args),
+        "logprobs": logprobs,
         "old_logprobs": old,
         "advantages": advantages if weights is None else weights * advantages,
         "mask": mask,

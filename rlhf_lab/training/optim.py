@@ -1,6 +1,5 @@
 """The optimizer with two learning rates, and their schedule over the phases."""
 
-import warnings
 from typing import Any
 
 from torch.optim import AdamW, Optimizer
@@ -83,41 +82,29 @@ def validate_custom_optimizer(
 
     Raises:
         ConfigError: If the optimizer is missing, cannot maximize, has other parameters than the
-            policy's or does not fit to a setting, or if the scheduler belongs to another one.
+            policy's or conflicts with a setting, or if the scheduler belongs to another one.
     """
     if optimizer is None:
         raise ConfigError("scheduler is passed without its optimizer. Pass both.")
-    for name, default in {"optimizer_in_backward": False, "weight_precision": "fp32"}.items():
-        if getattr(args, name) != default:
-            raise ConfigError(
-                f"{name}={getattr(args, name)!r} requires the optimizer of the settings. Set "
-                f"{name}={default!r}, or pass no optimizer."
-            )
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"optimizer={optimizer!r} is not an optimizer. Pass one of torch.optim.")
-    groups = optimizer.param_groups
-    learned = {id(p) for group in groups for p in group["params"]}
+    if args.optimizer_in_backward or args.weight_precision != "fp32":
+        raise ConfigError(
+            "optimizer_in_backward and weight_precision require the optimizer of the settings. Set "
+            "optimizer_in_backward=False and weight_precision='fp32', or pass no optimizer."
+        )
+    learned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not learned or not learned <= {id(p) for p in policy.parameters()}:
         raise ConfigError(
             "The optimizer's parameters are not the policy's. Build the policy first and pass "
             "both: RLHFTrainer(args, policy=policy, optimizer=AdamW(policy.parameters(), lr=1e-5))."
         )
-    head = [p for p in policy.value_head.parameters() if p.requires_grad]
-    if head and learned.isdisjoint(map(id, head)):
-        warnings.warn(
-            "the optimizer leaves out the value head, so the values do not change. Add "
-            "policy.value_head.parameters() to it.",
-            stacklevel=2,
-        )
-    if not all("maximize" in group for group in groups):
+    if not all("maximize" in group for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} has no option maximize, and the objective is maximized. "
             "Choose one that has it, such as those of torch.optim."
         )
-    for group in groups:
+    for group in optimizer.param_groups:
         group["maximize"] = True
-    if scheduler is None:
-        return optimizer, LambdaLR(optimizer, lambda phase: 1.0)
+    scheduler = LambdaLR(optimizer, lambda phase: 1.0) if scheduler is None else scheduler
     if scheduler.optimizer is not optimizer:
         raise ConfigError("The scheduler belongs to another optimizer. Pass its own.")
     return optimizer, scheduler

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,7 +76,7 @@ class PolicyUpdate:
         """
         self._finite = self._finite & objective.detach().isfinite()
         if self.trainer.step_in_backward is not None:
-            self._norm = self.trainer.step_in_backward.climb(objective, self._finite)
+            self._norm = self.trainer.step_in_backward.climb(objective, self)
         elif self.trainer.world is not None:
             self.trainer.world.sum_gradients(self.trainer.policy)
         elif self.trainer.args.micro_batch_size is None:
@@ -100,10 +101,26 @@ class PolicyUpdate:
         self._finite = self._finite & self._norm.isfinite()
         return self._norm
 
-    def step(self) -> None:
-        """Step the optimizer unless something was not finite."""
-        if self.trainer.step_in_backward is None:
-            step_if(self._finite, self.trainer.optimizer)
+    def step(self, norm: Float[Tensor, ""] | None = None) -> None:
+        """Step the optimizer unless something was not finite.
+
+        Args:
+            norm: of one parameter's gradient, if that is stepped in the backward pass.
+        """
+        if self.trainer.step_in_backward is not None and norm is None:
+            return
+        optimizer, finite = self.trainer.optimizer, self._finite
+        finite = finite if norm is None else finite & norm.isfinite()
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
+            # read by the fused kernel on its device: 1 keeps weights and moments
+            optimizer.found_inf = (~finite).float()
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf
+        elif finite:
+            optimizer.step()
 
 
 def _weigh(
@@ -118,45 +135,20 @@ def _weigh(
         for name in ("token_mean", aggregation)
     )
     surrogate = by_aggregation * terms.clipped_surrogate
-    value_loss, entropy_bonus, kl_penalty = (
-        by_token * term for term in (terms.value_loss, terms.entropy_bonus, terms.kl_penalty)
+    others = (
+        by_token * terms.value_loss,
+        by_token * terms.entropy_bonus,
+        by_token * terms.kl_penalty,
     )
-    return dataclasses.replace(
-        terms,
-        objective=surrogate - value_loss + entropy_bonus - kl_penalty,
-        clipped_surrogate=surrogate,
-        value_loss=value_loss,
-        entropy_bonus=entropy_bonus,
-        kl_penalty=kl_penalty,
-    )
+    total = surrogate - others[0] + others[1] - others[2]
+    return type(terms)(total, surrogate, *others, terms.logprobs, terms.values)
 
 
 def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":
     """Add the scalars of all parts, and concatenate the tensors of tokens; without a graph."""
-
-    def joined(name: str) -> Tensor:
-        values = [getattr(part, name).detach() for part in parts]
-        return torch.cat(values) if values[0].ndim else sum(values)
-
-    return type(parts[0])(**{name: joined(name) for name in vars(parts[0])})
-
-
-def step_if(finite: Bool[Tensor, ""], optimizer: Optimizer) -> None:
-    """Step the optimizer if `finite`; otherwise keep weights and moments.
-
-    A fused AdamW decides that on the device, by the flag that torch's GradScaler sets, so the host
-    does not wait; for any other optimizer the host reads the flag.
-    """
-    is_fused = all(group.get("fused") for group in optimizer.param_groups)
-    if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
-        # read by the fused kernel on its device: 1 keeps weights and moments
-        optimizer.found_inf = (~finite).float()
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf
-    elif finite:
-        optimizer.step()
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    detached = [[x.detach() for x in column] for column in columns]
+    return type(parts[0])(*(torch.cat(c) if c[0].ndim else sum(c) for c in detached))
 
 
 class StepInBackward:
@@ -168,39 +160,31 @@ class StepInBackward:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._finite: Bool[Tensor, ""] | None = None
+        self._update: PolicyUpdate | None = None
         self._norms: list[Float[Tensor, ""]] = []
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._make_step(index))
+                    parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
-    def climb(self, objective: Float[Tensor, ""], finite: Bool[Tensor, ""]) -> Float[Tensor, ""]:
-        """Go backward from the objective and step; return the norm of the whole gradient.
-
-        Args:
-            finite: False keeps all weights; a gradient that is not finite keeps its parameter.
-        """
+    def climb(self, objective: Float[Tensor, ""], update: PolicyUpdate) -> Float[Tensor, ""]:
+        """Go backward from the objective and step; return the norm of the whole gradient."""
         self.optimizer.zero_grad()
-        self._finite, self._norms = finite, []
+        self._update, self._norms = update, []
         try:
             objective.backward()
         finally:
-            self._finite = None
+            self._update = None
         return torch.linalg.vector_norm(torch.stack(self._norms))
 
-    def _make_step(self, index: int) -> Callable[[Tensor], None]:
-        def step(parameter: Tensor) -> None:
-            if self._finite is None:
-                return
-            norm = torch.linalg.vector_norm(parameter.grad)
-            self._norms.append(norm)
-            groups = self.optimizer.param_groups
-            self.optimizer.param_groups = [groups[index] | {"params": [parameter]}]
-            try:
-                step_if(self._finite & norm.isfinite(), self.optimizer)
-            finally:
-                self.optimizer.param_groups = groups
-            parameter.grad = None
-
-        return step
+    def _step(self, index: int, parameter: Tensor) -> None:
+        if self._update is None:
+            return
+        self._norms.append(torch.linalg.vector_norm(parameter.grad))
+        groups = self.optimizer.param_groups
+        self.optimizer.param_groups = [groups[index] | {"params": [parameter]}]
+        try:
+            self._update.step(self._norms[-1])
+        finally:
+            self.optimizer.param_groups = groups
+        parameter.grad = None

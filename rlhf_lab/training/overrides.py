@@ -17,6 +17,7 @@ COMPONENTS = (
     *("policy", "reference", "prompts", "reward_fn", "true_reward_fn", "kl_controller"),
     *("optimizer", "scheduler", "rollout_engine"),
 )
+PerToken = Float[Tensor, "batch gen"]
 # functions that are called with positional arguments, and with which
 CALLED_WITH = {
     "normalize_reward": "rewards",
@@ -25,11 +26,6 @@ CALLED_WITH = {
     "value_loss": "values returns vf_coef mask old_values clip",
     "entropy_bonus": "entropy ent_coef mask",
     "kl_penalty": "kl kl_coef mask",
-}
-# names in TRL, OpenRLHF and torchrl
-OTHER_NAMES = {
-    **{"model": "policy", "ref_model": "reference", "actor": "policy", "dataset": "prompts"},
-    **{"reward_model": "reward_fn", "lr_scheduler": "scheduler", "kl_scheduler": "kl_controller"},
 }
 
 
@@ -74,15 +70,13 @@ class Overrides:
             ConfigError: If a name is unknown, or if a function has other parameters than the
                 trainer passes or would not be called with these settings.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [*COMPONENTS, *(field.name for field in dataclasses.fields(cls))]
         for name, function in given.items():
             if name not in names:
-                other = OTHER_NAMES.get(name)
-                remedy = f"Pass {other}" if other else f"Choose {', '.join([*COMPONENTS, *names])}"
-                raise ConfigError(f"RLHFTrainer has no component {name!r}. {remedy}.")
-            if not callable(function) and function is not None:
-                raise ConfigError(f"{name}={function!r} is not callable. See `Overrides`.")
-            if name in CALLED_WITH:
+                raise ConfigError(
+                    f"RLHFTrainer has no component {name!r}. Choose one of: {', '.join(names)}."
+                )
+            if name in CALLED_WITH and function is not None:
                 try:
                     F.check_order(function, CALLED_WITH[name].split(), name)
                 except ValueError as error:
@@ -126,45 +120,31 @@ class Overrides:
     def estimate_advantages(
         self,
         args: RLHFArgs,
-        values: Float[Tensor, "batch gen"],
-        rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
+        values: PerToken,
+        rewards: Float[Tensor, " batch"] | PerToken,
         mask: Bool[Tensor, "batch gen"],
-        token_rewards: Float[Tensor, "batch gen"] | None = None,
+        token_rewards: PerToken | None = None,
         group: Int[Tensor, " batch"] | None = None,
         greedy_rewards: Float[Tensor, " batch"] | None = None,
-    ) -> Float[Tensor, "batch gen"]:
-        """Compute advantages with the custom estimator, or the one that `args.advantages` names.
-
-        Without `token_rewards`, the last real token gets the reward; see `ppo.assign_credit`.
-        """
+    ) -> PerToken:
+        """Compute advantages with the custom estimator, or the one that `args.advantages` names."""
         if token_rewards is None:
             token_rewards = F.token_rewards(rewards, mask)
-        return F.estimate_advantages(
-            self._estimator(args),
-            values,
-            token_rewards,
-            mask,
-            gamma=args.gamma,
-            lam=args.gae_lambda,
-            group=group,
-            greedy_rewards=greedy_rewards,
-        )
+        compared = {"group": group, "greedy_rewards": greedy_rewards}
+        inputs = self._estimator(args), values, token_rewards, mask
+        return F.estimate_advantages(*inputs, gamma=args.gamma, lam=args.gae_lambda, **compared)
 
     def estimate_returns(
         self,
         args: RLHFArgs,
-        advantages: Float[Tensor, "batch gen"],
-        values: Float[Tensor, "batch gen"],
-        token_rewards: Float[Tensor, "batch gen"],
+        advantages: PerToken,
+        values: PerToken,
+        token_rewards: PerToken,
         mask: Bool[Tensor, "batch gen"],
-    ) -> Float[Tensor, "batch gen"]:
-        """Compute the targets of the value head: advantages plus values.
-
-        If the estimator does not use values, they are the rewards to go.
-        """
+    ) -> PerToken:
+        """Compute the value head's targets: advantages plus values, or rewards to go."""
         parameters = self._parameters(args)
-        any_order = inspect.Parameter.VAR_POSITIONAL in {p.kind for p in parameters.values()}
-        if "values" in parameters or any_order:
+        if "values" in parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
             return F.compute_returns(advantages, values, mask)
         return F.rewards_to_go(token_rewards, args.gamma, mask)
 
@@ -177,21 +157,15 @@ class Overrides:
         return "group" in self._parameters(args)
 
     def _estimator(self, args: RLHFArgs) -> Callable[..., Tensor]:
-        return F.look_up(
-            args.advantages if self.advantages is None else self.advantages,
-            F.ADVANTAGES,
-            "advantages",
-        )
+        name = args.advantages if self.advantages is None else self.advantages
+        return F.look_up(name, F.ADVANTAGES, "advantages")
 
     def _parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self._estimator(args)).parameters
 
 
 def validate_terms(*terms: Any) -> None:
-    """Raise ConfigError unless each term of the objective is a tensor of one number.
-
-    A custom function that leaves out the mean would otherwise be broadcast into the sum.
-    """
+    """Raise ConfigError unless each term is one number; others would be broadcast into the sum."""
     names = "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"
     for name, term in zip(names, terms, strict=True):
         if not isinstance(term, Tensor) or term.ndim:

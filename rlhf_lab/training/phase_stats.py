@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.diagnostics import cause_of_nan
+from rlhf_lab.training.diagnostics import find_nan_cause
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
 
@@ -40,7 +40,7 @@ class PhaseStats:
 
     @torch.no_grad()
     def judge(self, terms: "ObjectiveTerms", minibatch: ReplayMinibatch) -> StepVerdict:
-        """Decide whether the policy is close enough to the one that sampled to learn from samples.
+        """Decide whether the policy is close enough to the one that sampled to take a step.
 
         1. "stop" if KL(old policy || policy), estimated by k3 over the real tokens, exceeds 1.5
            times `args.target_kl`: the rest of the phase would move it further.
@@ -51,8 +51,10 @@ class PhaseStats:
         there multiplies the loss by 0 and steps anyway.
         """
         args, new, old, mask = self.trainer.args, terms.logprobs, minibatch.logprobs, minibatch.mask
-        if self._first_ratio is None:
-            self._first_ratio = furthest_ratio(terms, minibatch)
+        if self._first_ratio is None:  # the ratio that is furthest from 1
+            ratio = F.policy_ratio(new, old).flatten()
+            distance = (ratio - 1).abs().masked_fill(~mask.flatten(), -1.0)
+            self._first_ratio = ratio.gather(0, distance.argmax(0, keepdim=True))[0]
         if args.target_kl is not None:
             moved = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
             if moved > KL_TOLERANCE * args.target_kl:
@@ -69,7 +71,10 @@ class PhaseStats:
         """Add the numbers of a minibatch on which a step was taken."""
         new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
         step = {name: getattr(terms, name).detach() for name in TERMS}
-        step["clip_fraction"] = clipped_fraction(new, minibatch, self.trainer.args)
+        if self.trainer.objective.clips_plainly:
+            step["clip_fraction"] = F.clip_fraction(new, old, self.trainer.args.clip_coef, mask)
+        else:
+            step["clip_fraction"] = clipped_fraction(new, minibatch, self.trainer.args)
         step["approx_kl_per_token"] = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
         step["mean_ratio"] = F.mean_ratio(new, old, mask)
         self._steps.append(step | {"grad_norm": grad_norm.detach()})
@@ -89,7 +94,9 @@ class PhaseStats:
         for step in steps:
             for name, label in {"objective": "objective", "grad_norm": "gradient norm"}.items():
                 if not math.isfinite(step[name]):
-                    cause = cause_of_nan(self.trainer, "Lower the learning rates or raise kl_coef")
+                    cause = find_nan_cause(
+                        self.trainer, "Lower the learning rates or raise kl_coef"
+                    )
                     raise RunError(
                         f"The {label} became {step[name]} in phase {phase}. {cause}; what was "
                         "saved before is intact."
@@ -113,19 +120,16 @@ class PhaseStats:
         causes = [
             f"custom {name}" for name in ("policy", "logprobs") if name in trainer.custom_components
         ]
+        # an intervention of both stages can still act differently in each
+        causes += [f"the intervention {r['name']!r}" for r in trainer.interventions.records]
         if next(policy.parameters()).dtype != torch.float32:
             causes.append("a policy in half precision")
-        # an intervention of both stages can still act differently in each
-        names = [record["name"] for record in trainer.interventions.records]
-        causes += [f"the intervention {name!r}" for name in names]
         if any(point.fwd_hooks for point in policy.base_model.hook_dict.values()):
-            causes.append(
-                "a hook on base_model that acts differently on one token than on a sequence"
-            )
+            causes.append("a hook that acts differently on one token than on a sequence")
         warnings.warn(
             f"phase {trainer.phase}: the policy that is trained is not the policy that sampled: a "
-            f"ratio of {ratio:.4g} on the first minibatch; "
-            f"look at {' and '.join(causes) or 'the sampling settings'}.",
+            f"ratio of {ratio:.4g} on the first minibatch. Check "
+            f"{' and '.join(causes) or 'the sampling settings'}.",
             stacklevel=4,
         )
 
@@ -144,11 +148,3 @@ def clipped_fraction(
         return F.clip_fraction(logprobs, old, args.clip_coef, mask)
     low = F.clip_fraction_low(logprobs, old, args.clip_coef, mask)
     return low + F.clip_fraction_high(logprobs, old, args.clip_coef_high, mask)
-
-
-@torch.no_grad()
-def furthest_ratio(terms: "ObjectiveTerms", minibatch: ReplayMinibatch) -> Float[Tensor, ""]:
-    """Return the probability ratio of a real token that is furthest from 1."""
-    ratio = F.policy_ratio(terms.logprobs, minibatch.logprobs).flatten()
-    distance = (ratio - 1).abs().masked_fill(~minibatch.mask.flatten(), -1.0)
-    return ratio.gather(0, distance.argmax(0, keepdim=True))[0]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.padding import most_characters
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
 from rlhf_lab.training.random_streams import phase_generator
 
@@ -40,22 +41,16 @@ def load_prompts(
             value = text if words is None else " ".join(text.split()[:words])
         elif not chat:
             raise LoadError(
-                f"{row.where} has a list under {column!r}; if it is one of messages, set chat=True "
-                "(--chat)."
+                f"{row.where} has a list under {column!r}. If it contains messages, set chat=True."
             )
         elif words is not None:
-            raise LoadError(f"{row.where} has messages; prompt_words={words} is for plain texts.")
+            raise LoadError(f"{row.where} has messages. Leave out prompt_words={words}.")
         prompts.append(read_turns(value, row.where, last="user") if chat else value)
     return prompts
 
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) -> list[Any]:
-    """Return the texts or conversations: given, those of `args.prompts`, or the prefix.
-
-    Raises:
-        ConfigError: If there is no prompt, or one has the wrong type.
-        LoadError: See `load_prompts`.
-    """
+    """Return the texts or conversations: given, those of `args.prompts`, or the prefix."""
     if given is None and args.prompts is not None:
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
@@ -63,22 +58,21 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
         is_text = all(isinstance(prompt, str) for prompt in prompts)
         if isinstance(prompts, str) or not (args.chat or is_text):
             kind = "prompts" if args.chat else "texts"
-            raise ConfigError(f"prompts must be a list of {kind}; put a single one in a list.")
+            raise ConfigError(f"prompts must be a list of {kind}. Put a single one in a list.")
         if args.chat:
             names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
             prompts = [read_turns(*pair, last="user") for pair in zip(prompts, names, strict=True)]
     if not prompts:
-        raise ConfigError(f"prompts={args.prompts!r} holds no prompt; give at least one.")
+        raise ConfigError(f"prompts={args.prompts!r} contains no prompt. Add at least one.")
     if args.chat:
         prompts = [with_system(turns, args.system_prompt) for turns in prompts]
     return list(prompts)
 
 
 def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
-    """Return the prompts at places `start` to `start + count` of a run's endless order.
+    """Return the prompts at positions `start` to `start + count` of a run's endless order.
 
-    1. Each time round, all prompts come once, in a random order of that round.
-    2. A place gives its round, so nothing has to be remembered.
+    In each round, all prompts come once, in a random order of that round.
     """
     first, skipped = divmod(start, n_prompts)
     rounds = range(first, (start + count - 1) // n_prompts + 1)
@@ -100,9 +94,7 @@ class Prompts:
         turns: messages of each; None without a chat.
         labels: text after each that a response is compared with; None without labels.
         answers: right answer to each; None without `answers_column`.
-
-    Raises:
-        ConfigError: If a prompt is empty, or leaves no room for a response.
+        digest: checksum of texts, labels and answers.
     """
 
     def __init__(
@@ -121,21 +113,12 @@ class Prompts:
             ]
         self.labels = self._column("labels_column", given)
         self.answers = self._column("answers_column", given)
-        limit = most_characters(model.tokenizer, model.cfg.n_ctx)
-        for number, text in enumerate(self.texts, 1):  # tokenizing it could take minutes
-            if len(text) > limit:
-                raise ConfigError(
-                    f"prompt {number} of {len(self.texts)} has {len(text)} characters, which the "
-                    f"model's context of {model.cfg.n_ctx} tokens cannot hold; shorten it or set "
-                    "prompt_words."
-                )
         prepend_bos = args.prepend_bos and not args.chat  # a template has its own
         self.tokens = tokenize_prompts(model.tokenizer, self.texts, prepend_bos)
         if not all(self.tokens):
-            raise ConfigError(
-                "prefix='' leaves an empty prompt; write a prefix or set prepend_bos."
-            )
+            raise ConfigError("A prompt has no token. Set a prefix, or prepend_bos=True.")
         check_context(model, max(map(len, self.tokens)), args.gen_len)
+        self.digest = zlib.crc32(json.dumps([self.texts, self.labels, self.answers]).encode())
 
     def _column(self, field: str, given: Sequence[Any] | None) -> list[str] | None:
         """Return a column of the file of prompts; None if the setting is None."""
@@ -144,8 +127,8 @@ class Prompts:
             return None
         if given is not None:
             raise ConfigError(
-                f"{field}={column!r} is a column of the file of prompts, but prompts were handed "
-                "in; leave one of them out."
+                f"{field}={column!r} is a column of the file of prompts, but prompts were passed. "
+                "Leave one of them out."
             )
         rows = read_rows(self.args.prompts, "prompts", lines_as=self.args.prompts_column)
         return [row.text(column) for row in rows]
@@ -155,7 +138,7 @@ class Prompts:
         each = self.args.samples_per_prompt
         return [self.tokens[i] for i in self._indices(batch) for _ in range(each)]
 
-    def in_place_of(self, batch: int) -> Iterator[list[int]]:
+    def replacements_for(self, batch: int) -> Iterator[list[int]]:
         """Yield prompts without end to replace those of a batch, in a seeded order.
 
         First come those that are not in the batch, then its own, then all again.

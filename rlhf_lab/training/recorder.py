@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlhf_lab import __version__
+from rlhf_lab.errors import RunError
 from rlhf_lab.training.callbacks import Context, switched_off
-from rlhf_lab.training.checkpoint import is_numbered, remove_outdated, save_checkpoint, weights
-from rlhf_lab.training.checkpoint_metadata import make_metadata, make_training_state
-from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host
+from rlhf_lab.training.checkpoint import (
+    is_numbered,
+    make_metadata,
+    make_training_state,
+    read_metadata,
+    remove_outdated,
+    save_checkpoint,
+    weights,
+)
+from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host, wait_for_writers
 from rlhf_lab.training.components import rewarded_class
-from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite, validate_finite_weights
-from rlhf_lab.training.input_digests import check_input_digests
+from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite_weights
 from rlhf_lab.training.model_card import keep_run_card
-from rlhf_lab.training.reference_reset import final_kl_to_start, reference_tensors
-from rlhf_lab.training.resume import validate_last_phase
-from rlhf_lab.training.rollout import mean_of_batches, sample_lines
+from rlhf_lab.training.reference_reset import reference_tensors
+from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
 from rlhf_lab.training.run_lock import RunLock
 
@@ -57,9 +63,8 @@ class Recorder:
         self.best: dict[str, float] | None = None
         self.diagnostics: dict[str, dict[str, Any]] = {}
         self.changes: list[dict[str, Any]] = []
-        self.writer, self.lock = CheckpointWriter(), RunLock()
+        self.writer, self.lock, self.seconds = CheckpointWriter(), RunLock(), 0.0
         self._waiting: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
-        self.seconds = 0.0
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.save_due, last=True)
         callbacks.record("after_score", self.save_best)
@@ -70,59 +75,58 @@ class Recorder:
 
     def open(self) -> None:
         """Make the directory of a new run, or drop what a resumed run is about to do again."""
-        args, phase = self.trainer.args, self.trainer.phase
-        validate_finite_weights(self.trainer)
-        info: dict[str, Any] = {}
+        trainer, args, phase = self.trainer, self.trainer.args, self.trainer.phase
+        validate_finite_weights(trainer)
         if self.run is not None:
             self._hold()
             self.run.rewind(phase)
-            info = self.run.read_info()
-            stored = info.get("diagnostics", {}).items()
-            self.diagnostics = {k: v for k, v in stored if v["phase"] < phase}
+            diagnostics = self.run.read_info().get("diagnostics", {})
+            self.diagnostics = {k: v for k, v in diagnostics.items() if v["phase"] < phase}
             remove_outdated(self.run.checkpoints, args.keep_checkpoints, phase)
         else:
-            if self.out is None:
-                self.run = RunDir.create_numbered(f"{args.preset}-seed{args.seed}")
-            else:
-                self.run = RunDir.create(self.out)
+            name = f"{args.preset}-seed{args.seed}"
+            is_named = self.out is not None
+            self.run = RunDir.create(self.out) if is_named else RunDir.create_numbered(name)
             self.lock.hold(self.run.path)
             self.run.validate_empty()  # another trainer may have started here before the lock
-        self.write_info(status="running", input_digests=check_input_digests(self.trainer, info))
+        versions = {"rlhf_lab": __version__, "python": platform.python_version()}
+        versions |= {name: version(name) for name in _PACKAGES}
+        self.write_info(
+            args=args.to_dict(),
+            versions=versions,
+            device=str(trainer.device),
+            processes=1 if trainer.world is None else trainer.world.size,
+            custom_components=trainer.custom_components,
+            rewarded_class=rewarded_class(trainer.reward_fn),
+            interventions=trainer.interventions.records,
+            phases_done=phase,
+            id=self.run_id,
+            changes=self.changes,
+            status="running",
+        )
 
     def _hold(self) -> None:
         """Take the lock of an existing run, or check that this trainer still has it."""
         is_new = not self.lock.is_held
         self.lock.hold(self.run.path)
+        path = self.run.checkpoints / "last.safetensors"
         if is_new:
-            validate_last_phase(self.run, self.last_saved_phase)
-
-    def update_info(self, **changes: Any) -> None:
-        """Change entries of run.json."""
-        self.run.write_info(self.run.read_info() | changes)
+            wait_for_writers(self.run.checkpoints)
+            saved = read_metadata(path)["phase"] if path.exists() else self.last_saved_phase
+            if saved != self.last_saved_phase:
+                raise RunError(
+                    f"{path} is of phase {saved} now, not of {self.last_saved_phase}: another "
+                    f"trainer has continued the run. Load it again with `resume {self.run.path}`."
+                )
 
     def write_info(self, **changes: Any) -> None:
-        """Write all entries of run.json that the recorder knows, with these changes."""
+        """Change entries of run.json."""
         trainer = self.trainer
         info = self.run.read_info() if self.run.info_path.exists() else {}
-        versions = {"rlhf_lab": __version__, "python": platform.python_version()}
-        info |= {
-            "args": trainer.args.to_dict(),
-            "versions": versions | {name: version(name) for name in _PACKAGES},
-            "device": str(trainer.device),
-            "processes": 1 if trainer.world is None else trainer.world.size,
-            "custom_components": trainer.custom_components,
-            "rewarded_class": rewarded_class(trainer.reward_fn),
-            "interventions": trainer.interventions.records,
-            "phases_done": trainer.phase,
-            "id": self.run_id,
-            "last_saved_phase": self.last_saved_phase,
-            "reference_phase": trainer.reference_phase,
-            "changes": self.changes,
-            "diagnostics": self.diagnostics,
-        }
         if trainer.phase < trainer.args.total_phases:
             info.pop("final", None)  # of a finished run that continues
-        self.run.write_info(info | changes)
+        changes |= {"last_saved_phase": self.last_saved_phase, "diagnostics": self.diagnostics}
+        self.run.write_info(info | changes | {"reference_phase": trainer.reference_phase})
 
     def log(self, ctx: Context) -> None:
         """Add the phase to metrics.jsonl and samples.jsonl."""
@@ -133,18 +137,13 @@ class Recorder:
             self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})
-        self.update_info(
-            phases_done=ctx.phase + 1,
-            last_saved_phase=self.last_saved_phase,
-            reference_phase=self.trainer.reference_phase,
-            diagnostics=self.diagnostics,
-            **({"initial": ctx.report.to_dict()} if ctx.phase == 0 else {}),
-        )
+        initial = {"initial": ctx.report.to_dict()} if ctx.phase == 0 else {}
+        self.write_info(phases_done=ctx.phase + 1, **initial)
 
     def remark(self, sign: str, phase: int, text: str) -> None:
         """Add a remark of a callback to run.json, once in a run."""
         self.diagnostics.setdefault(sign, {"phase": phase, "text": text})
-        self.update_info(diagnostics=self.diagnostics)
+        self.write_info()
 
     def _log_samples(self, rollout: Any) -> None:
         lines = sample_lines(rollout, self.trainer.tokenizer)
@@ -202,6 +201,7 @@ class Recorder:
         """Write what waits, in the background unless a callback is registered for checkpoints."""
         files, self._waiting = self._waiting, []
         run = RunDir(self.run.path.absolute())  # the working directory may change meanwhile
+        is_awaited = self.trainer.callbacks.has_callbacks("checkpoint")
 
         def write() -> None:
             for metadata, tensors in files:
@@ -215,7 +215,6 @@ class Recorder:
                 if is_awaited:
                     self.trainer.emit("checkpoint", phase=metadata["phase"], checkpoint=path)
 
-        is_awaited = self.trainer.callbacks.has_callbacks("checkpoint")
         self.writer.wait()
         write() if is_awaited else self.writer.start(run.checkpoints, write)
 
@@ -235,8 +234,7 @@ class Recorder:
         elif info["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self._log_samples(rollouts[0])
-            final = mean_of_batches(rollouts) | final_kl_to_start(trainer, rollouts)
-            self.write_info(status="finished", final=validate_finite(final, trainer))
+            self.write_info(status="finished", final=trainer.summarize_evaluation(rollouts))
         keep_run_card(self.run)
         self.lock.release()
 

@@ -1,4 +1,4 @@
-"""The report of a phase, in numbers whose names say their units; views/report.py draws a run's."""
+"""The report of a phase; `views/report.py` makes the page of a run."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,23 +7,24 @@ from typing import Any
 import psutil
 import torch
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.samples import Samples
 
 
 @dataclass(frozen=True)
 class LearningStats:
-    """Means over the minibatches of one learning phase; every term is as it stood in the objective.
+    """Means over the minibatches of one learning phase; each term has its weight and sign.
 
     Args:
-        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, which is maximised.
-        clip_fraction: share of tokens whose probability ratio left the clip range.
+        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, maximized.
+        clip_fraction: fraction of tokens whose probability ratio left the clip range.
         approx_kl_per_token: k3 estimate of KL(old policy || policy), in nats per token.
         mean_ratio: mean over the tokens of the probability ratio, whose expectation is 1.
         ratio_first_minibatch: the probability ratio that is furthest from 1 before the first step;
-            1 when the policy that is trained is the policy that sampled.
+            1 if the policy that is trained is the policy that sampled.
         grad_norm: global norm of the gradient before clipping.
-        skipped_minibatches: those whose mean ratio exceeded ratio_threshold; no step was taken on
-            them, and they count in no mean.
+        skipped_minibatches: number of those whose mean ratio exceeded ratio_threshold; they are
+            in no mean.
         unused_minibatches: those left when target_kl ended the phase; 0 if it did not.
     """
 
@@ -43,28 +44,24 @@ class LearningStats:
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """What a batch of samples says about the policy that wrote it.
+    """Statistics of a batch of samples. None is a number that the run does not have.
 
     Args:
         mean_reward, reward_std: of the raw rewards.
-        true_reward, grammatical_fraction: the known truth on Reel; None elsewhere.
+        true_reward, grammatical_fraction: true reward on Reel.
         kl_per_token, kl_per_sequence: exact KL from the reference, in nats.
         entropy_per_token: in nats.
-        response_length: mean number of real generated tokens, the stop token included.
+        response_length: mean number of real generated tokens, stop token included.
         explained_variance: of the returns by the values.
-        uninformative_group_fraction: share of prompts whose answers all have the same raw reward;
-            None with one answer to each.
-        resampled_prompts: how often prompts were drawn again; None without `dynamic_sampling`.
+        uninformative_group_fraction: fraction of prompts whose responses have equal raw rewards.
+        resampled_prompts: number of times that `dynamic_sampling` resampled prompts.
         engine_kl_per_token: k3 estimate of KL(rollout engine || policy) on the engine's samples, in
-            nats; None without the engine's log-probs.
+            nats, from the engine's log-probs.
         effective_sample_fraction: effective sample size of the tokens, weighted by policy over
-            engine probability, divided by their number; None likewise.
-        reward_means: of several rewards, the mean of each, before it is weighted; in metrics.jsonl
-            each is `reward/NAME`. None where there is one.
-        kl_to_initial_per_sequence: exact KL from the reference that the run began with, in nats;
-            None where the reference stays.
-        reference_phase: after how many learning phases the policy became the reference that the
-            other KLs are from; None likewise.
+            engine probability, divided by their number.
+        reward_means: mean of each of several rewards, before its weight; `reward/NAME` in metrics.
+        kl_to_initial_per_sequence: exact KL from the run's first reference, in nats.
+        reference_phase: learning phases after which the policy became the reference.
     """
 
     mean_reward: float
@@ -87,13 +84,11 @@ class RolloutStats:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a phase cost; the only numbers of a report that differ between two runs of one seed.
+    """Times and memory of a phase; the only numbers that differ between two runs of one seed.
 
     Args:
-        rollout_seconds, learning_seconds: of the two halves.
-        rollout_tokens_per_second: generated tokens over the time of the rollout phase.
-        learning_tokens_per_second: generated tokens times passes over the time of the learning
-            phase.
+        rollout_tokens_per_second: generated tokens per second of the rollout phase.
+        learning_tokens_per_second: generated tokens times passes, per second of learning.
         peak_memory_bytes: of the process on CPU, of the allocator on CUDA and MPS, since the run
             began.
     """
@@ -107,15 +102,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """One line of metrics.jsonl.
-
-    The numbers of `rollout` and `learning` can be read straight from the report, as in
-    `report.mean_reward`.
+    """One line of metrics.jsonl; numbers of its parts are attributes: `report.mean_reward`.
 
     Args:
         phase: counted from 0; the rollout is of the weights after `phase` learning phases.
-        base_lr, head_lr: the learning rates of this phase.
-        kl_coef: the weight of the KL penalty in this phase.
+        base_lr, head_lr, kl_coef: learning rates and weight of the KL penalty in this phase.
     """
 
     phase: int
@@ -133,7 +124,7 @@ class PhaseReport:
         raise AttributeError(f"PhaseReport has no {name!r}; see `report.to_dict()`.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values: metrics flat, several rewards by name, costs apart."""
+        """Return the report as JSON values: metrics flat, several rewards by name, then costs."""
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= value if name in ("rollout", "learning") else {name: value}
@@ -142,12 +133,12 @@ class PhaseReport:
 
 
 def reward_metric(name: str) -> str:
-    """What the mean of one of several rewards is called in metrics, samples and logs."""
+    """Return the name in metrics, samples and logs of one of several rewards."""
     return f"reward/{name}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory in use so far: of the device's allocator, or of the process on CPU."""
+    """Return the most memory in use so far: of the device's allocator, or of the process on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
@@ -161,19 +152,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if psutil.MACOS else peak * 1024
 
 
-def cost_of(
-    samples: Samples,
-    passes: int,
-    rollout_seconds: float,
-    learning_seconds: float,
-    device: torch.device,
-) -> Cost:
-    """What a phase cost, by its seconds and the number of passes over its generated tokens."""
+def compute_cost(samples: Samples, args: RLHFArgs, rollout: float, learning: float) -> Cost:
+    """Return the cost of a phase from the seconds of its two halves."""
     tokens = int(samples.mask.sum())
-    return Cost(
-        rollout_seconds=rollout_seconds,
-        learning_seconds=learning_seconds,
-        rollout_tokens_per_second=tokens / rollout_seconds,
-        learning_tokens_per_second=tokens * passes / learning_seconds,
-        peak_memory_bytes=peak_memory_bytes(device),
-    )
+    learned, device = tokens * args.batches_per_learning_phase, samples.tokens.device
+    return Cost(rollout, learning, tokens / rollout, learned / learning, peak_memory_bytes(device))

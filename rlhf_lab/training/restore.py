@@ -54,16 +54,12 @@ def load_policy(
 
 
 def checkpoint_name(which: str | int) -> str:
-    """Return the name of a checkpoint's file, from its own name or a number of learning phases.
-
-    Raises:
-        RunError: If no checkpoint can have that name.
-    """
+    """Return the name of a checkpoint's file, from its own name or a number of learning phases."""
     if isinstance(which, str) and fullmatch(r"[A-Za-z]\w{0,63}", which, ASCII):
         return which
     if isinstance(which, int) and 0 <= which < 10**18:
         return f"phase_{which:06d}"
-    value = f"{which!r:.40}" if isinstance(which, str) else "a number out of range"
     raise RunError(
-        f"checkpoint={value} is not a checkpoint. Choose last, best or a number of learning phases."
+        f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number of learning "
+        "phases."
     )

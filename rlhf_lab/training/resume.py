@@ -11,15 +11,8 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.training.checkpoint import (
-    load_checkpoint,
-    load_optimizer,
-    load_weights,
-    read_metadata,
-)
-from rlhf_lab.training.checkpoint_metadata import STATEFUL, load_state, unflatten_state
+from rlhf_lab.training.checkpoint import STATEFUL, load_checkpoint, load_weights, unflatten_state
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
-from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -39,23 +32,22 @@ def resume_trainer(
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
-    args = changed_args(before, {} if changes is None else changes, parts)
-    trainer = kind(args, **parts)
-    warn_about_rewarded_class(info.get("rewarded_class"), rewarded_class(trainer.reward_fn))
+    trainer = kind(changed_args(before, changes or {}, parts), **parts)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
     restore(trainer, run, info)
-    if trainer.phase > args.total_phases:
+    phase, args = trainer.phase, trainer.args
+    if phase > args.total_phases:
         raise ConfigError(
-            f"total_phases={args.total_phases} is below the {trainer.phase} phases that the run "
-            "has done. Set at least that many."
+            f"total_phases={args.total_phases} is below the {phase} phases that the run has done. "
+            "Set at least that many."
         )
     # changes of later phases, which are run again, apply from this phase on
-    earlier = [c | {"phase": min(c["phase"], trainer.phase)} for c in info.get("changes", [])]
+    earlier = [c | {"phase": min(c["phase"], phase)} for c in info.get("changes", [])]
     values = ((name, getattr(before, name), getattr(args, name)) for name in CHANGEABLE)
     trainer.recorder.changes = earlier + [
-        {"phase": trainer.phase, "field": name, "from": old, "to": new}
+        {"phase": phase, "field": name, "from": old, "to": new}
         for name, old, new in values
         if old != new
     ]
@@ -78,15 +70,7 @@ def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path)
 
 
 def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> RLHFArgs:
-    """Return a run's settings with these changes.
-
-    Raises:
-        ConfigError: If a setting cannot change, or is set by a component in `parts`.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigError(
-            f"changes={changes!r} must map settings to new values, as in {{'total_phases': 30}}."
-        )
+    """Return a run's settings with these changes; raise ConfigError for one that cannot change."""
     for name, value in changes.items():
         if name not in CHANGEABLE:
             raise ConfigError(
@@ -98,16 +82,6 @@ def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str,
                 f"{name} cannot change with a custom {SET_BY[name]}. Change the value there."
             )
     return dataclasses.replace(args, **changes)
-
-
-def warn_about_rewarded_class(before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Warn if the labels of the reward model have changed, and with them the rewarded class."""
-    if before and now and before != now:
-        warnings.warn(
-            f"The run rewarded class {before['index']}, {before['label']!r}. From here on it "
-            f"rewards class {now['index']}, {now['label']!r}, as reward_model names them now.",
-            stacklevel=2,
-        )
 
 
 def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> None:
@@ -124,6 +98,12 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     tensors, metadata = load_checkpoint(path)
     validate_checkpoint_run(metadata, info, path)
     validate_settings(metadata["args"], info, path)
+    if metadata["prompts"] != trainer.prompts.digest:
+        warnings.warn(
+            f"prompts={trainer.args.prompts!r} has changed since the run started. The run "
+            "continues with the new contents, so its phases are not comparable.",
+            stacklevel=2,
+        )
     load_weights(trainer.policy, tensors, path)
     with reading(path):
         load_training_state(trainer, tensors, metadata)
@@ -137,23 +117,25 @@ def load_training_state(
     trainer: "RLHFTrainer", tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
 ) -> None:
     """Restore optimizer, scheduler and KL controller; changed settings replace saved values."""
+    rates = getattr(trainer.scheduler, "base_lrs", None)
+    is_custom = "kl_controller" in trainer.custom_components
+    keeps_coef = is_custom or metadata["args"]["kl_coef"] == trainer.args.kl_coef
     for name in STATEFUL:
-        saved, now = metadata[name]["class"], type(getattr(trainer, name)).__qualname__
-        if saved != now:
+        component, saved = getattr(trainer, name), metadata[name]["class"]
+        if saved != type(component).__qualname__:
             raise RunError(
-                f"The run was trained with {name}={saved}, and this trainer has {now}. Pass the "
-                f"{name} of the run."
+                f"The run was trained with {name}={saved}, and this trainer has "
+                f"{type(component).__qualname__}. Pass the {name} of the run."
             )
-    rates = trainer.scheduler.base_lrs if hasattr(trainer.scheduler, "base_lrs") else None
-    load = load_optimizer if trainer.world is None else trainer.world.load_optimizer
-    load(trainer.optimizer, metadata["optimizer"]["state"], tensors)
-    load_state(trainer.scheduler, unflatten_state(metadata["scheduler"]["state"], tensors))
+        state = unflatten_state(metadata[name]["state"], tensors)
+        if name == "optimizer" and trainer.world is not None:
+            state = trainer.world.shard_state(state, component)
+        if hasattr(component, "load_state_dict"):
+            component.load_state_dict(state)
+        elif keeps_coef:
+            vars(component).update(state)
     if "optimizer" not in trainer.custom_components:
         set_rates(trainer, rates)
-    is_custom = "kl_controller" in trainer.custom_components
-    if is_custom or metadata["args"]["kl_coef"] == trainer.args.kl_coef:
-        state = unflatten_state(metadata["kl_controller"]["state"], tensors)
-        load_state(trainer.kl_controller, state)
 
 
 def set_rates(trainer: "RLHFTrainer", peaks: list[float]) -> None:
@@ -179,24 +161,11 @@ def validate_checkpoint_run(
 
 
 def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
-    """Raise RunError if run.json was edited since the checkpoint; warn about new locations."""
+    """Raise RunError if run.json was edited since the checkpoint, except for locations."""
     changed = {change["field"] for change in info.get("changes", [])}
     for name, value in info["args"].items():
-        if name in changed or value == saved.get(name):
-            continue
-        edit = f"run.json has {name}={value!r}, but {path} was saved with {saved.get(name)!r}."
-        if name not in LOCATIONS:
-            how = "with `resume`" if name in CHANGEABLE else "in a new run"
-            raise RunError(f"{edit} Restore the value, and change it {how}.")
-        warnings.warn(f"{edit} The run continues with the former.", stacklevel=2)
-
-
-def validate_last_phase(run: RunDir, phase: int | None) -> None:
-    """Raise RunError if another trainer has saved the run since `last` was of this phase."""
-    path = run.checkpoints / "last.safetensors"
-    wait_for_writers(run.checkpoints)
-    if path.exists() and (saved := read_metadata(path).get("phase")) != phase:
-        raise RunError(
-            f"{path} is of phase {saved} now, not of {phase}: another trainer has continued the "
-            f"run. Load it again with `resume {run.path}`."
-        )
+        if value != saved.get(name) and name not in changed and name not in LOCATIONS:
+            raise RunError(
+                f"run.json has {name}={value!r}, but {path} was saved with {saved.get(name)!r}. "
+                f"Restore the value, and change it in a new run (or with `resume`)."
+            )

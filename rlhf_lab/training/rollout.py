@@ -21,7 +21,7 @@ class Rollout(Scores):
     """One batch of samples with everything that was computed about it before learning.
 
     Args:
-        samples: tokens, masks, log-probabilities and values, as the sampler noted them.
+        samples: tokens, masks, log-probabilities and values.
         kl: exact KL of the policy from the reference, in nats per token.
         entropy: of the policy, in nats per token.
         ref_residuals: the reference's final residual at the states before each generated token.
@@ -29,9 +29,9 @@ class Rollout(Scores):
         returns: the value head's target.
         ref_logprobs: of the generated tokens under the reference, if the run estimates its KL from
             them; at the same temperature and truncation as the policy's.
-        resampled_prompts: how often prompts were drawn again; None without `dynamic_sampling`.
+        resampled_prompts: how often `dynamic_sampling` resampled prompts; None without it.
 
-    The other fields are those of `Scores`; the advantages were computed from `earned`.
+    `Scores` documents the other fields; the advantages were computed from `credit_rewards`.
     """
 
     samples: Samples
@@ -45,9 +45,9 @@ class Rollout(Scores):
 
     @cached_property
     def teaching(self) -> Bool[Tensor, " batch"] | None:
-        """False where the answers to a prompt were compared and no advantage came of it.
+        """False if the advantages of all responses to a prompt are 0; see `teaching_groups`.
 
-        None where answers are not compared with each other; see `functional.teaching_groups`.
+        None if responses to a prompt are not compared.
         """
         if self.group is None or not self.compared:
             return None
@@ -56,14 +56,14 @@ class Rollout(Scores):
     def to_tensordict(
         self, kl_coef: float = 0.0, stop_tokens: Sequence[int] = (), pad_token: int = 0
     ) -> Any:
-        """The rollout as a TensorDict of torchrl's kind; see `compat.torchrl.to_tensordict`."""
+        """Return the rollout as a TensorDict; see `compat.torchrl.to_tensordict`."""
         from rlhf_lab.compat.torchrl import to_tensordict
 
         return to_tensordict(self, kl_coef, stop_tokens, pad_token)
 
 
 def summarize(rollout: Rollout) -> RolloutStats:
-    """What the batch says about the policy that wrote it."""
+    """Return the statistics of a batch, read from the device at once."""
     mask = rollout.samples.mask
     found = {
         "mean_reward": rollout.raw_rewards.mean(),
@@ -98,10 +98,7 @@ def summarize(rollout: Rollout) -> RolloutStats:
 
 
 def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None]:
-    """What is asked of a policy, averaged over batches, and the number of samples.
-
-    None stands where something is not known.
-    """
+    """Return the results of an evaluation: means over batches, and the number of samples."""
     batches = [(summarize(rollout), len(rollout.texts)) for rollout in rollouts]
     means: dict[str, float | int | None] = {}
     for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
@@ -114,34 +111,24 @@ def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None
 
 
 def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """What samples.jsonl has of each sequence: its text, whole and in its two parts, and numbers.
+    """Return the lines of samples.jsonl: text (prompt and response) and numbers of each sequence.
 
-    The text is prompt and response. The KL is in nats, summed over the response; the length counts
-    the real generated tokens. The true reward is None where no truth is known. Of several rewards,
-    each is there as reward/NAME, before it is weighted.
+    The KL is in nats, summed over the response; several rewards are stored as reward/NAME.
     """
     samples, rewards = rollout.samples, rollout.raw_rewards
     kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
-    numbers = torch.stack([rewards, kl, samples.mask.sum(1).to(rewards)], dim=1).tolist()
-    true_reward = rollout.true_rewards
-    true_rewards = [None] * len(numbers) if true_reward is None else true_reward.tolist()
-    prompts = samples.prompt_texts(tokenizer)
-    columns = {reward_metric(k): v.tolist() for k, v in rollout.rewards_by_name.items()}
-    by_name = [{k: column[i] for k, column in columns.items()} for i in range(len(numbers))]
-    rows = zip(rollout.texts, prompts, numbers, true_rewards, by_name, strict=True)
-    return [
-        {
-            "text": text,
-            "prompt": prompt,
-            "response": text.removeprefix(prompt),
-            "reward": reward,
-            "true_reward": true_reward,
-            "kl_per_sequence": kl,
-            "response_length": round(length),
-        }
-        | each
-        for text, prompt, (reward, kl, length), true_reward, each in rows
-    ]
+    reward, kl, length = torch.stack([rewards, kl, samples.mask.sum(1).to(rewards)]).tolist()
+    prompts, true_rewards = samples.prompt_texts(tokenizer), rollout.true_rewards
+    columns = {
+        "text": rollout.texts,
+        "prompt": prompts,
+        "response": [t.removeprefix(p) for t, p in zip(rollout.texts, prompts, strict=True)],
+        "reward": reward,
+        "true_reward": [None] * len(reward) if true_rewards is None else true_rewards.tolist(),
+        "kl_per_sequence": kl,
+        "response_length": map(round, length),
+    } | {reward_metric(name): x.tolist() for name, x in rollout.rewards_by_name.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _mean(x: Tensor | None) -> float | None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -53,11 +52,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object.
-
-    Raises:
-        RunError: If the file cannot be read, or contains something else.
-    """
+    """Read a JSON file that contains an object; raise RunError if it is not readable."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -68,32 +63,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class RunDir:
-    """The directory of one run.
-
-    Args:
-        path: The directory; see `create` and `open`.
-    """
+    """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @classmethod
-    def at(cls, path: Any) -> "RunDir":
-        """Return the directory of that name, which need not exist yet.
-
-        Raises:
-            RunError: If `path` is not a text or a path, or is empty.
-        """
-        if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise RunError(f"out={path!r:.60} is not a directory name. Pass a path.")
-        return cls(Path(path))
+        self.info_path, self.checkpoints = path / INFO, path / "checkpoints"
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
         """Make a new run directory.
 
         Raises:
-            RunError: If the directory contains a run, or the directory cannot be written.
+            RunError: If the directory contains a run, or cannot be written.
         """
         run = cls(Path(path))
         run.validate_empty()
@@ -126,8 +107,6 @@ class RunDir:
 
     def validate_empty(self) -> None:
         """Raise RunError if the directory contains a run, or files that a run would replace."""
-        if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
-            raise RunError(f"{self.path} is not UTF-8, as checkpoints need. Choose another --out.")
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file. Choose another --out.")
         if self.info_path.exists() or (self.path / METRICS).exists():
@@ -141,25 +120,9 @@ class RunDir:
                     f"{path} exists, but there is no run in {self.path}. Choose another --out."
                 )
 
-    @property
-    def info_path(self) -> Path:
-        """The file that makes a directory a run."""
-        return self.path / INFO
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of the weights."""
-        return self.path / "checkpoints"
-
     def read_info(self) -> dict[str, Any]:
-        """Read run.json.
-
-        Raises:
-            RunError: If the file is not valid, or was written by another version.
-        """
+        """Read run.json; raise RunError if it is not valid or of another version."""
         info = read_object(self.info_path)
-        if not isinstance(info.get("args"), dict) or not info["args"]:
-            raise RunError(f"{self.info_path} has no arguments of a run. Restore it.")
         if info.get("format") != FORMAT:
             raise RunError(
                 f"{self.info_path} was written by another version of rlhf_lab. Use that version, "
@@ -178,8 +141,7 @@ class RunDir:
         path = self.path / file
         refuse_foreign(path)
         with writing(path):
-            if path.parent != self.path:
-                path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:
                 out.write(json_lines(records))
 
@@ -187,29 +149,18 @@ class RunDir:
         """Read the records of a JSONL file, without a last line that a crash cut off.
 
         Args:
-            fields: Fields that every line must have, with their types.
+            fields: fields that every line must have, with their types.
 
         Raises:
-            RunError: If the file cannot be read, or a line is not such a record.
+            RunError: If a line is not such a record.
         """
         path = self.path / file
         if not path.exists() and not path.is_symlink():
             return []
-        if not path.is_file():  # a pipe or a device would be read without end
+        if not path.is_file():  # a pipe would be read without end
             raise RunError(f"{path} is not a regular file. Restore or remove it.")
-        try:
-            lines = path.read_bytes().split(b"\n")[:-1]
-        except OSError as error:
-            raise RunError(f"{path} is unreadable ({error.strerror}). Restore it.") from None
+        lines = path.read_bytes().split(b"\n")[:-1]
         return [_record(line, f"{path}, line {n},", fields) for n, line in enumerate(lines, 1)]
-
-    def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the records of a JSONL file for which `stays` is false."""
-        path = self.path / file
-        if path.exists() or path.is_symlink():
-            kept = [record for record in self.read(file) if stays(record)]
-            with replacing(path) as partial:
-                partial.write_text(json_lines(kept), encoding="utf-8")
 
     def rewind(self, phase: int) -> None:
         """Drop the records of `phase` and later, and drafts that a killed run left."""
@@ -222,9 +173,18 @@ class RunDir:
 
         for partial in self.checkpoints.glob(".*.partial"):
             clear_draft(partial)
-        returned = [f"{RETURNED}/{path.name}" for path in self.path.glob(f"{RETURNED}/*.jsonl")]
-        for file in (METRICS, SAMPLES, *returned):
-            self.keep(file, is_done)
+        self.keep(METRICS, is_done)
+        self.keep(SAMPLES, is_done)
+        for path in self.path.glob(f"{RETURNED}/*.jsonl"):
+            self.keep(f"{RETURNED}/{path.name}", is_done)
+
+    def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the records of a JSONL file for which `stays` is false."""
+        path = self.path / file
+        if path.exists() or path.is_symlink():
+            kept = [record for record in self.read(file) if stays(record)]
+            with replacing(path) as partial:
+                partial.write_text(json_lines(kept), encoding="utf-8")
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:
@@ -248,11 +208,9 @@ def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{place} is not valid JSON ({error}). Correct or delete it.") from None
-    found = record if isinstance(record, dict) else {}
     for name, kind in fields.items():
-        if name not in found:
+        if not isinstance(record, dict) or name not in record:
             raise RunError(f"{place} has no field {name!r}. Correct or delete it.")
-        is_flag = isinstance(found[name], bool) and kind is not bool
-        if not isinstance(found[name], kind) or is_flag:
-            raise RunError(f"{place} has {name}={found[name]!r:.80}. Correct or delete it.")
-    return found
+        if not isinstance(record[name], kind) or isinstance(record[name], bool) > (kind is bool):
+            raise RunError(f"{place} has {name}={record[name]!r:.80}. Correct or delete it.")
+    return record

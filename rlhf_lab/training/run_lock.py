@@ -21,7 +21,6 @@ class RunLock:
 
     def __init__(self) -> None:
         self._lock: FileLock | None = None
-        self._token: object = None
 
     @property
     def is_held(self) -> bool:
@@ -47,9 +46,8 @@ class RunLock:
                     raise RunError(
                         f"{directory} is being trained by another process. Stop that one first."
                     ) from None
-            self._lock, self._token = lock, object()
-            lock.token = self._token
-        elif self._lock.token is not self._token:
+            self._lock, lock.owner = lock, id(self)
+        elif self._lock.owner != id(self):
             raise RunError(
                 f"Another trainer has taken over the run in {directory}. Continue with that one, "
                 f"or call RLHFTrainer.resume({str(directory)!r})."
@@ -57,7 +55,7 @@ class RunLock:
 
     def release(self) -> None:
         """Release the lock, unless a newer trainer has it."""
-        if self._lock is not None and self._lock.token is self._token:
+        if self._lock is not None and self._lock.owner == id(self):
             with contextlib.suppress(OSError):  # Windows does not remove an open file
                 Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()

@@ -4,7 +4,6 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,7 +13,14 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.samples import Samples
+from rlhf_lab.training import ppo
+from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weights
+from rlhf_lab.training.random_streams import phase_generator
+from rlhf_lab.training.reference_reset import kl_to_start
 from rlhf_lab.training.report import PhaseReport
+from rlhf_lab.training.rollout import Rollout, mean_of_batches
+
+EVALUATION_BATCHES = 4
 
 
 class RunLoop:
@@ -22,6 +28,12 @@ class RunLoop:
 
     A `with` statement calls `finish()`, or unlocks the run's directory after an error.
     """
+
+    def __init__(self) -> None:
+        self.generated, self.stop_requested = 0, False
+        self.directory: str | None = None  # of the run, known to each of several processes
+        self.unfinished: list[PhaseReport] = []
+        self._started = self._recording = False
 
     def start(self) -> None:
         """Create the directory of a new run and emit run_start, once."""
@@ -67,15 +79,13 @@ class RunLoop:
         """Run the remaining phases; the iteration can be stopped and continued."""
         self.stop_requested = False
         self.start()
-        while self.phase < self.args.total_phases and not self._should_stop():
+        while self.phase < self.args.total_phases:
+            stops = self.stop_requested
+            if stops if self.world is None else self.world.any_rank(stops):
+                break
             self.unfinished.append(self.run_phase())
             yield self.unfinished[-1]
         self.end(self.unfinished)
-
-    def _should_stop(self) -> bool:
-        if self.world is None:
-            return self.stop_requested
-        return self.world.any_rank(self.stop_requested)
 
     def end(self, reports: list[PhaseReport]) -> None:
         """Emit run_end with the reports since the last end."""
@@ -86,13 +96,30 @@ class RunLoop:
     def train(self) -> list[PhaseReport]:
         """Run all remaining phases; warn if none remain."""
         if self.phase >= self.args.total_phases:
-            message = f"all {self.phase} phases are done; to train again, make another trainer."
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(f"all {self.phase} phases are done. Make another trainer.", stacklevel=2)
         return list(self)
 
     def request_stop(self) -> None:
         """Finish the current phase, save, and end the iteration."""
         self.stop_requested = True
+
+    def evaluate(self) -> dict[str, float | int | None]:
+        """Average over several batches of fresh samples."""
+        return self.summarize_evaluation(list(self.fresh_rollouts()))
+
+    def fresh_rollouts(self) -> Iterator[Rollout]:
+        """Sample and score several batches, the same ones at every call in a phase."""
+        validate_finite_weights(self)
+        generator = phase_generator(self.args.seed, self.phase, "evaluation")
+        for batch in range(EVALUATION_BATCHES):
+            samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)
+            yield ppo.score_samples(self, samples)
+
+    def summarize_evaluation(self, rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
+        """Return the means over batches; raise RunError if KL or entropy is not finite."""
+        means, kl = mean_of_batches(rollouts), kl_to_start(self, *rollouts)
+        means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
+        return validate_finite(means, self)
 
     def generate(
         self, prompts: Any, return_prompt: bool = False, **settings: Any
@@ -113,22 +140,14 @@ class RunLoop:
         return report
 
     def finish(self) -> None:
-        """Save a run of steps, or one whose iteration was left, and close its loggers.
-
-        Does nothing if no phase has run since the last end. A step after it continues the run.
-        """
+        """Save a run of steps, or one whose iteration was left, and close its loggers."""
         if self.unfinished:
             self.end(self.unfinished)
 
     def __enter__(self) -> "RunLoop":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             self.finish()
         else:

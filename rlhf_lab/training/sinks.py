@@ -1,11 +1,11 @@
 """Sinks: wandb, trackio and TensorBoard get a run's metrics and samples next to its directory."""
 
-import contextlib
 import io
 import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any, Literal, get_args
 
@@ -28,11 +28,20 @@ IDENTITY = ("name", "project", "entity", "group", "job_type", "notes", "tags")
 def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
     """Build the loggers of `args.loggers`, and wandb if it is enabled, and attach them."""
     mode = choose_wandb_mode(args)
-    sinks: list[Sink] = [] if mode == "disabled" else [WandbSink(args, mode)]
+    sinks: list[Sink] = []
+    if mode != "disabled":
+        import wandb
+
+        sinks.append(RunSink(wandb, wandb_options(args, mode)))
     for name in args.logger_names:
-        package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
-        module = import_extra(package, f"loggers={name!r}", "loggers")
-        sinks.append({"tensorboard": TensorBoardSink, "trackio": TrackioSink}[name](module))
+        if name == "trackio":
+            module = import_extra(name, f"loggers={name!r}", "loggers")
+            options = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+            options |= {"project": args.wandb_project_name, "group": args.wandb_group}
+            sinks.append(RunSink(module, options | {"resume": "allow"}))
+        else:
+            module = import_extra("torch.utils.tensorboard", f"loggers={name!r}", "loggers")
+            sinks.append(TensorBoardSink(module))
     if args.log_probes and not sinks:
         raise ConfigError(
             "log_probes=True requires a logger. Set wandb_mode='offline' or loggers='tensorboard'."
@@ -119,73 +128,101 @@ class Sink:
         self.close(exit_code)
 
 
-class WandbSink(Sink):
-    """Weights & Biases; its variables (WANDB_NAME, ...) apply where no setting does."""
+def wandb_options(args: RLHFArgs, mode: Mode) -> dict[str, Any]:
+    """Return options of `wandb.init`; its variables (WANDB_NAME, ...) apply where no setting does.
 
-    def __init__(self, args: RLHFArgs, mode: Mode) -> None:
-        import wandb
+    Raises:
+        ConfigError: If wandb rejects a setting, or mode "online" has no login.
+    """
+    import wandb
 
-        self.module, self.mode, self.summary = wandb, mode, Values()
-        options = {
-            "project": args.wandb_project_name,
-            "entity": args.wandb_entity,
-            "run_group": args.wandb_group,
-            "run_tags": args.wandb_tags and [tag.strip() for tag in args.wandb_tags.split(",")],
-            "run_notes": args.wandb_notes,
-            "x_transaction_log_flush_interval": 1.0,  # seconds; 15 by default, lost by a kill
-        }
-        if os.environ.get("WANDB_PROJECT") and options["project"] == RLHFArgs.wandb_project_name:
-            del options["project"]
-        try:
-            wandb.Settings().update_from_env_vars(os.environ)
-            self.settings = wandb.Settings(**{k: v for k, v in options.items() if v is not None})
-        except (wandb.Error, ValueError) as error:
-            raise ConfigError(f"wandb rejects a setting: {' '.join(str(error).split())}") from None
-        if mode == "online" and not wandb.login(prompt=False, verify=False):
-            raise ConfigError(
-                "wandb mode 'online' requires a login. Run `wandb login`, set WANDB_API_KEY, or "
-                "use wandb_mode='offline'."
-            )
+    options = {
+        "project": args.wandb_project_name,
+        "entity": args.wandb_entity,
+        "run_group": args.wandb_group,
+        "run_tags": args.wandb_tags and [tag.strip() for tag in args.wandb_tags.split(",")],
+        "run_notes": args.wandb_notes,
+        "x_transaction_log_flush_interval": 1.0,  # seconds; 15 by default, lost by a kill
+    }
+    if os.environ.get("WANDB_PROJECT") and options["project"] == RLHFArgs.wandb_project_name:
+        del options["project"]
+    try:
+        wandb.Settings().update_from_env_vars(os.environ)
+        settings = wandb.Settings(**{k: v for k, v in options.items() if v is not None})
+    except (wandb.Error, ValueError) as error:
+        raise ConfigError(f"wandb rejects a setting: {' '.join(str(error).split())}") from None
+    if mode == "online" and not wandb.login(prompt=False, verify=False):
+        raise ConfigError(
+            "wandb mode 'online' requires a login. Run `wandb login`, set WANDB_API_KEY, or "
+            "use wandb_mode='offline'."
+        )
+    return {"mode": mode, "settings": settings}
+
+
+class RunSink(Sink):
+    """Weights & Biases, or trackio: a local database, in TRACKIO_DIR, with the same functions.
+
+    wandb adds to a step until the next one begins; trackio stores each call, so it gets phases
+    without the records of probes, and a phase that is run again twice.
+    """
+
+    def __init__(self, module: ModuleType, options: dict[str, Any]) -> None:
+        self.module, self.options, self.summary = module, options, Values()
+        self.is_wandb, self.__name__ = module.__name__ == "wandb", f"{module.__name__}_sink"
 
     def attach(self, callbacks: Callbacks) -> None:
         """Register as every sink, and to write each step after all other callbacks."""
         super().attach(callbacks)
-        callbacks.on("after_phase", last=True)(self.commit)
+        if self.is_wandb:
+            callbacks.on("after_phase", last=True)(self.commit)
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
         """Start a run, or continue the earlier one, of which wandb keeps the steps it has."""
-        info = run.read_info()
-        names = {"name": os.environ.get("WANDB_NAME") or run.path.absolute().name}
-        self.run = self.module.init(
-            **names | (info.get("wandb_run") or {}),
-            config=args.to_dict(),
-            id=info.get("wandb_id"),
-            resume="allow" if info.get("wandb_id") else None,
-            mode=self.mode,
-            dir=os.environ.get("WANDB_DIR") or str(run.path),
-            reinit="create_new" if self.module.run else None,  # next to another trainer's run
-            settings=self.settings,
-        )
-        identity = {name: getattr(self.run, name, None) or None for name in IDENTITY}
-        info |= {"wandb_id": self.run.id, "wandb_run": identity}
-        if self.mode == "online":
-            info["wandb_url"] = self.run.url
+        info, name = run.read_info(), run.path.absolute().name
+        options = self.options | {"config": args.to_dict()}
+        if self.is_wandb:
+            options |= {"name": os.environ.get("WANDB_NAME") or name} | info.get("wandb_run", {})
+            options |= {
+                "id": info.get("wandb_id"),
+                "resume": "allow" if "wandb_id" in info else None,
+            }
+            options["dir"] = os.environ.get("WANDB_DIR") or str(run.path)
+            # next to another trainer's run
+            options["reinit"] = "create_new" if self.module.run else None
         else:
-            info.setdefault("wandb_directories", []).append(str(self.run.sync_dir))
-        run.write_info(info)
+            options["name"] = f"{name}-{info['id'][:6]}"  # unique in the project
+        with self._quiet():
+            self.run = self.module.init(**options)
+        if self.is_wandb:
+            identity = {name: getattr(self.run, name, None) or None for name in IDENTITY}
+            info |= {"wandb_id": self.run.id, "wandb_run": identity}
+            if self.options["mode"] == "online":
+                info["wandb_url"] = self.run.url
+            else:
+                info.setdefault("wandb_directories", []).append(str(self.run.sync_dir))
+            run.write_info(info)
 
     def send(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Log at the phase's step; final numbers, and all after the last commit, as summary."""
-        values = to_media(values, self.module)
-        if not is_final:
+        """Log at the phase's step; wandb's final numbers, if no step is open, as summary."""
+        media = dict(values)
+        for name, value in values.items():
+            if isinstance(value, list):
+                rows = [list(row.values()) for row in value]
+                media[name] = self.module.Table(list(value[0]), rows)
+            elif isinstance(value, tuple):
+                media[name] = self.module.Image(value[0], caption=value[1])
+        if not self.is_wandb:
+            has_samples = any(isinstance(value, list) for value in values.values())
+            media, self.phase = media if has_samples else {}, phase
+        elif not is_final:
             self.phase = phase
         else:
             is_open = self.run.step == self.phase
-            late = {k: v for k, v in values.items() if isinstance(v, int | float) or not is_open}
+            late = {k: v for k, v in media.items() if isinstance(v, int | float) or not is_open}
             self.summary |= late
-            values = {k: v for k, v in values.items() if k not in late}
-        if values:
-            self.run.log(values, step=self.phase)
+            media = {k: v for k, v in media.items() if k not in late}
+        if media:
+            self.run.log(media, step=self.phase)
 
     def commit(self, ctx: Context) -> None:
         """Write the step of a phase that others follow, unless wandb.log has done so."""
@@ -199,43 +236,12 @@ class WandbSink(Sink):
                 self.run.log({}, step=self.phase, commit=True)
             self.run.summary.update(self.summary)
             self.summary = {}
-        self.run.finish(exit_code=exit_code)
+        with self._quiet():
+            self.run.finish(**({"exit_code": exit_code} if self.is_wandb else {}))
 
-
-def to_media(values: Values, module: ModuleType) -> dict[str, Any]:
-    """Convert tables and pictures to the types of wandb or trackio."""
-    media = dict(values)
-    for name, value in values.items():
-        if isinstance(value, list):
-            media[name] = module.Table(list(value[0]), [list(row.values()) for row in value])
-        elif isinstance(value, tuple):
-            media[name] = module.Image(value[0], caption=value[1])
-    return media
-
-
-class TrackioSink(Sink):
-    """trackio: a local database, in TRACKIO_DIR, that `trackio show` reads."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self.module = module
-
-    def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Start a run, or continue it; a phase that is run again is there twice."""
-        options = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
-        options |= {"group": args.wandb_group, "config": args.to_dict(), "resume": "allow"}
-        name = f"{run.path.name}-{run.read_info()['id'][:6]}"  # unique in the project
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run = self.module.init(args.wandb_project_name, name=name, **options)
-
-    def send(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Log a phase, or the final evaluation as one more step; ignore records of probes."""
-        if any(isinstance(value, list) for value in values.values()):
-            self.run.log(to_media(values, self.module), step=phase)
-
-    def close(self, exit_code: int) -> None:
-        """Wait until everything is written, and finish the run."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run.finish()
+    def _quiet(self) -> AbstractContextManager[Any]:
+        """Return a context in which trackio, which has no setting for it, prints nothing."""
+        return nullcontext() if self.is_wandb else redirect_stdout(io.StringIO())
 
 
 class TensorBoardSink(Sink):

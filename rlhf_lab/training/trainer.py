@@ -15,17 +15,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import Forward, ReferenceComparison
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import Forward, ReferenceComparison, compare_with_reference, merged_lora
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec
+from rlhf_lab.sampling import SamplingSpec, sample_in_parts
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capturing
-from rlhf_lab.training.custom_components import validate_component_kinds
-from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weights
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.isolation import preserve_gradients
@@ -33,23 +32,15 @@ from rlhf_lab.training.kl_control import get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import Overrides
-from rlhf_lab.training.prompts import Prompts
-from rlhf_lab.training.random_streams import phase_generator
+from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import (
-    age_of_reference,
-    final_kl_to_start,
-    kl_to_start,
-    reset_reference,
-)
-from rlhf_lab.training.report import LearningStats, PhaseReport, cost_of
+from rlhf_lab.training.reference_reset import age_of_reference, kl_to_start, reset_reference
+from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume_trainer
-from rlhf_lab.training.rollout import Rollout, mean_of_batches, summarize
+from rlhf_lab.training.rollout import Rollout, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_loop import RunLoop
 from rlhf_lab.training.sinks import attach_sinks
-
-EVALUATION_BATCHES = 4
 
 
 class RLHFTrainer(RunLoop):
@@ -76,10 +67,10 @@ class RLHFTrainer(RunLoop):
     """
 
     def __init__(self, args: RLHFArgs, *, out: str | Path | None = None, **parts: Any) -> None:
+        super().__init__()
         if out is not None:
-            RunDir.at(out).validate_empty()
+            RunDir(Path(out)).validate_empty()
         given, functions = components.split_components(parts)
-        validate_component_kinds(args, given)
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)
         self.args, self.phase = args, 0
         self.overrides = Overrides.choose(functions, args)
@@ -103,8 +94,9 @@ class RLHFTrainer(RunLoop):
         self.optimizer, self.scheduler = components.make_optimizer(
             args, self.policy, given["optimizer"], given["scheduler"]
         )
-        in_backward = args.optimizer_in_backward
-        self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
+        self.step_in_backward: StepInBackward | None = None
+        if args.optimizer_in_backward:
+            self.step_in_backward = StepInBackward(self.optimizer)
         if self.world is not None:
             self.world.open()
         controller = given["kl_controller"]
@@ -114,10 +106,6 @@ class RLHFTrainer(RunLoop):
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
         self.sinks = attach_sinks(args, self.callbacks)
-        self.generated, self.stop_requested = 0, False
-        self.directory: str | None = None  # of the run, known to each of several processes
-        self.unfinished: list[PhaseReport] = []
-        self._started = self._recording = False
 
     @property
     def is_main(self) -> bool:
@@ -169,7 +157,11 @@ class RLHFTrainer(RunLoop):
 
         run.json records the intervention and `resume` requires it; see `Interventions.add`.
         """
-        self.interventions.validate_not_started(self._started, site)
+        if self._started:
+            raise ConfigError(
+                f"The run has begun without the intervention at site={site!r}. Call intervene "
+                "before the first phase."
+            )
         self.interventions.add(site, fn, during, name)
         if "interventions" not in self.custom_components:
             self.custom_components.append("interventions")
@@ -200,17 +192,37 @@ class RLHFTrainer(RunLoop):
         spec: SamplingSpec | None = None,
         at_once: int | None = None,
     ) -> Samples:
-        """Continue prompts with the policy.
+        """Continue prompts with the policy; each of several processes generates its rows.
 
         Args:
             spec: this phase's sampling spec if None.
             at_once: sequences to generate at a time; `args.generation_batch_size` if None.
         """
-        return components.sample_prompts(self, prompts, generator, spec, at_once)
+        args, policy = self.args, self.policy
+        spec = phase_spec(self.sampling_spec, args, self.phase) if spec is None else spec
+
+        def sample_rows(rows: slice) -> Samples:
+            if self.engine is not None and self.engine.supports(spec):
+                seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
+                return self.engine.sample(prompts[rows], spec, seed)
+            settings = self.forward, at_once or args.generation_batch_size
+            with merged_lora(policy):
+                return sample_in_parts(policy, prompts, spec, generator, *settings, rows)
+
+        if self.world is None:
+            return sample_rows(slice(0, len(prompts)))
+        return self.world.sample(sample_rows, len(prompts), self.tokenizer.pad_token_id or 0)
 
     def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
-        """Compute KL, entropy and the reference's residuals; see `models.outputs`."""
-        return components.compare_samples(self, samples)
+        """Compute KL, entropy and the reference's residuals; each process computes its rows."""
+        settings = self.args.temperature, self.args.rows_at_once, self.forward
+
+        def compare(rows: Samples) -> ReferenceComparison:
+            return compare_with_reference(self.policy, self.reference, rows, *settings)
+
+        if self.world is None:
+            return compare(samples)
+        return self.world.compute_by_rank(samples, compare, "comparing with the reference")
 
     def rollout_phase(self) -> Rollout:
         """Sample a batch, score it, and compute everything that learning needs; see `ppo`."""
@@ -245,41 +257,24 @@ class RLHFTrainer(RunLoop):
         self.start()
         reset_reference(self)
         with self._recorded(), self.forward.products():
-            began, saving = perf_counter(), self.recorder.seconds
+            start, saving = perf_counter(), self.recorder.seconds
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
-            rollout_seconds = perf_counter() - began - (self.recorder.seconds - saving)
+            seconds = perf_counter() - start - (self.recorder.seconds - saving)
             stats = dataclasses.replace(
                 summarize(rollout),
                 kl_to_initial_per_sequence=kl_to_start(self, rollout),
                 reference_phase=age_of_reference(self),
             )
-            rates = self.scheduler.get_last_lr()
-            rates = rates[0], rates[-1]  # a custom optimizer has any number of groups
-            began = perf_counter()
+            rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
+            start = perf_counter()
             with self._learning():
                 learned = self.learning_phase(rollout)
-            passes = self.args.batches_per_learning_phase
-            seconds = rollout_seconds, perf_counter() - began
-            cost = cost_of(rollout.samples, passes, *seconds, self.device)
-            kl_coef = self.kl_controller.kl_coef
-            report = PhaseReport(self.phase, stats, learned, *rates, kl_coef, cost)
+            cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
+            report = PhaseReport(self.phase, stats, learned, rates[0], rates[-1], kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0
         return report
-
-    def evaluate(self) -> dict[str, float | int | None]:
-        """Average over several batches of fresh samples."""
-        rollouts = list(self.fresh_rollouts())
-        return validate_finite(mean_of_batches(rollouts) | final_kl_to_start(self, rollouts), self)
-
-    def fresh_rollouts(self) -> Iterator[Rollout]:
-        """Sample and score several batches, the same ones at every call in a phase."""
-        validate_finite_weights(self)
-        generator = phase_generator(self.args.seed, self.phase, "evaluation")
-        for batch in range(EVALUATION_BATCHES):
-            samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)
-            yield ppo.score_samples(self, samples)
 
     @classmethod
     def resume(

@@ -75,12 +75,8 @@ def do_nothing(ctx: Any) -> None: ...
 
 
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
-    "a name as reward": (build(reward_fn="sentiment"), ["reward_fn"]),
-    "a name as policy": (build(policy="reel-nano"), ["policy"]),
     "no prompts": (build(prompts=[]), ["prompts"]),
-    "a number as controller": (build(kl_controller=0.3), ["kl_controller"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
-    "an optimizer class": (build(optimizer=torch.optim.SGD), ["optimizer"]),
     "one text to continue": (lambda t: t.generate("this movie"), []),
     "an unknown token": (lambda t: t.generate([[10**6]]), []),
     "texts and tokens": (lambda t: t.generate(["this movie", [1, 2]]), []),
@@ -91,7 +87,6 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "an event misspelled": (lambda t: t.on("after_scores"), ["after_scores", "after_score"]),
     "a layer too many": (lambda t: t.capture("blocks.9.hook_mlp_out")(do_nothing), ["blocks.9"]),
     "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),
-    "no name": (lambda t: t.intervene(MLP, keep, name=""), ["name"]),
     "a probe's event": (suite(lambda: Misspelled(name="mine")), ["after_scores"]),
     "a probe's site": (suite(lambda: Elsewhere(name="mine")), ["blocks.7"]),
     "a probe's path": (suite(mine(name="../../evil")), ["evil"]),

@@ -100,4 +100,4 @@ DEAD = ["--penalize-no-eos", "--base-lr 0 --head-lr 0", "--reward-fn count:zebra
 def test_dead_learning_is_reported(here, options: str) -> None:
     outcome = accepted([*TRAIN, "--total-phases", 3, "--out", "made", *options.split()])
     (finding,) = json.loads(Path("made/run.json").read_text())["diagnostics"].values()
-    assert re.search("nothing (tells|learns)", finding["text"]) and finding["text"] in outcome.out
+    assert re.search("nothing (is )?learn", finding["text"]) and finding["text"] in outcome.out

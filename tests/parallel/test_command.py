@@ -165,10 +165,10 @@ REFUSED = {
     "optimizer_in_backward=True steps before": (
         *("--optimizer-in-backward", "--max-grad-norm", "None"),
     ),
-    "optimizer='adamw_8bit' requires whole": (*FSDP, "--optimizer", "adamw_8bit"),
-    "weight_precision='bf16' requires whole": (*FSDP, "--weight-precision", "bf16"),
+    "cannot be combined with optimizer='adamw_8bit'": (*FSDP, "--optimizer", "adamw_8bit"),
+    "cannot be combined with weight_precision='bf16'": (*FSDP, "--weight-precision", "bf16"),
     "Set activation_checkpointing=True, or parallel='ddp'": (*FSDP, "--precision", "bf16"),
-    "2 processes on this machine have 1 GPUs": ("--device", "cuda"),
+    "This machine has 1 GPUs": ("--device", "cuda"),
     "device='cuda:0' names one device for 2 processes": ("--device", "cuda:0"),
 }
 

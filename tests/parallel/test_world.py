@@ -136,7 +136,7 @@ def test_devices_that_are_not_one_per_process_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="device='cuda:0' names one device for 4 processes"):
         device_of_rank(torch.device("cuda:0"), "cuda:0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="have 2 GPUs"):
+    with pytest.raises(ConfigError, match="has 2 GPUs"):
         device_of_rank(cuda, "auto")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert device_of_rank(cuda, "auto") == torch.device("cuda:3")

@@ -50,12 +50,9 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
     with pytest.warns(UserWarning) as caught:
         trainer.train()
     said = [str(one.message) for one in caught if "naked" in str(one.message)]
-    assert said == [
-        'naked returned a tensor, which is not stored; return a dict of it, such as {"naked": '
-        "tensor}."
-    ]
+    assert set(said) == {"naked returned a Tensor, which is not stored. Return a dict of it."}
     said = [str(one.message) for one in caught if "share" in str(one.message)]
-    assert [one.split(";")[0] for one in said] == ["share returned a float, which is not stored"]
+    assert set(said) == {"share returned a float, which is not stored. Return a dict of it."}
     run = Run(trainer.run)
     with pytest.raises(RunError, match=r"what that function returned is in returned\('look'\)"):
         run.records("look")
@@ -65,11 +62,6 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
         run.policy("first")
     with pytest.raises(RunError, match=r"another --out \(in Python, RLHFTrainer.resume or another"):
         type(trainer)(trainer.args, out=run.path).train()
-
-
-def test_texts_in_place_of_tokens_are_refused_at_once(make_trainer):
-    with pytest.raises(ConfigError, match=r"is a list. Pass a tensor of token ids \[batch seq\]"):
-        make_trainer().capture("blocks.0.hook_resid_post", tokens=["this movie"])
 
 
 @pytest.mark.parametrize(
@@ -155,17 +147,6 @@ def test_a_policy_stands_for_its_language_model(reel_policy, text):
         found.append(patch_activations(*sides, place, -1, (5, 6)).patched)
         found.append(patch_path(*sides, place["mlp"], [place["mlp"]], -1, (5, 6)).patched)
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
-
-
-def test_what_one_site_gives_is_said_where_it_is_taken_for_a_dict(make_trainer):
-    trainer, site = make_trainer(total_phases=1, warmup_steps=0), "blocks.0.attn.hook_pattern"
-
-    @trainer.capture(site)
-    def attends(ctx, acts):
-        return {"first": acts[site].mean()}
-
-    with pytest.warns(UserWarning, match=f"acts is the tensor of {site}, since one site is named"):
-        trainer.train()
 
 
 @pytest.mark.parametrize(("name", "meant"), [("phases", "total_phases"), ("horizon", "kl_horizon")])

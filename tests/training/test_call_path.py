@@ -53,13 +53,13 @@ def test_learning_phase_runs_few_functions(tmp_path):
     trainer = RLHFTrainer(ARGS, out=tmp_path / "run")
     rollout = trainer.rollout_phase()
     functions = called(lambda: trainer.learning_phase(rollout))
-    assert len(functions) <= 49 and n_files(functions) <= 18
+    assert len(functions) <= 45 and n_files(functions) <= 18
 
 
 @pytest.mark.slow
 def test_train_runs_few_functions(tmp_path):
     functions = called(lambda: RLHFTrainer(ARGS, out=tmp_path / "run").train())
-    assert len(functions) <= 350 and n_files(functions) <= 100
+    assert len(functions) <= 275 and n_files(functions) <= 65
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.callback_output import MOST_NUMBERS, function_name, to_json
+from rlhf_lab.training.callbacks import MOST_NUMBERS, function_name, to_json
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -145,12 +145,12 @@ def test_plain_values_are_those_of_json():
 
 
 UNSTORABLE = {
-    "a_set": ({"x": {1}}, r"the dict\['x'\] is a set, which cannot be stored; return numbers"),
+    "a_set": ({"x": {1}}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
     "deep": ({"x": [{"y": object()}]}, r"the dict\['x'\]\[0\]\['y'\] is a object"),
     "complex": ({"x": torch.tensor([1j])}, r"the dict\['x'\]\[0\] is a complex"),
-    "a_key": ({"x": {3: 1}}, r"the dict\['x'\] has the key 3; write keys as str"),
+    "a_key": ({"x": {3: 1}}, r"the dict\['x'\] has the key 3. Use keys of type str"),
     "too_long": ({"x": torch.zeros(MOST_NUMBERS + 1)}, "has 100,001 numbers, more than 100,000"),
-    "a_taken_key": ({"phase": 3}, "has a key 'phase', which each record has; rename it"),
+    "a_taken_key": ({"phase": 3}, "has a key 'phase', which each record has. Rename it"),
 }
 
 

@@ -107,16 +107,8 @@ def test_a_listener_that_raises_is_dropped_with_one_warning_and_the_run_goes_on(
 
 def test_an_event_that_does_not_exist_is_refused_with_those_that_do(make_trainer, no_type_checks):
     trainer = make_trainer()
-    with pytest.raises(ConfigError, match="after_stepp.*choose one of.*after_step,"):
+    with pytest.raises(ConfigError, match="after_stepp.*Choose one of.*after_step,"):
         trainer.on("after_stepp")
-
-
-@pytest.mark.parametrize("wrong", [lambda: None, lambda ctx, acts: None])
-def test_a_listener_that_takes_other_arguments_is_refused_at_once(make_trainer, wrong):
-    with pytest.raises(
-        ConfigError, match=r"on\('after_step'\) calls .*\(ctx\), which is defined as"
-    ):
-        make_trainer().on("after_step")(wrong)
 
 
 def test_every_below_one_is_refused(make_trainer):

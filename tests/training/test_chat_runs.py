@@ -78,7 +78,7 @@ def test_conversations_are_handed_in_as_texts_or_messages(args, no_type_checks):
         RLHFTrainer(args(), prompts=["w1", 3])
     with pytest.raises(ConfigError, match="must be a list of prompts"):
         RLHFTrainer(args(), prompts="w1")
-    with pytest.raises(ConfigError, match="holds no prompt"):
+    with pytest.raises(ConfigError, match="contains no prompt"):
         RLHFTrainer(args(), prompts=[])
 
 
@@ -186,8 +186,8 @@ def test_labels_are_answers_too(args, tmp_path):
     ("row", "changes", "complaint"),
     [
         ({"prompt": [ASK]}, {"chat": False}, "line 2 has a list under 'prompt'.*set chat=True"),
-        ({"prompt": [ASK]}, {"prompt_words": 3}, "line 2 has messages; prompt_words=3 is for"),
-        ({"prompt": MORE[:2]}, {}, "line 2 ends with a turn of 'assistant'"),
+        ({"prompt": [ASK]}, {"prompt_words": 3}, "line 2 has messages. Leave out prompt_words=3"),
+        ({"prompt": MORE[:2]}, {}, "line 2 ends with a message of 'assistant'"),
         ({"prompt": [{"role": "tool", "content": "w1"}]}, {}, "line 2, message 1, has the role"),
         ({"other": "w1"}, {}, "line 2 has no text under 'prompt', only 'other'"),
     ],
@@ -201,7 +201,7 @@ def test_a_row_that_is_no_prompt_is_refused_with_its_line(args, tmp_path, row, c
 
 def test_a_model_without_a_template_is_refused(tmp_path, args):
     bare = tiny_chat(tmp_path / "bare", template=None)
-    with pytest.raises(LoadError, match="no chat template; take a model tuned for chats"):
+    with pytest.raises(LoadError, match="no chat template. Use a model tuned for chats"):
         RLHFTrainer(args(base_model=str(bare)))
 
 
@@ -226,5 +226,5 @@ def test_a_run_in_a_chat_goes_on_after_a_break(args, tmp_path, stored):
 
 def test_penalties_for_what_does_not_end_need_no_other_stop_token(args):
     assert args(penalize_no_eos=True).penalize_no_eos
-    with pytest.raises(ConfigError, match="requires responses of different lengths"):
+    with pytest.raises(ConfigError, match="requires texts that end"):
         args(penalize_no_eos=True, chat=False)

@@ -14,16 +14,15 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer, checkpoint, get_optimizer
 from rlhf_lab.training.checkpoint import (
+    flatten_state,
     is_numbered,
     load_checkpoint,
-    load_optimizer,
     load_weights,
-    optimizer_tensors,
     remove_outdated,
     save_checkpoint,
+    unflatten_state,
     weights,
 )
-from rlhf_lab.training.checkpoint_metadata import flatten_state, unflatten_state
 from rlhf_lab.training.restore import load_policy
 
 METADATA = {"phase": 3, "best": {"phase": 2, "mean_reward": 0.1 + 0.2}, "text": "schön"}
@@ -192,12 +191,13 @@ def test_restored_optimizer_steps_bitwise_equally(make_trainer, tmp_path):
     first, second = make_trainer().policy, make_trainer().policy
     optimizer, restored = get_optimizer(first, 1e-3, 1e-2), get_optimizer(second, 5e-3, 5e-2)
     step(first, optimizer, seed=1)
-    tree = flatten_state(optimizer.state_dict(), "optimizer", {})
-    save_checkpoint(tmp_path / "a", weights(first) | optimizer_tensors(optimizer), {"tree": tree})
+    moments: dict[str, torch.Tensor] = {}
+    tree = flatten_state(optimizer.state_dict(), "optimizer", moments)
+    save_checkpoint(tmp_path / "a", weights(first) | moments, {"tree": tree})
     step(first, optimizer, seed=2)
     tensors, metadata = load_checkpoint(tmp_path / "a")
     load_weights(second, tensors, tmp_path / "a")
-    load_optimizer(restored, metadata["tree"], tensors)
+    restored.load_state_dict(unflatten_state(metadata["tree"], tensors))
     step(second, restored, seed=2)
     for name, parameter in first.named_parameters():
         assert torch.equal(parameter, dict(second.named_parameters())[name]), name

@@ -46,14 +46,14 @@ def strict(text: str) -> dict:
 @pytest.mark.parametrize(
     ("sign", "words", "reward", "settings"),
     [
-        ("reward_spread", "nothing tells good from bad", lambda t: [0.5] * len(t), {}),
+        ("reward_spread", "nothing is learned", lambda t: [0.5] * len(t), {}),
         (
             "reward_spread",
             "scale them down",
             lambda t: [1e30 * (-1) ** i for i in range(len(t))],
             {},
         ),
-        ("reward_spread", "nothing tells", lambda t: [1e-40 * i for i in range(len(t))], {}),
+        ("reward_spread", "nothing is learned", lambda t: [1e-40 * i for i in range(len(t))], {}),
         ("alike", "all 16 responses are the same text", None, {"top_k": 1}),
         ("entropy", "hardly explores", None, {"top_k": 1, "temperature": 1e-5}),
         (
@@ -62,7 +62,7 @@ def strict(text: str) -> dict:
             lambda t: [0.5] * len(t),
             {"advantages": "grpo", "samples_per_prompt": 8},
         ),
-        ("kl", "left it behind", None, {"base_lr": 0.05, "kl_coef": 0.0, "total_phases": 4}),
+        ("kl", "is far from it", None, {"base_lr": 0.05, "kl_coef": 0.0, "total_phases": 4}),
     ],
 )
 def test_a_sign_is_told_once_in_panel_report_and_run_json(
@@ -103,9 +103,9 @@ def test_nan_in_the_weights_is_told_as_such_and_never_evaluated(tmp_path) -> Non
             for weight in model.parameters():
                 weight.fill_(math.nan)
     for act in (trainer.train, trainer.evaluate):
-        with pytest.raises(RunError, match="holds nan or inf in phase 0") as told:
+        with pytest.raises(RunError, match="contains nan or inf in phase 0") as error:
             act()
-        assert "learning rates" not in str(told.value)
+        assert "learning rates" not in str(error.value)
 
 
 def test_a_temperature_beyond_single_precision_is_told_as_such(tmp_path) -> None:
@@ -118,7 +118,7 @@ def test_moments_that_are_nan_are_told_as_such(tmp_path) -> None:
     trainer.run_phase()
     for state in trainer.optimizer.state.values():
         state["exp_avg"].fill_(math.nan)
-    with pytest.raises(RunError, match="moments hold nan or inf"):
+    with pytest.raises(RunError, match="moments contain nan or inf"):
         trainer.train()
 
 

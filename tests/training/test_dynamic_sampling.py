@@ -139,8 +139,8 @@ def test_other_prompts_come_first_and_in_an_order_of_the_batch(make_trainer):
     prompts, orders = trainer.prompts, []
     for batch in range(4):
         own = prompts.of_batch(batch)[::2]
-        orders.append(list(islice(prompts.in_place_of(batch), 12)))
-        assert orders[-1] == list(islice(prompts.in_place_of(batch), 12))
+        orders.append(list(islice(prompts.replacements_for(batch), 12)))
+        assert orders[-1] == list(islice(prompts.replacements_for(batch), 12))
         assert not any(prompt in own for prompt in orders[-1][:2])
         assert sorted(orders[-1][:6]) == sorted(orders[-1][6:]) == sorted(prompts.tokens)
     assert any(order != orders[0] for order in orders)

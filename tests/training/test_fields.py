@@ -499,10 +499,7 @@ def test_stop_tokens_without_a_text_are_refused():
 
 def policy_objective(logprobs: torch.Tensor, minibatch, args: RLHFArgs) -> torch.Tensor:
     """The policy's objective as `objective_terms` asks for it."""
-    objective, old = Objective(args), minibatch
-    return objective.clipped_surrogate(
-        logprobs, old.logprobs, old.advantages, args.clip_coef, old.mask, objective.normalize
-    )
+    return Objective(args).surrogate(logprobs, minibatch)
 
 
 def test_dual_clip_holds_what_a_token_of_negative_advantage_can_cost():

@@ -16,8 +16,7 @@ from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.probes import Budget, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.checkpoint import load_optimizer, optimizer_tensors
-from rlhf_lab.training.checkpoint_metadata import flatten_state
+from rlhf_lab.training.checkpoint import flatten_state, unflatten_state
 from rlhf_lab.training.half_weights import HalfAdamW, for_half_weights, round_stochastically
 from rlhf_lab.training.restore import load_policy
 
@@ -160,12 +159,13 @@ def test_a_saved_optimizer_goes_on_to_the_bit(has_copy):
     policy = Toy()
     optimizer = for_half_weights(adamw(policy, 1e-3), policy, has_copy, 1)
     climb(policy, optimizer, 3)
-    saved = {name: x.clone() for name, x in optimizer_tensors(optimizer).items()}
-    tree = flatten_state(optimizer.state_dict(), "optimizer", {})
+    saved, restored = {}, {}
+    tree = flatten_state(copy.deepcopy(optimizer.state_dict()), "optimizer", saved)
     resumed = copy.deepcopy(policy)
     again = for_half_weights(adamw(resumed, 1e-3), resumed, has_copy, 1)
-    load_optimizer(again, tree, saved)
-    for name, kept in optimizer_tensors(again).items():
+    again.load_state_dict(unflatten_state(tree, saved))
+    flatten_state(again.state_dict(), "optimizer", restored)
+    for name, kept in restored.items():
         assert kept.dtype == saved[name].dtype and torch.equal(kept, saved[name]), name
     for step in range(3, 6):
         for weight in resumed.parameters():
@@ -301,7 +301,7 @@ def test_own_parts_of_another_kind_are_refused(make_trainer):
         make_trainer({"policy": halved}, weight_precision="bf16").optimizer, HalfAdamW
     )
     optimizer = AdamW(halved.parameters(), lr=1e-3)
-    with pytest.raises(ConfigError, match="requires the optimizer of the settings"):
+    with pytest.raises(ConfigError, match="require the optimizer of the settings"):
         make_trainer({"policy": halved, "optimizer": optimizer}, weight_precision="bf16")
 
 

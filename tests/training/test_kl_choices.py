@@ -198,10 +198,3 @@ def test_an_own_penalty_that_would_be_left_unused_is_refused(reel_args):
     for unused in ({"kl_in": "reward"}, {"kl_estimator": "k1"}):
         with pytest.raises(ConfigError, match="kl_penalty is called for kl_in='loss'"):
             RLHFTrainer(reel_args(**unused), **own)
-
-
-@pytest.mark.slow
-def test_a_rollout_without_the_references_logprobs_is_refused(make_trainer):
-    minibatch, trainer = prepared(make_trainer()), make_trainer(kl_estimator="k3")
-    with pytest.raises(ConfigError, match="kl_estimator='k3' requires the rollout's ref_logprobs"):
-        objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)

@@ -19,7 +19,7 @@ from rlhf_lab.training import (
     RLHFTrainer,
     objective_terms,
 )
-from rlhf_lab.training.trainer import EVALUATION_BATCHES
+from rlhf_lab.training.run_loop import EVALUATION_BATCHES
 
 pytestmark = pytest.mark.typed
 

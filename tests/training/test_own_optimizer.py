@@ -227,10 +227,9 @@ def test_trainer_rejects_unfit_optimizers(make_trainer, reel_args):
         (
             dict(policy=policy, optimizer=own),
             dict(optimizer_in_backward=True, max_grad_norm=None),
-            "optimizer_in_backward=True requires",
+            "require the optimizer of the settings",
         ),
-        (dict(policy=policy, optimizer="adamw"), {}, "optimizer='adamw' is not an optimizer"),
-        (dict(policy=policy, lr_scheduler=StepLR(own, 1)), {}, "Pass scheduler"),
+        (dict(policy=policy, lr_scheduler=StepLR(own, 1)), {}, "no component 'lr_scheduler'"),
     ]
     for parts, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):

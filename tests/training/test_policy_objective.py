@@ -86,10 +86,7 @@ def by_hand(args) -> float:
 
 def policy_objective(logprobs: Tensor, minibatch: ReplayMinibatch, args, functions) -> Tensor:
     """The policy's objective as `objective_terms` asks for it."""
-    objective, old = Objective(args, functions), minibatch
-    return objective.clipped_surrogate(
-        logprobs, old.logprobs, old.advantages, args.clip_coef, old.mask, objective.normalize
-    )
+    return Objective(args, functions).surrogate(logprobs, minibatch)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -121,7 +121,7 @@ def test_a_checkpoint_without_its_reference_is_refused(make_trainer, monkeypatch
     for report in trainer:
         if report.phase == 2:
             trainer.request_stop()
-    with pytest.raises(RunError, match="no fitting 'reference.*reset in phase 2"):
+    with pytest.raises(RunError, match="another model: 'reference.* is missing"):
         RLHFTrainer.resume(trainer.run.path)
 
 

@@ -214,6 +214,9 @@ def test_importance_correction_requires_engine_logprobs():
     engine.write = lambda prompts, spec, seed: [[7]] * len(prompts)
     with pytest.raises(RunError, match="requires the engine's log-probs"):
         trainer.sample([[1, 4]], torch.Generator())
+    engine.write = lambda prompts, spec, seed: EngineOutput([[7, 8]], [[-1.0]])
+    with pytest.raises(RunError, match=r"\[1\] log-probs for \[2\] tokens"):
+        trainer.sample([[1, 4]], torch.Generator())
 
 
 @pytest.mark.slow

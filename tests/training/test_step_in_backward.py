@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.optimization import StepInBackward
+from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
 
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
 
@@ -92,7 +93,9 @@ def test_what_a_step_does_by_hand():
     weights = nn.ParameterDict({"x": torch.tensor(4.0), "y": torch.tensor(1.0)})
     optimizer = torch.optim.SGD(weights.values(), lr=0.5)
     objective = weights["x"].square() / 2 + 3 * weights["y"]
-    norm = StepInBackward(optimizer).climb(objective, torch.tensor(True))
+    trainer = SimpleNamespace(optimizer=optimizer, step_in_backward=StepInBackward(optimizer))
+    update = PolicyUpdate(trainer, _finite=torch.tensor(True))
+    norm = trainer.step_in_backward.climb(objective, update)
     assert (weights["x"].item(), weights["y"].item(), norm.item()) == (2.0, -0.5, 5.0)
     assert weights["x"].grad is None and len(optimizer.param_groups[0]["params"]) == 2
 
