@@ -192,7 +192,7 @@ def test_returns_are_rewards_to_go_where_the_estimator_knows_no_values(make_trai
 
 @pytest.mark.parametrize("name", NEED_GROUPS)
 def test_group_estimators_ask_for_several_samples_per_prompt(reel_args, name):
-    with pytest.raises(ConfigError, match=r"samples_per_prompt=1.* sample at least 2"):
+    with pytest.raises(ConfigError, match=r"samples_per_prompt=1.* Set at least 2"):
         reel_args(advantages=name)
 
 
