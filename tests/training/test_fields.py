@@ -774,7 +774,7 @@ def test_labels_column_without_labels_is_refused(tmp_path):
         RLHFArgs(**(BASE | {"labels_column": "label"}))
     with pytest.raises(LoadError, match="'lable'"):
         RLHFTrainer(RLHFArgs(**(BASE | source | {"labels_column": "lable"})))
-    with pytest.raises(ConfigError, match="prompts were handed in"):
+    with pytest.raises(ConfigError, match="prompts were passed"):
         RLHFTrainer(RLHFArgs(**(BASE | source)), prompts=["the film"])
     trainer = RLHFTrainer(RLHFArgs(**(BASE | source)))
     with pytest.raises(ConfigError, match="the script'? has no label|'the script"):

@@ -111,8 +111,8 @@ def test_a_reward_of_the_whole_batch_is_never_asked_about_a_part(make_trainer):
     ("fields", "words"),
     [
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
-        ({"advantages": "remax", "normalize_reward": False}, "the greedy responses"),
-        ({"labels_column": "label"}, "scores the labels alone"),
+        ({"advantages": "remax", "normalize_reward": False}, "advantages=.remax. scores other texts than the batch"),
+        ({"labels_column": "label"}, "labels_column=.label. scores other texts"),
     ],
 )
 def test_a_reward_of_the_whole_batch_refuses_what_asks_about_a_part(
@@ -154,7 +154,7 @@ def test_answers_that_cannot_be_read_are_refused(make_trainer, questions, tmp_pa
     fields = {"prompts": str(questions), "answers_column": "answer"}
     with pytest.raises(ConfigError, match="read by no reward of this run"):
         make_trainer(reward_fn="true_reward", **fields)
-    with pytest.raises(ConfigError, match="prompts were handed in"):
+    with pytest.raises(ConfigError, match="prompts were passed"):
         make_trainer({"prompts": ["this movie"]}, reward_fn="exact_match", **fields)
     asks = ResponseReward(lambda p, r, a: [0.0] * len(p), answers=True)
     with pytest.raises(ConfigError, match="set answers_column"):
