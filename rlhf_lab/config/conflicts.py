@@ -44,7 +44,7 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
         yield "micro_batch_size", f"must divide the minibatch of {a.minibatch_size} sequences."
     compares = {"advantages": a.advantages in NEED_GROUPS, "dynamic_sampling": a.dynamic_sampling}
     for name in filter(compares.get, compares if a.samples_per_prompt == 1 else ()):
-        yield name, "compares responses, but samples_per_prompt=1. Set at least 2, such as 8."
+        yield name, "compares responses, but samples_per_prompt=1. To compare, sample at least 2."
     for name in _on(a, "max_grad_norm", "micro_batch_size") if a.optimizer_in_backward else ():
         yield name, "cannot be combined with optimizer_in_backward=True. Set it to None."
     if a.kl_controller == "adaptive" and a.batch_size > a.kl_horizon:  # more than a fifth at once
@@ -83,7 +83,7 @@ def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
     stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
     for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
         if not stops:
-            yield name, "requires texts that end, but stop_at_eos=False. Set stop_at_eos=True."
+            yield name, "requires responses of different lengths, but stop_at_eos=False. Set it."
 
 
 def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
@@ -136,13 +136,14 @@ def validate_token_rewards(args: AllFields) -> None:
 
 def validate_whole_batch(args: AllFields, reward: str) -> None:
     """Raise ConfigError if a setting scores part of a batch, with a reward of the whole batch."""
-    scores_part = {
-        "dynamic_sampling": args.dynamic_sampling is not None,
-        "advantages": args.advantages == "remax",
-        "labels_column": args.labels_column is not None,
+    parts = {
+        "dynamic_sampling": (args.dynamic_sampling is not None, "the resampled responses"),
+        "advantages": (args.advantages == "remax", "the greedy responses"),
+        "labels_column": (args.labels_column is not None, "the labels"),
     }
-    for name in filter(scores_part.get, scores_part):
-        raise ConfigError(
-            f"{name}={getattr(args, name)!r} scores other texts than the batch, but {reward} "
-            "scores whole batches. Remove one of them."
-        )
+    for name, (is_on, part) in parts.items():
+        if is_on:
+            raise ConfigError(
+                f"{name}={getattr(args, name)!r} scores {part} alone, but {reward} scores whole "
+                "batches. Remove one of them."
+            )

@@ -340,7 +340,7 @@ def test_cpu_tuning_decides_whether_commands_tune_the_process(
     RLHFTrainer(args)
     assert tuned == [], "a trainer leaves the process as it is"
     train(args, tmp_path / "run", probes=False)
-    resume(tmp_path / "run")
+    resume(tmp_path / "run", total_phases=args.total_phases + 1)
     assert len(tuned) == calls
 
 

@@ -140,13 +140,15 @@ def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0 needs. Set max_grad_norm=None"),
-        ({"micro_batch_size": 2}, "micro_batch_size=2 needs. Set micro_batch_size=None"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0"),
+        ({"micro_batch_size": 2}, "micro_batch_size=2"),
     ],
     ids=str,
 )
 def test_what_needs_all_gradients_at_once_is_refused(reel_args, fields, sentence):
-    with pytest.raises(ConfigError, match=f"optimizer_in_backward=True.*{sentence}"):
+    with pytest.raises(
+        ConfigError, match=f"{sentence} cannot .*optimizer_in_backward=True. Set it to None"
+    ):
         reel_args(**(IN_BACKWARD | fields))
 
 
