@@ -67,7 +67,8 @@ def _models(a: AllFields) -> Iterator[tuple[str, str]]:
             others = f"weight_precision={a.weight_precision!r}. Set {name}={value!r}"
             yield name, f"cannot be combined with {others} or weight_precision='fp32'."
     if a.critic_path and a.value_head != "separate":
-        yield "critic_path", "requires a separate critic. Set value_head='separate'."
+        is_not = f"not value_head={a.value_head!r}"
+        yield "critic_path", f"requires a critic, {is_not}. Set value_head='separate'."
 
 
 def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
