@@ -45,7 +45,7 @@ def read_turns(found: Any, where: str, last: str) -> list[Message]:
         raise LoadError(f"{where} has a system message after the first. Put it first.")
     if turns[-1]["role"] != last:
         raise LoadError(
-            f"{where} ends with a turn of {turns[-1]['role']!r}, not of {last!r}. Remove what "
+            f"{where} ends with a message of {turns[-1]['role']!r}, not of {last!r}. Remove what "
             f"follows the last message of {last!r}."
         )
     return turns

@@ -84,8 +84,8 @@ def test_a_text_is_one_turn_and_messages_keep_role_and_content_alone():
             "has no text as content",
         ),
         ([ASK, RULE], "user", "a system message after the first. Put it first"),
-        ([ASK, SAY], "user", "ends with a turn of 'assistant', not of 'user'"),
-        ([RULE, ASK], "assistant", "ends with a turn of 'user', not of 'assistant'"),
+        ([ASK, SAY], "user", "ends with a message of 'assistant', not of 'user'"),
+        ([RULE, ASK], "assistant", "ends with a message of 'user', not of 'assistant'"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_row_and_remedy(found, last, complaint):

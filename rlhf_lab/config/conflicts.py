@@ -84,7 +84,7 @@ def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
     stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
     for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
         if not stops:
-            yield name, "requires responses of different lengths, but stop_at_eos=False. Set it."
+            yield name, "requires texts that end, but stop_at_eos=False. Set stop_at_eos=True."
 
 
 def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
