@@ -70,7 +70,8 @@ def bench(
         if name not in OTHERS:
             raise ConfigError(f"Unknown against={name!r}. Choose one of: {', '.join(OTHERS)}.")
     device = str(pick_device(device))
-    work = Work(shape, batch_size, gen_len, device=device, precision=precision, threads=threads)
+    sizes = {"batch_size": batch_size, "gen_len": gen_len, "threads": threads}
+    work = Work(shape, device=device, precision=precision, **sizes)
     words = [f"python -m benchmarks --shape {shape}"]
     words += [f"--against {' '.join(against)}"] * (against != OTHERS)
     words += [f"--repeats {repeats}", f"--device {device}", f"--threads {threads}"]

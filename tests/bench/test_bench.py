@@ -147,6 +147,7 @@ def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surround
     assert done.returncode == 0, done.stderr
     assert "seconds of each stage" in done.stdout and done.stdout.count("make bench-peers") == 2
     result = json.loads(out.read_text())
+    assert [result["work"][n] for n in ("batch_size", "prefix_len", "gen_len")] == [8, 4, 6]
     assert result["contestants"].keys() == {"ours", *OTHERS[:4]}
     for contestant in result["contestants"].values():
         (phase,) = contestant["phases"]

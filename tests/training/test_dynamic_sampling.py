@@ -147,7 +147,9 @@ def test_other_prompts_come_first_and_in_an_order_of_the_batch(make_trainer):
 
 
 def test_it_is_refused_where_it_cannot_be(reel_args, make_trainer):
-    with pytest.raises(ConfigError, match="dynamic_sampling=3 compares responses, but samples_per_prompt=1"):
+    with pytest.raises(
+        ConfigError, match="dynamic_sampling=3 compares responses, but samples_per_prompt=1"
+    ):
         reel_args(dynamic_sampling=3)
     with pytest.raises(ConfigError, match="dynamic_sampling=0 is out of range"):
         reel_args(dynamic_sampling=0, samples_per_prompt=2)

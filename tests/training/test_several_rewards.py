@@ -111,7 +111,10 @@ def test_a_reward_of_the_whole_batch_is_never_asked_about_a_part(make_trainer):
     ("fields", "words"),
     [
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
-        ({"advantages": "remax", "normalize_reward": False}, "advantages=.remax. scores other texts than the batch"),
+        (
+            {"advantages": "remax", "normalize_reward": False},
+            "advantages=.remax. scores other texts than the batch",
+        ),
         ({"labels_column": "label"}, "labels_column=.label. scores other texts"),
     ],
 )
