@@ -1,7 +1,7 @@
 """Small Reel runs for the tests of training."""
 
-import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,17 @@ import pytest
 from torch import Tensor, nn
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import load_model
+from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import RLHFTrainer
+from tests.tiny_models import tiny_chat
+from tests.training.recorded_runs import (
+    CONFIGURATIONS,
+    MakeRun,
+    RecordedRun,
+    copy_weights,
+    read_metrics,
+)
 
 SMALL = {
     "preset": "reel",
@@ -31,7 +41,7 @@ def reel_args() -> Callable[..., RLHFArgs]:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, reel_args: Callable[..., RLHFArgs]) -> Callable[..., RLHFTrainer]:
-    """Makes trainers that write to fresh directories; `parts` are handed to the trainer."""
+    """Makes trainers that write to fresh directories, with custom components in `parts`."""
     made = []
 
     def make(parts: dict[str, Any] | None = None, **overrides: Any) -> RLHFTrainer:
@@ -42,8 +52,66 @@ def make_trainer(tmp_path: Path, reel_args: Callable[..., RLHFArgs]) -> Callable
 
 
 @pytest.fixture(scope="session")
+def reward_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained reward model, with scores of mean 0.5 and standard deviation 2."""
+    model = RewardModel(load_model("reel-nano"), seed=3)
+    model.set_normalization(Tensor([-1.5, 2.5]))
+    directory = tmp_path_factory.mktemp("reward") / "model"
+    model.save(directory, "reel-nano", {})
+    return directory
+
+
+@pytest.fixture(scope="session")
+def make_configured(
+    tmp_path_factory: pytest.TempPathFactory, reel_args: Callable[..., RLHFArgs], reward_dir: Path
+) -> Callable[[str], RLHFTrainer]:
+    """Makes a trainer of a configuration, which writes to a fresh directory."""
+
+    @cache
+    def chat_dir() -> Path:
+        return tiny_chat(tmp_path_factory.mktemp("chat") / "model")
+
+    def make(name: str) -> RLHFTrainer:
+        settings, parts, _ = CONFIGURATIONS[name]
+        paths = {"REWARD": lambda: str(reward_dir), "CHAT": lambda: str(chat_dir())}
+        settings = {
+            key: paths[value]() if isinstance(value, str) and value in paths else value
+            for key, value in settings.items()
+        }
+        out = tmp_path_factory.mktemp("configured") / "run"
+        return RLHFTrainer(reel_args(**settings), out=out, **parts)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def runs(make_configured: Callable[[str], RLHFTrainer]) -> MakeRun:
+    """The recorded run of a configuration, trained when a test first uses it."""
+    return cache(lambda name: RecordedRun(make_configured(name)))
+
+
+@pytest.fixture(scope="session")
+def resumed(make_configured: Callable[[str], RLHFTrainer]) -> Callable[[str], RLHFTrainer]:
+    """A run of a configuration that was interrupted, and resumed in another trainer."""
+
+    @cache
+    def resume(name: str) -> RLHFTrainer:
+        _, parts, stop_after = CONFIGURATIONS[name]
+        first = make_configured(name)
+        for _ in range(stop_after):
+            first.run_phase()
+        first.recorder.break_off()
+        second = RLHFTrainer.resume(first.run.path, **parts)
+        assert second.phase == stop_after
+        second.train()
+        return second
+
+    return resume
+
+
+@pytest.fixture(scope="session")
 def broken_off_and_resumed() -> Callable[[RLHFTrainer], RLHFTrainer]:
-    """Stops a run after its second phase, and trains it to its end in a trainer of its own."""
+    """Stops a run after its second phase, and finishes it in another trainer."""
 
     def finish(halved: RLHFTrainer) -> RLHFTrainer:
         for report in halved:
@@ -59,22 +127,13 @@ def broken_off_and_resumed() -> Callable[[RLHFTrainer], RLHFTrainer]:
 @pytest.fixture(scope="session")
 def parameters_of() -> Callable[[nn.Module], dict[str, Tensor]]:
     """Copies of all parameters of a module, by name."""
-
-    def copy(module: nn.Module) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-    return copy
+    return copy_weights
 
 
 @pytest.fixture(scope="session")
 def metrics_of() -> Callable[[Path], list[dict[str, Any]]]:
     """The lines of metrics.jsonl in a run's directory, without what they cost."""
-
-    def read(run: Path) -> list[dict[str, Any]]:
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
-
-    return read
+    return read_metrics
 
 
 @pytest.fixture(

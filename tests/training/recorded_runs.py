@@ -1,0 +1,165 @@
+"""Configurations that tests share, and runs of them with what callbacks saw."""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rlhf_lab.training import Context, Event, RLHFTrainer, Rollout
+from rlhf_lab.training.callbacks import FIELD_AVAILABILITY
+
+PROMPTS = ["this movie", "honestly , the plot", "this film", "anyway , the acting was so"]
+PROMPTS += ["basically , the", "folks , the script was"]
+EQUAL = tuple(PROMPTS[::2])  # prompts whose responses all get the same reward
+
+
+def reward_by_text(texts: list[str]) -> Tensor:
+    """Return another number for each text."""
+    return torch.tensor([zlib.crc32(text.encode()) / 2**32 for text in texts])
+
+
+def reward_by_prompt(texts: list[str]) -> Tensor:
+    """Return another number for each text, but 0.7 for the responses to half of the prompts."""
+    return torch.where(
+        torch.tensor([t.startswith(EQUAL) for t in texts]), 0.7, reward_by_text(texts)
+    )
+
+
+class Configuration(NamedTuple):
+    """Settings and custom components of a run, and the phases before its interruption.
+
+    REWARD and CHAT in a setting stand for the directory of a reward model and of a chat model.
+    """
+
+    settings: dict[str, Any]
+    parts: dict[str, Any] = {}
+    stop_after: int = 1
+
+
+RESETS = {"reset_reference_every": 2, "total_phases": 5, "base_lr": 3e-3}
+PAIRS = {"samples_per_prompt": 2, "dynamic_sampling": 12, "normalize_reward": False}
+IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
+HALF = {"weight_precision": "bf16", "value_head": "separate", "micro_batch_size": 2}
+ROUNDED = IN_BACKWARD | {"weight_precision": "bf16_stochastic", "activation_checkpointing": True}
+SCALED = {"reward_scaling": "scale_and_shift", "normalize_reward": False, "advantages": "remax"}
+CHAT = {"base_model": "CHAT", "chat": True, "reward_fn": "count:w5", "prefix": "w1 w2"}
+CONFIGURATIONS = {
+    "plain": Configuration({"total_phases": 5, "base_lr": 1e-3, "seed": 2}, stop_after=2),
+    "adapters": Configuration(
+        {"lora_rank": 2, "lora_targets": "W_Q,W_V,W_O,W_in", "base_lr": 1e-2, "warmup_steps": 0}
+    ),
+    "detached": Configuration({"value_head": "detached", "base_lr": 1e-2}),
+    "critic": Configuration({"value_head": "separate", "base_lr": 1e-2}),
+    "adapters, critic": Configuration({"lora_rank": 2, "value_head": "separate", "base_lr": 1e-2}),
+    "critic from a reward model": Configuration(
+        {"value_head": "separate", "critic_path": "REWARD"}
+    ),
+    "token rewards": Configuration(
+        {"reward_fn": "learned", "reward_model": "REWARD", "reward_per_token": True}
+        | {"normalize_reward": False}
+    ),
+    "two rewards": Configuration(
+        {"reward_fn": "smoothed,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
+    ),
+    "state": Configuration(
+        SCALED | {"kl_in": "reward", "kl_estimator": "k3", "kl_controller": "adaptive"}
+    ),
+    "dynamic sampling": Configuration(
+        PAIRS | {"normalize_reward": True, "gen_len_min": 4, "total_phases": 3},
+        {"prompts": PROMPTS, "reward_fn": reward_by_prompt},
+    ),
+    "resets": Configuration(RESETS, stop_after=3),
+    "resets, adapters": Configuration(RESETS | {"lora_rank": 2, "base_lr": 1e-2}, stop_after=3),
+    "in backward": Configuration(IN_BACKWARD),
+    "bf16": Configuration(HALF | {"warmup_steps": 0}),
+    "bf16_stochastic": Configuration(ROUNDED | {"warmup_steps": 0, "base_lr": 1e-3}),
+    "chat": Configuration(CHAT | {"gen_len": 8, "normalize_reward": False}),
+}
+
+
+class Step(NamedTuple):
+    """One step of a learning phase, as callbacks saw it."""
+
+    phase: int
+    minibatch: Any
+    terms: Any
+    grad_norm: float
+    norm_before: float
+    norm_after: float
+    rates: list[float]
+
+
+class RecordedRun:
+    """A finished run, with what a callback saw at each event.
+
+    Attributes:
+        events: each event with its phase.
+        fields: the fields of the context by event.
+        weights: of the policy that sampled each batch, and of the final one.
+    """
+
+    def __init__(self, trainer: RLHFTrainer) -> None:
+        self.trainer, self.path = trainer, trainer.recorder.out
+        self.events: list[tuple[str, int]] = []
+        self.fields: dict[str, set[str]] = {}
+        self.weights: list[dict[str, Tensor]] = []
+        self.rollouts: list[Rollout] = []
+        self.steps: list[Step] = []
+        for event in get_args(Event):
+            trainer.on(event)(self.observe)
+        self.reports = trainer.train()
+        self.weights.append(copy_weights(trainer.policy))
+
+    def observe(self, ctx: Context) -> None:
+        self.events.append((ctx.event, ctx.phase))
+        self.fields[ctx.event] = {name for name in FIELD_AVAILABILITY if hasattr(ctx, name)}
+        if ctx.event == "after_rollout":
+            self.weights.append(copy_weights(ctx.policy))
+        elif ctx.event == "after_score":
+            self.rollouts.append(ctx.rollout)
+        elif ctx.event == "after_backward":
+            self.norm = gradient_norm(ctx.policy)
+        elif ctx.event == "after_step":
+            norms = ctx.grad_norm, self.norm, gradient_norm(ctx.policy)
+            rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
+            self.steps.append(Step(ctx.phase, ctx.minibatch, ctx.terms, *norms, rates))
+
+
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def gradient_norm(model: nn.Module) -> float:
+    gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
+    return sum(gradient.square().sum().item() for gradient in gradients) ** 0.5
+
+
+def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without `cost`, which depends on the clock."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Compare metrics, samples, evaluation and checkpoints bitwise."""
+    assert read_metrics(found) == read_metrics(expected)
+    assert (found / "samples.jsonl").read_bytes() == (expected / "samples.jsonl").read_bytes()
+    info, whole = (json.loads((run / "run.json").read_text()) for run in (found, expected))
+    assert info["status"] == whole["status"] == "finished" and info["final"] == whole["final"]
+    names = {path.name for path in (expected / "checkpoints").iterdir()}
+    assert {path.name for path in (found / "checkpoints").iterdir()} == names
+    for name in names:
+        files = (load_file(run / "checkpoints" / name) for run in (found, expected))
+        assert is_equal(*files), name
+
+
+MakeRun = Callable[[str], RecordedRun]
