@@ -1,7 +1,6 @@
-"""Dicts that functions on events return: stored, read back, refused, rewound."""
+"""Dicts that callbacks return: stored, read back, rejected, and rewound when a run resumes."""
 
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -15,63 +14,52 @@ from rlhf_lab.training.callbacks import MOST_NUMBERS, function_name, to_json
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
+class Norms:
+    def __call__(self, ctx):
+        return {}
+
+    def read_weights(self, ctx):
+        return {}
+
+
 def reward_and_kl(ctx):
     return {"reward": ctx.rollout.raw_rewards.mean(), "kl": ctx.rollout.kl[0, :2]}
 
 
 @pytest.mark.slow
-def test_a_returned_dict_is_stored_and_read_back(make_trainer):
-    trainer = make_trainer(total_phases=3)
-    seen = []
+def test_returned_dicts_are_stored_and_read_back(make_trainer):
+    trainer, seen = make_trainer(total_phases=3), []
     trainer.on("after_score", every=2)(reward_and_kl)
     trainer.on("after_score", every=2)(lambda ctx: seen.append(ctx.rollout))
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert run.functions() == ["reward_and_kl"]
-    expected = [
-        {
-            "phase": phase,
-            "event": "after_score",
-            "reward": rollout.raw_rewards.mean().item(),
-            "kl": rollout.kl[0, :2].tolist(),
-        }
-        for phase, rollout in zip((0, 2), seen, strict=True)
-    ]
-    assert run.returned("reward_and_kl") == expected
-    lines = (trainer.run.path / "returned" / "reward_and_kl.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == expected
-
-
-@pytest.mark.slow
-def test_what_is_no_dict_and_a_phase_without_a_run_store_nothing(make_trainer):
-    trainer = make_trainer()
-    trainer.on("after_rollout")(lambda ctx: {"x": 1})
-    trainer.rollout_phase()
-    trainer = make_trainer()
-    for answer in (None, 3, [1], "words"):
-        trainer.on("after_step")(lambda ctx, answer=answer: answer)
-    trainer.train()
-    assert Run(trainer.run.path).functions() == []
-    assert not (trainer.run.path / "returned").exists()
-
-
-@pytest.mark.slow
-def test_what_a_capture_returns_is_stored_under_its_function_s_name(make_trainer):
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
+    for number in (1, 2):
+        trainer.on("run_start")(lambda ctx, number=number: {"number": number})
+    for value in (None, 3, [1], "words"):
+        trainer.on("after_phase")(lambda ctx, value=value: value)
 
     @trainer.capture("blocks.1.hook_resid_post", pos=-1, tokens=torch.tensor([[1, 2, 3]]))
-    def verdict(ctx, acts):
+    def norm(ctx, acts):
         return {"norm": acts[0].norm()}
 
+    trainer.rollout_phase()  # without a run, nothing is stored
+    seen.clear()
     trainer.train()
-    (record,) = Run(trainer.run.path).returned("verdict")
+    run = Run(trainer.run.path)
+    assert sorted(run.functions()) == ["lambda_2", "lambda_3", "norm", "reward_and_kl"]
+    assert [run.returned(f"lambda_{n}")[0]["number"] for n in (2, 3)] == [1, 2]
+    assert run.returned("reward_and_kl") == [
+        {"phase": phase, "event": "after_score"}
+        | {"reward": rollout.raw_rewards.mean().item(), "kl": rollout.kl[0, :2].tolist()}
+        for phase, rollout in zip((0, 2), seen, strict=True)
+    ]
     _, cache = trainer.policy.base_model.run_with_cache(torch.tensor([[1, 2, 3]]))
-    assert record["norm"] == pytest.approx(cache["resid_post", 1][0, -1].norm().item(), rel=1e-5)
+    expected = cache["resid_post", 1][0, -1].norm().item()
+    assert run.returned("norm")[-1]["norm"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(RunError, match="no dicts of a function 'kl'; there are .*reward_and_kl"):
+        run.returned("kl")
 
 
 @pytest.mark.slow
-def test_each_step_and_each_event_of_a_function_has_its_line(make_trainer):
-    """Two minibatches, two passes: four steps; at checkpoints the line says which."""
+def test_each_event_and_step_has_its_line(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
 
     def told(ctx):
@@ -81,50 +69,24 @@ def test_each_step_and_each_event_of_a_function_has_its_line(make_trainer):
         trainer.on(event)(told)
     trainer.train()
     records = Run(trainer.run.path).returned("told")
-    events = [(r["event"], r["phase"], r.get("checkpoint")) for r in records]
-    assert [r["step"] for r in records if r["event"] == "after_step"] == [0, 1, 2, 3]
+    events = [(r["event"], r["phase"], r.get("step"), r.get("checkpoint")) for r in records]
     assert events == [
-        ("run_start", 0, None),
-        ("checkpoint", 0, "phase_000000"),
-        ("checkpoint", 0, "last"),
-        ("checkpoint", 0, "best"),
-        *[("after_step", 0, None)] * 4,
-        ("checkpoint", 1, "phase_000001"),
-        ("checkpoint", 1, "last"),
-        ("run_end", 1, None),
+        ("run_start", 0, None, None),
+        *(("checkpoint", 0, None, name) for name in ("phase_000000", "last", "best")),
+        *(("after_step", 0, step, None) for step in range(4)),
+        *(("checkpoint", 1, None, name) for name in ("phase_000001", "last")),
+        ("run_end", 1, None, None),
     ]
 
 
-@pytest.mark.slow
-def test_functions_of_one_name_have_a_file_each(make_trainer):
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
-    for number in (1, 2):
-        trainer.on("after_phase")(lambda ctx, number=number: {"number": number})
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert run.functions() == ["lambda", "lambda_2"]
-    assert [run.returned(name)[0]["number"] for name in run.functions()] == [1, 2]
+def test_name_is_that_of_the_function_or_class():
+    functions = (Norms(), Norms().read_weights, functools.partial(reward_and_kl))
+    assert [function_name(f) for f in functions] == ["Norms", "read_weights", "reward_and_kl"]
 
 
-class Norms:
-    def __call__(self, ctx):
-        return {}
-
-    def of_weights(self, ctx):
-        return {}
-
-
-def test_a_name_is_that_of_the_function_or_of_the_class():
-    norms = Norms()
-    found = [
-        function_name(f) for f in (Norms(), norms.of_weights, functools.partial(reward_and_kl))
-    ]
-    assert found == ["Norms", "of_weights", "reward_and_kl"]
-
-
-def test_plain_values_are_those_of_json():
-    """0.5, 1 and 2 are exact in every format; what is not finite becomes None."""
-    given = {
+def test_to_json_returns_plain_values():
+    """0.5, 1 and 2 are exact in every format; numbers that are not finite become None."""
+    value = {
         "tensor": torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16),
         "parameter": torch.tensor(2.0, requires_grad=True),
         "array": np.array([1, 2]),
@@ -133,7 +95,7 @@ def test_plain_values_are_those_of_json():
         "odd": [float("nan"), torch.tensor(float("inf")), None],
         "nested": {"a": (1, "b")},
     }
-    assert to_json(given, "the dict") == {
+    assert to_json(value, "the dict") == {
         "tensor": [[0.5, 1.0]],
         "parameter": 2.0,
         "array": [1, 2],
@@ -142,55 +104,42 @@ def test_plain_values_are_those_of_json():
         "odd": [None, None, None],
         "nested": {"a": [1, "b"]},
     }
+    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
 
 
-UNSTORABLE = {
-    "a_set": ({"x": {1}}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
-    "deep": ({"x": [{"y": object()}]}, r"the dict\['x'\]\[0\]\['y'\] is a object"),
-    "complex": ({"x": torch.tensor([1j])}, r"the dict\['x'\]\[0\] is a complex"),
-    "a_key": ({"x": {3: 1}}, r"the dict\['x'\] has the key 3. Use keys of type str"),
-    "too_long": ({"x": torch.zeros(MOST_NUMBERS + 1)}, "has 100,001 numbers, more than 100,000"),
-    "a_taken_key": ({"phase": 3}, "has a key 'phase', which each record has. Rename it"),
-}
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"x": {1}}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
+        ({"x": [{"y": object()}]}, r"the dict\['x'\]\[0\]\['y'\] is a object"),
+        ({"x": torch.tensor([1j])}, r"the dict\['x'\]\[0\] is a complex"),
+        ({"x": {3: 1}}, r"the dict\['x'\] has the key 3. Use keys of type str"),
+        ({"x": np.zeros((MOST_NUMBERS, 2))}, "has 200,000 numbers, more than 100,000"),
+    ],
+)
+def test_to_json_rejects_what_json_lacks(value, words):
+    with pytest.raises(ConfigError, match=words):
+        to_json(value, "the dict")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", UNSTORABLE)
-def test_what_cannot_be_stored_is_said_once_and_the_run_goes_on(make_trainer, case):
-    returned, words = UNSTORABLE[case]
-    trainer = make_trainer()
-    calls = []
+def test_callback_with_a_taken_key_is_removed_with_one_warning(make_trainer):
+    trainer, calls = make_trainer(), []
 
     @trainer.on("after_phase")
     def odd(ctx):
         calls.append(ctx.phase)
-        return returned
+        return {"phase": 3}
 
-    with pytest.warns(UserWarning, match=f"odd raised ConfigError at after_phase.*{words}") as told:
+    words = "odd raised ConfigError at after_phase.*a key 'phase', which each record has. Rename"
+    with pytest.warns(UserWarning, match=words) as caught:
         assert len(trainer.train()) == 2
-    assert calls == [0] and sum("odd" in str(w.message) for w in told) == 1
-    assert "\n" not in str(told[0].message)
+    assert calls == [0] and sum("odd" in str(w.message) for w in caught) == 1
     assert Run(trainer.run.path).functions() == []
 
 
-@pytest.mark.slow
-def test_a_tensor_of_the_most_numbers_is_still_stored():
-    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
-    with pytest.raises(ConfigError):
-        to_json(np.zeros((MOST_NUMBERS, 2)), "x")
-
-
-@pytest.mark.slow
-def test_a_function_that_returned_nothing_is_refused_with_those_that_did(make_trainer):
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
-    trainer.on("after_score")(reward_and_kl)
-    trainer.train()
-    with pytest.raises(RunError, match="no dicts of a function 'kl'; there are reward_and_kl"):
-        Run(trainer.run.path).returned("kl")
-
-
 def register(trainer):
-    """A function of one name at every event that a resumed run repeats exactly."""
+    """Register a function at every event that a resumed run repeats exactly."""
 
     @trainer.on("after_rollout")
     @trainer.on("after_step")
@@ -203,9 +152,9 @@ def register(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("save_every, goes_on_at", [(1, 3), (2, 2)])
-def test_a_resumed_run_stores_what_an_uninterrupted_one_does(make_trainer, save_every, goes_on_at):
-    """Broken off within phase 3, so that records of it, and with rare saves of 2, come twice."""
+@pytest.mark.parametrize(("save_every", "first_phase"), [(1, 3), (2, 2)])
+def test_resumed_run_stores_each_record_once(make_trainer, save_every, first_phase):
+    """Interrupted in phase 3; its records, with save_every=2 also those of phase 2, come twice."""
     whole, broken = (make_trainer(total_phases=5, save_every=save_every) for _ in range(2))
     register(whole)
     whole.train()
@@ -214,27 +163,9 @@ def test_a_resumed_run_stores_what_an_uninterrupted_one_does(make_trainer, save_
         broken.run_phase()
     broken.learning_phase(broken.rollout_phase())
     again = RLHFTrainer.resume(broken.run.path)
-    assert again.phase == goes_on_at
+    assert again.phase == first_phase
     register(again)
     again.train()
     expected, found = (Run(t.run.path).returned("watched") for t in (whole, again))
-    assert {r["event"] for r in expected} == {
-        "after_rollout",
-        "after_step",
-        "after_phase",
-        "checkpoint",
-        "run_end",
-    }
-    assert found == expected
-
-
-@pytest.mark.slow
-def test_storing_leaves_the_weights_bit_for_bit(make_trainer, parameters_of):
-    plain_run, watched = make_trainer(), make_trainer()
-    watched.on("after_backward")(
-        lambda ctx: {n: p.grad.norm() for n, p in ctx.policy.named_parameters()}
-    )
-    plain_run.train(), watched.train()
-    assert len(Run(watched.run.path).returned("lambda")) == 8
-    found, expected = parameters_of(watched.policy), parameters_of(plain_run.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    events = {"after_rollout", "after_step", "after_phase", "checkpoint", "run_end"}
+    assert {record["event"] for record in expected} == events and found == expected
