@@ -1,4 +1,4 @@
-"""Rewards on token ids: one per text or one per token, and the gains of a reward model's score."""
+"""Rewards on token ids: one per text or per token, and the gains of a reward model's score."""
 
 import pytest
 import torch
@@ -8,66 +8,62 @@ from rlhf_lab.functional import compute_gae
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import LearnedReward, RewardModel, ScoreGains, TokenReward
 
-AS_THEY_ARE = {"normalize_reward": False}
+RAW = {"normalize_reward": False}
 
 
 @pytest.fixture(scope="module")
 def model() -> RewardModel:
-    """A reward model that knows nothing, with scores of mean 0.5 and deviation 2."""
+    """An untrained reward model, with scores of mean 0.5 and standard deviation 2."""
     model = RewardModel(load_model("reel-nano"), seed=3)
     model.set_normalization(torch.tensor([-1.5, 2.5]))
     return model.requires_grad_(False)
 
 
-def of_tokens(model: RewardModel) -> TokenReward:
+def make_gains(model: RewardModel) -> TokenReward:
     gains = ScoreGains(model)
     return TokenReward(gains, gains.tokenizer)
 
 
-def test_a_function_of_token_ids_is_given_prompt_and_response_with_their_mask(make_trainer):
+def reward_by_position(input_ids, attention_mask):
+    return torch.arange(float(input_ids.shape[1])).expand(input_ids.shape)
+
+
+def test_function_gets_prompt_and_response_with_their_mask(make_trainer, model):
     seen = []
 
-    def longest(input_ids, attention_mask):
+    def length(input_ids, attention_mask):
         seen.append((input_ids, attention_mask))
         return attention_mask.sum(1).float()
 
-    fields = {"temperature": 20.0, "gen_len": 26, "batch_size": 16, "stop_at_eos": True}
-    parts = {"reward_fn": TokenReward(longest), "prompts": ["this movie", "this movie was so good"]}
-    trainer = make_trainer(parts, **fields, **AS_THEY_ARE)
+    fields = {"temperature": 20.0, "gen_len": 26, "batch_size": 16, "stop_at_eos": True} | RAW
+    parts = {"reward_fn": TokenReward(length), "prompts": ["this movie", "this movie was so good"]}
+    trainer = make_trainer(parts, **fields)
     rollout, bos = trainer.rollout_phase(), trainer.tokenizer.bos_token_id
-    samples = rollout.samples
-    ids, mask = seen[-1]
-    assert torch.equal(ids, samples.tokens)
-    assert not mask.all(), "prompts of two lengths, and responses that end early"
+    samples, (ids, mask) = rollout.samples, seen[-1]
+    assert torch.equal(ids, samples.tokens) and not mask.all()
     real = samples.prompt_mask.sum(1) + samples.mask.sum(1)
     assert torch.equal(rollout.raw_rewards, real.float())
-    for row, shown in zip(ids, mask, strict=True):
-        assert row[shown][0] == bos, "from BOS on"
+    assert all(row[kept][0] == bos for row, kept in zip(ids, mask, strict=True))
     assert rollout.token_rewards is None
-
-
-def test_a_reward_model_is_a_function_of_token_ids(make_trainer, model):
-    """Its score at the last token of each, without the EOS that texts are read with."""
-    rollout = make_trainer({"reward_fn": TokenReward(model)}, **AS_THEY_ARE).rollout_phase()
-    with torch.no_grad():
+    rollout = make_trainer({"reward_fn": TokenReward(model)}, **RAW).rollout_phase()
+    with torch.no_grad():  # its score at the last token, without the EOS of texts
         alone = [model(row[None])[0].item() for row in rollout.samples.tokens]
     assert rollout.raw_rewards.tolist() == pytest.approx(alone, abs=1e-5)
 
 
-def test_rewards_of_tokens_by_hand(make_trainer):
-    """Token t of a response of 3 earns t + 1, whatever it is, and each prompt token a million.
+def test_token_rewards_match_hand_computed(make_trainer):
+    """Token t of a response of 3 has the reward t + 1, and each prompt token a million.
 
-    Rewards to go: 6, 5, 3. With values left out (lambda 1) these are the returns.
+    Rewards to go: 6, 5, 3. With lambda 1 these are the returns.
     """
 
     def by_place(input_ids, attention_mask):
-        paid = torch.full(input_ids.shape, 1e6)
-        paid[:, -3:] = torch.tensor([1.0, 2.0, 3.0])
-        return paid
+        rewards = torch.full(input_ids.shape, 1e6)
+        rewards[:, -3:] = torch.tensor([1.0, 2.0, 3.0])
+        return rewards
 
     fields = {"gen_len": 3, "stop_at_eos": False, "gae_lambda": 1.0, "advantages": "gae"}
-    parts = {"reward_fn": TokenReward(by_place)}
-    rollout = make_trainer(parts, **fields, **AS_THEY_ARE).rollout_phase()
+    rollout = make_trainer({"reward_fn": TokenReward(by_place)}, **fields, **RAW).rollout_phase()
     assert rollout.raw_rewards.tolist() == [6.0] * 8
     for row in rollout.returns:
         assert row.tolist() == pytest.approx([6.0, 5.0, 3.0], abs=1e-5)
@@ -75,110 +71,69 @@ def test_rewards_of_tokens_by_hand(make_trainer):
     assert view["next", "reward_raw"][0, :, 0].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_what_a_text_is_penalized_its_last_token_pays(make_trainer):
-    """A response that did not end earns -3 in all, of which its tokens have 1 each already."""
-
-    def one_each(input_ids, attention_mask):
-        return torch.ones(input_ids.shape)
-
+def test_penalty_is_added_to_the_last_token(make_trainer):
+    """A response without an end gets -3 in all, of which its tokens have 1 each already."""
     fields = {"gen_len": 5, "stop_at_eos": True, "penalize_no_eos": True, "advantages": "reinforce"}
-    parts = {"reward_fn": TokenReward(one_each)}
-    rollout = make_trainer(parts, **fields, **AS_THEY_ARE).rollout_phase()
-    assert rollout.raw_rewards.tolist() == [5.0] * 8
-    assert rollout.rewards.tolist() == [-3.0] * 8
+    parts = {"reward_fn": TokenReward(lambda ids, mask: torch.ones(ids.shape))}
+    rollout = make_trainer(parts, **fields, **RAW).rollout_phase()
+    assert rollout.raw_rewards.tolist() == [5.0] * 8 and rollout.rewards.tolist() == [-3.0] * 8
     assert rollout.token_rewards[0].tolist() == [1.0, 1.0, 1.0, 1.0, -7.0]
     assert rollout.advantages[0].tolist() == [-3.0, -4.0, -5.0, -6.0, -7.0]
 
 
-def test_the_tokens_pay_for_their_kl_and_are_whitened(make_trainer):
-    def by_place(input_ids, attention_mask):
-        return torch.arange(float(input_ids.shape[1])).expand(input_ids.shape)
-
+def test_token_rewards_are_whitened(make_trainer):
     fields = {"whiten_rewards": True, "advantages": "reinforce", "gen_len": 4, "batch_size": 4}
-    trainer = make_trainer({"reward_fn": TokenReward(by_place)}, **fields, **AS_THEY_ARE)
+    trainer = make_trainer({"reward_fn": TokenReward(reward_by_position)}, **fields, **RAW)
     rollout = trainer.rollout_phase()
-    paid = torch.arange(4.0) + rollout.samples.prefix_len
-    paid = paid.repeat(4, 1)
-    scaled = (paid - paid.mean()) / paid.std() + paid.mean()
+    rewards = (torch.arange(4.0) + rollout.samples.prefix_len).repeat(4, 1)
+    scaled = (rewards - rewards.mean()) / rewards.std() + rewards.mean()
     expected = scaled.flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(rollout.advantages, expected, atol=1e-4, rtol=1e-5)
 
 
-def test_gains_add_up_to_the_score_of_the_text_less_that_of_its_prompt(make_trainer, model):
-    """To the score of the text with its EOS, which texts are scored at, and which still fits."""
-    fields = {"temperature": 2.0, "gen_len": 25, "batch_size": 16, "stop_at_eos": True}
-    prompts = ["this movie", "this movie was so good"]
-    trainer = make_trainer(
-        {"reward_fn": of_tokens(model), "prompts": prompts}, **fields, **AS_THEY_ARE
-    )
+def test_gains_add_up_to_the_gain_of_the_text(make_trainer, model):
+    """To the score of the text with its EOS minus that of its prompt.
+
+    With the score so far as value, no token has an advantage.
+    """
+    fields = {"temperature": 2.0, "gen_len": 25, "batch_size": 16, "stop_at_eos": True} | RAW
+    parts = {"reward_fn": make_gains(model), "prompts": ["this movie", "this movie was so good"]}
+    trainer = make_trainer(parts, **fields)
     rollout = trainer.rollout_phase()
-    samples = rollout.samples
+    samples, rewards = rollout.samples, rollout.token_rewards
     assert not samples.mask.all() and not samples.prompt_mask.all()
     with torch.no_grad():
-        before = [
-            model.normalize(model(torch.tensor([prompt])))[0].item() for prompt in samples.prompts()
-        ]
-    whole = LearnedReward(model)(rollout.texts)
-    expected = whole - torch.tensor(before)
-    bos = trainer.tokenizer.bos_token_id  # a text does not show it where it was sampled
+        scores = [model.normalize(model(torch.tensor([p])))[0] for p in samples.prompts()]
+    expected = LearnedReward(model)(rollout.texts) - torch.stack(scores)
+    bos = trainer.tokenizer.bos_token_id  # decoding drops it if it was sampled
     plain = ~(samples.tokens[:, samples.prefix_len :] == bos).any(1)
     assert plain.sum() > 8
     torch.testing.assert_close(rollout.raw_rewards[plain], expected[plain], atol=1e-5, rtol=1e-4)
-    assert not rollout.token_rewards[~samples.mask].any()
+    assert not rewards[~samples.mask].any()
+    assert (rewards[samples.mask].abs() > 1e-3).float().mean() > 0.9
+    to_go = rewards.flip(1).cumsum(1).flip(1)
+    assert compute_gae(to_go, rewards, 1.0, 1.0, samples.mask).abs().max() < 1e-5
 
 
 def test_each_gain_is_a_difference_of_two_scores(model):
     """Token by token, each text scored alone, and at its end with EOS."""
     tokenizer = model.base_model.tokenizer
-    row = tokenizer.encode("this movie was so good", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    read = [bos, *row]
+    row = [bos, *tokenizer.encode("this movie was so good", add_special_tokens=False)]
     with torch.no_grad():
-        alone = [model(torch.tensor([read[: n + 1]]))[0].item() for n in range(len(read))]
-        alone[-1] = model(torch.tensor([[*read, eos]]))[0].item()
+        alone = [model(torch.tensor([row[: n + 1]]))[0].item() for n in range(len(row))]
+        alone[-1] = model(torch.tensor([[*row, eos]]))[0].item()
     scores = [(score - 0.5) / 2 for score in alone]
     expected = [scores[0], *(b - a for a, b in zip(scores, scores[1:], strict=False))]
-    ids = torch.tensor([[0, 0, *read, 7], [*read, 7, 7, 7]])
+    ids = torch.tensor([[0, 0, *row, 7], [*row, 7, 7, 7]])
     mask = torch.tensor([[0, 0, *[1] * 6, 0], [*[1] * 6, 0, 0, 0]]).bool()
     gains = ScoreGains(model, batch_size=1)(ids, mask)
     assert gains[0].tolist() == pytest.approx([0, 0, *expected, 0], abs=1e-5)
     assert gains[1].tolist() == pytest.approx([*expected, 0, 0, 0], abs=1e-5)
-
-
-def test_a_text_that_ends_with_eos_is_scored_there(model):
-    tokenizer = model.base_model.tokenizer
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    row = tokenizer.encode("this movie was so good", add_special_tokens=False)
-    gains = ScoreGains(model)
-    ended, cut = ([[bos, *row, *end]] for end in ([eos], []))
-    of_ended = gains(torch.tensor(ended), torch.ones(1, 7).bool())
-    of_cut = gains(torch.tensor(cut), torch.ones(1, 6).bool())
-    assert of_ended.sum().item() == pytest.approx(of_cut.sum().item(), abs=1e-5)
-    without_bos = gains(torch.tensor([row]), torch.ones(1, 5).bool())
-    assert without_bos[0, 1:].tolist() == pytest.approx(of_cut[0, 2:].tolist(), abs=1e-5)
-
-
-def test_values_that_know_the_score_leave_no_advantage(make_trainer, model):
-    """With the score so far as value, each token's surprise is spent where it is written."""
-    rollout = make_trainer({"reward_fn": of_tokens(model)}, **AS_THEY_ARE).rollout_phase()
-    paid, mask = rollout.token_rewards, rollout.samples.mask
-    to_go = paid.flip(1).cumsum(1).flip(1)
-    assert compute_gae(to_go, paid, 1.0, 1.0, mask).abs().max() < 1e-5
-    assert (paid.abs() > 1e-3).float().mean() > 0.9, "most tokens earn something"
-
-
-@pytest.mark.slow
-def test_a_run_of_gains_is_resumed_to_the_bit(
-    make_trainer, model, tmp_path, parameters_of, broken_off_and_resumed
-):
-    model.save(tmp_path / "reward", "reel-nano", {})
-    fields = {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
-    fields |= {"reward_per_token": True, "total_phases": 3, **AS_THEY_ARE}
-    whole, halved = make_trainer(**fields), make_trainer(**fields)
-    whole.train()
-    resumed = broken_off_and_resumed(halved)
-    theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    ended = ScoreGains(model)(torch.tensor([[*row, eos]]), torch.ones(1, 7).bool())
+    assert ended.sum().item() == pytest.approx(sum(expected), abs=1e-5)
+    without_bos = ScoreGains(model)(torch.tensor([row[1:]]), torch.ones(1, 5).bool())
+    assert without_bos[0, 1:].tolist() == pytest.approx(expected[2:], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +148,9 @@ def test_a_run_of_gains_is_resumed_to_the_bit(
     ],
     ids=["three dimensions", "a row too many", "a token too few", "a list", "nan", "inf"],
 )
-def test_what_is_neither_a_number_per_text_nor_per_token_is_refused_before_the_run(
-    make_trainer, returned, words
-):
+def test_invalid_results_raise_before_the_run(make_trainer, returned, words):
     with pytest.raises(ConfigError) as caught:
-        make_trainer({"reward_fn": TokenReward(lambda ids, mask: returned(ids))}, **AS_THEY_ARE)
+        make_trainer({"reward_fn": TokenReward(lambda ids, mask: returned(ids))}, **RAW)
     assert words in str(caught.value) and "return" in str(caught.value)
 
 
@@ -205,28 +158,19 @@ def test_what_is_neither_a_number_per_text_nor_per_token_is_refused_before_the_r
     ("fields", "words"),
     [
         ({}, "normalize_reward=True is for one reward per text"),
-        ({"reward_scaling": "scale", **AS_THEY_ARE}, "reward_scaling='scale' is for one"),
-        ({"reward_clip": 1.0, **AS_THEY_ARE}, "reward_clip=1.0 is for one"),
+        ({"reward_scaling": "scale", **RAW}, "reward_scaling='scale' is for one"),
+        ({"reward_clip": 1.0, **RAW}, "reward_clip=1.0 is for one"),
         (
-            {"dynamic_sampling": 2, "samples_per_prompt": 2, "advantages": "rloo", **AS_THEY_ARE},
+            {"dynamic_sampling": 2, "samples_per_prompt": 2, "advantages": "rloo", **RAW},
             "dynamic_sampling=2 is for one",
         ),
     ],
     ids=["normalize_reward", "reward_scaling", "reward_clip", "dynamic_sampling"],
 )
-def test_settings_of_whole_texts_are_refused_where_tokens_are_paid(make_trainer, fields, words):
-    per_text = TokenReward(lambda ids, mask: mask.sum(1).float())
-    per_token = TokenReward(lambda ids, mask: mask.float())
-    make_trainer({"reward_fn": per_text}, **fields).rollout_phase()
+def test_settings_of_whole_texts_reject_token_rewards(make_trainer, fields, words):
+    make_trainer({"reward_fn": TokenReward(lambda ids, mask: mask.sum(1).float())}, **fields)
     with pytest.raises(ConfigError, match=words):
-        make_trainer({"reward_fn": per_token}, **fields)
-
-
-def test_a_reward_model_of_other_tokens_is_refused(make_trainer, model, monkeypatch):
-    reward = of_tokens(model)
-    monkeypatch.setattr(reward, "tokenizer", SmallerVocabulary())
-    with pytest.raises(ConfigError, match="reward_fn reads other tokens than the policy writes"):
-        make_trainer({"reward_fn": reward}, **AS_THEY_ARE)
+        make_trainer({"reward_fn": TokenReward(lambda ids, mask: mask.float())}, **fields)
 
 
 class SmallerVocabulary:
@@ -234,14 +178,20 @@ class SmallerVocabulary:
         return {"this": 0}
 
 
-def test_a_function_that_changes_what_it_is_given_changes_nothing(make_trainer):
+def test_reward_model_with_other_tokens_raises(make_trainer, model, monkeypatch):
+    reward = make_gains(model)
+    monkeypatch.setattr(reward, "tokenizer", SmallerVocabulary())
+    with pytest.raises(ConfigError, match="reward_fn reads other tokens than the policy writes"):
+        make_trainer({"reward_fn": reward}, **RAW)
+
+
+def test_function_that_edits_its_input_changes_nothing(make_trainer):
     def careless(input_ids, attention_mask):
         input_ids.zero_()
         attention_mask.zero_()
         torch.set_grad_enabled(True)
         return torch.ones(len(input_ids), requires_grad=True)
 
-    trainer = make_trainer({"reward_fn": TokenReward(careless)}, **AS_THEY_ARE)
-    rollout = trainer.rollout_phase()
+    rollout = make_trainer({"reward_fn": TokenReward(careless)}, **RAW).rollout_phase()
     assert rollout.samples.tokens.any() and rollout.samples.mask.any()
     assert not rollout.raw_rewards.requires_grad
