@@ -1,86 +1,59 @@
-"""Several rewards in a run: paid with weights, logged by name, shown and resumed."""
+"""Several rewards in a run: weighted, logged by name, and shown."""
 
 import json
 
 import pytest
-import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import ResponseReward
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import to_values
 from tests.bad_input.command_outcome import rejected
 
-TWO = {"reward_fn": "smoothed,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
+NAMES = ["reward/smoothed", "reward/length"]
 
 
-def test_the_sum_is_paid_and_each_is_logged_without_its_weight(make_trainer):
-    trainer = make_trainer(**TWO)
-    report = next(iter(trainer))
-    line, samples = trainer.run.read("metrics.jsonl")[0], trainer.run.read("samples.jsonl")
-    true_reward = sum(sample["reward/smoothed"] for sample in samples) / len(samples)
-    length = sum(sample["reward/length"] for sample in samples) / len(samples)
-    assert line["reward/smoothed"] == pytest.approx(true_reward)
-    assert line["reward/length"] == pytest.approx(length) and true_reward != length
-    assert line["mean_reward"] == pytest.approx(true_reward + 0.5 * length)
-    assert report.reward_means == {
-        "smoothed": line["reward/smoothed"],
-        "length": line["reward/length"],
-    }
+@pytest.mark.slow
+def test_weighted_sum_is_learned_and_each_is_logged(runs):
+    """Weights 1 and 0.5."""
+    run = runs("two rewards")
+    lines, final = run.trainer.run.read("metrics.jsonl"), run.trainer.run.read_info()["final"]
+    samples = run.trainer.run.read("samples.jsonl")
     for sample in samples:
         assert sample["reward/smoothed"] == REWARDS["smoothed"]([sample["text"]]).item()
-        by_weight = sample["reward/smoothed"] + 0.5 * sample["reward/length"]
-        assert sample["reward"] == pytest.approx(by_weight)
-    assert "reward_means" not in line
+        total = sample["reward/smoothed"] + 0.5 * sample["reward/length"]
+        assert sample["reward"] == pytest.approx(total)
+    rows = [sample for sample in samples if sample["phase"] == 0]
+    for name in NAMES:
+        mean = sum(row[name] for row in rows) / len(rows)
+        assert lines[0][name] == pytest.approx(mean)
+        assert run.reports[0].reward_means[name.removeprefix("reward/")] == lines[0][name]
+    assert lines[0]["reward/smoothed"] != lines[0]["reward/length"]
+    for line in (*lines, final):
+        assert line["mean_reward"] == pytest.approx(line[NAMES[0]] + 0.5 * line[NAMES[1]])
+        assert "reward_means" not in line
+    values = to_values(final, samples, "final/")
+    assert all(list(row)[-2:] == NAMES for row in values["final_samples"])
+    assert values["final/reward/smoothed"] == final["reward/smoothed"]
+    assert not [name for name in runs("plain").reports[0].to_dict() if "/" in name]
 
 
-def test_one_reward_has_no_name_in_the_logs(make_trainer):
-    trainer = make_trainer(reward_fn="true_reward")
-    next(iter(trainer))
-    assert not [name for name in trainer.run.read("metrics.jsonl")[0] if "/" in name]
-
-
-def test_what_is_done_to_rewards_is_done_to_the_sum(make_trainer):
-    """3 the's of weight 2 and 1 of weight 3 are clipped to 4, then standardized."""
-    parts = {"reward_fn": {"a": lambda t: [3.0, 0.0] * 4, "b": lambda t: [1.0] * len(t)}}
-    weights = {"reward_weights": (2.0, 3.0), "reward_clip": 4.0}
+def test_weighted_sum_is_clipped(make_trainer):
+    """Twice 3 or 0 plus thrice 1 are 9 and 3, clipped to 4."""
     asked = []
-    parts["reward_fn"]["a"] = lambda t: asked.append(len(t)) or [3.0, 0.0] * (len(t) // 2)
-    rollout = make_trainer(parts, normalize_reward=False, **weights).rollout_phase()
+    first = lambda t: asked.append(len(t)) or [3.0, 0.0] * (len(t) // 2)
+    parts = {"reward_fn": {"a": first, "b": lambda t: [1.0] * len(t)}}
+    weights = {"reward_weights": (2.0, 3.0), "reward_clip": 4.0, "normalize_reward": False}
+    rollout = make_trainer(parts, **weights).rollout_phase()
     assert rollout.raw_rewards.tolist() == [9.0, 3.0] * 4
     assert rollout.rewards.tolist() == [4.0, 3.0] * 4
     assert rollout.rewards_by_name["a"].tolist() == [3.0, 0.0] * 4
-    assert asked == [2, 8], "once on trial, then once per batch"
+    assert asked == [2, 8]  # a dry run, and the batch
+    single = make_trainer({"reward_fn": lambda t: [1.0] * len(t)}, reward_weights=(3.0,))
+    assert single.rollout_phase().raw_rewards.tolist() == [3.0] * 8
 
 
-@pytest.mark.slow
-def test_final_figures_and_tables_have_each_reward(make_trainer):
-    trainer = make_trainer(**TWO)
-    trainer.train()
-    final = trainer.run.read_info()["final"]
-    by_weight = final["reward/smoothed"] + 0.5 * final["reward/length"]
-    assert final["mean_reward"] == pytest.approx(by_weight)
-    values = to_values(final, trainer.run.read("samples.jsonl"), "final/")
-    assert all(
-        list(row)[-2:] == ["reward/smoothed", "reward/length"] for row in values["final_samples"]
-    )
-    assert values["final/reward/smoothed"] == final["reward/smoothed"]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_numbers(make_trainer, broken_off_and_resumed, metrics_of):
-    fields = TWO | {"total_phases": 3}
-    whole = make_trainer(**fields)
-    whole.train()
-    resumed = broken_off_and_resumed(make_trainer(**fields))
-    assert metrics_of(whole.run.path) == metrics_of(resumed.run.path)
-    assert whole.run.read("samples.jsonl") == resumed.run.read("samples.jsonl")
-
-
-def test_replaced_prompts_bring_each_reward_of_the_answers_in_their_place(make_trainer):
-    """The reward of each row is that of its own text, also where it was drawn again."""
+def test_resampled_rows_have_the_rewards_of_their_text(make_trainer):
     length = lambda texts: [float(len(text)) for text in texts]
     parity = lambda texts: [float(len(text) % 2) for text in texts]
     fields = {"samples_per_prompt": 2, "dynamic_sampling": 3, "reward_weights": (0.0, 1.0)}
@@ -92,19 +65,14 @@ def test_replaced_prompts_bring_each_reward_of_the_answers_in_their_place(make_t
     assert rollout.raw_rewards.tolist() == parity(rollout.texts)
 
 
-def test_a_reward_of_the_whole_batch_is_never_asked_about_a_part(make_trainer):
-    sizes = []
-
-    def spread(prompts, responses):
-        sizes.append(len(responses))
-        return [0.0] * len(responses)
-
+def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
+    sizes = set()
+    spread = lambda prompts, responses: sizes.add(len(responses)) or [0.0] * len(responses)
     parts = {"reward_fn": {"spread": ResponseReward(spread, whole_batch=True)}}
-    cut = {"generation_batch_size": 2, "micro_batch_size": 2}
-    trainer = make_trainer(parts, **cut)
-    trainer.run_phase()
+    trainer = make_trainer(parts, generation_batch_size=2, micro_batch_size=2)
+    trainer.rollout_phase()
     trainer.evaluate()
-    assert set(sizes) == {8}
+    assert sizes == {8}
 
 
 @pytest.mark.parametrize(
@@ -113,17 +81,14 @@ def test_a_reward_of_the_whole_batch_is_never_asked_about_a_part(make_trainer):
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
         (
             {"advantages": "remax", "normalize_reward": False},
-            "advantages=.remax. scores other texts than the batch",
+            "advantages='remax' scores other texts",
         ),
-        ({"labels_column": "label"}, "labels_column=.label. scores other texts"),
+        ({"labels_column": "answer"}, "labels_column='answer' scores other texts"),
     ],
 )
-def test_a_reward_of_the_whole_batch_refuses_what_asks_about_a_part(
-    make_trainer, tmp_path, fields, words
-):
+def test_reward_of_the_whole_batch_rejects_settings(make_trainer, questions, fields, words):
     if "labels_column" in fields:
-        (tmp_path / "prompts.csv").write_text("prompt,label\nthis movie,was\n")
-        fields = fields | {"prompts": str(tmp_path / "prompts.csv")}
+        fields = fields | {"prompts": str(questions)}
     reward = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
     with pytest.raises(ConfigError, match=words):
         make_trainer({"reward_fn": reward}, **fields)
@@ -137,7 +102,7 @@ def questions(tmp_path):
     return path
 
 
-def test_answers_go_with_their_prompts(make_trainer, questions):
+def test_answers_come_with_their_prompts(make_trainer, questions):
     seen = []
 
     def note(prompts, responses, answers):
@@ -153,64 +118,46 @@ def test_answers_go_with_their_prompts(make_trainer, questions):
     assert rollout.raw_rewards.tolist() == expected
 
 
-def test_answers_that_cannot_be_read_are_refused(make_trainer, questions, tmp_path):
-    fields = {"prompts": str(questions), "answers_column": "answer"}
-    with pytest.raises(ConfigError, match="read by no reward of this run"):
-        make_trainer(reward_fn="true_reward", **fields)
-    with pytest.raises(ConfigError, match="prompts were passed"):
-        make_trainer({"prompts": ["this movie"]}, reward_fn="exact_match", **fields)
+def test_answers_that_are_not_usable_raise(make_trainer, questions, tmp_path):
+    column = {"answers_column": "answer"}
     asks = ResponseReward(lambda p, r, a: [0.0] * len(p), answers=True)
-    with pytest.raises(ConfigError, match="set answers_column"):
-        make_trainer({"reward_fn": asks})
     twice = tmp_path / "twice.csv"
     twice.write_text("prompt,answer\nthis movie,a\nthis movie,b\n")
-    with pytest.raises(ConfigError, match="has two answers, 'a' and 'b'"):
-        make_trainer(reward_fn="exact_match", prompts=str(twice), answers_column="answer")
-
-
-def test_a_reward_that_is_no_number_is_named_before_the_run(make_trainer):
-    with pytest.raises(ConfigError, match="the reward 'bad': reward_fn returned"):
-        make_trainer({"reward_fn": {"good": lambda t: [0.0] * len(t), "bad": lambda t: None}})
+    exact = {"reward_fn": "exact_match", "prompts": str(questions)} | column
+    cases = [
+        ({}, exact | {"reward_fn": "true_reward"}, "read by no reward"),
+        ({"prompts": ["this movie"]}, exact, "but prompts were passed"),
+        ({"reward_fn": asks}, {}, "set answers_column"),
+        ({}, exact | {"prompts": str(twice)}, "has two answers, 'a' and 'b'"),
+        ({"reward_fn": {"bad": lambda t: None}}, {}, "reward_fn returned"),
+    ]
+    for parts, fields, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            make_trainer(parts, **fields)
 
 
 @pytest.mark.process
-def test_through_the_door_of_the_command_line(warm_python, tmp_path, questions):
-    """A process trains on three rewards of four kinds, and its pages show each."""
+def test_command_trains_on_rewards_of_four_kinds(warm_python, tmp_path, questions):
     (tmp_path / "schema.json").write_text('{"type": "object"}')
-    reward_fn = f"exact_match:ignore_case,diversity:2,regex:(?s).{{1,999}},json_schema:{tmp_path}"
+    names = ["exact_match:ignore_case", "diversity:2", "regex:(?s).{1,999}"]
+    names += [f"json_schema:{tmp_path}/schema.json", "length"]
     small = "--total-phases 2 --batch-size 8 --gen-len 6 --warmup-steps 1 --num-minibatches 2"
-    words = ["train", *small.split(), "--reward-fn", f"{reward_fn}/schema.json,length"]
+    words = ["train", *small.split(), "--reward-fn", ",".join(names)]
     words += ["--reward-weights", "1", "2", "0", "3", "0.5", "--answers-column", "answer"]
     words += ["--prompts", str(questions), "--out", str(tmp_path / "run")]
     done = warm_python.run(["-m", "rlhf_lab", *words])
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    found = json.loads(lines[-1])
-    names = ["exact_match:ignore_case", "diversity:2", "regex:(?s).{1,999}"]
-    names += [f"json_schema:{tmp_path}/schema.json", "length"]
+    found = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert [name for name in found if "/" in name] == [f"reward/{name}" for name in names]
     weights = dict(zip(names, (1, 2, 0, 3, 0.5), strict=True))
     total = sum(weight * found[f"reward/{name}"] for name, weight in weights.items())
-    assert found["mean_reward"] == pytest.approx(total)
-    assert found["reward/regex:(?s).{1,999}"] == 1.0
+    assert found["mean_reward"] == pytest.approx(total) and found[f"reward/{names[2]}"] == 1.0
     done = warm_python.run(["-m", "rlhf_lab", "report", str(tmp_path / "run")])
     page = (tmp_path / "run" / "report.html").read_text()
     assert done.returncode == 0 and "several rewards" in page and "diversity:2 0." in page
-    done = warm_python.run(["-m", "rlhf_lab", "sample", str(tmp_path / "run"), "-n", "2"])
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
 
 
-@pytest.mark.process
-def test_scores_are_printed_by_name(warm_python):
-    words = ["score", "good film", "bad film", "--reward-fn", "count:film,diversity:1"]
-    done = warm_python.run(["-m", "rlhf_lab", *words, "--reward-weights", "2", "4"])
-    assert done.stdout.splitlines() == [
-        "4.0000\tcount:film 1.0000\tdiversity:1 0.5000\tgood film",
-        "4.0000\tcount:film 1.0000\tdiversity:1 0.5000\tbad film",
-    ], done.stderr
-
-
-def test_doors_that_refuse(tmp_path):
+def test_commands_reject_rewards(tmp_path):
     out = ["--out", str(tmp_path / "made")]
     rejected(
         ["train", "--reward-fn", "true_reward,length", "--reward-weights", "1", *out], "Set one"
@@ -221,22 +168,15 @@ def test_doors_that_refuse(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_the_panel_shows_each_reward(make_trainer):
+def test_panel_shows_each_reward(make_trainer):
     from rich.console import Console
 
     from rlhf_lab.views.live import RunView
 
-    trainer = make_trainer(**TWO)
+    trainer = make_trainer(reward_fn="smoothed,length")
     console = Console(record=True, width=100, height=40, file=open("/dev/null", "w"))
     with RunView(trainer, console) as view:
         trainer.run_phase()
     console.print(view.panel())
-    shown = console.export_text()
-    assert "reward/smoothed" in shown and "reward/length" in shown
-
-
-def test_a_single_handed_in_reward_may_have_a_weight(make_trainer):
-    trainer = make_trainer({"reward_fn": lambda t: [1.0] * len(t)}, reward_weights=(3.0,))
-    assert trainer.rollout_phase().raw_rewards.tolist() == [3.0] * 8
-    assert isinstance(trainer, RLHFTrainer) and isinstance(trainer.args, RLHFArgs)
-    assert torch.is_tensor(trainer.rollout_phase().rewards_by_name["<lambda>"])
+    text = console.export_text()
+    assert all(name in text for name in NAMES)
